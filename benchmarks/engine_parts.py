@@ -25,10 +25,10 @@ from rekindle.protocol import CheckpointDone, RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
+from rekindle.task.core.status import TaskStatus
 from rekindle.task.loop import EngineRestarter, EpochLoop
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
-from rekindle.task.status import TaskStatus
 from rekindle.task.store import TaskStore
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
@@ -165,7 +165,7 @@ class BenchTask:
             spill_prefix=states.spill_prefix,
         )
         self._log.start_at(first)
-        self._status = TaskStatus(ref, "bench", config.origin_us, config.interval_us)
+        self._status = TaskStatus(ref, "bench", config.origin_us, config.interval_us, time.time)
         self._loop = EpochLoop(
             chain=chain,
             state=TaskState(first - 1, NO_WATERMARK, State()),

@@ -1,4 +1,4 @@
-"""The coordinator's process against a real API server, with fake tasks behind real sockets.
+"""The coordinator's process against a real API server, with simulated tasks behind real sockets.
 
 The rights are those that the operator gives it; the status has to pass the real CRD.
 """
@@ -47,8 +47,8 @@ _numbers = itertools.count(1)
 
 
 class Cluster:
-    """One topology in a namespace of its own: objects that the operator would make, fake tasks,
-    and as many coordinator processes as a test wants."""
+    """One topology in a namespace of its own: objects that the operator would make,
+    simulated tasks, and as many coordinator processes as a test wants."""
 
     def __init__(self, api: ControlPlane, directory: Path) -> None:
         self.api, self.directory = api, directory

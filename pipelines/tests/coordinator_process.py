@@ -1,4 +1,4 @@
-"""A coordinator's process with fake tasks and a fake API server, both behind real sockets."""
+"""A coordinator's process with simulated tasks and a fake API server, both behind real sockets."""
 
 from __future__ import annotations
 

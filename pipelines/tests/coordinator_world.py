@@ -1,4 +1,4 @@
-"""A simulation for the coordinator's core: fake tasks, a store in memory, no clock, no I/O."""
+"""A simulation for the coordinator's core: tasks' cores, a store in memory, no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
-from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment, TaskPhase
+from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.coordinator_parts import FakeTask, Part, make_generation
+from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
+from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 
 class World:
@@ -53,7 +54,7 @@ class World:
         self.store: list[Manifest] = []
         self.entries: dict[str, tuple[str, str]] = {}  # corruption and chained digest of each
         self.store_up = True
-        self.tasks: dict[Slot, FakeTask] = {}
+        self.tasks: dict[Slot, SimulatedTask] = {}
         self.incarnations: dict[Slot, int] = {}
         self.fence = 0
         self.gave_up: list[str] = []
@@ -69,9 +70,9 @@ class World:
 
     # --- the cluster ---
 
-    def start_task(self, slot: Slot) -> FakeTask:
+    def start_task(self, slot: Slot) -> SimulatedTask:
         self.incarnations[slot] = self.incarnations.get(slot, 0) + 1
-        self.tasks[slot] = FakeTask(slot, self.incarnations[slot], entries=self.entries)
+        self.tasks[slot] = SimulatedTask(slot, self.incarnations[slot], self.entries, self.every)
         self.list_pods()
         return self.tasks[slot]
 
@@ -159,7 +160,10 @@ class World:
         poll, task = who.poll_for(slot), self.tasks.get(slot)
         if poll is None:
             return
-        response = None if task is None or task.frozen else task.poll(poll)
+        response = None
+        if task is not None and not task.frozen:
+            task.now = self.now
+            response = task.poll(poll)
         incarnation = poll.task.incarnation
         if response is None:
             self.feed(PollFailed(slot, incarnation, "silence"), who)
@@ -179,7 +183,7 @@ class World:
     def tick(self) -> None:
         self.feed(Ticked())
 
-    def response_of(self, task: FakeTask) -> PollAnswered:
+    def response_of(self, task: SimulatedTask) -> PollAnswered:
         return PollAnswered(task.slot, task.incarnation, task.response())
 
     def change_generation(self, generation: Generation, linger: bool = False) -> None:
@@ -213,33 +217,38 @@ class World:
     def work(self, slot: Slot, epochs: int) -> None:
         """Let a task process at most so many epochs of its inputs."""
         task = self.tasks[slot]
-        if task.phase == "Restoring" and not task.frozen:
-            task.phase = TaskPhase.CATCHING_UP
-        if task.phase not in ("CatchingUp", "Live") or task.frozen:
+        if task.frozen:
             return
+        task.now = self.now
+        task.start()
+        task.head_advanced(self.released_to(task))
+        task.wake()
         for _ in range(epochs):
-            if task.log_last >= self.head - 2:
-                task.phase = TaskPhase.LIVE  # a real task also checks its log
-            if not self.can_take(task, task.position + 1):
-                task.phase = TaskPhase.LIVE
+            if not task.takes or not self.can_take(task, task.position + 1):
                 return
             task.take(self.read(task, task.position + 1))
-            if (task.position + 1) % self.every == 0 and task.last_poll and task.last_poll.saver:
-                task.save()
 
-    def can_take(self, task: FakeTask, epoch: int) -> bool:
+    def released_to(self, task: SimulatedTask) -> int:
+        """The newest epoch that time, or its upstreams, have released to a task."""
+        inputs = self.inputs[partition_of(task.slot)]
+        newest = [max((t.log_last for t in self.serving(i)), default=-1) for i in inputs]
+        return min([self.head, *newest])
+
+    def can_take(self, task: SimulatedTask, epoch: int) -> bool:
         inputs = self.inputs[partition_of(task.slot)]
         if not inputs:
             return epoch <= self.head
         return all(self.readers_choice(task, source, epoch) is not None for source in inputs)
 
-    def read(self, task: FakeTask, epoch: int) -> list[str]:
+    def read(self, task: SimulatedTask, epoch: int) -> list[str]:
         """The digests of an epoch of a task's inputs, from the replicas that it reads."""
         inputs = self.inputs[partition_of(task.slot)]
         chosen = [self.readers_choice(task, source, epoch) for source in inputs]
         return [peer.logged.get(epoch, f"d{epoch}") for peer in chosen if peer is not None]
 
-    def readers_choice(self, task: FakeTask, source: Partition, epoch: int) -> FakeTask | None:
+    def readers_choice(
+        self, task: SimulatedTask, source: Partition, epoch: int
+    ) -> SimulatedTask | None:
         """The replica that a task reads: the first of its routes that has the epoch. It reads
         nothing without a route for this stream."""
         having = [t for t in self.serving(source) if t.log_base <= epoch <= t.log_last]
@@ -252,7 +261,7 @@ class World:
         having = [t for t in having if address(t.slot) in order]
         return min(having, key=lambda t: order.index(address(t.slot)), default=None)
 
-    def serving(self, partition: Partition) -> list[FakeTask]:
+    def serving(self, partition: Partition) -> list[SimulatedTask]:
         return [
             t
             for t in self.tasks.values()

@@ -10,7 +10,8 @@ import pyarrow as pa
 from rekindle.protocol import Endpoint
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import ReadRequest, ReadResponse, StreamProgress, StreamUnavailable
-from rekindle.streams.reader import PartitionReader, Subscription
+from rekindle.streams.reader import PartitionReader
+from rekindle.streams.reader_core import Subscription
 from rekindle.streams.replica_choice import (
     RoutesChanged,
 )

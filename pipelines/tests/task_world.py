@@ -15,15 +15,15 @@ from rekindle.errors import SinkRefused, SourceFailed, StoreError
 from rekindle.protocol import SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
+from rekindle.task.core.phases import TaskEvent
+from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.discard import discard_marked
 from rekindle.task.earlier_boots import continue_log
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.loop import EpochLoop
-from rekindle.task.phases import TaskEvent
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 from rekindle.task.state import TaskState
-from rekindle.task.status import TaskComponents, TaskStatus
 from rekindle.topology.spec import SinkSpec
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -156,8 +156,8 @@ class World:
             self.log, state.epoch, lambda _, __: self.sink, earlier.compare_from
         )
         self.status = TaskStatus(REF, "boot", 0, 1_000_000, lambda: self.now)
-        self.status.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
-        self.status.phases.step(TaskEvent.STARTED)
+        self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+        self.status.step(TaskEvent.STARTED)
         self.status.restored_from = state.epoch
         self.status.components = TaskComponents(self.log, self.inputs, self.sinks, self.saver)
         self.saved: list[TaskState] = []

@@ -1,4 +1,4 @@
-"""The coordinator's process with fake tasks and a fake API server, both behind real sockets.
+"""The coordinator's process with simulated tasks and a fake API server, both behind real sockets.
 
 What needs the real API server (the CRD, RBAC, managed fields) is in e2e.
 """

@@ -17,7 +17,8 @@ from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import CallTimedOut, ReadRequest, ReadResponse, StreamServer
 from rekindle.streams.log import OutputLog
-from rekindle.streams.reader import PartitionReader, Subscription
+from rekindle.streams.reader import PartitionReader
+from rekindle.streams.reader_core import Subscription
 from rekindle.streams.replica_choice import (
     FAILURE_MEMORY_S,
     CallFailed,
@@ -224,10 +225,10 @@ def test_timeouts_of_trusted_replicas_are_reported() -> None:
     assert made.timeouts == 0
 
     reader = Harness().reader
-    reader._choice.step(endpoints(A), 0)
+    reader._core.choice.step(endpoints(A), 0)
     for now in (1, 2):
         assert reader.problem() is None
-        reader._choice.step(CallFailed(A, timed_out=True), now)
+        reader._core.choice.step(CallFailed(A, timed_out=True), now)
     assert "epoch 0 of stream s/0 did not arrive in 2 calls" in (reader.problem() or "")
 
 

@@ -14,9 +14,9 @@ from rekindle.engine.model import State
 from rekindle.protocol import SinkAssignment
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.log import OutputLog
+from rekindle.task.core.status import KEPT_DIGESTS
 from rekindle.task.discard import discard_marked, mark
 from rekindle.task.state import TaskState
-from rekindle.task.status import KEPT_DIGESTS
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.waiting import eventually
 
@@ -81,7 +81,7 @@ def test_a_conflicting_file_is_reported(world: World) -> None:
 
 
 def test_a_conflict_ends_with_the_wrong_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rekindle.task.sinks.RETRY_CONFLICTS_S", 0.0)
+    monkeypatch.setattr("rekindle.task.core.sink.RETRY_CONFLICTS_S", 0.0)
     world.sink.conflict, world.sink.deleted = "epoch 0 exists with rows that differ", True
     world.sinks.pause_after(-1)
     world.sinks.assign([SINK])
@@ -101,7 +101,7 @@ def test_checks_of_conflicts_on_a_slow_store_leave_time_to_write(
         time.sleep(0.2)
         checks.append((began, time.monotonic()))
 
-    monkeypatch.setattr("rekindle.task.sinks.RETRY_CONFLICTS_S", 0.0)
+    monkeypatch.setattr("rekindle.task.core.sink.RETRY_CONFLICTS_S", 0.0)
     monkeypatch.setattr(world.sink, "retry_conflicts", check)
     world.sink.conflict = "epoch 0 exists with rows that differ"
     world.sinks.assign([SINK])

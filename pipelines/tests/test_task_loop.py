@@ -15,7 +15,7 @@ from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import State
 from rekindle.errors import Diverged
 from rekindle.protocol import RestorePoint
-from rekindle.task.inputs import released_epoch
+from rekindle.task.core.inputs import released_epoch
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
@@ -160,7 +160,7 @@ def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
 def test_slow_sinks_find_the_oldest_saved_entry_and_the_newest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rekindle.task.saver.KEPT", 3)
+    monkeypatch.setattr("rekindle.task.core.saver.KEPT", 3)
 
     def saved() -> list[int]:
         return [d.epoch for d in world.saver.done()]

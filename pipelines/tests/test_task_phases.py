@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.protocol import TaskPhase
-from rekindle.task.phases import TRANSITIONS, InvalidTransition, PhaseMachine, TaskEvent
+from rekindle.task.core.phases import TRANSITIONS, InvalidTransition, PhaseMachine, TaskEvent
 
 EVENTS = st.lists(st.sampled_from(TaskEvent), max_size=12)
 

@@ -15,17 +15,17 @@ from rekindle.protocol import (
     Contained,
     PollRequest,
     PollResponse,
-    RestorePoint,
     TaskProblem,
     TaskRef,
 )
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
+from rekindle.task.core.phases import TaskEvent
+from rekindle.task.core.polls import PollRefused
+from rekindle.task.core.status import TaskStatus
 from rekindle.task.fence import FenceFile
 from rekindle.task.metrics import make_registry
-from rekindle.task.phases import TaskEvent
-from rekindle.task.poll_handler import PollHandler, PollRefused
-from rekindle.task.status import TaskStatus
+from rekindle.task.poll_handler import PollHandler
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=3)
 
@@ -105,27 +105,18 @@ def test_a_new_coordinator_learns_what_was_held_back(handler: PollHandler) -> No
     assert handler.poll(poll(2)).contained is None
 
 
-def test_it_starts_with_the_first_restore_point(handler: PollHandler) -> None:
-    handler.poll(poll(1))
-    assert handler.wait_for_start(0) is None
-    handler.poll(poll(1, restore=RestorePoint(epoch=-1)))
-    start = handler.wait_for_start(0)
-    assert start is not None
-    assert start.restore == RestorePoint(epoch=-1)
-
-
 def test_a_failure_counts_as_reported_after_a_response(
     handler: PollHandler, status: TaskStatus
 ) -> None:
     handler.poll(poll())
-    assert not handler.wait_until_failure_is_reported(0)
+    assert not handler.failure_reported
     status.fail(TaskProblem(message="the JVM died", operator="hourly", epoch=12))
     status.fail(TaskProblem(message="and so did this"))
     answer = handler.poll(poll())
     assert answer.phase == "Failed"
     assert answer.problem is not None
     assert (answer.problem.message, answer.problem.epoch) == ("the JVM died", 12)
-    assert handler.wait_until_failure_is_reported(0)
+    assert handler.failure_reported
 
 
 @pytest.fixture
@@ -155,7 +146,7 @@ def test_probes_follow_the_phase(control: ControlServer, status: TaskStatus) -> 
     assert ask(control, "/startupz")[0] == ask(control, "/livez")[0] == 200
     assert ask(control, "/readyz")[0] == 503
     for event in (TaskEvent.RESTORE_POINT_RECEIVED, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
-        status.phases.step(event)
+        status.step(event)
     assert ask(control, "/readyz")[0] == 200
 
 

@@ -148,7 +148,13 @@ def test_a_sink_continues_after_its_thread_fails(tmp_path: Path) -> None:
     world.run_to(3)
     failures = [pa.ArrowInvalid("a type that is new"), AttributeError("channel")]
     real = world.sink.last_epoch
-    world.sink.last_epoch = lambda: (_ for _ in ()).throw(failures.pop()) if failures else real()  # type: ignore[method-assign]
+
+    def last_epoch(after: int = -1) -> int:
+        if failures:
+            raise failures.pop()
+        return real(after)
+
+    world.sink.last_epoch = last_epoch  # type: ignore[method-assign]
     world.sinks.assign([SINK])
     eventually(lambda: world.sink.epochs == [0, 1, 2])
     eventually(lambda: world.sinks.problem() is None)

@@ -156,7 +156,7 @@ def _versions_in(data: bytes) -> Versions:
 
 
 class TaskPhase(StrEnum):
-    """Phase of a task; the transitions are in `rekindle.task.phases`."""
+    """Phase of a task; the transitions are in `rekindle.task.core.phases`."""
 
     WAITING = "Waiting"  # for a poll that names a restore point
     RESTORING = "Restoring"

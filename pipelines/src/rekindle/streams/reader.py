@@ -1,10 +1,7 @@
-"""The I/O around `ReplicaChoice`: a thread that reads one upstream partition, call by call.
+"""The I/O around `ReaderCore`: a thread that reads one upstream partition, call by call.
 
-Calls are bounded. Their deadline is a second more than the wait, so that a silent replica is left
-soon; it doubles while an epoch does not arrive in time, because that epoch may be large. When
-the coordinator's routes demand a switch during a call, the thread in the call is abandoned: its
-result is ignored, and a new thread takes over at once. Knows nothing of the SUnion: it delivers
-batches and asks whether there is capacity for more.
+When a call is abandoned, its thread is too: a new thread takes over at once. Knows nothing of the
+SUnion: it delivers batches and asks whether there is capacity for more.
 
 Design: docs/design/streams.md#reader.
 """
@@ -15,43 +12,30 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rekindle.errors import BelowFloor, EpochTooLarge, RekindleError
-from rekindle.exchange.routing import Share
 from rekindle.protocol import Endpoint
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch
+from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import CallTimedOut, ReadRequest, ReadResponse, StreamClient
-from rekindle.streams.replica_choice import (
+from rekindle.streams.reader_core import (
+    WAIT_S,
+    AbandonCall,
     CallFailed,
-    DeliverEpochs,
-    Effect,
-    EpochsReceived,
-    ReplicaChoice,
-    RoutesChanged,
-    SwitchReplica,
+    CallLost,
+    CallReturned,
+    ReadEpochs,
+    ReaderCore,
+    ReaderEvent,
+    ReaderWoken,
+    Subscription,
 )
+from rekindle.streams.replica_choice import DeliverEpochs, RoutesChanged, SwitchReplica
 from rekindle.workers import Worker
 
-WAIT_S = 0.5
-GRACE_S = 1.0
-MAX_DEADLINE_S = 60.0
-_REPORTED_TIMEOUTS = 2
-"""Calls for one epoch that may pass their deadline before this is reported as a problem."""
 CALL_BYTES = 8 << 20
 _IDLE_S = 0.05
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """What one reader reads: a stream partition, or a share of it, from an epoch on."""
-
-    stream: str
-    partition: int
-    from_epoch: int
-    share: Share | None = None
 
 
 class PartitionReader:
@@ -77,54 +61,36 @@ class PartitionReader:
         self._deliver = deliver
         self._has_capacity = has_capacity
         self._connect = connect
-        self._choice = ReplicaChoice(subscription.from_epoch, stall_s)
+        self._core = ReaderCore(subscription, stall_s)
         self._lock = threading.Condition()
-        self._incarnations: dict[str, int] = {}  # by address, as the routes say
-        self._current_thread = 0  # number of the thread whose results count
+        self._todo: ReadEpochs | None = None
+        self._current_thread = 0  # number of the thread that makes the calls
         self._closed = False
-        self._released = NO_EPOCH
         self._logged_address: str | None = None
         self._worker: Worker | None = None  # the current thread
-        self._unexpected: str | None = None  # error of the last call, if not a known one
 
     # -- from any thread -------------------------------------------------------------------------
 
     @property
     def released(self) -> int:
         """Newest epoch that some replica of the upstream has reported as released."""
-        return self._released
+        return self._core.released
 
     def unreadable(self) -> tuple[str, ...]:
         with self._lock:
-            return self._choice.unreadable()
+            return self._core.choice.unreadable()
 
     def problem(self) -> str | None:
         with self._lock:
-            s, epoch = self.subscription, self._choice.next_epoch
             if self._worker is not None and self._worker.problem is not None:
                 return self._worker.problem
-            if self._unexpected is not None:
-                return f"epoch {epoch} of stream {s.stream}/{s.partition}: {self._unexpected}"
-            if not self._choice.all_truncated():
-                if self._choice.timeouts < _REPORTED_TIMEOUTS:
-                    return None
-                return (
-                    f"epoch {epoch} of stream {s.stream}/{s.partition} did not arrive in "
-                    f"{self._choice.timeouts} calls; the next may take {self._deadline_s():g} s. "
-                    f"If its replicas are healthy it is too large: use shorter epochs"
-                )
-            return (
-                f"epoch {epoch} of stream {s.stream}/{s.partition} is no longer in the log of any "
-                f"replica; the task needs a later restore point"
-            )
+            return self._core.problem()
 
     def route(self, endpoints: tuple[Endpoint, ...]) -> None:
         """Apply the coordinator's routes; abandon a call if they demand another replica."""
         with self._lock:
-            self._incarnations = {e.address: e.incarnation for e in endpoints}
-            before = self._choice.current
-            self._apply(self._choice.step(RoutesChanged(endpoints), time.monotonic()), ())
-            if not self._closed and (self._current_thread == 0 or self._choice.current != before):
+            self._step(RoutesChanged(endpoints))
+            if self._worker is None and not self._closed:
                 self._start()
 
     def close(self) -> None:
@@ -134,6 +100,30 @@ class PartitionReader:
             if self._worker is not None:
                 self._worker.stop()
             self._lock.notify_all()
+
+    def _step(self, event: ReaderEvent, received: tuple[EpochBatch, ...] = ()) -> None:
+        """Called under the lock."""
+        for effect in self._core.step(event, time.monotonic()):
+            match effect:
+                case ReadEpochs():
+                    self._todo = effect
+                case AbandonCall():
+                    self._todo = None
+                    if not self._closed:
+                        self._start()
+                case DeliverEpochs(epochs):
+                    for batch in received:
+                        if batch.epoch in epochs:
+                            self._deliver(batch)
+                case SwitchReplica(address, epoch):
+                    self._switched(address, epoch)
+
+    def _switched(self, address: str | None, epoch: int) -> None:
+        s = self.subscription
+        if address is not None and address != self._logged_address:
+            _log.info("%s/%d: from %s, epoch %d", s.stream, s.partition, address, epoch)
+            self._logged_address = address
+        self._lock.notify_all()
 
     # -- the thread ------------------------------------------------------------------------------
 
@@ -147,89 +137,71 @@ class PartitionReader:
 
     def _run(self, thread: int) -> None:
         client: StreamClient | None = None
+        with self._lock:
+            if thread == self._current_thread:
+                self._step(CallLost())
         try:
-            while (address := self._target(thread)) is not None:
-                if client is None or client.address != address:
+            while (call := self._next(thread)) is not None:
+                if client is None or client.address != call.address:
                     if client is not None:
                         client.close()
-                    client = self._connect(address)
-                if not self._call(thread, client):
+                    client = self._connect(call.address)
+                if not self._make(thread, client, call):
                     client.close()
                     client = None
         finally:
             if client is not None:
                 client.close()
 
-    def _target(self, thread: int) -> str | None:
-        """Wait for a replica to call and for capacity; None when the thread has to end."""
+    def _next(self, thread: int) -> ReadEpochs | None:
+        """Wait for a call to make; None when the thread has to end."""
         with self._lock:
             while thread == self._current_thread:
-                if self._choice.current is not None and self._has_capacity():
-                    return self._choice.current
+                self._step(ReaderWoken(self._has_capacity()))
+                if self._todo is not None:
+                    call, self._todo = self._todo, None
+                    return call
                 self._lock.wait(_IDLE_S)
-                if thread == self._current_thread:
-                    self._apply(self._choice.wake(time.monotonic()), ())
         return None
 
-    def _call(self, thread: int, client: StreamClient) -> bool:
+    def _make(self, thread: int, client: StreamClient, call: ReadEpochs) -> bool:
         s = self.subscription
-        with self._lock:
-            epoch, deadline_s = self._choice.next_epoch, self._deadline_s()
-            incarnation = self._incarnations.get(client.address)
         request = ReadRequest(
-            s.stream, s.partition, epoch, self._call_bytes, WAIT_S, s.share, incarnation
+            s.stream, s.partition, call.epoch, self._call_bytes, WAIT_S, s.share, call.incarnation
         )
         try:
-            response = client.read(request, deadline_s)
+            response = client.read(request, call.deadline_s)
         except Exception as error:
             if isinstance(error, EpochTooLarge):
                 self._on_fatal(error)
             with self._lock:
                 if thread == self._current_thread:
-                    self._call_failed(client.address, error)
+                    self._failed(call, error)
             return False
         with self._lock:
             if thread == self._current_thread:
-                self._unexpected = None
-                self._received(client.address, response)
-                if self._worker is not None:
-                    self._worker.progressed()
+                self._received(call, response)
         return True
 
-    def _call_failed(self, address: str, error: Exception) -> None:
-        """After unexpected errors, too, the reader switches to another replica."""
+    def _received(self, call: ReadEpochs, response: ReadResponse) -> None:
+        epochs = tuple(batch.epoch for batch in response.epochs)
+        self._step(
+            CallReturned(call.call, response.progress.released, epochs), tuple(response.epochs)
+        )
+        if self._worker is not None:
+            self._worker.progressed()
+
+    def _failed(self, call: ReadEpochs, error: Exception) -> None:
         s, expected = self.subscription, isinstance(error, RekindleError)
-        first = address not in self._choice.unreadable()
+        first = call.address not in self._core.choice.unreadable()
         level = logging.WARNING if first else logging.DEBUG
         stack = None if expected or not first else error
         _log.log(level, "cannot read %s/%d: %s", s.stream, s.partition, error, exc_info=stack)
-        self._unexpected = None if expected else f"{address} cannot be read: {error!r}"
-        event = CallFailed(
-            address,
-            truncated=isinstance(error, BelowFloor),
-            timed_out=isinstance(error, CallTimedOut),
+        self._step(
+            CallFailed(
+                call.call,
+                truncated=isinstance(error, BelowFloor),
+                timed_out=isinstance(error, CallTimedOut),
+                unexpected=None if expected else f"{call.address} cannot be read: {error!r}",
+            )
         )
-        self._apply(self._choice.step(event, time.monotonic()), ())
-
-    def _deadline_s(self) -> float:
-        doubled = (WAIT_S + GRACE_S) * 2.0 ** min(self._choice.timeouts, 10)
-        return min(doubled, MAX_DEADLINE_S)
-
-    def _received(self, address: str, response: ReadResponse) -> None:
-        self._released = max(self._released, response.progress.released)
-        event = EpochsReceived(address, tuple(b.epoch for b in response.epochs))
-        self._apply(self._choice.step(event, time.monotonic()), response.epochs)
-
-    def _apply(self, effects: list[Effect], received: tuple[EpochBatch, ...]) -> None:
-        for effect in effects:
-            match effect:
-                case DeliverEpochs(epochs):
-                    for batch in received:
-                        if batch.epoch in epochs:
-                            self._deliver(batch)
-                case SwitchReplica(address, epoch):
-                    s = self.subscription
-                    if address is not None and address != self._logged_address:
-                        _log.info("%s/%d: from %s, epoch %d", s.stream, s.partition, address, epoch)
-                        self._logged_address = address
-                    self._lock.notify_all()

@@ -1,5 +1,5 @@
-"""The process of a task: `startup` builds it, `runtime` supervises it, `loop` runs epochs,
-`poll_handler` answers polls.
+"""The process of a task: `core` decides; `startup` builds the process, `runtime` supervises it,
+`loop` runs epochs, `poll_handler` answers polls.
 
 Must not know Kubernetes, the coordinator or PySpark itself.
 

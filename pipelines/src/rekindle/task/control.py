@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from rekindle.identity import Identity
 from rekindle.protocol import MAX_POLL_BYTES, Incompatible, PollRequest, decode
-from rekindle.task.poll_handler import PollHandler, PollRefused
+from rekindle.task.core.polls import PollRefused
+from rekindle.task.poll_handler import PollHandler
 from rekindle.workers import Worker
 
 _log = logging.getLogger(__name__)

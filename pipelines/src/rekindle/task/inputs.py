@@ -1,7 +1,7 @@
 """The inputs of a task: its own source, released by the wall clock, or upstream partitions.
 
-Both deliver complete, consecutive epochs through one interface. The clock only decides when a
-source's epoch is released, never what is in it. Does not know engine, log or sinks.
+Both deliver complete, consecutive epochs through one interface; `core.inputs` decides which.
+Does not know engine, log or sinks.
 
 Design: docs/design/epochs.md#cuts.
 """
@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rekindle.connectors.source import ReplayableSource
-from rekindle.engine.bounds import CallBounds, CallBuilder, take_ready
+from rekindle.engine.bounds import CallBounds, CallBuilder
 from rekindle.exchange.routing import Share, partitions_read, share_read
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.flight import StreamClient
-from rekindle.streams.reader import CALL_BYTES, PartitionReader, Subscription
-from rekindle.streams.sunion import Channel, SUnion
+from rekindle.streams.reader import CALL_BYTES, PartitionReader
+from rekindle.streams.reader_core import Subscription
+from rekindle.streams.sunion import Channel
+from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
 from rekindle.topology.model import Input, Segment
 
 AHEAD_BYTES = 32 << 20
 """Bytes that readers may buffer, and the same again in complete epochs."""
-
-_DAY_US = 86_400_000_000
-LONG_GAP_US = 365 * _DAY_US
-"""A gap without rows that a source reports as a problem."""
 
 MIN_CALL_BYTES = 64 << 10
 """Minimum bytes of a reader's call; with many readers, the share of each may be smaller."""
@@ -83,8 +80,8 @@ class SourceInputs:
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         if self.head() < self._next:
-            due_us = self._origin_us + (self._next + 1) * self._interval_us
-            self._closed.wait(min(timeout_s, max(0.0, due_us / 1e6 - self._clock())))
+            left_s = released_in_s(self._next, self._clock(), self._origin_us, self._interval_us)
+            self._closed.wait(min(timeout_s, left_s))
         call = CallBuilder(bounds)
         while not call.full and self._next <= self.head():
             try:
@@ -111,16 +108,7 @@ class SourceInputs:
         return ()
 
     def problem(self) -> str | None:
-        """Reports gaps of years, which usually mean a row with a wrong time: the task would wait
-        that long for the next row."""
-        epoch = self._source.next_change(self._next)
-        gap_us = 0 if epoch is None else (epoch - self._next) * self._interval_us
-        if epoch is None or gap_us < LONG_GAP_US:
-            return None
-        return (
-            f"the source has no rows until epoch {epoch:,}, {gap_us // _DAY_US:,} days from now; "
-            "correct the times of its rows, or raise speedup"
-        )
+        return gap_problem(self._next, self._source.next_change(self._next), self._interval_us)
 
     def close(self) -> None:
         self._closed.set()
@@ -143,14 +131,10 @@ class StreamInputs:
     ) -> None:
         reads = [partitions_read(i, partition) for i in segment.inputs]
         self._changed = threading.Condition()
-        self._union = SUnion(reads, next_epoch, watermark, ahead_bytes)
-        self._ready: deque[EpochInput] = deque()
-        self._ready_bytes = 0
-        self._ahead_bytes = ahead_bytes
-        self._error: Exception | None = None
+        self._core = StreamsCore(reads, next_epoch, watermark, ahead_bytes)
         self._closed = False
         self._readers: dict[tuple[str, int], list[PartitionReader]] = {}
-        for channel in self._union.channels:
+        for channel in self._core.channels:
             input = segment.inputs[channel.input]
             share = share_read(input, segment.partitions, partition)
             reader = self._reader(channel, input, next_epoch, share, stall_s, connect)
@@ -172,39 +156,30 @@ class StreamInputs:
             stall_s=stall_s,
             connect=connect,
             on_fatal=self._fail,
-            call_bytes=max(MIN_CALL_BYTES, min(CALL_BYTES, self._union.channel_bytes)),
+            call_bytes=max(MIN_CALL_BYTES, min(CALL_BYTES, self._core.channel_bytes)),
         )
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            self._error = self._error or error
+            self._core.failed(error)
             self._changed.notify_all()
 
     def _arrived(self, channel: Channel, batch: EpochBatch) -> None:
         with self._changed:
             try:
-                complete = self._union.add(channel, batch)
-            except Exception as error:
-                self._error = error
-                self._changed.notify_all()
-                raise
-            if complete:
-                self._ready.extend(complete)
-                self._ready_bytes += sum(e.nbytes for e in complete)
-                self._changed.notify_all()
+                self._core.arrived(channel, batch)
+            finally:
+                if self._core.may_take:
+                    self._changed.notify_all()
 
     def _has_capacity(self, channel: Channel) -> bool:
         with self._changed:
-            return self._union.has_capacity(channel) and self._ready_bytes < self._ahead_bytes
+            return self._core.has_capacity(channel)
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._error or self._closed, timeout_s)
-            if self._error is not None:
-                raise self._error
-            taken = take_ready(self._ready, bounds)
-            self._ready_bytes -= sum(e.nbytes for e in taken)
-            return taken
+            self._changed.wait_for(lambda: self._core.may_take or self._closed, timeout_s)
+            return self._core.take(bounds)
 
     def head(self) -> int:
         return min(r.released for r in self._all())
@@ -229,8 +204,3 @@ class StreamInputs:
 
     def _all(self) -> list[PartitionReader]:
         return [reader for readers in self._readers.values() for reader in readers]
-
-
-def released_epoch(now_s: float, origin_us: int, interval_us: int) -> int:
-    """The newest epoch whose time has passed."""
-    return int((int(now_s * 1_000_000) - origin_us) // interval_us) - 1

@@ -1,9 +1,7 @@
-"""The epoch loop: runs complete epochs through the chain and appends the results to the output log.
+"""The I/O around `LoopCore`: takes epochs from the inputs, runs them through the chain, and appends
+the results to the output log.
 
-One call takes as many epochs as are complete, bounded in epochs, rows and bytes, and never goes
-beyond a checkpoint epoch: a task that is behind runs many epochs in one Spark job, and the state
-at a checkpoint epoch can be saved. Once an epoch is in the log, sinks and readers may read
-it. Independent of clock, network and Spark.
+Once an epoch is in the log, sinks and readers may read it. Independent of clock, network and Spark.
 
 Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls.
 """
@@ -12,33 +10,51 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
-from rekindle.backoff import Backoff, BackoffPolicy
-from rekindle.engine.bounds import take_ready
 from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
 from rekindle.engine.memory import plan_memory
-from rekindle.engine.model import Chain, ChainResult
+from rekindle.engine.model import Chain, EpochOutput
 from rekindle.engine.retry import CallSizes, check_columns
-from rekindle.errors import LogFull, RekindleError, SourceFailed, StoreError
-from rekindle.protocol import TaskProblem
-from rekindle.streams.digest import chain_digest, chained_digest_from, digest_table
-from rekindle.streams.epochs import EpochBatch, EpochInput
+from rekindle.errors import LogFull, SourceFailed, StoreError
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
+from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.loop import (
+    VALID,
+    AppendEpochs,
+    AttemptFailed,
+    CallCompleted,
+    CheckpointReached,
+    EngineDied,
+    EngineFailed,
+    EngineRestarted,
+    EpochComputed,
+    EpochsAppended,
+    EpochsProcessed,
+    EpochsTaken,
+    GiveUp,
+    LoopCall,
+    LoopCore,
+    LoopEffect,
+    LoopEvent,
+    ProcessEpochs,
+    RestartEngine,
+    TakeEpochs,
+)
+from rekindle.task.core.status import TaskStatus
 from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.inputs import Inputs
 from rekindle.task.state import TaskState
-from rekindle.task.status import TaskStatus
 
 RELEASED_BYTES = 4 << 20
 """Arrow releases unused memory after calls larger than this; for small ones it would take too
 long."""
-_BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
 
 _log = logging.getLogger(__name__)
 _TRANSIENT = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
@@ -76,19 +92,24 @@ class EpochLoop:
         call_size_file: CallSizeFile | None = None,
         earlier: EarlierBoots | None = None,
     ) -> None:
+        self._core = LoopCore(state, checkpoint_every, sizes or CallSizes.of(plan_memory()))
         self._chain = chain
-        self.state = state
         self._inputs = inputs
         self._log = log
-        self._checkpoint_every = checkpoint_every
         self._save = save
         self._status = status
         self._wait = wait
-        self._sizes = sizes or CallSizes.of(plan_memory())
         self._engine = engine
         self._call_size_file = call_size_file
         self._earlier = earlier
-        self._taken: deque[EpochInput] = deque()  # taken from the inputs, not yet in the log
+        self._todo: LoopCall | None = None
+        self._completed = 0  # epochs of the call that was completed last
+        self._compared: EpochBatch | None = None  # the batch that could not be appended
+
+    @property
+    def state(self) -> TaskState:
+        """After the newest epoch whose call is complete."""
+        return self._core.state
 
     def run(self) -> None:
         """Run until the task has to stop. Raises permanent errors: OperatorFailed, EpochTooLarge,
@@ -97,21 +118,98 @@ class EpochLoop:
             self.run_call(0.25)
 
     def run_call(self, timeout_s: float) -> int:
-        """One call of the chain, if epochs arrive within the timeout. Returns the number of
-        epochs."""
-        self._restart_dead_engine()
-        if not self._taken:
-            self._taken.extend(self._take(timeout_s))
-        epochs = take_ready(deque(self._taken), self._sizes.next_call)
-        if not epochs:
-            return 0
-        started = time.perf_counter()
-        result = self._process(epochs)
-        if result is None:
-            return 0
-        _check(epochs, result)
-        chained = self.state.chained_digest or chained_digest_from(self.state.epoch)
-        for output in result.outputs:
+        """One call of the chain, if epochs arrive within the timeout. Returns the number of epochs
+        that it has completed; 0 also after an engine was restarted in place of a call."""
+        self._completed = 0
+        self._find_dead_engine()
+        while (call := self._next_call()) is not None:
+            event = self._make(call, timeout_s)
+            self._step(event)
+            nothing_taken = isinstance(event, EpochsTaken) and not event.epochs
+            if self._completed or nothing_taken or isinstance(event, EngineRestarted):
+                break
+        return self._completed
+
+    def _next_call(self) -> LoopCall | None:
+        """What the core asks for, after its back-off; None if the task has to stop."""
+        while self._todo is None:
+            wake_at = self._core.wake_at
+            assert wake_at is not None, "the loop's core neither calls nor waits"
+            now = time.monotonic()
+            if wake_at > now and self._wait(wake_at - now):
+                return None
+            self._step(Woken(), max(now, wake_at))
+        call, self._todo = self._todo, None
+        return call
+
+    def _step(self, event: LoopEvent, now: float | None = None) -> None:
+        for effect in self._core.step(event, time.monotonic() if now is None else now):
+            self._apply(effect)
+
+    def _apply(self, effect: LoopEffect) -> None:
+        match effect:
+            case TakeEpochs() | ProcessEpochs() | AppendEpochs() | RestartEngine():
+                self._todo = effect
+            case SetProblem(subject, problem):
+                if problem is not None:
+                    _log.warning("%s: %s", subject, problem.message)
+                self._status.problem(subject, problem)
+            case EpochComputed(epoch, digest, chained):
+                self._status.computed(epoch, digest, chained)
+            case CallCompleted(epochs, took_s):
+                self._completed = len(epochs)
+                self._status.processed(epochs[-1].epoch, took_s)
+                if sum(e.nbytes for e in epochs) > RELEASED_BYTES:
+                    pa.default_memory_pool().release_unused()  # otherwise the process keeps it
+            case CheckpointReached(state):
+                self._save(state)
+            case GiveUp(error):
+                raise error
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def _make(self, call: LoopCall, timeout_s: float) -> LoopEvent:
+        """Make a call; how it ended. Raises permanent errors."""
+        try:
+            match call:
+                case TakeEpochs(bounds):
+                    return EpochsTaken(self._inputs.take(bounds, timeout_s))
+                case ProcessEpochs():
+                    return self._process(call)
+                case AppendEpochs(outputs):
+                    return self._append(outputs)
+                case RestartEngine(job_bytes):
+                    return self._restart(job_bytes)
+        except _TRANSIENT as error:
+            return AttemptFailed(str(error))
+
+    def _process(self, call: ProcessEpochs) -> LoopEvent:
+        size = CallSize(len(call.epochs), sum(e.nbytes for e in call.epochs))
+        file = self._call_size_file
+        if file is not None:
+            file.begin(size)
+        succeeded = None
+        try:
+            result = self._chain.process(call.operators, call.epochs)
+            succeeded = size
+            return EpochsProcessed(result.outputs, result.state)
+        except (EngineLost, OutOfMemory) as error:
+            if self._engine is None:
+                raise
+            return EngineFailed(error)
+        finally:
+            if file is not None:
+                file.end(succeeded)
+
+    def _append(self, outputs: Sequence[EpochOutput]) -> EpochsAppended:
+        """Append all outputs; the event of the last one."""
+        for output in outputs[:-1]:
+            self._step(self._append_epoch(output))
+        return self._append_epoch(outputs[-1])
+
+    def _append_epoch(self, output: EpochOutput) -> EpochsAppended:
+        batch = self._compared
+        if batch is None or batch.epoch != output.epoch:
             check_columns(output.epoch, output.rows)
             digest = digest_table(output.rows)
             batch = EpochBatch(
@@ -123,97 +221,10 @@ class EpochLoop:
                 digest,
             )
             self._compare(batch)
-            if not self._append(batch):
-                return 0
-            chained = chain_digest(chained, batch.epoch, batch.watermark, digest)
-            self._status.computed(batch.epoch, digest, chained)
-        for _ in epochs:
-            self._taken.popleft()
-        if sum(e.nbytes for e in epochs) > RELEASED_BYTES:
-            pa.default_memory_pool().release_unused()  # otherwise the process keeps it
-        newest = epochs[-1]
-        self._status.processed(newest.epoch, time.perf_counter() - started)
-        save = self.is_checkpoint(newest.epoch)
-        operators = result.state.sealed() if save else result.state
-        self.state = TaskState(newest.epoch, newest.watermark, operators, chained)
-        if save:
-            self._save(self.state)
-        return len(epochs)
-
-    def is_checkpoint(self, epoch: int) -> bool:
-        return (epoch + 1) % self._checkpoint_every == 0
-
-    def _take(self, timeout_s: float) -> Sequence[EpochInput]:
-        done = self.state.epoch + 1
-        until_checkpoint = self._checkpoint_every - done % self._checkpoint_every
-        bounds = self._sizes.bounds.within(until_checkpoint)
-        backoff = Backoff(_BACKOFF)
-        while True:
-            try:
-                epochs = self._inputs.take(bounds, timeout_s)
-                self._status.problem("input", None)
-                return epochs
-            except _TRANSIENT as error:
-                self._report_problem("input", error)
-                if self._wait(backoff.failed()):
-                    return ()
-
-    def _process(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
-        """The chain's result; None if the same epochs must be retried, or the task has to stop.
-        Raises permanent errors."""
-        for epoch in epochs:
-            self._sizes.check(epoch)
-        if self._call_size_file is None:
-            return self._process_with_retries(epochs)
-        size = CallSize(len(epochs), sum(e.nbytes for e in epochs))
-        self._call_size_file.begin(size)
-        result = None
-        try:
-            result = self._process_with_retries(epochs)
-        finally:
-            self._call_size_file.end(size if result is not None else None)
-        return result
-
-    def _process_with_retries(self, epochs: Sequence[EpochInput]) -> ChainResult | None:
-        backoff = Backoff(_BACKOFF)
-        while True:
-            try:
-                result = self._chain.process(self.state.operators, epochs)
-            except _TRANSIENT as error:
-                self._report_problem("engine", error)
-                if self._wait(backoff.failed()):
-                    return None
-            except (EngineLost, OutOfMemory) as error:
-                if self._engine is None:
-                    raise
-                self._report_problem("engine", error)
-                self._sizes.failed(epochs, error)
-                self._restart(self._engine)
-                return None
-            else:
-                self._sizes.succeeded(epochs[-1].epoch)
-                self._status.problem("engine", None)
-                return result
-
-    def _restart_dead_engine(self) -> None:
-        """Restart an engine that died while it was idle."""
-        if self._engine is None or (error := self._engine.lost()) is None:
-            return
-        self._report_problem("engine", error)
-        self._restart(self._engine)
-        self._status.problem("engine", None)
-
-    def _restart(self, engine: EngineRestarter) -> None:
-        backoff = Backoff(_BACKOFF)
-        while True:
-            try:
-                self._chain = engine.restart(self._sizes.job_bytes)
-                break
-            except OSError as error:  # for instance a full disk
-                self._report_problem("engine", error)
-                if self._wait(backoff.failed()):
-                    return
-        self._status.dropped = self._chain.dropped
+            self._compared = batch
+        self._log.append(batch)
+        self._compared = None
+        return EpochsAppended((batch.digest,))
 
     def _compare(self, batch: EpochBatch) -> None:
         message = self._earlier.check(batch) if self._earlier is not None else None
@@ -221,26 +232,16 @@ class EpochLoop:
             _log.error("%s", message)
             self._status.contradicted(batch.epoch, message)
 
-    def _append(self, batch: EpochBatch) -> bool:
-        """Append, retrying until it succeeds; False if the task has to stop before that."""
-        backoff = Backoff(_BACKOFF)
-        while True:
-            try:
-                self._log.append(batch)
-                self._status.problem("log", None)
-                return True
-            except _TRANSIENT as error:
-                self._report_problem("log", error)
-                if self._wait(backoff.failed()):
-                    return False
+    # -- the engine ------------------------------------------------------------------------------
 
-    def _report_problem(self, subject: str, error: Exception) -> None:
-        _log.warning("%s: %s", subject, error)
-        problem = TaskProblem(message=str(error), epoch=self.state.epoch + 1)
-        self._status.problem(subject, problem)
+    def _find_dead_engine(self) -> None:
+        """Find an engine that died while it was idle."""
+        idle = EngineDied in VALID[self._core.phase]
+        if idle and self._engine is not None and (error := self._engine.lost()) is not None:
+            self._step(EngineDied(str(error)))
 
-
-def _check(epochs: Sequence[EpochInput], result: ChainResult) -> None:
-    wanted, got = [e.epoch for e in epochs], [o.epoch for o in result.outputs]
-    if wanted != got:
-        raise RekindleError(f"the engine returned epochs {got} for {wanted}: this is a bug")
+    def _restart(self, job_bytes: int) -> EngineRestarted:
+        assert self._engine is not None
+        self._chain = self._engine.restart(job_bytes)
+        self._status.dropped = self._chain.dropped
+        return EngineRestarted()

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rekindle.protocol import TaskPhase, TaskRef
-from rekindle.task.status import TaskStatus
+from rekindle.task.core.status import TaskStatus
 
 
 class TaskCollector(Collector):

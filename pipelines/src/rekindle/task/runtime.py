@@ -1,8 +1,7 @@
-"""Runs one task from start to end: supervises its components.
+"""The I/O around `SupervisorCore`: builds the components of one task, and ends them.
 
 Threads: this one (supervisor), the engine's loop, the control server, Flight's, one for each
-reader, each sink and the saver. Only the supervisor applies polls to the components. A task that
-fails waits for a coordinator's poll before it exits, so that the failure is reported.
+reader, each sink and the saver. Only the supervisor applies polls to the components.
 
 Design: docs/design/task.md.
 """
@@ -13,6 +12,8 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -30,31 +31,63 @@ from rekindle.protocol import (
 )
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.flight import StreamServer
+from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
+from rekindle.task.core.events import Woken
+from rekindle.task.core.phases import TaskEvent
+from rekindle.task.core.status import TaskComponents, TaskStatus
+from rekindle.task.core.supervisor import (
+    DiscardLog,
+    EndProcess,
+    FailureReported,
+    KeepDigests,
+    NoteCommitted,
+    PollAccepted,
+    RouteInputs,
+    RunLoop,
+    SetSinks,
+    SinksProgressed,
+    Stage,
+    Started,
+    StartTask,
+    StopRequested,
+    StopSinks,
+    SupervisorCore,
+    SupervisorEffect,
+    SupervisorEvent,
+    TaskFailed,
+    TruncateLog,
+)
 from rekindle.task.discard import mark
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs
 from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
-from rekindle.task.phases import TaskEvent
 from rekindle.task.poll_handler import PollHandler
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
-from rekindle.task.startup import STEADY, StartInterrupted, Startup, call_sizes
-from rekindle.task.state import TaskState
-from rekindle.task.status import TaskComponents, TaskStatus
+from rekindle.task.startup import Prepared, Startup, call_sizes
 from rekindle.task.store import TaskStore
 
 TICK_S = 0.05
-REPORT_FAILURE_S = 5.0
-CALL_S = 20.0
-FLUSH_S = 15.0
 STOP_S = 5.0
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The components of a started task."""
+
+    log: OutputLog
+    inputs: Inputs
+    sinks: SinkWriters
+    saver: CheckpointSaver
+    loop: EpochLoop
+    loop_thread: threading.Thread
 
 
 class TaskRuntime:
@@ -65,10 +98,19 @@ class TaskRuntime:
         self._stopping = threading.Event()
         self._halt = threading.Event()  # for the engine's loop
         self._failed_for_good = False  # a restart would not help
-        self._recomputes = False
         self._applied: PollRequest | None = None
+        self._running: Running | None = None
+        self._exit_status = 0
         self._store = TaskStore(config)
-        self.status = TaskStatus(config.ref, uuid.uuid4().hex, config.origin_us, config.interval_us)
+        self.status = TaskStatus(
+            config.ref,
+            uuid.uuid4().hex,
+            config.origin_us,
+            config.interval_us,
+            time.time,
+            threading.Lock(),
+        )
+        self._core = SupervisorCore(self.status.boot_id)
         fences = FenceFile(config.data, config.uid, config.ref)
         self.polls = PollHandler(config.ref, self.status.response, config.identity, fences)
         self._control = ControlServer(
@@ -86,14 +128,7 @@ class TaskRuntime:
             config.bind, FLIGHT_PORT, config.identity, config.ref.incarnation
         )
         self._engine = EngineStarter(config)
-        self._startup = Startup(
-            config,
-            self._store,
-            self._engine,
-            self.status,
-            lambda wait_s: self._must_recompute() or self._stopping.wait(wait_s),
-        )
-        self._loop_thread: threading.Thread | None = None
+        self._startup = Startup(config, self._store, self._engine, self.status)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -103,45 +138,120 @@ class TaskRuntime:
         return self.status.phase is TaskPhase.FAILED
 
     def run(self) -> int:
-        try:
-            poll = self._startup.wait(lambda: self.polls.wait_for_start(TICK_S), STEADY)
-            self._start(poll)
-            while not self._stopping.wait(TICK_S):
-                self._tick()
-                if self._failed or self._must_recompute():
-                    break
-        except StartInterrupted:
-            pass
-        except Exception as error:
-            _log.exception("the task cannot start")
-            refused = error.operator if isinstance(error, OperatorRefused) else None
-            self._failed_for_good = isinstance(error, NotDeterministic)
-            self._fail(str(error), refused=refused)
-        if self._failed and not self._stopping.is_set():
-            self._stay_failed()
-        self._shut_down()
-        return 1 if self._failed else 0
+        while not self._core.ended:
+            try:
+                for event in self._next_events():
+                    self._step(event)
+            except Exception as error:
+                if self._core.ended:
+                    raise
+                self._cannot_go_on(error)
+        return self._exit_status
 
-    # -- starting --------------------------------------------------------------------------------
+    def _step(self, event: SupervisorEvent) -> None:
+        for effect in self._core.step(event, time.monotonic()):
+            self._apply(effect)
 
-    def _start(self, poll: PollRequest) -> None:
-        assert poll.restore is not None
-        self.status.restored_from = poll.restore.epoch
-        self.status.phases.step(TaskEvent.RESTORE_POINT_RECEIVED)
-        started = self._startup.start(poll.restore, self._route)
+    # -- events ----------------------------------------------------------------------------------
+
+    def _next_events(self) -> Iterator[SupervisorEvent]:
+        """What has happened, after a short wait."""
+        stopping = self._stopping.wait(TICK_S)
+        failed_before = self._core.stage in (Stage.REPORTING, Stage.STAYING)
+        if not failed_before:
+            self._find_failure()
+        if self._failed and not failed_before:
+            yield TaskFailed(self._failed_for_good)
+        elif stopping:
+            yield StopRequested()
+        elif self._core.stage is Stage.REPORTING and self.polls.failure_reported:
+            yield FailureReported()
+        else:
+            if (desired := self._new_poll()) is not None:
+                yield PollAccepted(desired)
+            yield self._progress()
+
+    def _progress(self) -> SupervisorEvent:
+        running = self._running
+        if self._core.stage is Stage.STARTING:
+            return self._go_on_starting()
+        if self._core.stage is not Stage.RUNNING or running is None:
+            return Woken()
+        self.status.update_phase()
+        return SinksProgressed([s.durable for s in running.sinks.progress()])
+
+    def _new_poll(self) -> PollRequest | None:
+        before, self._applied = self._applied, self.polls.desired
+        return self._applied if self._applied is not before else None
+
+    def _find_failure(self) -> None:
+        """Fail if the engine could not start, or if the log is damaged."""
+        running = self._running
+        if running is not None:
+            if running.log.damage is not None:
+                self._fail(running.log.damage)
+            return
+        chain = self._engine.chain
+        if chain.done() and (error := chain.exception()) is not None:
+            raise error
+
+    # -- effects ---------------------------------------------------------------------------------
+
+    def _apply(self, effect: SupervisorEffect) -> None:
+        running = self._running
+        match effect:
+            case StartTask(restore):
+                self.status.restored_from = restore.epoch
+                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                self._startup.begin(restore)
+            case RouteInputs(upstreams) if running is None:
+                self._startup.route(upstreams)
+            case DiscardLog():
+                _log.warning(
+                    "replicas disagree: the task restarts and computes again from the committed "
+                    "checkpoint"
+                )
+                mark(self._config.log_directory)
+            case StopSinks():
+                if running is not None:
+                    running.sinks.stop()
+            case EndProcess():
+                self._end(effect)
+            case KeepDigests(epochs):
+                self.status.request_digests(epochs)
+            case _:
+                assert running is not None, "the core has started the task"
+                self._apply_to(running, effect)
+
+    def _apply_to(
+        self,
+        running: Running,
+        effect: RouteInputs | SetSinks | NoteCommitted | TruncateLog | RunLoop,
+    ) -> None:
+        match effect:
+            case RouteInputs(upstreams):
+                running.inputs.route(upstreams)
+            case SetSinks(through, sinks):
+                running.sinks.pause_after(through)
+                running.sinks.assign(sinks)
+            case NoteCommitted(point):
+                running.saver.commit(point)
+                self.status.committed(point.epoch if point is not None else NO_EPOCH)
+            case TruncateLog(floor):
+                running.log.truncate(floor)
+            case RunLoop():
+                running.loop_thread.start()
+
+    def _go_on_starting(self) -> Started | Woken:
+        if (prepared := self._startup.go_on()) is None:
+            return Woken()
+        self._running = self._with_components(prepared)
+        return Started()
+
+    def _with_components(self, started: Prepared) -> Running:
         state, log = started.state, started.log
-        components = TaskComponents(
-            log,
-            started.inputs,
-            SinkWriters(log, state.epoch, self._open_sink, started.earlier.compare_from),
-            CheckpointSaver(self._store),
-        )
-        self.status.engine_epoch = state.epoch
-        self.status.dropped = started.chain.dropped
-        self.status.components = components
-        self._flight.serve_log(log, started.inputs.head)
-        self.status.phases.step(TaskEvent.STARTED)
-        self._tick()
+        sinks = SinkWriters(log, state.epoch, self._open_sink, started.earlier.compare_from)
+        saver = CheckpointSaver(self._store)
         call_size_file = CallSizeFile(self._config.data)
         loop = EpochLoop(
             chain=started.chain,
@@ -149,7 +259,7 @@ class TaskRuntime:
             inputs=started.inputs,
             log=log,
             checkpoint_every=self._config.topology.spec.checkpoint_every,
-            save=self._save,
+            save=lambda reached: saver.offer(reached) if self._core.saves else None,
             status=self.status,
             wait=self._halt.wait,
             sizes=call_sizes(self._config, call_size_file),
@@ -157,57 +267,14 @@ class TaskRuntime:
             call_size_file=call_size_file,
             earlier=started.earlier,
         )
-        self._loop_thread = threading.Thread(
-            target=self._run_loop, args=(loop,), name="engine", daemon=True
-        )
-        self._loop_thread.start()
+        self.status.engine_epoch = state.epoch
+        self.status.dropped = started.chain.dropped
+        self.status.components = TaskComponents(log, started.inputs, sinks, saver)
+        self._flight.serve_log(log, started.inputs.head)
+        self.status.step(TaskEvent.STARTED)
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
-
-    # -- running ---------------------------------------------------------------------------------
-
-    def _tick(self) -> None:
-        """Apply the newest poll to the components: routes, sinks, floor, commits."""
-        components, desired = self.status.components, self.polls.desired
-        if components is None or desired is None:
-            return
-        if components.log.damage is not None:
-            self._fail(components.log.damage)
-            return
-        if desired is not self._applied:
-            self._route(components.inputs)
-            components.sinks.pause_after(desired.sinks_through)  # before a new sink writes
-            components.sinks.assign(desired.sinks)
-            self.status.request_digests(desired.digests_of)
-            components.saver.commit(desired.committed)
-            self.status.committed(desired.committed.epoch if desired.committed else NO_EPOCH)
-            self._applied = desired
-        if desired.floor is not None:
-            components.log.truncate(
-                min([desired.floor, *(s.durable for s in components.sinks.progress())])
-            )
-        self.status.update_phase()
-
-    def _must_recompute(self) -> bool:
-        """Whether the process has to end, because what it computed may be wrong."""
-        desired = self.polls.desired
-        if desired is None or desired.recompute != self.status.boot_id:
-            return False
-        _log.warning(
-            "replicas disagree: the task restarts and computes again from the committed checkpoint"
-        )
-        mark(self._config.log_directory)
-        self._recomputes = True
-        return True
-
-    def _route(self, inputs: Inputs) -> None:
-        desired = self.polls.desired
-        if desired is not None and desired is not self._applied:
-            inputs.route(desired.upstreams)
-
-    def _save(self, state: TaskState) -> None:
-        desired, components = self.polls.desired, self.status.components
-        if desired is not None and desired.saver and components is not None:
-            components.saver.offer(state)
+        thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
+        return Running(log, started.inputs, sinks, saver, loop, thread)
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
@@ -219,6 +286,8 @@ class TaskRuntime:
             assigned.query, assigned.sink, config.ref.partition, config.uid, schema, definition
         )
 
+    # -- failing ---------------------------------------------------------------------------------
+
     def _run_loop(self, loop: EpochLoop) -> None:
         try:
             loop.run()
@@ -228,45 +297,40 @@ class TaskRuntime:
                 self._failed_for_good = isinstance(error, NotDeterministic)
                 self._fail(str(error) or repr(error), loop.state.epoch + 1)
 
+    def _cannot_go_on(self, error: Exception) -> None:
+        _log.error("the task cannot go on", exc_info=error)
+        refused = error.operator if isinstance(error, OperatorRefused) else None
+        self._failed_for_good = isinstance(error, NotDeterministic)
+        self._fail(str(error), refused=refused)
+
     def _fail(self, message: str, epoch: int | None = None, refused: str | None = None) -> None:
         _log.error("fatal: %s", message)
         segment = self._config.segment.name
         problem = TaskProblem(message=message, operator=segment, epoch=epoch, refused=refused)
         self.status.fail(problem)
 
-    def _stay_failed(self) -> None:
-        """Stop the sinks and report the failure: until it was reported, or until the task is
-        stopped."""
-        if self.status.components is not None:
-            self.status.components.sinks.stop()
-        if not self._failed_for_good:
-            self.polls.wait_until_failure_is_reported(REPORT_FAILURE_S)
-            return
-        while not self._must_recompute() and not self._stopping.wait(TICK_S):
-            continue
-
     # -- ending ----------------------------------------------------------------------------------
 
-    def _shut_down(self) -> None:
+    def _end(self, end: EndProcess) -> None:
         """Stop taking epochs, finish the running call, let the sinks write the log, stop Spark."""
-        failed, components = self._failed, self.status.components
-        self.status.phases.step(TaskEvent.STOP_REQUESTED)
+        running = self._running
+        self.status.step(TaskEvent.STOP_REQUESTED)
         started = time.monotonic()
         self._halt.set()
-        if self._loop_thread is not None:
-            self._loop_thread.join(0.5 if failed else CALL_S)
-        if components is not None:
-            may_flush = not failed and not self._recomputes
-            if may_flush and not components.sinks.flush(components.log.last, FLUSH_S):
+        if running is not None:
+            if running.loop_thread.ident is not None:
+                running.loop_thread.join(end.loop_s)
+            if end.flush_s and not running.sinks.flush(running.log.last, end.flush_s):
                 _log.warning(
                     "not all sinks have written the newest epochs; the restarted task writes them"
                 )
-            components.sinks.stop()
-            components.inputs.close()
-            components.saver.stop(0.5 if failed else STOP_S)
+            running.sinks.stop()
+            running.inputs.close()
+            running.saver.stop(end.saver_s)
         stopper = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
         stopper.start()
         self._engine.stop(STOP_S)
         stopper.join(STOP_S)
         self._control.stop()
+        self._exit_status = end.exit_status
         _log.info("stopped in %.1f s", time.monotonic() - started)

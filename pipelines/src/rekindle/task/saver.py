@@ -1,8 +1,4 @@
-"""Saves checkpoints in the background, of states that the loop passes on.
-
-At most PENDING states wait for the store. If it is slow, older ones are dropped, because only the
-newest checkpoint that all partitions have is committed. A saved entry is reported until it is
-committed. Does not know log, sinks or engine.
+"""The I/O around `SaverCore`: a thread that saves one state after another.
 
 Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md.
 """
@@ -11,19 +7,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+import time
 from typing import Protocol
 
-from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.errors import RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.task.core.events import Woken
+from rekindle.task.core.saver import (
+    EntryCommitted,
+    EntrySaved,
+    SaveAbandoned,
+    SaveFailed,
+    SaverCore,
+    SaverEvent,
+    SaveState,
+    SkipState,
+    StateReached,
+)
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer, Worker
-
-PENDING = 2
-KEPT = 64
-_BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
 
 _log = logging.getLogger(__name__)
 
@@ -39,45 +42,31 @@ class CheckpointSaver:
     """One thread; `offer` and `commit` return at once."""
 
     def __init__(self, store: EntryStore) -> None:
-        self._problem: str | None = None
+        self._core = SaverCore()
         self._calls = CallTimer()
         self._store = store
         self._changed = threading.Condition()
-        self._pending: deque[TaskState] = deque()
-        self._saved: deque[CheckpointDone] = deque()
-        self._committed: RestorePoint | None = None
-        self._previous: tuple[str, Entry] | None = None
+        self._todo: SaveState | None = None
+        self._reusable: tuple[str, Entry] | None = None  # the entry that was loaded last
         self._stopping = False
-        self._busy = False
         self._worker = Worker("checkpoints", self._run).start()
 
     @property
     def problem(self) -> str | None:
-        return self._problem or self._worker.problem or self._calls.problem
+        return self._core.problem or self._worker.problem or self._calls.problem
 
     def offer(self, state: TaskState) -> None:
-        with self._changed:
-            self._pending.append(state)
-            while len(self._pending) > PENDING:
-                dropped = self._pending.popleft()
-                _log.warning(
-                    "the checkpoint of epoch %d is skipped: the store is slow", dropped.epoch
-                )
-            self._changed.notify_all()
+        self._step(StateReached(state))
 
     def commit(self, committed: RestorePoint | None) -> None:
         """The partition's entry `committed` is in the newest manifest."""
-        if committed is None:
-            return
-        with self._changed:
-            self._committed = committed
-            while self._saved and self._saved[0].epoch <= committed.epoch:
-                self._saved.popleft()
+        if committed is not None:
+            self._step(EntryCommitted(committed))
 
     def done(self) -> tuple[CheckpointDone, ...]:
         """Saved and not yet committed, oldest first."""
         with self._changed:
-            return tuple(self._saved)
+            return self._core.saved()
 
     def stop(self, timeout_s: float) -> None:
         """Finish what is being saved, within the timeout."""
@@ -87,43 +76,60 @@ class CheckpointSaver:
         self._worker.stop()
         self._worker.join(timeout_s)
 
+    def _step(self, event: SaverEvent) -> None:
+        with self._changed:
+            for effect in self._core.step(event, time.monotonic()):
+                match effect:
+                    case SaveState():
+                        self._todo = effect
+                    case SkipState(epoch):
+                        _log.warning(
+                            "the checkpoint of epoch %d is skipped: the store is slow", epoch
+                        )
+            self._changed.notify_all()
+
+    # -- the thread ------------------------------------------------------------------------------
+
     def _run(self) -> None:
-        backoff = Backoff(_BACKOFF)
-        while (state := self._next()) is not None:
-            try:
-                with self._calls.during(f"saving the checkpoint of epoch {state.epoch}"):
-                    ref = self._store.save(state, self._newest_committed())
-            except Exception as error:
-                if not isinstance(error, (RekindleError, OSError)):
-                    _log.exception("checkpoint of epoch %d", state.epoch)
-                self._problem = f"the checkpoint of epoch {state.epoch} cannot be saved: {error}"
-                with self._changed:
-                    if len(self._pending) < PENDING:
-                        self._pending.appendleft(state)
-                    self._changed.wait_for(lambda: self._stopping, backoff.failed())
-                continue
-            self._problem = None
-            backoff.succeeded()
-            done = CheckpointDone(
+        with self._changed:
+            if self._todo is None:
+                self._step(SaveAbandoned())
+        while (save := self._next()) is not None:
+            result = self._save(save)
+            self._step(result)
+            if isinstance(result, EntrySaved):
+                self._worker.progressed()
+
+    def _next(self) -> SaveState | None:
+        """Wait for a state to save; None when the thread has to end."""
+        with self._changed:
+            while not self._stopping:
+                if self._todo is not None:
+                    save, self._todo = self._todo, None
+                    return save
+                wake_at = self._core.wake_at
+                self._changed.wait(None if wake_at is None else wake_at - time.monotonic())
+                self._step(Woken())
+        return None
+
+    def _save(self, save: SaveState) -> EntrySaved | SaveFailed:
+        epoch = save.state.epoch
+        try:
+            with self._calls.during(f"saving the checkpoint of epoch {epoch}"):
+                ref = self._store.save(save.state, self._entry(save.reuse))
+        except Exception as error:
+            if not isinstance(error, (RekindleError, OSError)):
+                _log.exception("checkpoint of epoch %d", epoch)
+            return SaveFailed(str(error))
+        return EntrySaved(
+            CheckpointDone(
                 epoch=ref.epoch, object=ref.object or "", digest=ref.digest, bytes=ref.bytes
             )
-            with self._changed:
-                if self._committed is None or done.epoch > self._committed.epoch:
-                    if len(self._saved) == KEPT:
-                        self._saved.pop()  # not the oldest, which slow sinks will reach first
-                    self._saved.append(done)
-            self._worker.progressed()
+        )
 
-    def _next(self) -> TaskState | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._pending)
-            return None if self._stopping else self._pending.popleft()
-
-    def _newest_committed(self) -> Entry | None:
-        """The entry whose objects may be reused: only the newest committed one."""
-        committed = self._committed
-        if committed is None or committed.object is None:
+    def _entry(self, name: str | None) -> Entry | None:
+        if name is None:
             return None
-        if self._previous is None or self._previous[0] != committed.object:
-            self._previous = (committed.object, self._store.load_entry(committed.object))
-        return self._previous[1]
+        if self._reusable is None or self._reusable[0] != name:
+            self._reusable = (name, self._store.load_entry(name))
+        return self._reusable[1]

@@ -1,8 +1,8 @@
-"""Sinks as consumers of the task's own output log: one thread for each query.
+"""The I/O around `SinkCore`: sinks as consumers of the task's own output log, one thread for each
+query.
 
 The log is the queue: a sink that fails loses nothing and only delays checkpoints, until the log's
-budget is used up; a query that is added later starts like any other. Before its first write, a sink
-looks for the last epoch in its output. Does not know the engine.
+budget is used up; a query that is added later starts like any other. Does not know the engine.
 
 Design: docs/design/exactly-once.md#sinks.
 """
@@ -16,65 +16,65 @@ from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
-from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.connectors.sink import Sink
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.protocol import SinkAssignment, SinkProgress
 from rekindle.streams.log import OutputLog
+from rekindle.task.core.events import Woken
+from rekindle.task.core.sink import (
+    CallAbandoned,
+    CallFailed,
+    CheckConflicts,
+    ConflictsChecked,
+    EpochWritten,
+    LogGrew,
+    OpenSink,
+    PauseChanged,
+    SinkCore,
+    SinkEffect,
+    SinkEvent,
+    SinkOpened,
+    StartWriter,
+    StopWriter,
+    WriteEnded,
+    WriteEpochs,
+    assignment_changes,
+)
 from rekindle.workers import CallTimer, Worker
 
 READ_BYTES = 8 << 20
 WAIT_S = 0.25
 PAUSED_S = 0.05
-_BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
-RETRY_CONFLICTS_S = 5.0
-"""Seconds between checks of the conflicting files: they may have been deleted."""
-_RETRY_PAUSE = 4
-"""The pause between checks is at least this many times as long as the last check: on a slow store
-checks of many files leave most of the thread's time to writing."""
 
 _log = logging.getLogger(__name__)
 
-OpenSink = Callable[[SinkAssignment, pa.Schema], Sink]
+SinkOpener = Callable[[SinkAssignment, pa.Schema], Sink]
 """Opens the sink of an assignment, for rows of a schema. Raises SinkRefused."""
 
 
 class SinkWriter:
-    """Writes one query's epochs from `from_epoch` on. Epochs up to `restored_from` are durable,
-    because an entry is committed only after its partition's sinks have written. Epochs of
-    an earlier boot are skipped, but compared from `compare_from` on, because that boot's log may
-    have been wrong."""
+    """Writes one query's epochs: performs the calls of a `SinkCore`."""
 
-    def __init__(
-        self,
-        assigned: SinkAssignment,
-        restored_from: int,
-        log: OutputLog,
-        open_sink: OpenSink,
-        compare_from: int | None = None,
-    ) -> None:
-        self.assigned = assigned
-        self._problem: str | None = None
+    def __init__(self, core: SinkCore, log: OutputLog, open_sink: SinkOpener) -> None:
+        self.core = core
+        self._query = core.assigned.query
         self._calls = CallTimer()
-        self.conflict: str | None = None
-        self.through: int | None = None
-        """No epoch above this is written; None: all."""
-        self._next = max(assigned.from_epoch, restored_from + 1)
         self._log = log
         self._open = open_sink
-        self._compare_from = compare_from
-        self._retry_at = 0.0
+        self._sink: Sink | None = None
+        self._lock = threading.RLock()
+        self._todo: SinkEffect | None = None
         self._stopping = threading.Event()
-        self._worker = Worker(f"sink-{assigned.query}", self._run).start()
-
-    @property
-    def durable(self) -> int:
-        """Newest epoch that is durable in the sink."""
-        return self._next - 1
+        self._worker = Worker(f"sink-{self._query}", self._run).start()
 
     @property
     def problem(self) -> str | None:
-        return self._problem or self._worker.problem or self._calls.problem
+        return self.core.problem or self._worker.problem or self._calls.problem
+
+    def step(self, event: SinkEvent) -> None:
+        with self._lock:
+            for effect in self.core.step(event, time.monotonic()):
+                self._todo = effect
 
     def stop(self) -> None:
         self._stopping.set()
@@ -83,67 +83,81 @@ class SinkWriter:
     def join(self, timeout_s: float) -> None:
         self._worker.join(timeout_s)
 
+    # -- the thread ------------------------------------------------------------------------------
+
     def _run(self) -> None:
-        backoff = Backoff(_BACKOFF)
-        sink: Sink | None = None
+        with self._lock:
+            if self._todo is None:
+                self.step(CallAbandoned())
         while not self._stopping.is_set():
-            try:
-                if sink is None:
-                    with self._calls.during(f"query {self.assigned.query}: opening its sink"):
-                        sink = self._open(self.assigned, self._log.schema)
-                        self._next = max(self._next, self._first_to_write(sink))
-                self._write_some(sink)
-                self._retry_conflicts(sink)
+            if (call := self._next()) is None:
+                self._wait()
+            else:
+                self._make(call)
+            if self.core.problem is None:
                 self._worker.progressed()
-                self._problem = None
-                backoff.succeeded()
-            except Exception as error:
-                expected = isinstance(error, (RekindleError, OSError))
-                _log.log(logging.WARNING if expected else logging.ERROR, "sink: %s", error)
-                self._problem = self._message_of(error)
-                self._stopping.wait(backoff.failed())
 
-    def _first_to_write(self, sink: Sink) -> int:
-        after = sink.last_epoch(self._next - 1) + 1
-        if self._compare_from is None:
-            return after
-        return min(after, max(self._compare_from, sink.first_epoch()))
+    def _next(self) -> SinkEffect | None:
+        with self._lock:
+            call, self._todo = self._todo, None
+        return call
 
-    def _write_some(self, sink: Sink) -> None:
-        if self._paused(self._next):
-            self._stopping.wait(PAUSED_S)
+    def _wait(self) -> None:
+        """Until the core can go on, or for a short time."""
+        wake_at, waits_for = self.core.wake_at, self.core.waits_for
+        left_s = WAIT_S if wake_at is None else min(WAIT_S, max(0.0, wake_at - time.monotonic()))
+        if waits_for is None:
+            self._stopping.wait(min(left_s, PAUSED_S))
+        elif self._log.wait_for(waits_for, left_s):
+            self.step(LogGrew(self._log.last))
             return
-        if not self._log.wait_for(self._next, WAIT_S):
-            return
-        for batch in self._log.read(self._next, READ_BYTES):
-            if self._stopping.is_set() or self._paused(batch.epoch):
-                return
-            with self._calls.during(f"query {self.assigned.query}: writing epoch {batch.epoch}"):
-                sink.write(batch)
-            self.conflict = sink.conflict
-            self._next = batch.epoch + 1
+        self.step(Woken())
 
-    def _retry_conflicts(self, sink: Sink) -> None:
-        began = time.monotonic()
-        if self.conflict is None or began < self._retry_at:
-            return
+    def _make(self, call: SinkEffect) -> None:
+        """Make a call, and tell the core how it ended."""
         try:
-            with self._calls.during(f"query {self.assigned.query}: reading conflicting files"):
-                sink.retry_conflicts(lambda epoch: not self._paused(epoch))
-        finally:
-            ended = time.monotonic()
-            self._retry_at = ended + max(RETRY_CONFLICTS_S, _RETRY_PAUSE * (ended - began))
-        self.conflict = sink.conflict
+            match call:
+                case OpenSink():
+                    self.step(self._open_sink(call))
+                case WriteEpochs(from_epoch):
+                    self._write(self._opened(), from_epoch)
+                case CheckConflicts():
+                    self.step(self._check_conflicts(self._opened()))
+        except Exception as error:
+            expected = isinstance(error, (RekindleError, OSError))
+            _log.log(logging.WARNING if expected else logging.ERROR, "sink: %s", error)
+            self.step(CallFailed(self._message_of(error)))
 
-    def _paused(self, epoch: int) -> bool:
-        return self.through is not None and epoch > self.through
+    def _opened(self) -> Sink:
+        assert self._sink is not None
+        return self._sink
+
+    def _open_sink(self, call: OpenSink) -> SinkOpened:
+        with self._calls.during(f"query {self._query}: opening its sink"):
+            sink = self._sink = self._sink or self._open(self.core.assigned, self._log.schema)
+            last = sink.last_epoch(call.after)
+            return SinkOpened(last, sink.first_epoch() if call.ask_first else None)
+
+    def _write(self, sink: Sink, from_epoch: int) -> None:
+        for batch in self._log.read(from_epoch, READ_BYTES):
+            if self._stopping.is_set() or not self.core.may_write(batch.epoch):
+                break
+            with self._calls.during(f"query {self._query}: writing epoch {batch.epoch}"):
+                sink.write(batch)
+            self.step(EpochWritten(batch.epoch, sink.conflict))
+        self.step(LogGrew(self._log.last))
+        self.step(WriteEnded())
+
+    def _check_conflicts(self, sink: Sink) -> ConflictsChecked:
+        with self._calls.during(f"query {self._query}: reading conflicting files"):
+            sink.retry_conflicts(self.core.may_write)
+        return ConflictsChecked(sink.conflict)
 
     def _message_of(self, error: Exception) -> str:
-        query = self.assigned.query
         if isinstance(error, BelowFloor):
-            return f"query {query} has not written epoch {self._next}: {error}"
+            return f"query {self._query} has not written epoch {self.core.next_epoch}: {error}"
         text = str(error)
-        return text if text.startswith("query") else f"query {query}: {text}"
+        return text if text.startswith("query") else f"query {self._query}: {text}"
 
 
 class SinkWriters:
@@ -153,7 +167,7 @@ class SinkWriters:
         self,
         log: OutputLog,
         restored_from: int,
-        open_sink: OpenSink,
+        open_sink: SinkOpener,
         compare_from: int | None = None,
     ) -> None:
         self._log = log
@@ -164,30 +178,28 @@ class SinkWriters:
         self._writers: dict[str, SinkWriter] = {}
 
     def assign(self, sinks: Iterable[SinkAssignment]) -> None:
-        wanted = {s.query: s for s in sinks}
         writers = dict(self._writers)
-        for query, writer in self._writers.items():
-            if writer.assigned != wanted.get(query):
-                writers.pop(query).stop()
-        for query in set(wanted) - set(writers):
-            writers[query] = SinkWriter(
-                wanted[query], self._restored_from, self._log, self._open, self._compare_from
-            )
-            writers[query].through = self._through
+        current = {query: writer.core.assigned for query, writer in writers.items()}
+        for change in assignment_changes(current, sinks):
+            match change:
+                case StopWriter(query):
+                    writers.pop(query).stop()
+                case StartWriter(assigned):
+                    writers[assigned.query] = self._writer(assigned)
         self._writers = writers
+
+    def _writer(self, assigned: SinkAssignment) -> SinkWriter:
+        core = SinkCore(assigned, self._restored_from, self._compare_from, self._through)
+        return SinkWriter(core, self._log, self._open)
 
     def pause_after(self, through: int | None) -> None:
         """Write no epoch above this; None: all. For epochs about which replicas disagree."""
         self._through = through
         for writer in self._writers.values():
-            writer.through = through
+            writer.step(PauseChanged(through))
 
     def progress(self) -> tuple[SinkProgress, ...]:
-        writers = self._writers.values()
-        return tuple(
-            SinkProgress(assigned=w.assigned, durable=w.durable, conflict=w.conflict)
-            for w in writers
-        )
+        return tuple(w.core.progress() for w in self._writers.values())
 
     def problem(self) -> str | None:
         problems = (w.problem for w in self._writers.values())
@@ -199,7 +211,7 @@ class SinkWriters:
         if self._through is not None:
             through = min(through, self._through)
         for _ in range(max(1, int(timeout_s / 0.02))):
-            if all(w.durable >= through for w in self._writers.values()):
+            if all(s.durable >= through for s in self.progress()):
                 return True
             done.wait(0.02)
         return False

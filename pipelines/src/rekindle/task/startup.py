@@ -1,7 +1,7 @@
 """Prepares what a task needs before its first epoch: state, inputs, engine and log.
 
-The task may have to wait for each: the checkpoint store or the source's files may be missing, and
-Spark takes seconds to start. It reports what it waits for as its problem.
+`core.start` decides what is tried when. An attempt blocks only as long as the store or the source
+does; between attempts the supervisor follows polls.
 
 Design: docs/design/task.md#start.
 """
@@ -9,46 +9,49 @@ Design: docs/design/task.md#start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
-from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.checkpoints.store import ObjectMissing
 from rekindle.connectors.registry import open_source
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
 from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import SchemaMismatch, SourceFailed, StoreError
-from rekindle.protocol import RestorePoint, TaskProblem
+from rekindle.protocol import RestorePoint, TaskProblem, Upstream
 from rekindle.streams.flight import StreamClient
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
+from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.start import (
+    AwaitEngine,
+    CompleteStart,
+    OpenInputs,
+    RestoreState,
+    StartCore,
+    StartEvent,
+    StartRequested,
+    StepFailed,
+    StepSucceeded,
+)
+from rekindle.task.core.status import TaskStatus
 from rekindle.task.discard import discard_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
 from rekindle.task.state import TaskState
-from rekindle.task.status import TaskStatus
 from rekindle.task.store import TaskStore
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
 
-_BACKOFF = BackoffPolicy(first_s=0.05, longest_s=5.0)
-STEADY = BackoffPolicy(first_s=0.05, longest_s=0.05)
-
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class StartInterrupted(Exception):
-    """The task has to stop while it waits for something."""
-
-
 @dataclass(frozen=True, slots=True)
-class Started:
+class Prepared:
     """Arguments of the epoch loop after the start."""
 
     state: TaskState
@@ -59,28 +62,84 @@ class Started:
 
 
 class Startup:
-    """`interrupted(seconds)` waits, and returns True if the task has to stop."""
+    """The I/O around `StartCore`."""
 
     def __init__(
-        self,
-        config: TaskConfig,
-        store: TaskStore,
-        engine: EngineStarter,
-        status: TaskStatus,
-        interrupted: Callable[[float], bool],
+        self, config: TaskConfig, store: TaskStore, engine: EngineStarter, status: TaskStatus
     ) -> None:
         self._config = config
         self._store = store
         self._engine = engine
         self._status = status
-        self._interrupted = interrupted
+        self._core = StartCore()
+        self._waits_for_engine = False
+        self._upstreams: Sequence[Upstream] = ()
+        self._state: TaskState | None = None
+        self._inputs: Inputs | None = None
+        self._prepared: Prepared | None = None
 
-    def start(self, point: RestorePoint, route: Callable[[Inputs], None]) -> Started:
-        """`route` is called repeatedly while the engine starts, so that inputs are read ahead with
-        the newest routes. Raises StartInterrupted, or the error that prevents the start."""
-        restored = self._restore(point)
-        inputs = self._open_inputs(restored)
-        chain = self._wait_for_chain(lambda: route(inputs))
+    def begin(self, point: RestorePoint) -> None:
+        """Raises the error that prevents the start, as does `go_on`."""
+        self._step(StartRequested(point))
+
+    def route(self, upstreams: Sequence[Upstream]) -> None:
+        """The newest routes, with which inputs are read ahead while the engine starts."""
+        self._upstreams = upstreams
+        if self._inputs is not None:
+            self._inputs.route(upstreams)
+
+    def go_on(self) -> Prepared | None:
+        """Try again what it is time for; the result, once all is there."""
+        if self._waits_for_engine and self._engine.chain.done():
+            self._waits_for_engine = False
+            self._step(StepSucceeded())
+        else:
+            self._step(Woken())
+        return self._prepared
+
+    def _step(self, event: StartEvent) -> None:
+        for effect in self._core.step(event, time.monotonic()):
+            match effect:
+                case SetProblem(subject, problem):
+                    self._status.problem(subject, problem)
+                case RestoreState(point):
+                    self._step(self._restore(point))
+                case OpenInputs():
+                    self._step(self._open_inputs())
+                case AwaitEngine():
+                    self._waits_for_engine = True
+                case CompleteStart():
+                    self._prepared = self._complete()
+
+    def _restore(self, point: RestorePoint) -> StartEvent:
+        try:
+            self._state = self._store.restore(point)
+        except ObjectMissing:
+            raise  # it was garbage-collected: a restarted task gets a newer restore point
+        except (StoreError, DiskFull) as error:
+            return StepFailed(TaskProblem(message=str(error)))
+        return StepSucceeded()
+
+    def _restored(self) -> TaskState:
+        assert self._state is not None, "the state is restored first"
+        return self._state
+
+    def _open_inputs(self) -> StartEvent:
+        node = self._config.topology.nodes[self._config.segment.nodes[0]]
+        if not isinstance(node.spec, SourceSpec):
+            self._inputs = self._subscribe(self._restored())
+            self._inputs.route(self._upstreams)
+            return StepSucceeded()
+        try:
+            self._inputs = self._open_source(node, node.spec, self._restored())
+        except (SourceFailed, StoreError) as error:
+            refused = node.name if isinstance(error, SchemaMismatch) else None
+            return StepFailed(TaskProblem(message=str(error), operator=node.name, refused=refused))
+        return StepSucceeded()
+
+    def _complete(self) -> Prepared:
+        restored, chain = self._restored(), self._engine.chain.result()
+        assert self._inputs is not None, "the inputs are open"
         state = replace(restored, operators=chain.align_state(restored.operators))
         directory = self._config.log_directory
         if discarded := discard_marked(directory):
@@ -88,38 +147,7 @@ class Startup:
         log = self._open_log(chain)
         alone = self._config.segment.replicas == 1
         earlier = continue_log(log, directory, state.epoch, alone, discarded)
-        return Started(state, inputs, chain, log, earlier)
-
-    def wait(self, attempt: Callable[[], T | None], policy: BackoffPolicy = _BACKOFF) -> T:
-        """Retry until there is a result. Raises StartInterrupted, or the error of the engine."""
-        backoff = Backoff(policy)
-        while (result := attempt()) is None:
-            chain = self._engine.chain
-            if chain.done() and (error := chain.exception()) is not None:
-                raise error
-            if self._interrupted(backoff.failed()):
-                raise StartInterrupted
-        return result
-
-    def _restore(self, point: RestorePoint) -> TaskState:
-        def load() -> TaskState | None:
-            try:
-                return self._store.restore(point)
-            except ObjectMissing:
-                raise  # it was garbage-collected: a restarted task gets a newer restore point
-            except (StoreError, DiskFull) as error:
-                self._status.problem("restore", TaskProblem(message=str(error)))
-                return None
-
-        state = self.wait(load)
-        self._status.problem("restore", None)
-        return state
-
-    def _open_inputs(self, state: TaskState) -> Inputs:
-        node = self._config.topology.nodes[self._config.segment.nodes[0]]
-        if isinstance(node.spec, SourceSpec):
-            return self._open_source(node, node.spec, state)
-        return self._subscribe(state)
+        return Prepared(state, self._inputs, chain, log, earlier)
 
     def _subscribe(self, state: TaskState) -> StreamInputs:
         config = self._config
@@ -139,36 +167,15 @@ class Startup:
 
     def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> SourceInputs:
         config = self._config
-
-        def attempt() -> SourceInputs | None:
-            try:
-                source = open_source(
-                    spec, node, config.interval_us, config.data / "source", config.memory
-                )
-                self._store.require_same_input(node, source.input)
-            except (SourceFailed, StoreError) as error:
-                refused = node.name if isinstance(error, SchemaMismatch) else None
-                problem = TaskProblem(message=str(error), operator=node.name, refused=refused)
-                self._status.problem("source", problem)
-                return None
-            return SourceInputs(
-                source,
-                state.epoch + 1,
-                state.watermark,
-                origin_us=config.origin_us,
-                interval_us=config.interval_us,
-            )
-
-        inputs = self.wait(attempt)
-        self._status.problem("source", None)
-        return inputs
-
-    def _wait_for_chain(self, route: Callable[[], None]) -> Chain:
-        def attempt() -> Chain | None:
-            route()
-            return self._engine.chain.result() if self._engine.chain.done() else None
-
-        return self.wait(attempt, STEADY)
+        source = open_source(spec, node, config.interval_us, config.data / "source", config.memory)
+        self._store.require_same_input(node, source.input)
+        return SourceInputs(
+            source,
+            state.epoch + 1,
+            state.watermark,
+            origin_us=config.origin_us,
+            interval_us=config.interval_us,
+        )
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config

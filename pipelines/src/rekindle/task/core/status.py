@@ -1,26 +1,33 @@
-"""Collects the status of a task from its components, and builds poll responses from it.
+"""The status of a task: its phase, problems and digests, and the poll responses that report them.
+Pure.
 
-Written by the engine's and the supervisor's threads, read by the control server's. Reads of other
-components (log, sinks, saver) only take short locks; nothing here waits for the engine.
+A task's process writes it from the engine's and the supervisor's threads and reads it from the
+control server's: changes of the phase are made under the lock that it is given, all others are
+single assignments. Reads of components (log, sinks, saver) must not wait for the engine.
 
 Design: docs/design/task.md#passive.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 from rekindle.engine.model import DroppedRows
-from rekindle.protocol import Contradiction, PollResponse, TaskPhase, TaskProblem, TaskRef
+from rekindle.protocol import (
+    CheckpointDone,
+    Contradiction,
+    PollResponse,
+    SinkProgress,
+    TaskPhase,
+    TaskProblem,
+    TaskRef,
+)
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.streams.log import OutputLog
-from rekindle.task.inputs import Inputs
-from rekindle.task.phases import PhaseMachine, TaskEvent
-from rekindle.task.saver import CheckpointSaver
-from rekindle.task.sinks import SinkWriters
+from rekindle.task.core.phases import PhaseMachine, TaskEvent
 
 DIGESTS = 16
 """Number of newest epochs whose digests are in each response."""
@@ -32,18 +39,44 @@ BEHIND_AFTER = 10
 """A Live task becomes CatchingUp when it is more than so many epochs behind the head."""
 
 
-@dataclass(slots=True)
-class TaskComponents:
-    """The components of a started task."""
+class LogView(Protocol):
+    @property
+    def base(self) -> int: ...
+    @property
+    def last(self) -> int: ...
+    @property
+    def local_bytes(self) -> int: ...
 
-    log: OutputLog
-    inputs: Inputs
-    sinks: SinkWriters
-    saver: CheckpointSaver
+
+class InputsView(Protocol):
+    def head(self) -> int: ...
+    def unreadable(self) -> tuple[str, ...]: ...
+    def problem(self) -> str | None: ...
+
+
+class SinksView(Protocol):
+    def progress(self) -> tuple[SinkProgress, ...]: ...
+    def problem(self) -> str | None: ...
+
+
+class SaverView(Protocol):
+    @property
+    def problem(self) -> str | None: ...
+    def done(self) -> tuple[CheckpointDone, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskComponents:
+    """What the status of a started task is read from."""
+
+    log: LogView
+    inputs: InputsView
+    sinks: SinksView
+    saver: SaverView
 
 
 class TaskStatus:
-    """See the module. `clock` is Unix time in seconds."""
+    """See the module. `clock` is Unix time in seconds; `lock` is held while the phase changes."""
 
     def __init__(
         self,
@@ -51,9 +84,11 @@ class TaskStatus:
         boot_id: str,
         origin_us: int,
         interval_us: int,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.phases = PhaseMachine()
+        self._phases = PhaseMachine()
+        self._lock = lock or nullcontext()
         self.restored_from: int | None = None
         self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
@@ -80,11 +115,16 @@ class TaskStatus:
         else:
             self._problems[subject] = problem
 
+    def step(self, event: TaskEvent) -> None:
+        """Change the phase. Raises InvalidTransition."""
+        with self._lock:
+            self._phases.step(event)
+
     def fail(self, problem: TaskProblem) -> None:
         """The task cannot continue; the first failure is kept."""
         # Before the phase changes, so that a failed task always has a problem.
         self._failure = self._failure or problem
-        self.phases.step(TaskEvent.FAILED)
+        self.step(TaskEvent.FAILED)
 
     def processed(self, epoch: int, seconds: float) -> None:
         """One call of the chain, whose last epoch is `epoch`, took `seconds` including the log."""
@@ -124,15 +164,15 @@ class TaskStatus:
         head = self.components.inputs.head()
         behind = head - self.engine_epoch
         if phase is TaskPhase.CATCHING_UP and head != NO_EPOCH and behind <= LIVE_WITHIN:
-            self.phases.step(TaskEvent.CAUGHT_UP)
+            self.step(TaskEvent.CAUGHT_UP)
         elif phase is TaskPhase.LIVE and behind > BEHIND_AFTER:
-            self.phases.step(TaskEvent.FELL_BEHIND)
+            self.step(TaskEvent.FELL_BEHIND)
 
     # -- read ------------------------------------------------------------------------------------
 
     @property
     def phase(self) -> TaskPhase:
-        return self.phases.phase
+        return self._phases.phase
 
     def lag_s(self) -> float:
         """Age of the oldest epoch whose time has passed and that is not in the log."""

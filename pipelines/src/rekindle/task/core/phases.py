@@ -9,7 +9,6 @@ Design: docs/design/task.md#phases.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
@@ -71,11 +70,10 @@ class InvalidTransition(RekindleError):
 
 
 class PhaseMachine:
-    """The phase of one task. Thread-safe."""
+    """The phase of one task."""
 
     def __init__(self) -> None:
         self._phase = TaskPhase.WAITING
-        self._lock = threading.Lock()
         self._history: deque[str] = deque(maxlen=HISTORY_LENGTH)
 
     @property
@@ -84,15 +82,13 @@ class PhaseMachine:
 
     def step(self, event: TaskEvent) -> bool:
         """Whether the event changed the phase. Raises InvalidTransition."""
-        with self._lock:
-            before = self._phase
-            after = TRANSITIONS[before].get(event)
-            if after is None:
-                history = "; ".join(self._history) or "nothing"
-                raise InvalidTransition(
-                    f"task: event '{event}' is invalid in phase {before}; "
-                    f"transitions before: {history}"
-                )
-            self._history.append(f"{before}: {event}")
-            self._phase = after
-            return after is not before
+        before = self._phase
+        after = TRANSITIONS[before].get(event)
+        if after is None:
+            history = "; ".join(self._history) or "nothing"
+            raise InvalidTransition(
+                f"task: event '{event}' is invalid in phase {before}; transitions before: {history}"
+            )
+        self._history.append(f"{before}: {event}")
+        self._phase = after
+        return after is not before

@@ -1,0 +1,189 @@
+"""Which calls a reader of one upstream partition makes, and what it delivers. Pure.
+
+Calls are bounded. Their deadline is a second more than the wait, so that a silent replica is left
+soon; it doubles while an epoch does not arrive in time, because that epoch may be large. When
+the coordinator's routes demand a switch during a call, the call is abandoned: its result is
+ignored, and another one may begin at once. `replica_choice` decides which replica is called.
+
+Design: docs/design/streams.md#reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from rekindle.exchange.routing import Share
+from rekindle.streams import replica_choice
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.replica_choice import (
+    DeliverEpochs,
+    EpochsReceived,
+    ReplicaChoice,
+    RoutesChanged,
+    SwitchReplica,
+)
+
+WAIT_S = 0.5
+GRACE_S = 1.0
+MAX_DEADLINE_S = 60.0
+_REPORTED_TIMEOUTS = 2
+"""Calls for one epoch that may pass their deadline before this is reported as a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What one reader reads: a stream partition, or a share of it, from an epoch on."""
+
+    stream: str
+    partition: int
+    from_epoch: int
+    share: Share | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderWoken:
+    """Time has passed, or there may be capacity for more epochs now."""
+
+    has_capacity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallReturned:
+    """`epochs`: those that the call returned; `released`: the newest epoch that is released to the
+    replica."""
+
+    call: int
+    released: int
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """`unexpected`: the error, if it is not one that a reader knows."""
+
+    call: int
+    truncated: bool = False
+    timed_out: bool = False
+    unexpected: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallLost:
+    """The thread in the call has died."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEpochs:
+    """Make a call; its result names the number `call`."""
+
+    call: int
+    address: str
+    incarnation: int | None  # as the routes say
+    epoch: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonCall:
+    """Do not wait for the call in progress."""
+
+
+ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | CallFailed | CallLost
+ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
+
+
+class ReaderCore:
+    """One reader. `released`: the newest epoch that some replica has reported as released."""
+
+    def __init__(self, subscription: Subscription, stall_s: float) -> None:
+        self.choice = ReplicaChoice(subscription.from_epoch, stall_s)
+        self.released = NO_EPOCH
+        self._name = f"{subscription.stream}/{subscription.partition}"
+        self._incarnations: dict[str, int] = {}  # by address
+        self._calls = 0
+        self._call: ReadEpochs | None = None  # in progress
+        self._unexpected: str | None = None  # error of the last call, if not a known one
+
+    def step(self, event: ReaderEvent, now: float) -> Sequence[ReaderEffect]:
+        match event:
+            case RoutesChanged():
+                return self._routes_changed(event, now)
+            case ReaderWoken(has_capacity):
+                return self._woken(has_capacity, now)
+            case CallReturned(number, released, epochs):
+                call = self._ended(number)
+                if call is None:
+                    return []
+                self._unexpected = None
+                self.released = max(self.released, released)
+                return self.choice.step(EpochsReceived(call.address, epochs), now)
+            case CallFailed():
+                return self._call_failed(event, now)
+            case CallLost():
+                self._call = None
+                return []
+        assert_never(event)
+
+    def problem(self) -> str | None:
+        where = f"epoch {self.choice.next_epoch} of stream {self._name}"
+        if self._unexpected is not None:
+            return f"{where}: {self._unexpected}"
+        if self.choice.all_truncated():
+            return (
+                f"{where} is no longer in the log of any replica; the task needs a later restore "
+                "point"
+            )
+        if self.choice.timeouts < _REPORTED_TIMEOUTS:
+            return None
+        return (
+            f"{where} did not arrive in {self.choice.timeouts} calls; the next may take "
+            f"{self._deadline_s():g} s. If its replicas are healthy it is too large: use shorter "
+            "epochs"
+        )
+
+    def _routes_changed(self, event: RoutesChanged, now: float) -> list[ReaderEffect]:
+        self._incarnations = {e.address: e.incarnation for e in event.endpoints}
+        before = self.choice.current
+        effects: list[ReaderEffect] = [*self.choice.step(event, now)]
+        if self._call is not None and self.choice.current != before:
+            self._call = None
+            effects.append(AbandonCall())
+        return effects
+
+    def _woken(self, has_capacity: bool, now: float) -> list[ReaderEffect]:
+        if self._call is not None:
+            return []
+        effects: list[ReaderEffect] = [*self.choice.wake(now)]
+        if (address := self.choice.current) is not None and has_capacity:
+            self._calls += 1
+            self._call = ReadEpochs(
+                self._calls,
+                address,
+                self._incarnations.get(address),
+                self.choice.next_epoch,
+                self._deadline_s(),
+            )
+            effects.append(self._call)
+        return effects
+
+    def _call_failed(self, event: CallFailed, now: float) -> Sequence[ReaderEffect]:
+        """After unexpected errors, too, the reader switches to another replica."""
+        if (call := self._ended(event.call)) is None:
+            return []
+        self._unexpected = event.unexpected
+        failed = replica_choice.CallFailed(call.address, event.truncated, event.timed_out)
+        return self.choice.step(failed, now)
+
+    def _ended(self, number: int) -> ReadEpochs | None:
+        """The call, if it has not been abandoned."""
+        call = self._call
+        if call is None or call.call != number:
+            return None
+        self._call = None
+        return call
+
+    def _deadline_s(self) -> float:
+        doubled = (WAIT_S + GRACE_S) * 2.0 ** min(self.choice.timeouts, 10)
+        return min(doubled, MAX_DEADLINE_S)

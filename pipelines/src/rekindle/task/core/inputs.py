@@ -1,0 +1,98 @@
+"""Which epochs a task may take, and how far it reads ahead. Pure.
+
+The epochs of a source are released by time; the clock decides when an epoch is released, never what
+is in it. Those of streams are complete when every upstream partition has delivered them; complete
+epochs wait for the loop, and readers stop while too many bytes do.
+
+Design: docs/design/epochs.md#cuts, docs/design/streams.md#sunion.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from rekindle.engine.bounds import CallBounds, take_ready
+from rekindle.streams.epochs import EpochBatch, EpochInput
+from rekindle.streams.sunion import Channel, SUnion
+
+_DAY_US = 86_400_000_000
+LONG_GAP_US = 365 * _DAY_US
+"""A gap without rows that a source reports as a problem."""
+
+
+def released_epoch(now_s: float, origin_us: int, interval_us: int) -> int:
+    """The newest epoch whose time has passed; `now_s`: Unix time."""
+    return int((int(now_s * 1_000_000) - origin_us) // interval_us) - 1
+
+
+def released_in_s(epoch: int, now_s: float, origin_us: int, interval_us: int) -> float:
+    """How long until an epoch is released; 0 if it is."""
+    return max(0.0, (origin_us + (epoch + 1) * interval_us) / 1e6 - now_s)
+
+
+def gap_problem(next_epoch: int, next_change: int | None, interval_us: int) -> str | None:
+    """Reports gaps of years, which usually mean a row with a wrong time: the task would wait that
+    long for the next row. `next_change`: the next epoch with rows; None if there is none."""
+    if next_change is None or (gap_us := (next_change - next_epoch) * interval_us) < LONG_GAP_US:
+        return None
+    return (
+        f"the source has no rows until epoch {next_change:,}, {gap_us // _DAY_US:,} days from now; "
+        "correct the times of its rows, or raise speedup"
+    )
+
+
+class StreamsCore:
+    """The epochs of upstream streams. `error`: why no more can be taken."""
+
+    def __init__(
+        self, inputs: Sequence[Sequence[int]], next_epoch: int, watermark: int, ahead_bytes: int
+    ) -> None:
+        """`inputs`: the partitions read, for each input; `watermark`: after `next_epoch - 1`;
+        `ahead_bytes`: that may be buffered, and the same again in complete epochs."""
+        self.error: Exception | None = None
+        self._union = SUnion(inputs, next_epoch, watermark, ahead_bytes)
+        self._ready: deque[EpochInput] = deque()
+        self._ready_bytes = 0
+        self._ahead_bytes = ahead_bytes
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        return self._union.channels
+
+    @property
+    def channel_bytes(self) -> int:
+        """Bytes of rows that may be buffered for each channel."""
+        return self._union.channel_bytes
+
+    @property
+    def may_take(self) -> bool:
+        """Whether `take` returns epochs, or raises, now."""
+        return bool(self._ready) or self.error is not None
+
+    def failed(self, error: Exception) -> None:
+        """The first error is kept."""
+        self.error = self.error or error
+
+    def arrived(self, channel: Channel, batch: EpochBatch) -> None:
+        """Raises TentativeRefused, Diverged, which are kept too."""
+        try:
+            complete = self._union.add(channel, batch)
+        except Exception as error:
+            self.error = error
+            raise
+        for epoch in complete:
+            self._ready.append(epoch)
+            self._ready_bytes += epoch.nbytes
+
+    def has_capacity(self, channel: Channel) -> bool:
+        """Whether the channel may be read further."""
+        return self._union.has_capacity(channel) and self._ready_bytes < self._ahead_bytes
+
+    def take(self, bounds: CallBounds) -> list[EpochInput]:
+        """The complete epochs of one call. Raises what has failed."""
+        if self.error is not None:
+            raise self.error
+        taken = take_ready(self._ready, bounds)
+        self._ready_bytes -= sum(e.nbytes for e in taken)
+        return taken

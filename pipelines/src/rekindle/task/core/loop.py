@@ -1,0 +1,354 @@
+"""Which epochs the chain computes in one call, and what is retried. Pure.
+
+A call takes as many epochs as are complete, bounded in epochs, rows and bytes, and never goes
+beyond a checkpoint epoch. Its outputs are appended to the log one after another; only then is the
+state after it the task's state. What fails for a while is tried again after a back-off; what does
+not fit into memory is tried again in a smaller call, in an engine that was started again. Does not
+know the log, Spark or sinks.
+
+Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from rekindle.backoff import BackoffPolicy
+from rekindle.engine.bounds import CallBounds, take_ready
+from rekindle.engine.failure import EngineLost, OutOfMemory
+from rekindle.engine.model import EpochOutput, State
+from rekindle.engine.retry import CallSizes
+from rekindle.errors import RekindleError
+from rekindle.protocol import TaskProblem
+from rekindle.streams.digest import chain_digest, chained_digest_from
+from rekindle.streams.epochs import EpochInput
+from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.state import TaskState
+
+_BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsTaken:
+    """The next complete epochs; none if no epoch was complete in time."""
+
+    epochs: Sequence[EpochInput]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsProcessed:
+    outputs: Sequence[EpochOutput]
+    operators: State  # after the last of them
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsAppended:
+    """The first of the outputs to append are in the log, one for each digest."""
+
+    digests: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The call failed for a reason that may pass."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine died in the call, or the call did not fit into memory."""
+
+    error: EngineLost | OutOfMemory
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDied:
+    """The engine died while nobody called it."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRestarted:
+    pass
+
+
+# -- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TakeEpochs:
+    bounds: CallBounds
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEpochs:
+    operators: State
+    epochs: Sequence[EpochInput]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEpochs:
+    """Append the outputs in order."""
+
+    outputs: Sequence[EpochOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartEngine:
+    job_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochComputed:
+    """An epoch is in the log: its digest, and that of all output through it."""
+
+    epoch: int
+    digest: str
+    chained: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallCompleted:
+    """All outputs of a call are in the log, `took_s` after the call began."""
+
+    epochs: Sequence[EpochInput]
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReached:
+    state: TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The task cannot continue."""
+
+    error: Exception
+
+
+LoopEvent = (
+    EpochsTaken
+    | EpochsProcessed
+    | EpochsAppended
+    | AttemptFailed
+    | EngineFailed
+    | EngineDied
+    | EngineRestarted
+    | Woken
+)
+LoopCall = TakeEpochs | ProcessEpochs | AppendEpochs | RestartEngine
+LoopEffect = LoopCall | SetProblem | EpochComputed | CallCompleted | CheckpointReached | GiveUp
+
+
+# -- states --------------------------------------------------------------------------------------
+
+
+class LoopPhase(StrEnum):
+    """What the loop is doing, or waits to try again."""
+
+    TAKING = "taking epochs"
+    PROCESSING = "processing epochs"
+    APPENDING = "appending epochs"
+    RESTARTING = "restarting the engine"
+
+
+VALID: Mapping[LoopPhase, frozenset[type]] = {
+    LoopPhase.TAKING: frozenset({EpochsTaken, AttemptFailed, EngineDied, Woken}),
+    LoopPhase.PROCESSING: frozenset(
+        {EpochsProcessed, AttemptFailed, EngineFailed, EngineDied, Woken}
+    ),
+    LoopPhase.APPENDING: frozenset({EpochsAppended, AttemptFailed, Woken}),
+    LoopPhase.RESTARTING: frozenset({EngineRestarted, AttemptFailed, Woken}),
+}
+"""The events that can happen in a phase; another one is a bug in the shell."""
+
+_SUBJECTS = {
+    LoopPhase.TAKING: "input",
+    LoopPhase.PROCESSING: "engine",
+    LoopPhase.APPENDING: "log",
+    LoopPhase.RESTARTING: "engine",
+}
+
+
+class InvalidLoopEvent(RekindleError):
+    """An event that cannot happen in a phase of the loop: a bug in the task."""
+
+
+class LoopCore:
+    """The loop of one task. `state`: after the newest epoch whose call is complete; `chained`: the
+    digest of all output through the newest epoch in the log."""
+
+    def __init__(self, state: TaskState, checkpoint_every: int, sizes: CallSizes) -> None:
+        self.state = state
+        self.chained = state.chained_digest or chained_digest_from(state.epoch)
+        self.phase = LoopPhase.TAKING
+        self._checkpoint_every = checkpoint_every
+        self._sizes = sizes
+        self._taken: deque[EpochInput] = deque()  # taken from the inputs, not yet in a call
+        self._call: Sequence[EpochInput] = ()
+        self._outputs: deque[EpochOutput] = deque()  # of the call, not yet in the log
+        self._operators = state.operators
+        self._began = -math.inf
+        self._waiting = True  # no effect is being performed
+        self._failures = 0  # in a row
+        self._retry_at = -math.inf
+        self._problems: set[str] = set()  # that are reported
+        self._failed_in_call = False  # why the engine restarts
+
+    @property
+    def wake_at(self) -> float | None:
+        return self._retry_at if self._waiting else None
+
+    def step(self, event: LoopEvent, now: float) -> list[LoopEffect]:
+        """Raises InvalidLoopEvent."""
+        if type(event) not in VALID[self.phase]:
+            raise InvalidLoopEvent(f"loop: {type(event).__name__} while {self.phase}")
+        match event:
+            case EpochsTaken(epochs):
+                return self._epochs_taken(epochs, now)
+            case EpochsProcessed(outputs, operators):
+                return self._epochs_processed(outputs, operators)
+            case EpochsAppended(digests):
+                return self._epochs_appended(digests, now)
+            case AttemptFailed(message):
+                return self._attempt_failed(message, now)
+            case EngineFailed(error):
+                return self._engine_failed(error)
+            case EngineDied(message):
+                self._failed_in_call = False
+                return [self._report("engine", message), *self._restart()]
+            case EngineRestarted():
+                recovered = [] if self._failed_in_call else self._recovered("engine")
+                return [*recovered, *self._next_call(now)]
+            case Woken():
+                return self._try_again(now)
+        assert_never(event)
+
+    # -- taking ----------------------------------------------------------------------------------
+
+    def _take(self) -> list[LoopEffect]:
+        self._enter(LoopPhase.TAKING)
+        done = self.state.epoch + 1
+        until_checkpoint = self._checkpoint_every - done % self._checkpoint_every
+        return [TakeEpochs(self._sizes.bounds.within(until_checkpoint))]
+
+    def _epochs_taken(self, epochs: Sequence[EpochInput], now: float) -> list[LoopEffect]:
+        self._taken.extend(epochs)
+        return [*self._recovered("input"), *self._next_call(now)]
+
+    def _next_call(self, now: float) -> list[LoopEffect]:
+        return self._process(now) if self._taken else self._take()
+
+    # -- processing ------------------------------------------------------------------------------
+
+    def _process(self, now: float) -> list[LoopEffect]:
+        self._enter(LoopPhase.PROCESSING)
+        self._call = take_ready(deque(self._taken), self._sizes.next_call)
+        self._began = now
+        try:
+            for epoch in self._call:
+                self._sizes.check(epoch)
+        except RekindleError as error:
+            return [GiveUp(error)]
+        return [ProcessEpochs(self.state.operators, self._call)]
+
+    def _epochs_processed(
+        self, outputs: Sequence[EpochOutput], operators: State
+    ) -> list[LoopEffect]:
+        wanted, got = [e.epoch for e in self._call], [o.epoch for o in outputs]
+        if wanted != got:
+            problem = f"the engine returned epochs {got} for {wanted}: this is a bug"
+            return [GiveUp(RekindleError(problem))]
+        self._sizes.succeeded(wanted[-1])
+        self._operators = operators
+        self._outputs.extend(outputs)
+        self._enter(LoopPhase.APPENDING)
+        return [*self._recovered("engine"), AppendEpochs(outputs)]
+
+    def _engine_failed(self, error: EngineLost | OutOfMemory) -> list[LoopEffect]:
+        try:
+            self._sizes.failed(self._call, error)
+        except RekindleError as permanent:
+            return [self._report("engine", str(error)), GiveUp(permanent)]
+        self._failed_in_call = True
+        return [self._report("engine", str(error)), *self._restart()]
+
+    def _restart(self) -> list[LoopEffect]:
+        self._enter(LoopPhase.RESTARTING)
+        return [RestartEngine(self._sizes.job_bytes)]
+
+    # -- appending -------------------------------------------------------------------------------
+
+    def _epochs_appended(self, digests: Sequence[str], now: float) -> list[LoopEffect]:
+        effects = self._recovered("log")
+        for digest in digests:
+            output = self._outputs.popleft()
+            self.chained = chain_digest(self.chained, output.epoch, output.watermark, digest)
+            effects.append(EpochComputed(output.epoch, digest, self.chained))
+        self._failures = 0
+        return effects if self._outputs else [*effects, *self._call_completed(now)]
+
+    def _call_completed(self, now: float) -> list[LoopEffect]:
+        call, newest, self._call = self._call, self._call[-1], ()
+        for _ in call:
+            self._taken.popleft()
+        is_checkpoint = (newest.epoch + 1) % self._checkpoint_every == 0
+        operators = self._operators.sealed() if is_checkpoint else self._operators
+        self.state = TaskState(newest.epoch, newest.watermark, operators, self.chained)
+        done: list[LoopEffect] = [CallCompleted(call, now - self._began)]
+        if is_checkpoint:
+            done.append(CheckpointReached(self.state))
+        return [*done, *self._next_call(now)]
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _enter(self, phase: LoopPhase) -> None:
+        self.phase, self._waiting, self._failures = phase, False, 0
+
+    def _attempt_failed(self, message: str, now: float) -> list[LoopEffect]:
+        self._waiting = True
+        self._failures += 1
+        self._retry_at = now + _BACKOFF.wait_s(self._failures)
+        return [self._report(_SUBJECTS[self.phase], message)]
+
+    def _try_again(self, now: float) -> list[LoopEffect]:
+        if not self._waiting or now < self._retry_at:
+            return []
+        failures = self._failures
+        effects = self._same_call(now)
+        self._failures = failures
+        return effects
+
+    def _same_call(self, now: float) -> list[LoopEffect]:
+        match self.phase:
+            case LoopPhase.TAKING:
+                return self._take()
+            case LoopPhase.PROCESSING:
+                self._waiting = False
+                return [ProcessEpochs(self.state.operators, self._call)]
+            case LoopPhase.APPENDING:
+                self._waiting = False
+                return [AppendEpochs(tuple(self._outputs))]
+            case LoopPhase.RESTARTING:
+                return self._restart()
+
+    def _report(self, subject: str, message: str) -> SetProblem:
+        self._problems.add(subject)
+        return SetProblem(subject, TaskProblem(message=message, epoch=self.state.epoch + 1))
+
+    def _recovered(self, subject: str) -> list[LoopEffect]:
+        if subject not in self._problems:
+            return []
+        self._problems.discard(subject)
+        return [SetProblem(subject, None)]

@@ -1,0 +1,155 @@
+"""What a whole task is told, and what it has to do: settings, events and effects. Pure.
+
+Events of its loop, saver and sinks, and their effects, are in the modules of those cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rekindle.engine.memory import MemoryPlan, plan_memory
+from rekindle.identity import Identity
+from rekindle.protocol import PollRequest, PollResponse, SinkAssignment, TaskRef
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.events import Woken
+from rekindle.task.core.loop import (
+    AttemptFailed,
+    EngineDied,
+    EngineFailed,
+    EngineRestarted,
+    EpochsAppended,
+    EpochsProcessed,
+    EpochsTaken,
+    LoopCall,
+)
+from rekindle.task.core.saver import EntrySaved, SaveAbandoned, SaveFailed, SaverEffect
+from rekindle.task.core.sink import SinkEffect, SinkEvent
+from rekindle.task.core.start import CompleteStart, StartCall, StepFailed, StepSucceeded
+from rekindle.task.core.supervisor import (
+    DiscardLog,
+    EndProcess,
+    RouteInputs,
+    StopRequested,
+    TruncateLog,
+)
+from rekindle.task.state import TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """`origin_us`: start of epoch 0, Unix time; `engine`: its version."""
+
+    ref: TaskRef
+    boot_id: str
+    checkpoint_every: int
+    interval_us: int
+    origin_us: int = 0
+    engine: str = ""
+    fence: int = NO_EPOCH  # the highest one that earlier boots have seen
+    identity: Identity = field(default_factory=Identity)
+    memory: MemoryPlan = field(default_factory=plan_memory)
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PollReceived:
+    poll: PollRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRestored:
+    """State, inputs, engine and log are there; the log holds `log_base` to `log_last`."""
+
+    state: TaskState
+    log_base: int
+    log_last: int
+    compare_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAdvanced:
+    """`head`: the newest epoch that time, or the upstreams, have released."""
+
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogTruncated:
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallFinallyFailed:
+    """A call failed for a reason that stays: the task cannot continue."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class OfSink:
+    """An event of the sink of an assignment."""
+
+    assigned: SinkAssignment
+    event: SinkEvent
+
+
+TaskCoreEvent = (
+    PollReceived
+    | TaskRestored
+    | HeadAdvanced
+    | LogTruncated
+    | CallFinallyFailed
+    | OfSink
+    | EpochsTaken
+    | EpochsProcessed
+    | EpochsAppended
+    | AttemptFailed
+    | EngineFailed
+    | EngineDied
+    | EngineRestarted
+    | EntrySaved
+    | SaveFailed
+    | SaveAbandoned
+    | StepSucceeded
+    | StepFailed
+    | StopRequested
+    | Woken
+)
+
+# -- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Respond:
+    response: PollResponse
+
+
+@dataclass(frozen=True, slots=True)
+class RefusePoll:
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallSink:
+    """A call of the sink of an assignment."""
+
+    assigned: SinkAssignment
+    call: SinkEffect
+
+
+TaskEffect = (
+    Respond
+    | RefusePoll
+    | CallSink
+    | LoopCall
+    | SaverEffect
+    | StartCall
+    | CompleteStart
+    | RouteInputs
+    | TruncateLog
+    | DiscardLog
+    | EndProcess
+)

@@ -1,0 +1,75 @@
+"""The parts of a whole task, as its status reads them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rekindle.protocol import CheckpointDone, SinkAssignment, SinkProgress
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.loop import LoopCore
+from rekindle.task.core.saver import SaverCore
+from rekindle.task.core.sink import SinkCore
+
+
+@dataclass(slots=True)
+class LogPositions:
+    base: int
+    last: int
+    local_bytes: int = 0
+
+
+@dataclass(slots=True)
+class InputPositions:
+    newest: int = NO_EPOCH
+
+    def head(self) -> int:
+        return self.newest
+
+    def unreadable(self) -> tuple[str, ...]:
+        return ()
+
+    def problem(self) -> str | None:
+        return None
+
+
+class Sinks:
+    """The sinks of one task, by query."""
+
+    def __init__(self, restored_from: int, compare_from: int | None) -> None:
+        self.cores: dict[str, SinkCore] = {}
+        self._restored_from = restored_from
+        self._compare_from = compare_from
+
+    def start(self, assigned: SinkAssignment, through: int | None) -> SinkCore:
+        core = SinkCore(assigned, self._restored_from, self._compare_from, through)
+        self.cores[assigned.query] = core
+        return core
+
+    def progress(self) -> tuple[SinkProgress, ...]:
+        return tuple(core.progress() for core in self.cores.values())
+
+    def problem(self) -> str | None:
+        return next((c.problem for c in self.cores.values() if c.problem is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The saver, as the status sees it."""
+
+    core: SaverCore
+
+    @property
+    def problem(self) -> str | None:
+        return self.core.problem
+
+    def done(self) -> tuple[CheckpointDone, ...]:
+        return self.core.saved()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a task has once it is restored."""
+
+    log: LogPositions
+    loop: LoopCore
+    sinks: Sinks

@@ -1,0 +1,58 @@
+"""Which polls a task accepts. Pure.
+
+A poll is level-triggered: the newest full one is the task's whole desired state, until another one
+arrives. Fencing (I9): polls are refused if their fence is lower than the highest one seen, or if
+they are for another topology or another incarnation of the slot.
+
+Design: docs/design/task.md#passive, docs/design/fencing.md#fences.
+"""
+
+from __future__ import annotations
+
+from rekindle.errors import RekindleError
+from rekindle.identity import Identity
+from rekindle.protocol import Contained, PollRequest, TaskRef
+
+
+class PollRefused(RekindleError):
+    """A poll that must not be applied; `status`: the HTTP status."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"poll refused: {reason}")
+        self.status = status
+
+
+class PollCore:
+    """The polls of one task. `fence`: the highest one seen; `desired`: the newest full poll."""
+
+    def __init__(self, ref: TaskRef, identity: Identity, fence: int) -> None:
+        self.fence = fence
+        self.desired: PollRequest | None = None
+        self._ref = ref
+        self._identity = identity
+
+    def accept(self, poll: PollRequest) -> bool:
+        """Whether the poll is the new desired state. Raises PollRefused."""
+        if (mismatch := self._identity.mismatch(poll.topology)) is not None:
+            raise PollRefused(421, mismatch)
+        if poll.task != self._ref:
+            raise PollRefused(410, f"it is for {_name(poll.task)}, this is {_name(self._ref)}")
+        if poll.fence < self.fence:
+            raise PollRefused(
+                409, f"its fence {poll.fence} is below {self.fence}, the highest seen"
+            )
+        self.fence = poll.fence
+        if not poll.ask_only:
+            self.desired = poll
+        return not poll.ask_only
+
+    def contained(self) -> Contained | None:
+        """A new coordinator does not know what the one before held back."""
+        desired = self.desired
+        if desired is None or desired.fence == self.fence or desired.sinks_through is None:
+            return None
+        return Contained(after=desired.sinks_through, disputed=desired.digests_of)
+
+
+def _name(ref: TaskRef) -> str:
+    return f"{ref.segment}/{ref.partition}/{ref.replica} incarnation {ref.incarnation}"

@@ -1,0 +1,142 @@
+"""Which checkpoints are saved, and which are reported. Pure.
+
+At most PENDING states wait for the store. If it is slow, older ones are dropped, because only the
+newest checkpoint that all partitions have is committed. A state that could not be saved is saved
+again after a back-off, unless newer ones have taken its place. A saved entry is reported until it
+is committed; only objects of the committed entry may be reused. Does not know log, sinks or engine.
+
+Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import assert_never
+
+from rekindle.backoff import BackoffPolicy
+from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.task.core.events import Woken
+from rekindle.task.state import TaskState
+
+PENDING = 2
+KEPT = 64
+_BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StateReached:
+    """The state after a checkpoint epoch, which this task has to save."""
+
+    state: TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class EntryCommitted:
+    """The partition's entry `point` is in the newest manifest."""
+
+    point: RestorePoint
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySaved:
+    done: CheckpointDone
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAbandoned:
+    """The thread that was saving has died. Its state is not saved again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Save a state. `reuse`: the entry whose objects may be reused, if any."""
+
+    state: TaskState
+    reuse: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SkipState:
+    """The checkpoint of this epoch is not saved, because newer ones wait."""
+
+    epoch: int
+
+
+SaverEvent = StateReached | EntryCommitted | EntrySaved | SaveFailed | SaveAbandoned | Woken
+SaverEffect = SaveState | SkipState
+
+
+class SaverCore:
+    """Checkpoints of one task. `problem`: why the newest attempt failed; None after a success."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self._pending: deque[TaskState] = deque()
+        self._saving: TaskState | None = None
+        self._saved: deque[CheckpointDone] = deque()
+        self._committed: RestorePoint | None = None
+        self._failures = 0  # in a row
+        self._retry_at = -math.inf
+
+    @property
+    def wake_at(self) -> float | None:
+        waits = self._saving is None and self._pending
+        return self._retry_at if waits else None
+
+    def saved(self) -> tuple[CheckpointDone, ...]:
+        """Saved and not yet committed, oldest first."""
+        return tuple(self._saved)
+
+    def step(self, event: SaverEvent, now: float) -> list[SaverEffect]:
+        skipped: list[SaverEffect] = []
+        match event:
+            case StateReached(state):
+                self._pending.append(state)
+                while len(self._pending) > PENDING:
+                    skipped.append(SkipState(self._pending.popleft().epoch))
+            case EntryCommitted(point):
+                self._committed = point
+                while self._saved and self._saved[0].epoch <= point.epoch:
+                    self._saved.popleft()
+            case EntrySaved(done):
+                self._entry_saved(done)
+            case SaveFailed(message):
+                self._save_failed(message, now)
+            case SaveAbandoned():
+                self._saving = None
+            case Woken():
+                pass
+            case _:
+                assert_never(event)
+        return skipped + self._next_save(now)
+
+    def _next_save(self, now: float) -> list[SaverEffect]:
+        if self._saving is not None or not self._pending or now < self._retry_at:
+            return []
+        self._saving = self._pending.popleft()
+        return [SaveState(self._saving, self._committed.object if self._committed else None)]
+
+    def _entry_saved(self, done: CheckpointDone) -> None:
+        self._saving, self._failures, self.problem = None, 0, None
+        if self._committed is not None and done.epoch <= self._committed.epoch:
+            return
+        if len(self._saved) == KEPT:
+            self._saved.pop()  # not the oldest, which slow sinks will reach first
+        self._saved.append(done)
+
+    def _save_failed(self, message: str, now: float) -> None:
+        state, self._saving = self._saving, None
+        self._failures += 1
+        self._retry_at = now + _BACKOFF.wait_s(self._failures)
+        if state is None:
+            return
+        self.problem = f"the checkpoint of epoch {state.epoch} cannot be saved: {message}"
+        if len(self._pending) < PENDING:
+            self._pending.appendleft(state)

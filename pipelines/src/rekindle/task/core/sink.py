@@ -1,0 +1,247 @@
+"""When a sink is opened, which epochs are written to it, and when conflicts are checked. Pure.
+
+A sink consumes the task's output log from `from_epoch` on, one call at a time. Epochs up to the
+restore point are durable, because an entry is committed only after its partition's sinks have
+written. Before its first write it is asked for its newest epoch; epochs of an earlier boot are
+skipped, but compared from `compare_from` on, because that boot's log may have been wrong. A call
+that failed is made again after a back-off. Epochs above `through` wait, because replicas disagree
+about them. Does not know the log's files, nor the engine.
+
+Design: docs/design/exactly-once.md#sinks.
+Paper: FlameStream (Trofimov et al. 2019), section V-A2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from rekindle.backoff import BackoffPolicy
+from rekindle.protocol import SinkAssignment, SinkProgress
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.events import Woken
+
+_BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
+RETRY_CONFLICTS_S = 5.0
+"""Seconds between checks of the conflicting files: they may have been deleted."""
+_RETRY_PAUSE = 4
+"""The pause between checks is at least this many times as long as the last check: on a slow store
+checks of many files leave most of the thread's time to writing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogGrew:
+    """The output log holds epochs through `last`."""
+
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class PauseChanged:
+    """Write no epoch above `through`; None: all."""
+
+    through: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOpened:
+    """`last`: the newest epoch that need not be written; `first`: the first one that the definition
+    may write, if it was asked for."""
+
+    last: int
+    first: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWritten:
+    """An epoch of the call in progress is durable. `conflict`: of the sink after it."""
+
+    epoch: int
+    conflict: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEnded:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictsChecked:
+    conflict: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallAbandoned:
+    """The thread in the call has died; the call is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSink:
+    """Open the sink and ask it for its newest epoch; those through `after` are there. `ask_first`:
+    ask for its first epoch too."""
+
+    after: int
+    ask_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEpochs:
+    """Write what the log holds from an epoch on, as long as `may_write` accepts it."""
+
+    from_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckConflicts:
+    """Check the epochs in conflict again, of those that `may_write` accepts."""
+
+
+SinkEvent = (
+    LogGrew
+    | PauseChanged
+    | SinkOpened
+    | EpochWritten
+    | WriteEnded
+    | ConflictsChecked
+    | CallFailed
+    | CallAbandoned
+    | Woken
+)
+SinkEffect = OpenSink | WriteEpochs | CheckConflicts
+
+
+class SinkCore:
+    """One query's sink. `next_epoch`: the first that is not durable; `problem`: why the newest call
+    failed; None after a success."""
+
+    def __init__(
+        self,
+        assigned: SinkAssignment,
+        restored_from: int,
+        compare_from: int | None = None,
+        through: int | None = None,
+    ) -> None:
+        self.assigned = assigned
+        self.next_epoch = max(assigned.from_epoch, restored_from + 1)
+        self.conflict: str | None = None
+        self.problem: str | None = None
+        self._compare_from = compare_from
+        self._through = through
+        self._log_last = NO_EPOCH
+        self._opened = False
+        self._call: SinkEffect | None = None
+        self._call_began = -math.inf
+        self._check_at = -math.inf
+        self._failures = 0  # in a row
+        self._retry_at = -math.inf
+
+    @property
+    def wake_at(self) -> float | None:
+        if self._call is not None:
+            return None
+        if self._failures:
+            return self._retry_at
+        return self._check_at if self.conflict is not None else None
+
+    @property
+    def waits_for(self) -> int | None:
+        """The epoch that has to be in the log; None if the core waits for something else."""
+        ready = self._call is None and not self._failures and self.may_write(self.next_epoch)
+        return self.next_epoch if ready else None
+
+    def progress(self) -> SinkProgress:
+        return SinkProgress(
+            assigned=self.assigned, durable=self.next_epoch - 1, conflict=self.conflict
+        )
+
+    def may_write(self, epoch: int) -> bool:
+        return self._through is None or epoch <= self._through
+
+    def step(self, event: SinkEvent, now: float) -> list[SinkEffect]:
+        match event:
+            case LogGrew(last):
+                self._log_last = last
+            case PauseChanged(through):
+                self._through = through
+            case SinkOpened(last, first):
+                self._opened, self._call = True, None
+                self.next_epoch = max(self.next_epoch, self._first_to_write(last, first))
+            case EpochWritten(epoch, conflict):
+                self.next_epoch, self.conflict = epoch + 1, conflict
+            case WriteEnded():
+                self._succeeded()
+            case ConflictsChecked(conflict):
+                self.conflict = conflict
+                self._schedule_check(now)
+                self._succeeded()
+            case CallFailed(message):
+                self._failed(message, now)
+            case CallAbandoned():
+                self._call = None
+            case Woken():
+                pass
+            case _:
+                assert_never(event)
+        return self._next_call(now)
+
+    def _next_call(self, now: float) -> list[SinkEffect]:
+        if self._call is not None or now < self._retry_at:
+            return []
+        if not self._opened:
+            self._call = OpenSink(self.next_epoch - 1, self._compare_from is not None)
+        elif self.conflict is not None and now >= self._check_at:
+            self._call = CheckConflicts()
+        elif self._log_last >= self.next_epoch and self.may_write(self.next_epoch):
+            self._call = WriteEpochs(self.next_epoch)
+        else:
+            self._succeeded()
+            return []
+        self._call_began = now
+        return [self._call]
+
+    def _first_to_write(self, last: int, first: int | None) -> int:
+        if self._compare_from is None or first is None:
+            return last + 1
+        return min(last + 1, max(self._compare_from, first))
+
+    def _succeeded(self) -> None:
+        self._call, self._failures, self.problem = None, 0, None
+
+    def _failed(self, message: str, now: float) -> None:
+        if isinstance(self._call, CheckConflicts):
+            self._schedule_check(now)
+        self._call, self.problem = None, message
+        self._failures += 1
+        self._retry_at = now + _BACKOFF.wait_s(self._failures)
+
+    def _schedule_check(self, now: float) -> None:
+        took_s = now - self._call_began
+        self._check_at = now + max(RETRY_CONFLICTS_S, _RETRY_PAUSE * took_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StopWriter:
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartWriter:
+    assigned: SinkAssignment
+
+
+def assignment_changes(
+    current: Mapping[str, SinkAssignment], wanted: Iterable[SinkAssignment]
+) -> list[StopWriter | StartWriter]:
+    """What leads from the writers that run, by query, to the assigned ones. A writer whose
+    assignment has changed is replaced: it may write to another place, or from another epoch on."""
+    assigned = {s.query: s for s in wanted}
+    stop = [StopWriter(q) for q, s in current.items() if s != assigned.get(q)]
+    start = [StartWriter(s) for q, s in assigned.items() if s != current.get(q)]
+    return [*stop, *start]

@@ -1,0 +1,283 @@
+"""How a task starts, follows polls, fails and ends. Pure.
+
+A poll is level-triggered: the newest full one is the task's whole desired state. What it changes is
+applied once; what may leave the log also depends on what the sinks have written. A task that failed
+waits until a poll has reported that, and ends; one whose results differ each time stays, because
+its next boot would only fail again. A task that has to compute again discards its log and ends.
+
+Design: docs/design/task.md#passive, docs/design/task.md#failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from rekindle.errors import RekindleError
+from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, Upstream
+from rekindle.task.core.events import Woken
+
+REPORT_FAILURE_S = 5.0
+CALL_S = 20.0
+FLUSH_S = 15.0
+STOP_S = 5.0
+_ABORT_S = 0.5
+"""How long a failed task waits for its threads."""
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PollAccepted:
+    """The newest full poll."""
+
+    poll: PollRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """State, inputs, engine and log are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinksProgressed:
+    """`durable`: the newest durable epoch of each sink."""
+
+    durable: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """`for_good`: a restart would not help."""
+
+    for_good: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReported:
+    """A response has reported to a coordinator that the task failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    pass
+
+
+# -- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartTask:
+    restore: RestorePoint
+
+
+@dataclass(frozen=True, slots=True)
+class RouteInputs:
+    upstreams: Sequence[Upstream]
+
+
+@dataclass(frozen=True, slots=True)
+class SetSinks:
+    """First pause the writers that there are after `through`, then start and stop writers."""
+
+    through: int | None
+    sinks: Sequence[SinkAssignment]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepDigests:
+    """Respond with the digests of these epochs."""
+
+    epochs: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class NoteCommitted:
+    """The partition's entry in the newest manifest; None if it has none."""
+
+    point: RestorePoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateLog:
+    """Epochs through `floor` are no longer needed."""
+
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunLoop:
+    """Begin to compute epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardLog:
+    """What the log holds may be wrong: the next boot must not use it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopSinks:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class EndProcess:
+    """Stop taking epochs, finish the running call within `loop_s`, let the sinks write the log
+    within `flush_s` (0: not at all), and the saver finish within `saver_s`."""
+
+    exit_status: int
+    loop_s: float
+    flush_s: float
+    saver_s: float
+
+
+SupervisorEvent = (
+    PollAccepted | Started | SinksProgressed | TaskFailed | FailureReported | StopRequested | Woken
+)
+SupervisorEffect = (
+    StartTask
+    | RouteInputs
+    | SetSinks
+    | KeepDigests
+    | NoteCommitted
+    | TruncateLog
+    | RunLoop
+    | DiscardLog
+    | StopSinks
+    | EndProcess
+)
+
+
+# -- states --------------------------------------------------------------------------------------
+
+
+class Stage(StrEnum):
+    """How far the process of a task is."""
+
+    WAITING = "waiting for a restore point"
+    STARTING = "starting"
+    RUNNING = "running"
+    REPORTING = "failed, until that is reported"
+    STAYING = "failed, until it has to stop or to compute again"
+    ENDED = "ended"
+
+
+NEXT: Mapping[Stage, frozenset[Stage]] = {
+    Stage.WAITING: frozenset({Stage.STARTING, Stage.REPORTING, Stage.STAYING, Stage.ENDED}),
+    Stage.STARTING: frozenset({Stage.RUNNING, Stage.REPORTING, Stage.STAYING, Stage.ENDED}),
+    Stage.RUNNING: frozenset({Stage.REPORTING, Stage.STAYING, Stage.ENDED}),
+    Stage.REPORTING: frozenset({Stage.ENDED}),
+    Stage.STAYING: frozenset({Stage.ENDED}),
+    Stage.ENDED: frozenset(),
+}
+
+
+class InvalidStage(RekindleError):
+    """A change of stage that cannot happen: a bug in the task."""
+
+
+class SupervisorCore:
+    """The process of one task."""
+
+    def __init__(self, boot_id: str) -> None:
+        self.stage = Stage.WAITING
+        self._boot_id = boot_id
+        self._desired: PollRequest | None = None
+        self._failed = False
+        self._report_until: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.stage is Stage.ENDED
+
+    @property
+    def wake_at(self) -> float | None:
+        return self._report_until if self.stage is Stage.REPORTING else None
+
+    @property
+    def saves(self) -> bool:
+        """Whether this task saves checkpoints."""
+        return self._desired is not None and self._desired.saver
+
+    def must_recompute(self, poll: PollRequest | None) -> bool:
+        """Whether a poll tells this boot to end, because what it computed may be wrong."""
+        return poll is not None and poll.recompute == self._boot_id
+
+    def step(self, event: SupervisorEvent, now: float) -> list[SupervisorEffect]:
+        """Raises InvalidStage."""
+        if self.ended:
+            return []
+        match event:
+            case PollAccepted(poll):
+                return self._poll_accepted(poll)
+            case Started():
+                self._enter(Stage.RUNNING)
+                return [*self._follow(), RunLoop()]
+            case SinksProgressed(durable):
+                return self._truncate(durable)
+            case TaskFailed(for_good):
+                return self._task_failed(for_good, now)
+            case FailureReported():
+                return self._end() if self.stage is Stage.REPORTING else []
+            case StopRequested():
+                return self._end()
+            case Woken():
+                return self._end() if self.wake_at is not None and now >= self.wake_at else []
+        assert_never(event)
+
+    def _poll_accepted(self, poll: PollRequest) -> list[SupervisorEffect]:
+        self._desired = poll
+        if self.must_recompute(poll) and self.stage is not Stage.REPORTING:
+            return [DiscardLog(), *self._end(flush_s=0.0)]
+        match self.stage:
+            case Stage.WAITING if poll.restore is not None:
+                self._enter(Stage.STARTING)
+                return [StartTask(poll.restore), RouteInputs(poll.upstreams)]
+            case Stage.STARTING:
+                return [RouteInputs(poll.upstreams)]  # inputs are read ahead
+            case Stage.RUNNING:
+                return self._follow()
+        return []
+
+    def _follow(self) -> list[SupervisorEffect]:
+        """What the newest poll changes in a task that runs."""
+        desired = self._desired
+        if desired is None:
+            return []
+        return [
+            RouteInputs(desired.upstreams),
+            SetSinks(desired.sinks_through, desired.sinks),
+            KeepDigests(desired.digests_of),
+            NoteCommitted(desired.committed),
+        ]
+
+    def _truncate(self, durable: Sequence[int]) -> list[SupervisorEffect]:
+        """No sink may lose an epoch that it has not written. The same floor is applied again: the
+        log may have grown below it."""
+        desired = self._desired
+        if self.stage is not Stage.RUNNING or desired is None or desired.floor is None:
+            return []
+        return [TruncateLog(min([desired.floor, *durable]))]
+
+    def _task_failed(self, for_good: bool, now: float) -> list[SupervisorEffect]:
+        if self._failed:
+            return []
+        self._failed = True
+        self._enter(Stage.STAYING if for_good else Stage.REPORTING)
+        if not for_good:
+            self._report_until = now + REPORT_FAILURE_S
+        return [StopSinks()]
+
+    def _end(self, flush_s: float = FLUSH_S) -> list[SupervisorEffect]:
+        self._enter(Stage.ENDED)
+        if self._failed:
+            return [EndProcess(1, _ABORT_S, 0.0, _ABORT_S)]
+        return [EndProcess(0, CALL_S, flush_s, STOP_S)]
+
+    def _enter(self, stage: Stage) -> None:
+        if stage not in NEXT[self.stage]:
+            raise InvalidStage(f"task: '{stage}' cannot follow '{self.stage}'")
+        self.stage = stage

@@ -1,0 +1,332 @@
+"""All that one task decides, as one state machine: `TaskCore.step(event, now) -> effects`. Pure.
+
+It joins the cores of the supervisor, loop, saver, sinks, polls and status. The process of a task
+drives each of them from a thread of its own; a simulator drives all of them through this one. What
+is between them is here: the log grows and the sinks write it, the loop reaches a checkpoint and the
+saver saves it, sinks progress and the log is truncated. The inputs are outside: they answer
+`TakeEpochs`.
+
+Design: docs/decisions/0045-task-core.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from rekindle.engine.retry import CallSizes
+from rekindle.errors import NotDeterministic
+from rekindle.protocol import (
+    PollRequest,
+    PollResponse,
+    SinkAssignment,
+    TaskPhase,
+    TaskProblem,
+    TaskRef,
+)
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.loop import (
+    AppendEpochs,
+    CallCompleted,
+    CheckpointReached,
+    EpochComputed,
+    GiveUp,
+    LoopCore,
+    LoopEffect,
+    ProcessEpochs,
+    RestartEngine,
+    TakeEpochs,
+)
+from rekindle.task.core.messages import (
+    CallFinallyFailed,
+    CallSink,
+    HeadAdvanced,
+    LogTruncated,
+    OfSink,
+    PollReceived,
+    RefusePoll,
+    Respond,
+    TaskCoreEvent,
+    TaskEffect,
+    TaskRestored,
+    TaskSettings,
+)
+from rekindle.task.core.parts import InputPositions, LogPositions, Parts, Saved, Sinks
+from rekindle.task.core.phases import TaskEvent
+from rekindle.task.core.polls import PollCore, PollRefused
+from rekindle.task.core.saver import (
+    EntryCommitted,
+    EntrySaved,
+    SaveAbandoned,
+    SaveFailed,
+    SaverCore,
+    StateReached,
+)
+from rekindle.task.core.sink import (
+    LogGrew,
+    PauseChanged,
+    SinkCore,
+    SinkEvent,
+    StartWriter,
+    StopWriter,
+    assignment_changes,
+)
+from rekindle.task.core.start import (
+    StartCore,
+    StartEvent,
+    StartRequested,
+    StepFailed,
+    StepSucceeded,
+)
+from rekindle.task.core.status import TaskComponents, TaskStatus
+from rekindle.task.core.supervisor import (
+    DiscardLog,
+    EndProcess,
+    FailureReported,
+    KeepDigests,
+    NoteCommitted,
+    PollAccepted,
+    RouteInputs,
+    RunLoop,
+    SetSinks,
+    SinksProgressed,
+    Started,
+    StartTask,
+    StopRequested,
+    StopSinks,
+    SupervisorCore,
+    SupervisorEffect,
+    SupervisorEvent,
+    TaskFailed,
+    TruncateLog,
+)
+
+
+class TaskCore:
+    """One boot of a task. `now` is Unix time in seconds."""
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.inputs = InputPositions()
+        self.start = StartCore()
+        self.saver = SaverCore()
+        self.supervisor = SupervisorCore(settings.boot_id)
+        self.polls = PollCore(settings.ref, settings.identity, settings.fence)
+        self.parts: Parts | None = None
+        self._settings = settings
+        self._now = 0.0
+        self.status = TaskStatus(
+            settings.ref,
+            settings.boot_id,
+            settings.origin_us,
+            settings.interval_us,
+            lambda: self._now,
+        )
+
+    @property
+    def ref(self) -> TaskRef:
+        return self._settings.ref
+
+    @property
+    def wake_at(self) -> float | None:
+        cores = [self.supervisor.wake_at, self.start.wake_at, self.saver.wake_at]
+        if self.parts is not None:
+            cores += [self.parts.loop.wake_at, *(c.wake_at for c in self._sink_cores())]
+        return min((at for at in cores if at is not None), default=None)
+
+    def step(self, event: TaskCoreEvent, now: float) -> list[TaskEffect]:
+        self._now = now
+        match event:
+            case PollReceived(poll):
+                return self._poll_received(poll)
+            case TaskRestored():
+                return self._restored(event)
+            case HeadAdvanced(head):
+                self.inputs.newest = head
+                self.status.update_phase()
+                return []
+            case LogTruncated(base):
+                self._started().log.base = base
+                return []
+            case CallFinallyFailed(error):
+                return self._give_up(error)
+            case OfSink(assigned, sink_event):
+                return self._of_sink(assigned, sink_event)
+            case EntrySaved() | SaveFailed() | SaveAbandoned():
+                return [*self.saver.step(event, self._now)]
+            case StepSucceeded() | StepFailed():
+                return self._start(event)
+            case StopRequested():
+                return self._supervise(event)
+            case Woken():
+                return self._woken()
+            case _:
+                return self._loop(self._started().loop.step(event, self._now))
+
+    def response(self) -> PollResponse:
+        return self.status.response(self.polls.fence).model_copy(
+            update={
+                "topology": self._settings.identity.topology,
+                "engine": self._settings.engine,
+                "contained": self.polls.contained(),
+            }
+        )
+
+    # -- polls -----------------------------------------------------------------------------------
+
+    def _poll_received(self, poll: PollRequest) -> list[TaskEffect]:
+        try:
+            changed = self.polls.accept(poll)
+        except PollRefused as refused:
+            return [RefusePoll(refused.status, str(refused))]
+        effects: list[TaskEffect] = [Respond(self.response())]
+        if self.status.phase is TaskPhase.FAILED:
+            effects += self._supervise(FailureReported())
+        if changed:
+            effects += self._supervise(PollAccepted(poll))
+            effects += self._truncate()
+        return effects
+
+    # -- the supervisor --------------------------------------------------------------------------
+
+    def _supervise(self, event: SupervisorEvent) -> list[TaskEffect]:
+        effects: list[TaskEffect] = []
+        for effect in self.supervisor.step(event, self._now):
+            effects += self._apply(effect)
+        return effects
+
+    def _apply(self, effect: SupervisorEffect) -> list[TaskEffect]:
+        match effect:
+            case StartTask(restore):
+                self.status.restored_from = restore.epoch
+                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                return self._start(StartRequested(restore))
+            case RunLoop():
+                return self._loop(self._started().loop.step(Woken(), self._now))
+            case SetSinks(through, sinks):
+                return self._set_sinks(through, sinks)
+            case KeepDigests(epochs):
+                self.status.request_digests(epochs)
+                return []
+            case NoteCommitted(point):
+                self.status.committed(point.epoch if point is not None else NO_EPOCH)
+                return [] if point is None else [*self.saver.step(EntryCommitted(point), self._now)]
+            case StopSinks():
+                if self.parts is not None:
+                    self.parts.sinks.cores.clear()
+                return []
+            case EndProcess():
+                self.status.step(TaskEvent.STOP_REQUESTED)
+                return [effect]
+            case TruncateLog(floor):
+                log = self._started().log
+                return [effect] if log.base <= min(floor, log.last) else []
+            case RouteInputs() | DiscardLog():
+                return [effect]
+        assert_never(effect)
+
+    def _start(self, event: StartEvent) -> list[TaskEffect]:
+        effects: list[TaskEffect] = []
+        for effect in self.start.step(event, self._now):
+            if isinstance(effect, SetProblem):
+                self.status.problem(effect.subject, effect.problem)
+            else:
+                effects.append(effect)
+        return effects
+
+    def _restored(self, event: TaskRestored) -> list[TaskEffect]:
+        settings, state = self._settings, event.state
+        log = LogPositions(event.log_base, event.log_last)
+        loop = LoopCore(state, settings.checkpoint_every, CallSizes.of(settings.memory))
+        sinks = Sinks(state.epoch, event.compare_from)
+        self.parts = Parts(log, loop, sinks)
+        self.status.engine_epoch = state.epoch
+        self.status.components = TaskComponents(log, self.inputs, sinks, Saved(self.saver))
+        self.status.step(TaskEvent.STARTED)
+        self.status.update_phase()
+        return [*self._supervise(Started()), *self._truncate()]
+
+    def _truncate(self) -> list[TaskEffect]:
+        if self.parts is None:
+            return []
+        durable = [core.next_epoch - 1 for core in self._sink_cores()]
+        return self._supervise(SinksProgressed(durable))
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def _loop(self, made: Sequence[LoopEffect]) -> list[TaskEffect]:
+        effects: list[TaskEffect] = []
+        for effect in made:
+            match effect:
+                case TakeEpochs() | ProcessEpochs() | AppendEpochs() | RestartEngine():
+                    effects.append(effect)
+                case SetProblem(subject, problem):
+                    self.status.problem(subject, problem)
+                case EpochComputed(epoch, digest, chained):
+                    log = self._started().log
+                    log.last = max(log.last, epoch)
+                    self.status.computed(epoch, digest, chained)
+                case CallCompleted(epochs, took_s):
+                    self.status.processed(epochs[-1].epoch, took_s)
+                    self.status.update_phase()
+                    effects += self._log_grew()
+                case CheckpointReached(state):
+                    if self.supervisor.saves:
+                        effects += self.saver.step(StateReached(state), self._now)
+                case GiveUp(error):
+                    effects += self._give_up(error)
+        return effects
+
+    def _log_grew(self) -> list[TaskEffect]:
+        event = LogGrew(self._started().log.last)
+        return [e for core in self._sink_cores() for e in self._step_sink(core, event)]
+
+    def _give_up(self, error: Exception) -> list[TaskEffect]:
+        epoch = self.parts.loop.state.epoch + 1 if self.parts is not None else None
+        segment = self._settings.ref.segment
+        self.status.fail(TaskProblem(message=str(error), operator=segment, epoch=epoch))
+        return self._supervise(TaskFailed(isinstance(error, NotDeterministic)))
+
+    # -- sinks -----------------------------------------------------------------------------------
+
+    def _sink_cores(self) -> list[SinkCore]:
+        return list(self.parts.sinks.cores.values()) if self.parts is not None else []
+
+    def _set_sinks(self, through: int | None, wanted: Sequence[SinkAssignment]) -> list[TaskEffect]:
+        parts, effects = self._started(), list[TaskEffect]()
+        for core in self._sink_cores():
+            effects += self._step_sink(core, PauseChanged(through))
+        for change in assignment_changes(
+            {c.assigned.query: c.assigned for c in self._sink_cores()}, wanted
+        ):
+            match change:
+                case StopWriter(query):
+                    del parts.sinks.cores[query]
+                case StartWriter(assigned):
+                    core = parts.sinks.start(assigned, through)
+                    effects += self._step_sink(core, LogGrew(parts.log.last))
+        return effects
+
+    def _of_sink(self, assigned: SinkAssignment, event: SinkEvent) -> list[TaskEffect]:
+        core = self._started().sinks.cores.get(assigned.query)
+        if core is None or core.assigned != assigned:
+            return []  # of a writer that was stopped
+        return [*self._step_sink(core, event), *self._truncate()]
+
+    def _step_sink(self, core: SinkCore, event: SinkEvent) -> list[TaskEffect]:
+        return [CallSink(core.assigned, call) for call in core.step(event, self._now)]
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _woken(self) -> list[TaskEffect]:
+        effects = [*self._supervise(Woken()), *self._start(Woken())]
+        effects += self.saver.step(Woken(), self._now)
+        if self.parts is not None and not self.supervisor.ended:
+            effects += self._loop(self.parts.loop.step(Woken(), self._now))
+            for core in self._sink_cores():
+                effects += self._step_sink(core, Woken())
+        return effects
+
+    def _started(self) -> Parts:
+        assert self.parts is not None, "the task has not been restored"
+        return self.parts

@@ -1,0 +1,176 @@
+"""Which calls a reader makes, whatever routes, replicas and capacity do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from random_histories import histories
+from reader_parts import A, B, endpoints
+
+from rekindle.streams.reader_core import (
+    MAX_DEADLINE_S,
+    AbandonCall,
+    CallFailed,
+    CallLost,
+    CallReturned,
+    ReadEpochs,
+    ReaderCore,
+    ReaderEvent,
+    ReaderWoken,
+    Subscription,
+)
+from rekindle.streams.replica_choice import DeliverEpochs, SwitchReplica
+
+
+@dataclass
+class Upstream:
+    """Two replicas in memory, and the calls that a reader makes to them."""
+
+    core: ReaderCore = field(
+        default_factory=lambda: ReaderCore(Subscription("s", 0, from_epoch=5), stall_s=3)
+    )
+    now: float = 0.0
+    last: int = 6
+    call: ReadEpochs | None = None  # in progress
+    abandoned: list[ReadEpochs] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    deadlines: list[float] = field(default_factory=list)
+    capacity: bool = True
+
+    def step(self, event: ReaderEvent) -> None:
+        for effect in self.core.step(event, self.now):
+            match effect:
+                case ReadEpochs():
+                    assert self.call is None, "one call at a time"
+                    assert self.capacity
+                    self.call = effect
+                    self.deadlines.append(effect.deadline_s)
+                case AbandonCall():
+                    assert self.call is not None
+                    self.abandoned.append(self.call)
+                    self.call = None
+                case DeliverEpochs(epochs):
+                    self.delivered += epochs
+                case SwitchReplica():
+                    pass
+
+    def route_both(self) -> None:
+        self.step(endpoints(A, B))
+
+    def route_one(self) -> None:
+        self.step(endpoints(B))
+
+    def suspect(self) -> None:
+        self.step(endpoints(A, B, suspected=A))
+
+    def grow(self) -> None:
+        self.last += 2
+
+    def fill(self) -> None:
+        self.capacity = False
+
+    def drain(self) -> None:
+        self.capacity = True
+
+    def pass_time(self) -> None:
+        self.now += 1.0
+        self.wake()
+
+    def wake(self) -> None:
+        self.step(ReaderWoken(self.capacity))
+
+    def respond(self) -> None:
+        call, self.call = self.call, None
+        if call is not None:
+            self.step(self._response(call))
+
+    def respond_late(self) -> None:
+        """The result of a call that was abandoned arrives."""
+        if self.abandoned:
+            self.step(self._response(self.abandoned.pop()))
+
+    def _response(self, call: ReadEpochs) -> CallReturned:
+        epochs = range(max(0, call.epoch - 1), min(self.last, call.epoch + 1) + 1)
+        return CallReturned(call.call, self.last, tuple(epochs))
+
+    def time_out(self) -> None:
+        call, self.call = self.call, None
+        if call is not None:
+            self.step(CallFailed(call.call, timed_out=True))
+
+    def die(self) -> None:
+        self.call = None
+        self.step(CallLost())
+
+
+MOVES = histories(
+    (
+        *("wake", "wake", "wake", "respond", "respond", "respond", "route_both", "grow"),
+        *("pass_time", "drain", "drain", "fill", "route_one", "suspect", "respond_late"),
+        *("time_out", "die"),
+    ),
+    60,
+)
+
+
+def play(moves: list[str]) -> Upstream:
+    upstream = Upstream()
+    for move in moves:
+        getattr(upstream, move)()
+    return upstream
+
+
+@given(MOVES)
+def test_epochs_are_delivered_once_and_in_order(moves: list[str]) -> None:
+    delivered = play(moves).delivered
+    assert delivered == list(range(5, 5 + len(delivered)))
+
+
+@given(MOVES)
+def test_all_is_delivered_once_replicas_respond(moves: list[str]) -> None:
+    upstream = play(moves)
+    upstream.drain()
+    upstream.grow()
+    upstream.route_both()
+    upstream.now += 60
+    for _ in range(upstream.last + 5):
+        upstream.pass_time()
+        upstream.respond()
+    assert upstream.delivered == list(range(5, upstream.last + 1))
+    assert (upstream.core.released, upstream.core.problem()) == (upstream.last, None)
+
+
+@given(MOVES)
+def test_deadlines_are_bounded(moves: list[str]) -> None:
+    assert all(1.5 <= d <= MAX_DEADLINE_S for d in play(moves).deadlines)
+
+
+def test_a_suspected_replica_is_left_in_the_middle_of_a_call() -> None:
+    upstream = play(["route_both", "wake"])
+    first = upstream.call
+    assert first is not None
+    upstream.suspect()
+    assert upstream.abandoned == [first]
+    upstream.wake()
+    assert upstream.call is not None
+    assert (first.address, upstream.call.address) == (A, B)
+    upstream.respond_late()
+    assert (upstream.delivered, upstream.core.released) == ([], -1)
+
+
+def test_the_call_of_a_dead_thread_is_made_again() -> None:
+    upstream = play(["route_both", "wake", "die", "wake"])
+    assert upstream.call is not None
+    assert upstream.call.call == 2
+
+
+def test_an_unexpected_error_is_reported_until_a_call_succeeds() -> None:
+    upstream = play(["route_both", "wake"])
+    assert upstream.call is not None
+    upstream.call = None
+    upstream.step(CallFailed(1, unexpected=f"{A} cannot be read: KeyError('x')"))
+    assert upstream.core.problem() == f"epoch 5 of stream s/0: {A} cannot be read: KeyError('x')"
+    upstream.wake()
+    upstream.respond()
+    assert upstream.core.problem() is None

@@ -1,0 +1,187 @@
+"""Whole task cores: alone, and three of them in simulated time."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle.engine.model import EpochOutput, State
+from rekindle.errors import NotDeterministic, OperatorFailed
+from rekindle.protocol import PollRequest, PollResponse, RestorePoint, SinkAssignment, TaskRef
+from rekindle.streams.epochs import EpochInput
+from rekindle.task.core.events import Woken
+from rekindle.task.core.loop import (
+    AppendEpochs,
+    EpochsProcessed,
+    EpochsTaken,
+    ProcessEpochs,
+    TakeEpochs,
+)
+from rekindle.task.core.messages import (
+    CallFinallyFailed,
+    CallSink,
+    OfSink,
+    PollReceived,
+    RefusePoll,
+    Respond,
+    TaskRestored,
+    TaskSettings,
+)
+from rekindle.task.core.sink import OpenSink, SinkOpened
+from rekindle.task.core.start import (
+    AwaitEngine,
+    CompleteStart,
+    OpenInputs,
+    RestoreState,
+    StepSucceeded,
+)
+from rekindle.task.core.supervisor import (
+    REPORT_FAILURE_S,
+    EndProcess,
+    RouteInputs,
+    StopRequested,
+)
+from rekindle.task.core.task import TaskCore
+from rekindle.task.state import TaskState
+from rekindle.topology.model import Slot
+from rekindle.topology.spec import SinkSpec
+from rekindle_testing.fixtures.coordinator_parts import Part
+from rekindle_testing.fixtures.simulated_task import Digest, SimulatedTask
+from rekindle_testing.fixtures.simulated_topology import SimulatedTopology
+
+REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
+SINK = SinkAssignment(query="q", from_epoch=0, sink=SinkSpec())
+CHAIN = (Part("src"), Part("mid", ("src",)), Part("out", ("mid",), query=True))
+JOINED = (
+    Part("left", partitions=2),
+    Part("right"),
+    Part("both", ("left", "right"), query=True),
+)
+
+
+def poll(fence: int = 1, **changes: object) -> PollRequest:
+    given = PollRequest(fence=fence, generation=1, task=REF, restore=RestorePoint(epoch=-1))
+    return given.model_copy(update=changes)
+
+
+def core() -> TaskCore:
+    return TaskCore(TaskSettings(REF, "boot", checkpoint_every=4, interval_us=1_000_000))
+
+
+def started() -> TaskCore:
+    made = core()
+    made.step(PollReceived(poll(sinks=(SINK,))), 0.0)
+    made.step(TaskRestored(TaskState(-1, 0, State()), 0, -1), 0.0)
+    return made
+
+
+def test_a_task_starts_with_the_first_restore_point() -> None:
+    made = core()
+    (response,) = made.step(PollReceived(poll(restore=None)), 0.0)
+    assert isinstance(response, Respond)
+    assert response.response.phase == "Waiting"
+    effects = made.step(PollReceived(poll()), 0.0)
+    assert effects[1:] == [RestoreState(RestorePoint(epoch=-1)), RouteInputs(())]
+    assert [type(made.step(StepSucceeded(), 0.0)[0]) for _ in range(3)] == [
+        OpenInputs,
+        AwaitEngine,
+        CompleteStart,
+    ]
+    state = TaskState(-1, 0, State())
+    take = made.step(TaskRestored(state, 0, -1), 0.0)[-1]
+    assert isinstance(take, TakeEpochs)
+    assert made.response().phase == "CatchingUp"
+
+
+def test_a_lower_fence_changes_nothing() -> None:
+    made = core()
+    made.step(PollReceived(poll(4, restore=None)), 0.0)
+    (refused,) = made.step(PollReceived(poll(3)), 0.0)
+    assert isinstance(refused, RefusePoll)
+    assert refused.status == 409
+    assert made.response().phase == "Waiting"
+
+
+def test_events_of_a_sink_that_was_stopped_are_ignored() -> None:
+    made = started()
+    made.step(PollReceived(poll()), 0.0)
+    assert made.step(OfSink(SINK, SinkOpened(7)), 0.0) == []
+    effects = made.step(PollReceived(poll(sinks=(SINK,))), 0.0)
+    assert CallSink(SINK, OpenSink(-1, ask_first=False)) in effects
+
+
+def test_a_permanent_error_is_reported_before_the_end() -> None:
+    made = started()
+    assert made.step(CallFinallyFailed(OperatorFailed("division by zero")), 1.0) == []
+    (response,) = made.step(PollReceived(poll(ask_only=True)), 2.0)[:1]
+    assert isinstance(response, Respond)
+    assert failure(response.response) == ("Failed", "division by zero")
+
+
+def test_a_failure_that_nobody_asks_for_ends_in_time() -> None:
+    made = started()
+    made.step(CallFinallyFailed(OperatorFailed("division by zero")), 1.0)
+    assert made.wake_at == 1.0 + REPORT_FAILURE_S
+    (end,) = made.step(Woken(), made.wake_at)
+    assert isinstance(end, EndProcess)
+    assert end.exit_status == 1
+
+
+def test_a_task_whose_results_differ_each_time_stays() -> None:
+    made = started()
+    made.step(CallFinallyFailed(NotDeterministic("three results")), 1.0)
+    assert made.step(Woken(), 100.0) == []
+    assert failure(made.response()) == ("Failed", "three results")
+    (end,) = made.step(StopRequested(), 101.0)
+    assert isinstance(end, EndProcess)
+
+
+def failure(response: PollResponse) -> tuple[str, str]:
+    assert response.problem is not None
+    return response.phase, response.problem.message
+
+
+def test_an_epoch_is_not_stable_before_it_is_in_the_log() -> None:
+    made = started()
+    rows = Digest("d")
+    epoch = EpochInput(0, 0, 0, (rows,))
+    (process,) = made.step(EpochsTaken([epoch]), 0.0)
+    assert isinstance(process, ProcessEpochs)
+    output = EpochOutput(0, 0, rows)
+    assert made.step(EpochsProcessed([output], State()), 0.0) == [AppendEpochs([output])]
+    assert made.response().stable_epoch == -1
+
+
+@pytest.mark.parametrize("parts", [CHAIN, JOINED])
+def test_results_do_not_depend_on_how_epochs_are_released(parts: tuple[Part, ...]) -> None:
+    slow, fast = SimulatedTopology(parts), SimulatedTopology(parts)
+    for _ in range(120):
+        slow.release(1)
+    for _ in range(3):
+        fast.release(40)
+    for slot, task in slow.tasks.items():
+        other = fast.tasks[slot]
+        assert task.position == other.position == 119
+        assert task.logged == other.logged
+        assert task.response().chained == other.response().chained
+
+
+def test_polls_commit_what_is_saved_and_free_the_log() -> None:
+    topology = SimulatedTopology(CHAIN, every=10)
+    for _ in range(12):
+        topology.release(5)
+        topology.poll_all()
+    topology.poll_all()
+    for task in topology.tasks.values():
+        response = task.response()
+        assert (response.checkpoints, response.log_base) == ((), 60)
+        assert [s.durable for s in response.sinks] in ([], [59])
+
+
+@pytest.mark.parametrize("saver", [True, False])
+def test_a_task_saves_only_what_it_was_told_to(saver: bool) -> None:
+    task = SimulatedTask(Slot("seg", 0, 0), 1, every=4)
+    task.poll(poll(saver=saver))
+    task.start()
+    for _ in range(9):
+        task.take()
+    assert [done.epoch for done in task.response().checkpoints] == ([3, 7] if saver else [])

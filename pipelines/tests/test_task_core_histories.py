@@ -1,0 +1,207 @@
+"""A task core in random histories: its inputs, engine, log, store and sink fail, and it restarts.
+
+Nothing is skipped, written twice or dropped before it is written; once nothing fails, all is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from random_histories import histories
+
+from rekindle.engine.failure import EngineLost
+from rekindle.engine.model import EpochOutput
+from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, TaskProblem
+from rekindle.task.core.loop import (
+    AppendEpochs,
+    AttemptFailed,
+    EngineFailed,
+    EpochsAppended,
+    ProcessEpochs,
+    TakeEpochs,
+)
+from rekindle.task.core.messages import CallSink, OfSink, TaskCoreEvent, TaskEffect
+from rekindle.task.core.saver import SaveFailed, SaveState
+from rekindle.task.core.sink import CallFailed, EpochWritten, OpenSink, SinkOpened
+from rekindle.task.core.start import OpenInputs, RestoreState, StepFailed
+from rekindle.topology.model import Slot
+from rekindle.topology.spec import SinkSpec
+from rekindle_testing.fixtures.simulated_task import SimulatedTask
+
+SINK = SinkAssignment(query="q", from_epoch=0, sink=SinkSpec())
+PARTS = ("input", "engine", "log", "store", "sink")
+
+
+class World(SimulatedTask):
+    """A source task with a sink that outlives it, and the coordinator's part of its polls."""
+
+    def __init__(self) -> None:
+        super().__init__(Slot("src", 0, 0), 1, every=4)
+        self.failing: set[str] = set()
+        self.crashes = 0
+        self.written: list[int] = []  # in the sink
+        self.results: dict[int, set[str]] = {}  # digests of each epoch, of all boots
+        self.committed = RestorePoint(epoch=-1)
+        self.through: int | None = None
+        self.head = -1
+
+    # --- what fails ---
+
+    def _perform(self, effect: TaskEffect) -> Iterable[TaskCoreEvent]:
+        failures = list(self._failures(effect))
+        if failures:
+            return failures
+        if isinstance(effect, CallSink) and isinstance(effect.call, OpenSink):
+            newest = self.written[-1] if self.written else -1
+            return [OfSink(effect.assigned, SinkOpened(max(newest, effect.call.after)))]
+        return super()._perform(effect)
+
+    def _failures(self, effect: TaskEffect) -> Iterable[TaskCoreEvent]:
+        match effect:
+            case RestoreState() if "store" in self.failing:
+                yield StepFailed(TaskProblem(message="the store is down"))
+            case OpenInputs() if "input" in self.failing:
+                yield StepFailed(TaskProblem(message="the file cannot be read"))
+            case TakeEpochs() if "input" in self.failing:
+                yield AttemptFailed("the file cannot be read")
+            case ProcessEpochs(_, epochs) if self.crashes and len(epochs) > 1:
+                self.crashes -= 1
+                yield EngineFailed(EngineLost("the JVM died", -9))
+            case ProcessEpochs() if "engine" in self.failing:
+                yield AttemptFailed("no disk space")
+            case AppendEpochs(outputs) if "log" in self.failing:
+                yield from [EpochsAppended([self._append(o)]) for o in outputs[:-1][:1]]
+                yield AttemptFailed("the log is full")
+            case SaveState() if "store" in self.failing:
+                yield SaveFailed("the store is down")
+            case CallSink(assigned) if "sink" in self.failing:
+                yield OfSink(assigned, CallFailed("the disk is full"))
+
+    def _append(self, output: EpochOutput) -> str:
+        digest = super()._append(output)
+        self.results.setdefault(output.epoch, set()).add(digest)
+        return digest
+
+    def _write(self, assigned: SinkAssignment) -> Iterable[TaskCoreEvent]:
+        for event in super()._write(assigned):
+            match event:
+                case OfSink(event=EpochWritten(epoch)):
+                    assert self.through is None or epoch <= self.through
+                    assert self.log_base <= epoch <= self.log_last
+                    self.written.append(epoch)
+            yield event
+
+    # --- what happens ---
+
+    def release(self) -> None:
+        self.head += 3
+        self.work()
+
+    def work(self) -> None:
+        self.start()
+        self.head_advanced(self.head)
+        while self.takes and self.position < self.head:
+            self.take([""])
+
+    def pass_time(self) -> None:
+        self.now += 0.7
+        self.wake()
+        self.work()
+
+    def ask(self) -> None:
+        """A poll: what is saved, and written by the sink, is committed."""
+        response = self.response()
+        durable = min((s.durable for s in response.sinks), default=-1)
+        for done in response.checkpoints:
+            if self.committed.epoch < done.epoch <= durable:
+                self.committed = RestorePoint(epoch=done.epoch, object=done.object)
+        poll = PollRequest(
+            fence=1,
+            generation=1,
+            task=self.core.ref,
+            restore=self.committed,
+            sinks=(SINK,),
+            saver=True,
+            committed=self.committed if self.committed.object else None,
+            floor=self.log_last,  # all readers have received it
+            sinks_through=self.through,
+        )
+        assert self.poll(poll) is not None
+
+    def sink_durable(self) -> int:
+        return self.written[-1] if self.written else -1
+
+    def pause(self) -> None:
+        self.through = max(self.sink_durable(), self.head - 4)
+        self.ask()
+
+    def resume(self) -> None:
+        self.through = None
+        self.ask()
+
+    def crash(self) -> None:
+        self.crashes += 1
+
+    def die(self) -> None:
+        self.reboot()
+
+    def damage(self, part: str) -> None:
+        self.failing.add(part)
+
+    def mend(self, part: str) -> None:
+        self.failing.discard(part)
+
+
+MOVES = (
+    *("pass_time", "pass_time", "ask", "ask", "release", "release", "resume", "resume"),
+    *("pause", "crash", "die", *(f"mend {part}" for part in PARTS)),
+    *(f"damage {part}" for part in PARTS),
+)
+HISTORIES = histories(MOVES, 80)
+
+
+def play(moves: list[str]) -> World:
+    world = World()
+    for move in moves:
+        name, _, part = move.partition(" ")
+        getattr(world, name)(*([part] if part else []))
+    return world
+
+
+@given(HISTORIES)
+@settings(max_examples=40)
+def test_a_sink_gets_each_epoch_once_and_in_order(moves: list[str]) -> None:
+    written = play(moves).written
+    assert written == list(range(len(written)))
+
+
+@given(HISTORIES)
+@settings(max_examples=40)
+def test_an_epoch_has_one_result_in_all_boots(moves: list[str]) -> None:
+    assert all(len(digests) == 1 for digests in play(moves).results.values())
+
+
+@given(HISTORIES)
+@settings(max_examples=40)
+def test_what_is_committed_was_written(moves: list[str]) -> None:
+    world = play(moves)
+    assert world.committed.epoch <= world.sink_durable()
+
+
+@given(HISTORIES)
+@settings(max_examples=40)
+def test_all_is_done_once_nothing_fails(moves: list[str]) -> None:
+    world = play(moves)
+    world.failing, world.crashes = set(), 0
+    world.resume()
+    world.release()
+    for _ in range(12):
+        world.ask()
+        world.pass_time()
+    world.ask()
+    response = world.response()
+    assert (response.phase, response.problem) == ("Live", None)
+    assert (response.stable_epoch, response.sinks[0].durable) == (world.head, world.head)
+    assert world.committed.epoch == (world.head + 1) // 4 * 4 - 1
+    assert response.checkpoints == ()

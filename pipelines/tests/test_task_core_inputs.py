@@ -1,0 +1,73 @@
+"""Which epochs a task may take, and how far it reads ahead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.engine.bounds import CallBounds
+from rekindle.errors import Diverged
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.sunion import Channel
+from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
+from rekindle_testing.fixtures.simulated_task import Digest
+
+LEFT, RIGHT = Channel(0, 0), Channel(1, 0)
+DAY_US = 86_400_000_000
+
+
+def batch(channel: Channel, epoch: int, size: int = 10, digest: str = "d") -> EpochBatch:
+    rows = Digest(digest, nbytes=size)
+    return EpochBatch(f"s{channel.input}", channel.partition, epoch, epoch, rows, digest)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5_000_000), st.floats(0, 1e5))
+def test_an_epoch_is_released_when_its_time_is_over(
+    origin_s: int, interval_us: int, now_s: float
+) -> None:
+    newest = released_epoch(now_s, origin_s * 1_000_000, interval_us)
+    assert released_in_s(newest, now_s, origin_s * 1_000_000, interval_us) <= 1e-6
+    assert released_in_s(newest + 1, now_s, origin_s * 1_000_000, interval_us) > 0
+
+
+def test_gaps_of_years_are_reported() -> None:
+    assert gap_problem(5, None, DAY_US) is None
+    assert gap_problem(5, 5 + 364, DAY_US) is None
+    assert "no rows until epoch 370, 365 days from now" in (gap_problem(5, 370, DAY_US) or "")
+
+
+@given(st.permutations([(c, e) for c in (LEFT, RIGHT) for e in range(6)]))
+def test_complete_epochs_are_taken_in_order(arrivals: list[tuple[Channel, int]]) -> None:
+    core = StreamsCore([[0], [0]], 0, 0, ahead_bytes=1000)
+    taken: list[int] = []
+    for channel, epoch in arrivals:
+        core.arrived(channel, batch(channel, epoch))
+        if core.may_take:
+            taken += [e.epoch for e in core.take(CallBounds(max_epochs=2))]
+    while core.may_take:
+        taken += [e.epoch for e in core.take(CallBounds(max_epochs=2))]
+    assert taken == list(range(6))
+
+
+def test_complete_epochs_that_wait_stop_readers() -> None:
+    core = StreamsCore([[0], [0]], 0, 0, ahead_bytes=60)
+    for epoch in range(3):
+        for channel in (LEFT, RIGHT):
+            assert core.has_capacity(channel)
+            core.arrived(channel, batch(channel, epoch))
+    assert not core.has_capacity(LEFT)
+    core.take(CallBounds(max_epochs=1))
+    assert core.has_capacity(LEFT)
+
+
+def test_an_error_is_raised_by_each_call_from_then_on() -> None:
+    core = StreamsCore([[0], [0]], 0, 0, ahead_bytes=1000)
+    core.arrived(LEFT, batch(LEFT, 0))
+    with pytest.raises(Diverged):
+        core.arrived(LEFT, batch(LEFT, 0, digest="other"))
+    core.failed(ValueError("a later one"))
+    for _ in range(2):
+        assert core.may_take
+        with pytest.raises(Diverged):
+            core.take(CallBounds())

@@ -1,0 +1,271 @@
+"""Which epochs are in a call, and what is retried, whatever inputs, engine and log do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_histories import histories
+
+from rekindle.engine.failure import EngineLost, OutOfMemory
+from rekindle.engine.memory import plan_memory
+from rekindle.engine.model import EpochOutput, State
+from rekindle.engine.retry import MAX_CRASHES, CallSizes
+from rekindle.streams.digest import chain_digest, chained_digest_from
+from rekindle.streams.epochs import EpochInput
+from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.loop import (
+    VALID,
+    AppendEpochs,
+    AttemptFailed,
+    CallCompleted,
+    CheckpointReached,
+    EngineDied,
+    EngineFailed,
+    EngineRestarted,
+    EpochComputed,
+    EpochsAppended,
+    EpochsProcessed,
+    EpochsTaken,
+    GiveUp,
+    InvalidLoopEvent,
+    LoopCall,
+    LoopCore,
+    LoopEvent,
+    LoopPhase,
+    ProcessEpochs,
+    RestartEngine,
+    TakeEpochs,
+)
+from rekindle.task.state import TaskState
+
+EVERY = 4
+
+
+@dataclass(frozen=True)
+class FakeRows:
+    num_rows: int = 1
+    nbytes: int = 8
+
+
+ROWS = FakeRows()
+
+
+@dataclass
+class Outside:
+    """Inputs, an engine and a log in memory; each call succeeds or fails as it is told."""
+
+    core: LoopCore = field(
+        default_factory=lambda: LoopCore(
+            TaskState(-1, 0, State()), EVERY, CallSizes.of(plan_memory())
+        )
+    )
+    now: float = 0.0
+    released: int = -1
+    taken: int = -1
+    call: LoopCall | None = None
+    log: list[str] = field(default_factory=list)
+    chained: list[str] = field(default_factory=list)
+    calls: list[list[int]] = field(default_factory=list)
+    saved: list[TaskState] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def step(self, event: LoopEvent) -> None:
+        for effect in self.core.step(event, self.now):
+            match effect:
+                case SetProblem(subject, problem):
+                    self.problems.pop(subject, None)
+                    if problem is not None:
+                        self.problems[subject] = problem.message
+                case EpochComputed(epoch, _, chained):
+                    assert epoch == len(self.chained)
+                    self.chained.append(chained)
+                case CallCompleted(epochs, _):
+                    self.calls.append([e.epoch for e in epochs])
+                case CheckpointReached(state):
+                    self.saved.append(state)
+                case GiveUp(error):
+                    self.error = error
+                case _:
+                    assert self.call is None, "one call at a time"
+                    self.call = effect
+
+    def wake(self) -> None:
+        if self.core.wake_at is not None:
+            self.now = max(self.now, self.core.wake_at)
+            self.step(Woken())
+
+    def release(self) -> None:
+        self.released += 3
+
+    def succeed(self) -> None:
+        call, self.call = self.call, None
+        match call:
+            case TakeEpochs(bounds):
+                last = min(self.released, self.taken + bounds.max_epochs)
+                epochs = [made(e) for e in range(self.taken + 1, last + 1)]
+                self.taken = max(self.taken, last)
+                self.step(EpochsTaken(epochs))
+            case ProcessEpochs(_, epochs):
+                outputs = tuple(EpochOutput(e.epoch, e.watermark, ROWS) for e in epochs)
+                self.step(EpochsProcessed(outputs, State()))
+            case AppendEpochs(outputs):
+                for output in outputs:
+                    self.append(output)
+            case RestartEngine():
+                self.step(EngineRestarted())
+
+    def append(self, output: EpochOutput) -> None:
+        assert output.epoch == len(self.log)
+        self.log.append(f"d{output.epoch}")
+        self.step(EpochsAppended(self.log[-1:]))
+
+    def append_one_and_fail(self) -> None:
+        if isinstance(self.call, AppendEpochs) and len(self.call.outputs) > 1:
+            self.append(self.call.outputs[0])
+        self.fail()
+
+    def fail(self) -> None:
+        if self.call is not None:
+            self.call = None
+            self.step(AttemptFailed("not now"))
+
+    def crash(self) -> None:
+        if isinstance(self.call, ProcessEpochs) and len(self.call.epochs) > 1:
+            self.call = None
+            self.step(EngineFailed(EngineLost("the JVM died", -9)))
+
+    def die(self) -> None:
+        if isinstance(self.call, TakeEpochs | ProcessEpochs):
+            self.call = None
+            self.step(EngineDied("the JVM died"))
+
+
+def made(epoch: int) -> EpochInput:
+    return EpochInput(epoch, 10 * epoch, 10 * epoch + 10, (ROWS,))
+
+
+MOVES = histories(
+    (
+        *("wake", "wake", "release", "succeed", "succeed", "succeed", "succeed"),
+        *("append_one_and_fail", "fail", "crash", "die"),
+    ),
+    80,
+)
+
+
+def play(moves: list[str]) -> Outside:
+    outside = Outside()
+    for move in moves:
+        getattr(outside, move)()
+    return outside
+
+
+@given(MOVES)
+def test_every_epoch_is_appended_once_and_in_order(moves: list[str]) -> None:
+    outside = play(moves)
+    assert outside.error is None
+    computed = [e for call in outside.calls for e in call]
+    assert computed == list(range(len(computed)))
+    assert outside.core.state.epoch == len(computed) - 1
+
+
+@given(MOVES)
+def test_no_call_goes_beyond_a_checkpoint_epoch(moves: list[str]) -> None:
+    outside = play(moves)
+    for call in outside.calls:
+        assert call[0] // EVERY == call[-1] // EVERY
+    done = outside.core.state.epoch
+    assert [s.epoch for s in outside.saved] == list(range(EVERY - 1, done + 1, EVERY))
+
+
+@given(MOVES)
+def test_a_chained_digest_does_not_depend_on_calls(moves: list[str]) -> None:
+    outside, chained = play(moves), chained_digest_from(-1)
+    for epoch, digest in enumerate(outside.log):
+        chained = chain_digest(chained, epoch, 10 * epoch + 10, digest)
+        assert outside.chained[epoch] == chained
+    assert outside.core.chained == chained
+
+
+@given(MOVES)
+def test_all_is_computed_once_nothing_fails(moves: list[str]) -> None:
+    outside = play([*moves, "release"])
+    for _ in range(4 * outside.released + 20):
+        outside.wake()
+        outside.succeed()
+    assert outside.core.state.epoch == outside.released
+    assert (outside.problems, outside.core.phase) == ({}, LoopPhase.TAKING)
+
+
+@given(MOVES)
+def test_the_core_calls_or_says_when_to_wake_it(moves: list[str]) -> None:
+    outside = play(moves)
+    assert (outside.call is None) == (outside.core.wake_at is not None)
+
+
+@given(MOVES, st.sampled_from(sorted(set().union(*VALID.values()), key=lambda t: t.__name__)))
+def test_an_event_outside_the_table_is_refused(moves: list[str], kind: type) -> None:
+    core = play(moves).core
+    if kind in VALID[core.phase]:
+        return
+    event = object.__new__(kind)
+    with pytest.raises(InvalidLoopEvent, match=f"loop: {kind.__name__} while {core.phase}"):
+        core.step(event, 0.0)
+
+
+def test_back_offs_grow_until_a_call_succeeds() -> None:
+    outside, waits = Outside(), []
+    outside.wake()
+    for _ in range(7):
+        outside.fail()
+        assert outside.core.wake_at is not None
+        waits.append(round(outside.core.wake_at - outside.now, 3))
+        outside.wake()
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert outside.problems == {"input": "not now"}
+    outside.succeed()
+    assert outside.problems == {}
+    outside.fail()
+    assert outside.core.wake_at == outside.now + 0.1
+
+
+def test_a_call_that_is_too_large_is_halved() -> None:
+    outside = Outside()
+    outside.released = 3
+    outside.wake()
+    outside.succeed()
+    assert isinstance(outside.call, ProcessEpochs)
+    outside.call = None
+    outside.step(EngineFailed(OutOfMemory("the heap is full")))
+    assert isinstance(outside.call, RestartEngine)
+    outside.succeed()
+    assert isinstance(outside.call, ProcessEpochs)
+    assert [e.epoch for e in outside.call.epochs] == [0, 1]
+    assert outside.problems == {"engine": "the heap is full"}, "until a call succeeds"
+
+
+def test_an_engine_that_keeps_dying_ends_the_task() -> None:
+    outside = Outside()
+    outside.released = 0
+    outside.wake()
+    outside.succeed()
+    for _ in range(MAX_CRASHES + 1):
+        assert outside.error is None
+        outside.call = None
+        outside.step(EngineFailed(EngineLost("the JVM died (status 134)", 134)))
+        outside.succeed()
+    assert isinstance(outside.error, EngineLost)
+
+
+def test_other_epochs_than_asked_for_are_a_bug() -> None:
+    outside = Outside()
+    outside.released = 1
+    outside.wake()
+    outside.succeed()
+    outside.call = None
+    outside.step(EpochsProcessed((EpochOutput(1, 0, ROWS),), State()))
+    assert "returned epochs [1] for [0, 1]" in str(outside.error)

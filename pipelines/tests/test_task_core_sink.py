@@ -1,0 +1,223 @@
+"""When a sink is opened, written to and checked, whatever it and the log do."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+from random_histories import histories
+
+from rekindle.protocol import SinkAssignment
+from rekindle.task.core.events import Woken
+from rekindle.task.core.sink import (
+    RETRY_CONFLICTS_S,
+    CallAbandoned,
+    CallFailed,
+    CheckConflicts,
+    ConflictsChecked,
+    EpochWritten,
+    LogGrew,
+    OpenSink,
+    PauseChanged,
+    SinkCore,
+    SinkEffect,
+    SinkEvent,
+    SinkOpened,
+    StartWriter,
+    StopWriter,
+    WriteEnded,
+    WriteEpochs,
+    assignment_changes,
+)
+from rekindle.topology.spec import SinkSpec
+
+FROM = 5
+
+
+def assigned(query: str = "q", from_epoch: int = FROM) -> SinkAssignment:
+    return SinkAssignment(query=query, from_epoch=from_epoch, sink=SinkSpec())
+
+
+class Outside:
+    """A log and a sink in memory, which perform the core's calls when they are told to."""
+
+    def __init__(self, there: int = -1, restored_from: int = -1) -> None:
+        self.core = SinkCore(assigned(), restored_from)
+        self.now = 0.0
+        self.log_last = -1
+        self.through: int | None = None
+        self.there = there  # the newest epoch in the sink at its start
+        self.written: list[int] = []
+        self.opened = 0
+        self.conflict: str | None = None
+        self.checks: list[float] = []
+        self.call: SinkEffect | None = None
+        self.step(Woken())
+
+    def step(self, event: SinkEvent) -> None:
+        for effect in self.core.step(event, self.now):
+            assert self.call is None, "one call at a time"
+            assert not isinstance(effect, WriteEpochs) or self.opened
+            self.call = effect
+
+    def succeed(self) -> None:
+        call, self.call = self.call, None
+        match call:
+            case OpenSink(after, _):
+                self.opened += 1
+                self.step(SinkOpened(max(self.there, after)))
+            case WriteEpochs(epoch):
+                while epoch <= self.log_last and self.core.may_write(epoch):
+                    self.write(epoch)
+                    epoch += 1
+                self.step(WriteEnded())
+            case CheckConflicts():
+                self.checks.append(self.now)
+                self.step(ConflictsChecked(self.conflict))
+
+    def write(self, epoch: int) -> None:
+        assert self.through is None or epoch <= self.through
+        self.written.append(epoch)
+        self.step(EpochWritten(epoch, self.conflict))
+
+    def write_one_and_fail(self) -> None:
+        call = self.call
+        if isinstance(call, WriteEpochs) and self.core.may_write(call.from_epoch):
+            self.write(call.from_epoch)
+        self.fail()
+
+    def fail(self) -> None:
+        if self.call is not None:
+            self.call = None
+            self.step(CallFailed("the disk is full"))
+
+    def abandon(self) -> None:
+        self.call = None
+        self.step(CallAbandoned())
+
+    def grow(self) -> None:
+        self.log_last += 3
+        self.step(LogGrew(self.log_last))
+
+    def pause(self) -> None:
+        self.through = self.log_last - 1
+        self.step(PauseChanged(self.through))
+
+    def resume(self) -> None:
+        self.through = None
+        self.step(PauseChanged(None))
+
+    def clash(self) -> None:
+        self.conflict = "epoch 5 exists with rows that differ"
+
+    def agree(self) -> None:
+        self.conflict = None
+
+    def pass_time(self) -> None:
+        self.now += 0.4
+        self.step(Woken())
+
+
+MOVES = histories(
+    (
+        *("pass_time", "succeed", "succeed", "succeed", "grow", "grow", "resume"),
+        *("write_one_and_fail", "fail", "abandon", "pause", "clash", "agree"),
+    ),
+    60,
+)
+NEWEST = st.integers(-1, 20)
+
+
+def play(moves: list[str], there: int = -1, restored_from: int = -1) -> Outside:
+    outside = Outside(there, restored_from)
+    for move in moves:
+        getattr(outside, move)()
+    return outside
+
+
+@given(MOVES, NEWEST, NEWEST)
+def test_epochs_are_written_in_order_after_the_newest_one(
+    moves: list[str], there: int, restored_from: int
+) -> None:
+    outside = play(moves, there, restored_from)
+    first = max(FROM, there + 1, restored_from + 1)
+    assert outside.written == list(range(first, first + len(outside.written)))
+    if outside.written:
+        assert outside.core.progress().durable == outside.written[-1]
+
+
+@given(MOVES)
+def test_all_is_written_once_nothing_fails(moves: list[str]) -> None:
+    outside = play(moves)
+    outside.agree()
+    outside.resume()
+    outside.grow()
+    outside.grow()
+    for _ in range(6):
+        outside.succeed()
+        if outside.core.wake_at is not None:
+            outside.now = max(outside.now, outside.core.wake_at)
+            outside.step(Woken())
+    assert outside.core.progress().durable == max(outside.log_last, FROM - 1)
+    assert outside.core.problem is None
+    assert outside.core.progress().conflict is None
+
+
+@given(MOVES)
+def test_conflicts_are_checked_at_a_slow_pace(moves: list[str]) -> None:
+    checks = play([*moves, "clash", *["pass_time", "succeed"] * 30]).checks
+    assert all(b - a >= RETRY_CONFLICTS_S for a, b in itertools.pairwise(checks))
+
+
+@given(MOVES)
+def test_a_core_without_a_call_says_what_it_waits_for(moves: list[str]) -> None:
+    core = (outside := play(moves)).core
+    if outside.call is None:
+        paused = not core.may_write(core.next_epoch)
+        assert paused or (core.wake_at is not None) or core.waits_for == core.next_epoch
+    else:
+        assert (core.wake_at, core.waits_for) == (None, None)
+
+
+def test_a_failed_call_is_repeated_after_a_growing_back_off() -> None:
+    outside = Outside()
+    waits = []
+    for _ in range(8):
+        outside.fail()
+        assert outside.core.wake_at is not None
+        waits.append(round(outside.core.wake_at - outside.now, 3))
+        outside.now = outside.core.wake_at
+        outside.step(Woken())
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_slow_check_is_followed_by_a_longer_pause() -> None:
+    outside = play(["succeed", "grow", "grow", "grow", "clash", "succeed"])
+    assert isinstance(outside.call, CheckConflicts)
+    outside.now += 10
+    outside.succeed()
+    assert outside.core.wake_at == outside.now + 40
+
+
+def test_epochs_of_a_doubtful_boot_are_compared() -> None:
+    core = SinkCore(assigned(from_epoch=0), restored_from=3, compare_from=8)
+    assert core.step(Woken(), 0.0) == [OpenSink(3, ask_first=True)]
+    core.step(SinkOpened(last=20, first=0), 0.0)
+    assert core.next_epoch == 8
+    elsewhere = SinkCore(assigned(from_epoch=0), restored_from=3, compare_from=8)
+    elsewhere.step(Woken(), 0.0)
+    elsewhere.step(SinkOpened(last=20, first=12), 0.0)
+    assert elsewhere.next_epoch == 12, "not before its definition's first epoch"
+
+
+def test_a_changed_assignment_replaces_its_writer() -> None:
+    a, b, c = assigned("a"), assigned("b"), assigned("c")
+    elsewhere = assigned("b", from_epoch=9)
+    assert assignment_changes({"a": a, "b": b}, [a, elsewhere, c]) == [
+        StopWriter("b"),
+        StartWriter(elsewhere),
+        StartWriter(c),
+    ]
+    assert assignment_changes({"a": a}, []) == [StopWriter("a")]
+    assert assignment_changes({"a": a}, [a]) == []

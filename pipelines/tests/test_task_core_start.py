@@ -1,0 +1,124 @@
+"""What a task prepares before its first epoch, in order, whatever is missing for a while."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.protocol import RestorePoint, TaskProblem
+from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.start import (
+    NEXT,
+    AwaitEngine,
+    CompleteStart,
+    InvalidStart,
+    OpenInputs,
+    RestoreState,
+    StartCall,
+    StartCore,
+    StartEvent,
+    StartRequested,
+    StartStep,
+    StepFailed,
+    StepSucceeded,
+)
+
+POINT = RestorePoint(epoch=9)
+
+
+@dataclass
+class Outside:
+    core: StartCore = field(default_factory=StartCore)
+    now: float = 0.0
+    call: StartCall | None = None
+    done: list[type] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def step(self, event: StartEvent) -> None:
+        for effect in self.core.step(event, self.now):
+            match effect:
+                case SetProblem(subject, problem):
+                    self.problems.pop(subject, None)
+                    if problem is not None:
+                        self.problems[subject] = problem.message
+                case CompleteStart():
+                    self.done.append(CompleteStart)
+                case _:
+                    assert self.call is None, "one call at a time"
+                    self.call = effect
+
+    def succeed(self) -> None:
+        if self.call is not None:
+            self.done.append(type(self.call))
+            self.call = None
+            self.step(StepSucceeded())
+
+    def fail(self) -> None:
+        if isinstance(self.call, RestoreState | OpenInputs):
+            self.call = None
+            self.step(StepFailed(TaskProblem(message="not there")))
+
+    def wake(self) -> None:
+        self.now = max(self.now, self.core.wake_at or 0.0)
+        self.step(Woken())
+
+
+ORDER = [RestoreState, OpenInputs, AwaitEngine, CompleteStart]
+MOVES = st.lists(st.sampled_from(("succeed", "fail", "wake")), max_size=12)
+
+
+def play(moves: list[str]) -> Outside:
+    outside = Outside()
+    outside.step(StartRequested(POINT))
+    for move in moves:
+        getattr(outside, move)()
+    return outside
+
+
+@given(MOVES)
+def test_steps_succeed_once_and_in_order(moves: list[str]) -> None:
+    outside = play(moves)
+    assert outside.done == ORDER[: len(outside.done)]
+    for _ in range(8):
+        outside.succeed()
+        outside.wake()
+    assert outside.done == ORDER
+    assert outside.problems == {}
+
+
+@given(MOVES)
+def test_what_is_missing_is_reported(moves: list[str]) -> None:
+    outside = play(moves)
+    waits = outside.core.wake_at is not None
+    assert not waits or outside.problems
+    assert (outside.call is not None) + waits == (outside.core.waits_for is not StartStep.NOTHING)
+
+
+def test_back_offs_grow_and_begin_anew_with_each_step() -> None:
+    outside, waits = play([]), []
+    for _ in range(9):
+        outside.fail()
+        assert outside.core.wake_at is not None
+        waits.append(round(outside.core.wake_at - outside.now, 2))
+        outside.wake()
+    assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    outside.succeed()
+    outside.fail()
+    assert outside.core.wake_at == outside.now + 0.05
+
+
+def test_events_out_of_order_are_refused() -> None:
+    with pytest.raises(InvalidStart, match="while the task waits for a restore point"):
+        StartCore().step(StepFailed(TaskProblem(message="x")), 0.0)
+    with pytest.raises(InvalidStart, match="while the task waits for its engine"):
+        play(["succeed", "succeed"]).core.step(StartRequested(POINT), 0.0)
+    with pytest.raises(InvalidStart, match="while the task waits for nothing"):
+        play(["succeed"] * 3).core.step(StepSucceeded(), 0.0)
+
+
+def test_every_step_leads_to_the_end() -> None:
+    assert set(NEXT) | {StartStep.NOTHING} == set(StartStep)
+    assert set(NEXT.values()) | {StartStep.RESTORE_POINT} == set(StartStep)

@@ -1,0 +1,210 @@
+"""How a task starts, follows polls, fails and ends, in whatever order that happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.protocol import PollRequest, RestorePoint, TaskRef
+from rekindle.task.core.events import Woken
+from rekindle.task.core.supervisor import (
+    CALL_S,
+    FLUSH_S,
+    NEXT,
+    REPORT_FAILURE_S,
+    DiscardLog,
+    EndProcess,
+    FailureReported,
+    KeepDigests,
+    NoteCommitted,
+    PollAccepted,
+    RouteInputs,
+    RunLoop,
+    SetSinks,
+    SinksProgressed,
+    Stage,
+    Started,
+    StartTask,
+    StopRequested,
+    StopSinks,
+    SupervisorCore,
+    SupervisorEffect,
+    SupervisorEvent,
+    TaskFailed,
+    TruncateLog,
+)
+
+REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
+NEEDS_COMPONENTS = SetSinks | NoteCommitted | TruncateLog | RunLoop
+
+
+def poll(**changes: object) -> PollRequest:
+    return PollRequest(fence=1, generation=1, task=REF).model_copy(update=changes)
+
+
+RESTORE = poll(restore=RestorePoint(epoch=9), floor=20)
+
+
+@dataclass
+class Process:
+    """Performs the core's effects; a start succeeds when it is told to."""
+
+    core: SupervisorCore = field(default_factory=lambda: SupervisorCore("boot"))
+    now: float = 0.0
+    effects: list[SupervisorEffect] = field(default_factory=list)
+    starting: bool = False
+    running: bool = False
+
+    def step(self, event: SupervisorEvent) -> list[SupervisorEffect]:
+        made = self.core.step(event, self.now)
+        for effect in made:
+            assert self.running or not isinstance(effect, NEEDS_COMPONENTS)
+            self.starting |= isinstance(effect, StartTask)
+        self.effects += made
+        return made
+
+    def ask(self) -> None:
+        self.step(PollAccepted(poll()))
+
+    def restore(self) -> None:
+        self.step(PollAccepted(RESTORE))
+
+    def recompute(self) -> None:
+        self.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
+
+    def start(self) -> None:
+        if self.starting and self.core.stage is Stage.STARTING:
+            self.starting, self.running = False, True
+            self.step(Started())
+
+    def progress(self) -> None:
+        self.step(SinksProgressed([12, 30]))
+
+    def fail(self) -> None:
+        self.step(TaskFailed())
+
+    def fail_for_good(self) -> None:
+        self.step(TaskFailed(for_good=True))
+
+    def report(self) -> None:
+        self.step(FailureReported())
+
+    def stop(self) -> None:
+        self.step(StopRequested())
+
+    def pass_time(self) -> None:
+        self.now += 3
+        self.step(Woken())
+
+    def ends(self) -> list[EndProcess]:
+        return [e for e in self.effects if isinstance(e, EndProcess)]
+
+
+MOVES = (
+    *("ask", "restore", "recompute", "start", "progress", "fail", "fail_for_good", "report"),
+    *("stop", "pass_time"),
+)
+
+
+def play(moves: list[str]) -> Process:
+    process = Process()
+    for move in moves:
+        getattr(process, move)()
+    return process
+
+
+EARLY = st.lists(st.sampled_from(MOVES), max_size=6)
+LATE = st.lists(st.sampled_from(MOVES), max_size=12)
+HISTORIES = EARLY | LATE.map(lambda moves: ["restore", "start", *moves])
+
+
+@given(HISTORIES)
+def test_a_process_ends_once_and_then_does_nothing(moves: list[str]) -> None:
+    process = play(moves)
+    assert len(process.ends()) == process.core.ended
+    if process.core.ended:
+        for move in MOVES:
+            getattr(process, move)()
+        assert isinstance(process.effects[-1], EndProcess)
+
+
+@given(HISTORIES)
+def test_it_starts_once_and_computes_only_then(moves: list[str]) -> None:
+    effects = play(moves).effects
+    assert sum(isinstance(e, StartTask) for e in effects) <= 1
+    assert sum(isinstance(e, RunLoop) for e in effects) <= 1
+    sinks_first = [type(e) for e in effects if isinstance(e, SetSinks | RunLoop)]
+    assert not sinks_first or sinks_first[0] is SetSinks
+
+
+@given(HISTORIES)
+def test_a_task_that_failed_ends_with_1_and_writes_nothing(moves: list[str]) -> None:
+    process = play([*moves, "stop"])
+    effects, ends = process.effects, process.ends()
+    failed = any(isinstance(e, StopSinks) for e in effects)
+    assert [(e.exit_status, e.flush_s > 0 and failed) for e in ends] == [(int(failed), False)]
+
+
+@given(HISTORIES)
+def test_a_log_that_may_be_wrong_is_discarded_before_the_end(moves: list[str]) -> None:
+    effects = play(moves).effects
+    if DiscardLog() in effects:
+        end = effects[effects.index(DiscardLog()) + 1]
+        assert isinstance(end, EndProcess)
+        assert end.flush_s == 0.0
+
+
+@given(HISTORIES)
+def test_a_failure_ends_when_it_is_reported_or_in_time(moves: list[str]) -> None:
+    process = play(moves)
+    if process.core.stage is Stage.REPORTING:
+        process.now += REPORT_FAILURE_S
+        process.step(Woken())
+        assert process.core.ended
+
+
+def test_every_stage_can_end() -> None:
+    assert set(NEXT) == set(Stage)
+    assert all(Stage.ENDED in after for stage, after in NEXT.items() if stage is not Stage.ENDED)
+
+
+def test_what_a_poll_changes_is_applied_in_order() -> None:
+    process = play(["restore"])
+    assert process.effects == [StartTask(RestorePoint(epoch=9)), RouteInputs(())]
+    process.start()
+    assert process.effects[2:] == [
+        RouteInputs(()),
+        SetSinks(None, ()),
+        KeepDigests(()),
+        NoteCommitted(None),
+        RunLoop(),
+    ]
+
+
+def test_no_sink_loses_an_epoch_that_it_has_not_written() -> None:
+    process = play(["restore", "start"])
+    assert process.step(SinksProgressed([12, 30])) == [TruncateLog(12)]
+    assert process.step(SinksProgressed([])) == [TruncateLog(20)]
+
+
+def test_a_task_whose_results_differ_each_time_stays() -> None:
+    process = play(["restore", "start", "fail_for_good", "report", "pass_time", "pass_time"])
+    assert process.core.stage is Stage.STAYING
+    process.recompute()
+    assert process.core.ended
+
+
+def test_a_task_in_order_finishes_its_call_and_its_sinks() -> None:
+    (end,) = play(["restore", "start", "stop"]).ends()
+    assert (end.exit_status, end.loop_s, end.flush_s) == (0, CALL_S, FLUSH_S)
+
+
+def test_a_task_that_has_to_compute_again_discards_its_log() -> None:
+    process = play(["restore", "start"])
+    made = process.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
+    assert [type(effect) for effect in made] == [DiscardLog, EndProcess]
+    other = play(["restore", "start"])
+    made = other.step(PollAccepted(RESTORE.model_copy(update={"recompute": "an older boot"})))
+    assert DiscardLog() not in made
