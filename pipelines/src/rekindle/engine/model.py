@@ -9,7 +9,7 @@ Design: docs/design/determinism.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ class State:
 
     def sealed(self) -> State:
         """The same state for a checkpoint (`engine.state.operator.seal`)."""
-        return State({operator: seal(state) for operator, state in self.operators.items()})
+        return replace(self, operators={o: seal(state) for o, state in self.operators.items()})
 
 
 @dataclass(frozen=True, slots=True)

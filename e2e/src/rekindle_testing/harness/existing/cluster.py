@@ -25,7 +25,13 @@ from rekindle_testing.harness.existing.nodes import NO_MACHINES, ExistingNode
 from rekindle_testing.harness.existing.settings import Settings
 from rekindle_testing.harness.existing.transfer import Volume
 from rekindle_testing.harness.installed import CHART, Cluster, Unsupported
-from rekindle_testing.harness.outside import ClusterPrograms, Refused, find_kubectl, run
+from rekindle_testing.harness.outside import (
+    ClusterPrograms,
+    ProgramError,
+    Refused,
+    find_kubectl,
+    run,
+)
 from rekindle_testing.waiting import wait_for
 
 _OPERATOR = "app.kubernetes.io/name=rekindle-operator"
@@ -162,8 +168,16 @@ class ExistingCluster(Cluster):
             crd = yaml.safe_load(file.read_text())
             crd["metadata"].setdefault("labels", {}).update(self._run.labels)
             self.kubectl("create", "-f", "-", stdin=json.dumps(crd))
-            self.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
+            wait_for("the CRD to be served", self._is_crd_served, 60, 0.25)
         super().install(timeout_s)
+
+    def _is_crd_served(self) -> bool:
+        """`kubectl wait` fails while a new CRD has no conditions."""
+        try:
+            self.kubectl("get", CRD)
+        except ProgramError:
+            return False
+        return True
 
     def _install_options(self) -> list[str]:
         return ["--skip-crds", "--set", f"watchNamespace={self.namespace}"]
