@@ -27,7 +27,7 @@ unit: setup       ## pure cores: milliseconds each
 test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plane, failures
 	$(PY) -m pytest -q $(UNIT)
 	$(PY) -m pytest $(PROGRAMS)
-	$(PY) -m pytest -m cluster
+	$(PY) -m pytest -m "cluster and not long"
 
 # Another cluster is used only if it is asked for: its tests are not even collected without NODES.
 FOREIGN := $(filter existing kind,$(NODES))

@@ -25,7 +25,12 @@ from rekindle_testing.harness.outside import Refused
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import DeadlineError, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.failures,
+    pytest.mark.long,
+    pytest.mark.timeout(1500),
+]
 
 SPEEDUP = 4 * 86_400  # four days of flights each second: 92 epochs
 CLASS = "network-share"

@@ -166,7 +166,7 @@ def shape_of(panes: int) -> WindowShape:
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.sampled_from([1, 4, 20, 35]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_one_call_for_many_epochs_gives_the_same_bits(
     drawn: list[Any], sizes: list[int], panes: int
 ) -> None:
@@ -180,7 +180,7 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
 
 
 @given(epochs, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes: list[int]) -> None:
     steps = history(drawn)
     with tempfile.TemporaryDirectory() as directory:
@@ -205,7 +205,7 @@ def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes:
 
 
 @given(epochs, st.integers(0, 5), st.sampled_from([1, 4, 20]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
     drawn: list[Any], at: int, panes: int
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
 
 
 @given(epochs)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> None:
     steps = history(drawn)
     number, before = len(steps), steps[-1][1][2]
@@ -264,7 +264,7 @@ def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> No
 
 
 @given(epochs, st.sampled_from([1, 4, 20]))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_windows_that_close_in_portions_have_the_same_bits(drawn: list[Any], panes: int) -> None:
     shape = shape_of(panes)
     steps = history(drawn, panes * SLIDE)
@@ -305,7 +305,7 @@ def test_closed_windows_larger_than_memory_are_in_files(
 
 
 @given(epochs, st.integers(0, 6), st.sampled_from([4, 20]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_fork_does_not_change_what_it_was_taken_from(
     drawn: list[Any], at: int, panes: int
 ) -> None:
@@ -370,7 +370,7 @@ def test_an_epoch_without_rows_or_closing_windows_keeps_the_state() -> None:
 
 def test_hopping_windows_keep_a_row_for_each_pane() -> None:
     """Not one for each window: a thousand times as many."""
-    minute, names = 60_000_000, [f"key-{i}" for i in range(80)]
+    minute, names = 60_000_000, [f"key-{i}" for i in range(20)]
     shape = replace(SHAPE, windows=HoppingAssigner(600 * minute, minute))
     state, before, most = EMPTY, NO_WATERMARK, 0
     for number in range(640):
@@ -380,9 +380,9 @@ def test_hopping_windows_keep_a_row_for_each_pane() -> None:
         state, before = step.state, after
         most = max(most, state.rows)
         if number > 600:
-            assert step.closed.num_rows == 80
+            assert step.closed.num_rows == 20
             assert set(step.closed.column("p1").to_pylist()) == {600}
-    assert most <= 1.1 * 80 * 601
+    assert most <= 1.1 * 20 * 601
 
 
 def test_dropped_rows_are_counted_and_never_kept() -> None:
