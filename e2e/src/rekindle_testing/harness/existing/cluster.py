@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness.existing import leftovers
 from rekindle_testing.harness.existing.leftovers import CRD, Heartbeat, RunNames, items
 from rekindle_testing.harness.existing.nodes import NO_MACHINES, ExistingNode
@@ -27,7 +28,6 @@ from rekindle_testing.harness.existing.transfer import Volume
 from rekindle_testing.harness.installed import CHART, Cluster, Unsupported
 from rekindle_testing.harness.outside import (
     ClusterPrograms,
-    ProgramError,
     Refused,
     find_kubectl,
     run,
@@ -175,7 +175,7 @@ class ExistingCluster(Cluster):
         """`kubectl wait` fails while a new CRD has no conditions."""
         try:
             self.kubectl("get", CRD)
-        except ProgramError:
+        except KubectlError:
             return False
         return True
 
