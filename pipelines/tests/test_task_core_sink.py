@@ -40,7 +40,7 @@ def assigned(query: str = "q", from_epoch: int = FROM) -> SinkAssignment:
 
 
 class Outside:
-    """A log and a sink in memory, which perform the core's calls when they are told to."""
+    """A log and a sink in memory, which perform the core's calls when a test requests it."""
 
     def __init__(self, there: int = -1, restored_from: int = -1) -> None:
         self.core = SinkCore(assigned(), restored_from)
