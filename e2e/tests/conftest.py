@@ -1,4 +1,5 @@
-"""Fixtures of tests on the embedded cluster: one control plane, and nodes for each test."""
+"""Fixtures of tests on the embedded cluster: one control plane, and nodes for each test; and one
+cluster of kubelets for all tests that need no other."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -15,7 +16,24 @@ from rekindle_testing.embedded.pods import Pods
 from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
 from rekindle_testing.harness.installed import Unsupported
 
+if TYPE_CHECKING:
+    from rekindle_testing.harness.cluster import EmbeddedCluster
+
 _FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the shared kubelets come last, so that no other cluster is beside them."""
+    items.sort(key=_is_on_shared_kubelets)
+
+
+def _is_on_shared_kubelets(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function):
+        return False
+    callspec = getattr(item, "callspec", None)
+    of_kind = callspec is not None and callspec.params.get("kind_name") == "kubelet"
+    return of_kind or "kubelet_cluster" in item.fixturenames
 
 
 @pytest.hookimpl(wrapper=True)
@@ -83,3 +101,21 @@ def pods(control_plane: ControlPlane) -> Iterator[Pods]:
     handle = Pods(control_plane.kubeconfig)
     yield handle
     handle.clear()
+
+
+@pytest.fixture(scope="session")
+def kubelet_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """Five kubelets at Kubernetes' own timings, with Rekindle and the input of the flights example.
+
+    A test leaves five nodes behind; only those of the last file, test_operator_loss.py, need not.
+    """
+    from node_kinds import DEFAULT_TIMINGS, LEASE_S, flights_cluster, kubelet_nodes
+
+    from rekindle_testing.harness.nodes import NodeShape
+
+    kind, directory = kubelet_nodes(LEASE_S), tmp_path_factory.mktemp("kubelets")
+    shape = NodeShape(cpu="2", memory="8Gi")
+    with flights_cluster(
+        directory, kind, nodes=5, shape=shape, settings=DEFAULT_TIMINGS
+    ) as cluster:
+        yield cluster

@@ -25,6 +25,10 @@ from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
 
 _FOREIGN = ("existing", "kind")
 
+# What kube-controller-manager and the kubelet have if nobody sets it.
+DEFAULT_TIMINGS = Settings(node_monitor_grace_period_s=50, node_monitor_period_s=5)
+LEASE_S = 40
+
 
 def _kinds(*of_kubelets: pytest.MarkDecorator) -> pytest.MarkDecorator:
     """A cluster that is not embedded is there only if the user asks for it."""
@@ -45,14 +49,16 @@ every_kind_long = _kinds(pytest.mark.long)
 def make_cluster(
     kind_name: str, directory: Path, *, nodes: int, settings: Settings | None = None
 ) -> Cluster:
-    """`nodes` and `settings`: of a cluster that is made. An existing one has its own."""
+    """Of any kind but kubelets, which all tests share. `nodes` and `settings`: of a cluster that is
+    made. An existing one has its own."""
     match kind_name:
         case "existing":
             return ExistingCluster(directory, ExistingSettings.of(os.environ), print)
         case "kind":
             return KindCluster(directory, KindSettings.of(os.environ), nodes=nodes, report=print)
-    kind = ProcessNodes() if kind_name == "process" else kubelet_nodes()
-    return EmbeddedCluster(directory, nodes=nodes, kind=kind, settings=settings, report=print)
+    return EmbeddedCluster(
+        directory, nodes=nodes, kind=ProcessNodes(), settings=settings, report=print
+    )
 
 
 def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:

@@ -37,7 +37,12 @@ ADDED = "all-flown"  # the query that an edit adds
 
 
 @pytest.fixture(scope="module")
-def cluster(kind_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    kind_name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    if kind_name == "kubelet":
+        yield request.getfixturevalue("kubelet_cluster")
+        return
     with make_cluster(kind_name, tmp_path_factory.mktemp("failures"), nodes=5) as cluster:
         prepare_flights(cluster)
         yield cluster

@@ -1,6 +1,7 @@
-"""What only real kubelets show: images, limits, evictions, pulls, upgrades, and what is left.
+"""What only real kubelets show: Kubernetes' own patience, limits, evictions, pulls and upgrades.
 
-The other failures of nodes and processes are in test_failures.py, for every kind of node.
+The other failures of nodes and processes are in test_failures.py, for every kind of node; what an
+uninstalled chart leaves is in test_operator_loss.py.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ from typing import Any
 
 import pytest
 import yaml
-from node_kinds import flights_cluster, kubelet_nodes
+from node_kinds import storms
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM, EmbeddedCluster, pod_processes
-from rekindle_testing.harness.nodes import NodeShape
+from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster, pod_processes
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
 from rekindle_testing.paths import ROOT
-from rekindle_testing.waiting import DeadlineError, wait_for
+from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(900)]
 
-SPEEDUP = 43_200  # half a day of flights each second: 12 minutes of input
+SPEEDUP = 21_600  # a quarter of a day of flights each second: 24 minutes of input
 _FILLS_MEMORY = """
 import os, time
 for _ in range(200):
@@ -39,14 +39,13 @@ for _ in range(200):
 """
 GAP_S = 3.0
 """Of a replicated query's output while replicas are rolled; an epoch is a second."""
+BACK_WITHIN_S = 40.0
+"""After a node is lost. A kubelet's lease lasts as long: Kubernetes has not noticed anything."""
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    directory = tmp_path_factory.mktemp("kubelets")
-    shape = NodeShape(cpu="2", memory="8Gi")
-    with flights_cluster(directory, kubelet_nodes(), nodes=4, shape=shape) as cluster:
-        yield cluster
+def cluster(kubelet_cluster: EmbeddedCluster) -> EmbeddedCluster:
+    return kubelet_cluster
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +84,38 @@ def test_the_sinks_equal_the_reference(run: Run, reference: Reference) -> None:
     assert run.verify(reference)
 
 
+def test_a_topology_is_back_before_kubernetes_notices_a_loss(
+    run: Run, reference: Reference
+) -> None:
+    cluster = run.cluster
+    victim = run.task_pods("routes")[0].spec.node_name
+    cluster.apply(_deployment(cluster.kind.pipelines_image, victim))
+    wait_for("the plain pod", lambda: _plain_pod(run).status.phase == "Running", 60)
+    before = {p.metadata.name for p in cluster.tasks(run.name)}
+    began = run.observer.mark("lost", victim)
+    cluster.kill_nodes([victim])
+    wait_for(
+        "a replacement",
+        lambda: {p.metadata.name for p in cluster.tasks(run.name)} - before,
+        BACK_WITHIN_S,
+    )
+    replaced_s = run.observer.now() - began
+    run.wait_advanced()
+    back_s = run.observer.now() - began
+    plain = _plain_pod(run)
+    ready = {c.type: c.status for c in cluster.core.read_node(victim).status.conditions}
+    print(f"replaced after {replaced_s:.1f} s, all queries back after {back_s:.1f} s")
+    assert back_s < BACK_WITHIN_S
+    # Meanwhile, to Kubernetes nothing has happened.
+    assert ready["Ready"] == "True"
+    assert (plain.spec.node_name, plain.status.phase) == (victim, "Running")
+    cluster.kubectl("delete", "deployment", "plain", "--cascade=orphan")
+    cluster.kubectl("delete", "pod", "-l", "app=plain", "--grace-period=0", "--force")
+    cluster.add_node()
+    run.wait_redundant()
+    run.verify(reference)
+
+
 def test_a_task_that_is_killed_for_its_memory_loses_no_rows(run: Run, reference: Reference) -> None:
     pod = run.task_pods("routes")[0]
     before = _jvms(run, pod)
@@ -117,16 +148,6 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
     run.verify(reference)
 
 
-def test_a_drained_node_loses_no_rows(run: Run, reference: Reference) -> None:
-    node = run.task_pods("routes")[0].spec.node_name
-    run.observer.mark("lost", f"{node} is drained")
-    run.cluster.nodes[node].drain(timeout_s=120)
-    run.wait_advanced(timeout_s=120)
-    run.cluster.kubectl("uncordon", node)
-    run.wait_redundant()
-    run.verify(reference)
-
-
 def test_an_image_that_cannot_be_pulled_stops_no_task(run: Run, reference: Reference) -> None:
     before = run.incarnations()
     run.document["spec"]["image"] = "rekindle/pipelines:absent"
@@ -150,26 +171,37 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(run: Run, reference: Refer
     run.verify(reference)
 
 
-def test_an_upgraded_image_leaves_no_gap(run: Run, reference: Reference) -> None:
-    image = _next(run.cluster.kind.pipelines_image)
-    _tag(run.cluster, run.cluster.kind.pipelines_image, image)
-    run.wait_advanced(epochs=5)
-    began = run.observer.now()
-    run.document["spec"]["image"] = image
-    run.document["metadata"]["annotations"] = {"rekindle.dev/roll": "true"}
-    run.cluster.apply(run.document)
+def test_an_upgraded_image_leaves_no_gap(
+    cluster: EmbeddedCluster, shared_run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Beside the flights topology, whose tasks keep their image."""
+    document = storms("rolled")
+    document["spec"]["sources"][0]["replicas"] = 2
+    others, image = shared_run.incarnations(), _next(cluster.kind.pipelines_image)
+    _tag(cluster, cluster.kind.pipelines_image, image)
+    with Run(cluster, document) as run:
+        run.wait_live()
+        run.wait_redundant()
+        run.wait_advanced(epochs=5)
+        began = run.observer.now()
+        run.document["spec"]["image"] = image
+        run.document["metadata"]["annotations"] = {"rekindle.dev/roll": "true"}
+        cluster.apply(run.document)
 
-    def is_rolled() -> bool:
-        pods = run.cluster.tasks(run.name)
-        return {p.spec.containers[0].image for p in pods} == {image} and run.observer.all_live()
+        def is_rolled() -> bool:
+            pods = cluster.tasks(run.name)
+            return {p.spec.containers[0].image for p in pods} == {image} and run.observer.all_live()
 
-    wait_for("all tasks to have the new image", is_rolled, 420, 1.0)
-    run.wait_advanced(epochs=3)
-    seconds = run.observer.now() - began
-    gap_s = run.longest_gap("delay-alarms", seconds)
-    print(f"rolled in {seconds:.0f} s; longest gap of the replicated query {gap_s:.2f} s")
-    run.verify(reference)
+        wait_for("all tasks to have the new image", is_rolled, 240, 1.0)
+        run.wait_advanced(epochs=3)
+        seconds = run.observer.now() - began
+        gap_s = run.longest_gap("storm-watch", seconds)
+        print(f"rolled in {seconds:.0f} s; longest gap of the replicated query {gap_s:.2f} s")
+        reference = Reference(run.document, cluster.shared, tmp_path_factory.mktemp("rolled"))
+        reference.execute()
+        run.verify(reference)
     assert gap_s < GAP_S
+    assert shared_run.incarnations() == others
 
 
 def test_an_upgraded_chart_restarts_no_task(run: Run, reference: Reference, tmp_path: Path) -> None:
@@ -182,37 +214,6 @@ def test_an_upgraded_chart_restarts_no_task(run: Run, reference: Reference, tmp_
     assert run.incarnations() == before
     assert "NEWER" in run.cluster.kubectl("get", "topo", run.name)
     run.verify(reference)
-
-
-def test_nothing_is_left_after_uninstalling(cluster: EmbeddedCluster, shared_run: Run) -> None:
-    cluster.delete_topology(shared_run.name)
-    cluster.uninstall()
-    kubectl = cluster.kubectl
-    kinds = ",".join(
-        (
-            *("pods", "deployments", "daemonsets", "services", "secrets", "configmaps", "leases"),
-            *("serviceaccounts", "roles", "rolebindings", "poddisruptionbudgets"),
-        )
-    )
-
-    def left() -> list[str]:
-        found = []
-        for namespace in (NAMESPACE, SYSTEM):
-            names = kubectl("get", kinds, "-n", namespace, "-o", "name").split()
-            found += [n for n in names if n not in _OF_EVERY_NAMESPACE]
-        names = kubectl("get", "clusterroles,clusterrolebindings,priorityclasses", "-o", "name")
-        return found + [n for n in names.split() if "rekindle" in n]
-
-    with contextlib.suppress(DeadlineError):
-        wait_for("nothing to be left", lambda: not left(), 60, 0.5)
-    assert not left()
-
-
-_OF_EVERY_NAMESPACE = {
-    "configmap/kube-root-ca.crt",
-    "service/kubernetes",
-    "serviceaccount/default",
-}
 
 
 def _newer_chart(directory: Path) -> Path:
@@ -252,3 +253,44 @@ def _tag(cluster: EmbeddedCluster, image: str, tag: str) -> None:
     for node in cluster.nodes.values():
         assert isinstance(node, KubeletNode)
         node.tag_image(image, tag)
+
+
+def _deployment(image: str, node: str) -> dict[str, Any]:
+    """Of one pod, which the scheduler puts on that node as long as it is there."""
+    prefer = {
+        "weight": 100,
+        "preference": {
+            "matchExpressions": [
+                {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+            ]
+        },
+    }
+    container = {
+        "name": "sleep",
+        "image": image,
+        "args": ["sleep", "3600"],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    spec = {
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [prefer]}},
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "plain", "namespace": NAMESPACE},
+        "spec": {
+            "selector": {"matchLabels": {"app": "plain"}},
+            "template": {"metadata": {"labels": {"app": "plain"}}, "spec": spec},
+        },
+    }
+
+
+def _plain_pod(run: Run) -> Any:
+    pods = wait_for("the pod of the Deployment", lambda: run.cluster.pods("app=plain"), 30)
+    return pods[0]

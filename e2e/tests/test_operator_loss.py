@@ -10,6 +10,7 @@ import pytest
 from node_kinds import every_kind, make_cluster
 
 from rekindle_testing.embedded.components import Settings
+from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.installed import OPERATOR_LEASE, Cluster
 from rekindle_testing.waiting import wait_for
 
@@ -19,7 +20,12 @@ TARGET_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def cluster(kind_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    kind_name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    if kind_name == "kubelet":
+        yield request.getfixturevalue("kubelet_cluster")
+        return
     # As long as with Kubernetes' default: meanwhile the scheduler considers dead nodes Ready.
     slow = Settings(node_monitor_grace_period_s=50)
     directory = tmp_path_factory.mktemp("operator")
@@ -39,6 +45,8 @@ def test_uninstalling_leaves_nothing_and_installing_again_works(cluster: Cluster
         return not cluster.operator_pods() and not leases
 
     wait_for("the operator's pods and its Lease to be deleted", is_gone, 90, 0.25)
+    if isinstance(cluster, EmbeddedCluster):  # another one may have more in a namespace
+        wait_for("all else to be deleted", lambda: not _objects(cluster), 60, 0.5)
     cluster.install()
     cluster.leading_operator_pod()
 
@@ -71,6 +79,28 @@ def test_the_operator_restarts_when_all_its_replicas_die(cluster: Cluster) -> No
         60,
         0.25,
     )
+
+
+def _objects(cluster: EmbeddedCluster) -> list[str]:
+    """All but those that every namespace has."""
+    kinds = (
+        *("pods", "deployments", "daemonsets", "services", "secrets", "configmaps", "leases"),
+        *("serviceaccounts", "roles", "rolebindings", "poddisruptionbudgets"),
+    )
+    found = []
+    for namespace in (cluster.namespace, cluster.system):
+        names = cluster.kubectl("get", ",".join(kinds), "-n", namespace, "-o", "name").split()
+        found += [n for n in names if n not in _OF_EVERY_NAMESPACE]
+    of_cluster = "clusterroles,clusterrolebindings,priorityclasses"
+    names = cluster.kubectl("get", of_cluster, "-o", "name").split()
+    return found + [n for n in names if "rekindle" in n]
+
+
+_OF_EVERY_NAMESPACE = {
+    "configmap/kube-root-ca.crt",
+    "service/kubernetes",
+    "serviceaccount/default",
+}
 
 
 def _lease(cluster: Cluster) -> Any:
