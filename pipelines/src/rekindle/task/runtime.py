@@ -158,7 +158,7 @@ class TaskRuntime:
         """What has happened, after a short wait."""
         stopping = self._stopping.wait(TICK_S)
         failed_before = self._core.stage in (Stage.REPORTING, Stage.STAYING)
-        if not failed_before:
+        if not failed_before and not self._failed:  # once, or its error would be all there is
             self._find_failure()
         if self._failed and not failed_before:
             yield TaskFailed(self._failed_for_good)
