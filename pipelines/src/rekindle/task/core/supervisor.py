@@ -231,7 +231,8 @@ class SupervisorCore:
     def _poll_accepted(self, poll: PollRequest) -> list[SupervisorEffect]:
         self._desired = poll
         if self.must_recompute(poll) and self.stage is not Stage.REPORTING:
-            return [DiscardLog(), *self._end(flush_s=0.0)]
+            # Sinks stop before the running call ends: what it adds to the log may be wrong too.
+            return [DiscardLog(), StopSinks(), *self._end(flush_s=0.0)]
         match self.stage:
             case Stage.WAITING if poll.restore is not None:
                 self._enter(Stage.STARTING)
