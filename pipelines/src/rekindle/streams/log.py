@@ -362,14 +362,17 @@ class OutputLog:
             what = f"an epoch from {file.first} on"
             raise LogCorrupt(self._damaged(file, what, damage)) from None
         spill.put(name, data)
-        with self._writing:
-            kept = file in self._stable.extents
-            if kept:
-                path = file.write_outline(name, len(data), outline)
-                with self._changed:
-                    file.replace_by_outline(path, name)
-        if not kept:  # truncated meanwhile
-            self._discard(name)
+        outlined = False
+        try:
+            with self._writing:
+                if file in self._stable.extents:
+                    path = file.write_outline(name, len(data), outline)
+                    outlined = True
+                    with self._changed:
+                        file.replace_by_outline(path, name)
+        finally:
+            if not outlined:  # truncated meanwhile, or the disk is full
+                self._discard(name)
 
     def _remove_files(self, files: list[LogFile]) -> None:
         for file in files:
