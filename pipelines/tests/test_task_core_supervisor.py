@@ -20,11 +20,11 @@ from rekindle.task.core.supervisor import (
     KeepDigests,
     NoteCommitted,
     PollAccepted,
+    ProcessPhase,
     RouteInputs,
     RunLoop,
     SetSinks,
     SinksProgressed,
-    Stage,
     Started,
     StartTask,
     StopRequested,
@@ -49,7 +49,7 @@ RESTORE = poll(restore=RestorePoint(epoch=9), floor=20)
 
 @dataclass
 class Process:
-    """Performs the core's effects; a start succeeds when it is told to."""
+    """Performs the core's effects; a start succeeds when a test says so."""
 
     core: SupervisorCore = field(default_factory=lambda: SupervisorCore("boot"))
     now: float = 0.0
@@ -76,19 +76,19 @@ class Process:
         self.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
 
     def start(self) -> None:
-        if self.starting and self.core.stage is Stage.STARTING:
+        if self.starting and self.core.phase is ProcessPhase.STARTING:
             self.starting, self.running = False, True
             self.step(Started())
 
     def progress(self) -> None:
         self.step(SinksProgressed([12, 30]))
 
-    def fail(self, for_good: bool = False) -> None:
+    def fail(self, permanent: bool = False) -> None:
         self.failed |= not self.core.ended
-        self.step(TaskFailed(for_good))
+        self.step(TaskFailed(permanent))
 
-    def fail_for_good(self) -> None:
-        self.fail(for_good=True)
+    def fail_permanently(self) -> None:
+        self.fail(permanent=True)
 
     def report(self) -> None:
         self.step(FailureReported())
@@ -105,7 +105,7 @@ class Process:
 
 
 MOVES = (
-    *("ask", "restore", "recompute", "start", "progress", "fail", "fail_for_good", "report"),
+    *("ask", "restore", "recompute", "start", "progress", "fail", "fail_permanently", "report"),
     *("stop", "pass_time"),
 )
 
@@ -162,15 +162,19 @@ def test_a_log_that_may_be_wrong_is_discarded_before_the_end(moves: list[str]) -
 @given(HISTORIES)
 def test_a_failure_ends_when_it_is_reported_or_in_time(moves: list[str]) -> None:
     process = play(moves)
-    if process.core.stage is Stage.REPORTING:
+    if process.core.phase is ProcessPhase.REPORTING:
         process.now += REPORT_FAILURE_S
         process.step(Woken())
         assert process.core.ended
 
 
-def test_every_stage_can_end() -> None:
-    assert set(NEXT) == set(Stage)
-    assert all(Stage.ENDED in after for stage, after in NEXT.items() if stage is not Stage.ENDED)
+def test_every_phase_can_end() -> None:
+    assert set(NEXT) == set(ProcessPhase)
+    assert all(
+        ProcessPhase.ENDED in after
+        for phase, after in NEXT.items()
+        if phase is not ProcessPhase.ENDED
+    )
 
 
 def test_what_a_poll_changes_is_applied_in_order() -> None:
@@ -193,8 +197,8 @@ def test_no_sink_loses_an_epoch_that_it_has_not_written() -> None:
 
 
 def test_a_task_whose_results_differ_each_time_stays() -> None:
-    process = play(["restore", "start", "fail_for_good", "report", "pass_time", "pass_time"])
-    assert process.core.stage is Stage.STAYING
+    process = play(["restore", "start", "fail_permanently", "report", "pass_time", "pass_time"])
+    assert process.core.phase is ProcessPhase.STAYING
     process.recompute()
     assert process.core.ended
 

@@ -45,11 +45,11 @@ from rekindle.task.core.supervisor import (
     KeepDigests,
     NoteCommitted,
     PollAccepted,
+    ProcessPhase,
     RouteInputs,
     RunLoop,
     SetSinks,
     SinksProgressed,
-    Stage,
     Started,
     StartTask,
     StopRequested,
@@ -97,7 +97,7 @@ class TaskRuntime:
         self._config = config
         self._stopping = threading.Event()
         self._halt = threading.Event()  # for the engine's loop
-        self._failed_for_good = False  # a restart would not help
+        self._failed_permanently = False  # a restart would not help
         self._applied: PollRequest | None = None
         self._running: Running | None = None
         self._exit_status = 0
@@ -117,7 +117,7 @@ class TaskRuntime:
             config.bind,
             CONTROL_PORT,
             self.polls,
-            alive=lambda: not self._failed or self._failed_for_good,
+            alive=lambda: not self._failed or self._failed_permanently,
             ready=lambda: self.status.phase.serves,
             registry=make_registry(
                 self.status, config.topology.name, config.segment.name, config.ref
@@ -157,14 +157,14 @@ class TaskRuntime:
     def _next_events(self) -> Iterator[SupervisorEvent]:
         """What has happened, after a short wait."""
         stopping = self._stopping.wait(TICK_S)
-        failed_before = self._core.stage in (Stage.REPORTING, Stage.STAYING)
+        failed_before = self._core.phase in (ProcessPhase.REPORTING, ProcessPhase.STAYING)
         if not failed_before and not self._failed:  # once, or its error would be all there is
             self._find_failure()
         if self._failed and not failed_before:
-            yield TaskFailed(self._failed_for_good)
+            yield TaskFailed(self._failed_permanently)
         elif stopping:
             yield StopRequested()
-        elif self._core.stage is Stage.REPORTING and self.polls.failure_reported:
+        elif self._core.phase is ProcessPhase.REPORTING and self.polls.failure_reported:
             yield FailureReported()
         else:
             if (desired := self._new_poll()) is not None:
@@ -173,9 +173,9 @@ class TaskRuntime:
 
     def _progress(self) -> SupervisorEvent:
         running = self._running
-        if self._core.stage is Stage.STARTING:
+        if self._core.phase is ProcessPhase.STARTING:
             return self._go_on_starting()
-        if self._core.stage is not Stage.RUNNING or running is None:
+        if self._core.phase is not ProcessPhase.RUNNING or running is None:
             return Woken()
         self.status.update_phase()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
@@ -294,13 +294,13 @@ class TaskRuntime:
         except BaseException as error:
             if not self._stopping.is_set():
                 _log.exception("the engine's loop ended")
-                self._failed_for_good = isinstance(error, NotDeterministic)
+                self._failed_permanently = isinstance(error, NotDeterministic)
                 self._fail(str(error) or repr(error), loop.state.epoch + 1)
 
     def _cannot_go_on(self, error: Exception) -> None:
         _log.error("the task cannot go on", exc_info=error)
         refused = error.operator if isinstance(error, OperatorRefused) else None
-        self._failed_for_good = isinstance(error, NotDeterministic)
+        self._failed_permanently = isinstance(error, NotDeterministic)
         self._fail(str(error), refused=refused)
 
     def _fail(self, message: str, epoch: int | None = None, refused: str | None = None) -> None:

@@ -39,14 +39,14 @@ from rekindle.task.core.loop import (
     TakeEpochs,
 )
 from rekindle.task.core.messages import (
-    CallFinallyFailed,
+    CallFailedPermanently,
     CallSink,
     HeadAdvanced,
     LogTruncated,
-    OfSink,
     PollReceived,
     RefusePoll,
     Respond,
+    SinkReported,
     TaskCoreEvent,
     TaskEffect,
     TaskRestored,
@@ -148,10 +148,10 @@ class TaskCore:
             case LogTruncated(base):
                 self._started().log.base = base
                 return []
-            case CallFinallyFailed(error):
+            case CallFailedPermanently(error):
                 return self._give_up(error)
-            case OfSink(assigned, sink_event):
-                return self._of_sink(assigned, sink_event)
+            case SinkReported(assigned, sink_event):
+                return self._sink_reported(assigned, sink_event)
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
             case StepSucceeded() | StepFailed():
@@ -307,7 +307,7 @@ class TaskCore:
                     effects += self._step_sink(core, LogGrew(parts.log.last))
         return effects
 
-    def _of_sink(self, assigned: SinkAssignment, event: SinkEvent) -> list[TaskEffect]:
+    def _sink_reported(self, assigned: SinkAssignment, event: SinkEvent) -> list[TaskEffect]:
         core = self._started().sinks.cores.get(assigned.query)
         if core is None or core.assigned != assigned:
             return []  # of a writer that was stopped
