@@ -61,7 +61,7 @@ def test_ordered_parquet_is_not_copied(tmp_path: Path) -> None:
     assert [keys(source, n) for n in range(7)] == [
         *(["k0", "k1"], ["k2"], ["k3", "k4", "k5"], [], [], ["k6"], [])
     ]
-    assert source.extent.rows == 7
+    assert source.summary.rows == 7
 
 
 def test_parquet_that_is_not_in_order_is_copied(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_cuts_in_any_order_are_those_of_a_copy(
             copied = source_of(Path(other), url, schema, format="parquet", **options)
         assert prepared_suffixes(Path(one)) == [".index"]
         assert prepared_suffixes(Path(other)) == [".arrow", ".index"]
-        assert in_place.extent == copied.extent
+        assert in_place.summary == copied.summary
         assert in_place.last_epoch == copied.last_epoch
         forward = list(range(copied.last_epoch + 2))
         mixed = random.Random(seed).choices(forward, k=20)
