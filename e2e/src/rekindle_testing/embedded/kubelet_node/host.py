@@ -108,7 +108,7 @@ class KubeletNode:
         """Return at once, unless images are to be unpacked; `wait_ready` waits."""
         report = self._network.report
         binaries = self._binaries or ensure_node(report)
-        self._template = template = image_store.hold_template(
+        self._template = template = image_store.acquire_template(
             self._archives, binaries.pause, self.data, report
         )
         self._network.state.record(Cgroup(self._cgroup), Directory(str(self.data)))
