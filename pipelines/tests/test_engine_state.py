@@ -145,16 +145,16 @@ def played(drawn: Sequence[Any], steps: Sequence[str]) -> OperatorState:
                 state = pages.compact(SHAPE, state)
             case "all":
                 state = pages.compact_all(SHAPE, state)
-            case "seal":
-                state = pages.seal(state)
+            case "join":
+                state = pages.join_single_deltas(state)
         check(state)
     return state
 
 
 def check(state: OperatorState) -> None:
     """What must hold for every state."""
-    lows = [(p.pane, p.bucket) for p in state.pages]
-    assert lows == sorted(set(lows))
+    starts = [(p.pane, p.bucket) for p in state.pages]
+    assert starts == sorted(set(starts))
     assert len(state.pages) == len(state.through) == len(state.pending)
     assert [d.seq for d in state.deltas] == sorted({d.seq for d in state.deltas})
     live = np.zeros(len(state.pages), dtype=np.int64)
@@ -171,7 +171,7 @@ def check(state: OperatorState) -> None:
     assert state.panes.tolist() == everything[everything >= state.floor].tolist()
 
 
-steps = st.lists(st.sampled_from(["compact", "all", "seal", "none"]), min_size=1, max_size=5)
+steps = st.lists(st.sampled_from(["compact", "all", "join", "none"]), min_size=1, max_size=5)
 
 
 @given(epochs, steps, st.integers(-5, 20), st.integers(0, 45))
@@ -268,7 +268,7 @@ def test_a_join_copies_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch)
         known = {delta.run.id for delta in state.deltas}
         state = pages.append(state, counts(rng.choice(50_000, 100, replace=False)))
         state = pages.compact(COUNTS, state)
-        state = pages.seal(state) if number % 5 == 4 else state
+        state = pages.join_single_deltas(state) if number % 5 == 4 else state
         fresh = [d.run.nbytes for d in state.deltas if d.run.id not in known]
         assert sum(fresh) <= 2 * 20_000
     assert {delta.level for delta in state.deltas} >= {1, 2}
@@ -289,7 +289,7 @@ def test_rows_of_the_far_future_do_not_keep_deltas(monkeypatch: pytest.MonkeyPat
         pane = np.where(groups == 500, 10**15, number // 20)
         state = pages.compact(COUNTS, pages.append(state, counts(groups, pane)))
         state = pages.drop(state, number // 20 - 1)
-        state = pages.seal(state) if number % 10 == 9 else state
+        state = pages.join_single_deltas(state) if number % 10 == 9 else state
         check(state)
         assert state.rows < 40_000
     assert pages.read(COUNTS, state, 10**15, 10**15 + 1).column("n").to_pylist() == [400]
@@ -306,7 +306,7 @@ def test_pages_that_hardly_change_do_not_keep_deltas(monkeypatch: pytest.MonkeyP
         groups = np.append(rng.choice(500, 200, replace=False), number)
         pane = np.where(np.arange(201) == 200, 1, 2)
         state = pages.compact(COUNTS, pages.append(state, counts(groups, pane)))
-        state = pages.seal(state) if number % 10 == 9 else state
+        state = pages.join_single_deltas(state) if number % 10 == 9 else state
         assert sum(d.run.rows for d in state.deltas) < 5_000
     check(state)
     assert pages.read(COUNTS, state, 1, 2).column("n").to_numpy().sum() == 10_400

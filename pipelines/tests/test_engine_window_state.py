@@ -22,7 +22,14 @@ from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
 from rekindle.engine.state import operator, spill
 from rekindle.engine.state import panes as combining
-from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState, compact_all, read, seal
+from rekindle.engine.state.operator import (
+    EMPTY,
+    NO_PANE,
+    OperatorState,
+    compact_all,
+    join_single_deltas,
+    read,
+)
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
@@ -176,7 +183,7 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
     for calls in (sizes, [len(steps)]):
         assert play(shape, steps, calls) == one
     assert play(shape, steps, sizes, lambda s: compact_all(shape.runs, s)) == one
-    assert play(shape, steps, sizes, seal) == one
+    assert play(shape, steps, sizes, join_single_deltas) == one
 
 
 @given(epochs, st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -217,7 +224,9 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
         store = Store(f"file://{directory}/store")
 
         def save(states: StateStore, epoch: int, state: OperatorState) -> EntryRef:
-            return states.save("s", 0, epoch, 0, ("op",), State({"op": state}).sealed(), None)
+            return states.save(
+                "s", 0, epoch, 0, ("op",), State({"op": state}).for_checkpoint(), None
+            )
 
         def run(state: OperatorState, steps: Sequence[Any], size: int) -> OperatorState:
             for begin in range(0, len(steps), size):

@@ -304,7 +304,7 @@ class LoopCore:
         for _ in call:
             self._taken.popleft()
         is_checkpoint = (newest.epoch + 1) % self._checkpoint_every == 0
-        operators = self._operators.sealed() if is_checkpoint else self._operators
+        operators = self._operators.for_checkpoint() if is_checkpoint else self._operators
         self.state = TaskState(newest.epoch, newest.watermark, operators, self.chained)
         done: list[LoopEffect] = [CallCompleted(call, now - self._began)]
         if is_checkpoint:
