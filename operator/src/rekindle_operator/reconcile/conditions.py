@@ -20,7 +20,7 @@ from rekindle_operator.reconcile.health import Health, ReplicaState, replica_sta
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
-_MESSAGE_LIMIT = 1024
+_MAX_MESSAGE_CHARS = 1024
 _REFUSED = "RefusedByTask"
 _OVERDUE = 3  # checkpoints that are missing
 _NO_REPORT = "NoReport"
@@ -76,7 +76,7 @@ def condition_entries(
                 type=condition.type,
                 status=condition.status,
                 reason=condition.reason,
-                message=condition.message[:_MESSAGE_LIMIT],
+                message=condition.message[:_MAX_MESSAGE_CHARS],
                 observed_generation=view.generation,
                 last_transition_time=old.last_transition_time if is_same else rfc3339(now),
             )

@@ -31,8 +31,8 @@ from rekindle.objects import ObjectInfo
 SWEEP_S = 900.0
 """Seconds between listings of the whole store."""
 PARALLEL = 8
-_LOOKED_UP = 256
-_LISTED_AS_ONE = 100
+_MAX_LOOK_UPS = 256
+_LISTED_PER_LOOK_UP = 100
 """Objects that are listed in the time of one look-up."""
 
 
@@ -123,7 +123,7 @@ class ManifestStore:
     def _present(self, wanted: AbstractSet[str], known: int) -> AbstractSet[str]:
         """Those of these state objects that exist. Many are listed; but if only a few changed, they
         are looked up, because a listing has all that did not."""
-        if len(wanted) > max(_LOOKED_UP, known // _LISTED_AS_ONE):
+        if len(wanted) > max(_MAX_LOOK_UPS, known // _LISTED_PER_LOOK_UP):
             return wanted & {info.name for info in self._list("state/")}
         with ThreadPoolExecutor(PARALLEL) as pool:
             found = pool.map(lambda n: self._store.exists(f"{self._uid}/{n}"), sorted(wanted))

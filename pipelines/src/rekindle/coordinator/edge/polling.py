@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _NEWER_COORDINATOR = 409
 _REFUSED = frozenset({401, 421, 426})
 """Token, topology or protocol version do not match: reported, because a retry does not help."""
-_MAX_TEXT = 300
+_MAX_TEXT_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Pollers:
             message = f"the response of {host} is refused: {error}"
             return PollFailed(slot, incarnation, message, refused=True)
         except (OSError, TimeoutError, aiohttp.ClientError, ValidationError) as error:
-            return PollFailed(slot, incarnation, repr(error)[:_MAX_TEXT])
+            return PollFailed(slot, incarnation, repr(error)[:_MAX_TEXT_CHARS])
         if isinstance(response, _Refusal):
             if response.status == _NEWER_COORDINATOR:
                 return FenceRaised(f"task {slot.key} refused fence {poll.fence}")
@@ -133,6 +133,6 @@ class Pollers:
             headers=self._headers,
         ) as response:
             if response.status != 200:
-                text = (await response.content.read(_MAX_TEXT)).decode(errors="replace")
+                text = (await response.content.read(_MAX_TEXT_CHARS)).decode(errors="replace")
                 return _Refusal(response.status, text)
             return decode(PollResponse, await response.read())
