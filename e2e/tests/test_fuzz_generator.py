@@ -21,7 +21,7 @@ from rekindle_testing.fixtures.crd import resource_schema
 from rekindle_testing.fuzz import graphs
 from rekindle_testing.fuzz.generator import case, edit, is_edited
 from rekindle_testing.fuzz.schema import Path, pool, schema_at, value
-from rekindle_testing.fuzz.verdict import Verdict, violations, verdict
+from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
 
 _INDEXES = st.integers(0, 10_000)
 

@@ -19,7 +19,7 @@ from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, Seen, Watcher
 from rekindle_testing.fuzz.generator import Case, edit, is_edited
-from rekindle_testing.fuzz.verdict import Verdict, violations, verdict
+from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
 from rekindle_testing.harness.operator_process import Operator, install_crds, operator_kubeconfig
 from rekindle_testing.waiting import DeadlineError, wait_for
 
