@@ -24,7 +24,7 @@ from rekindle.checkpoints.codec import (
 )
 from rekindle.checkpoints.garbage import find_garbage, needed_entries
 from rekindle.checkpoints.manifest import Entry, Manifest
-from rekindle.checkpoints.store import ObjectMissing, Store
+from rekindle.checkpoints.store import ObjectMissing, Store, UnreadableObject
 from rekindle.errors import StoreError
 from rekindle.objects import ObjectInfo
 
@@ -34,10 +34,6 @@ PARALLEL = 8
 _MAX_LOOK_UPS = 256
 _LISTED_PER_LOOK_UP = 100
 """Objects that are listed in the time of one look-up."""
-
-
-class UnreadableObject(StoreError):
-    """An object is damaged, or of another version's format."""
 
 
 class ManifestStore:
