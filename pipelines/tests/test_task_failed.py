@@ -108,3 +108,18 @@ def test_a_task_whose_engine_does_not_start_reports_that_and_ends(tmp_path: Path
     assert answer.problem.refused == "numbers"
     thread.join(10)
     assert ended == [1]
+
+
+def test_an_engine_that_does_not_stop_does_not_keep_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rekindle.task.runtime.STOP_S", 0.2)
+    released = threading.Event()
+    runtime = TaskRuntime(config_of(tmp_path))
+    monkeypatch.setattr(runtime._engine, "stop", lambda timeout_s: released.wait())
+    thread = threading.Thread(target=runtime.run, daemon=True)
+    thread.start()
+    runtime.stop()
+    thread.join(10)
+    released.set()
+    assert not thread.is_alive()

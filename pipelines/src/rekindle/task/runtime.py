@@ -327,10 +327,13 @@ class TaskRuntime:
             running.sinks.stop()
             running.inputs.close()
             running.saver.stop(end.saver_s)
-        stopper = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
-        stopper.start()
-        self._engine.stop(STOP_S)
-        stopper.join(STOP_S)
+        # A JVM that does not respond must not keep the process: it ends with it.
+        flight = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
+        engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)
+        flight.start()
+        engine.start()
+        engine.join(2 * STOP_S)
+        flight.join(STOP_S)
         self._control.stop()
         self._exit_status = end.exit_status
         _log.info("stopped in %.1f s", time.monotonic() - started)
