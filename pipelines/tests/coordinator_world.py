@@ -37,6 +37,7 @@ from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
@@ -335,6 +336,7 @@ DIAMOND = (
 )
 
 
+@built_once
 def started(epochs: int = 10) -> World:
     world = World(DIAMOND)
     world.start_all()

@@ -120,8 +120,11 @@ class TaskCore:
             settings.boot_id,
             settings.origin_us,
             settings.interval_us,
-            lambda: self._now,
+            self._clock,
         )
+
+    def _clock(self) -> float:
+        return self._now
 
     @property
     def ref(self) -> TaskRef:
