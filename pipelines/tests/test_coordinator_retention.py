@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from coordinator_world import DIAMOND, World
+from coordinator_world import DIAMOND, World, started
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -94,9 +94,7 @@ def edited(number: int) -> Generation:
 def test_no_history_truncates_what_a_consumer_may_still_need(
     history: list[tuple[str, int]],
 ) -> None:
-    world = World(DIAMOND)
-    world.start_all()
-    world.run(6)
+    world = started(6)
     for action, number in history:
         act(world, action, number)
         assert not world.missing(), (action, number)
@@ -107,9 +105,7 @@ def test_no_history_truncates_what_a_consumer_may_still_need(
 def test_after_any_history_all_recovers(
     history: list[tuple[str, int]],
 ) -> None:
-    world = World(DIAMOND)
-    world.start_all()
-    world.run(3)
+    world = started(3)
     for action, number in history:
         act(world, action, number)
     heal(world)
