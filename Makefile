@@ -21,8 +21,8 @@ lint: setup       ## style, types, layers
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-unit: setup       ## pure cores: milliseconds each
-	$(PY) -m pytest -q $(UNIT)
+unit: setup       ## pure cores: milliseconds each; fewer examples of the costliest properties than `make test`
+	REKINDLE_FEWER_EXAMPLES=1 $(PY) -m pytest -q $(UNIT)
 
 test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plane, failures
 	$(PY) -m pytest -q $(UNIT)

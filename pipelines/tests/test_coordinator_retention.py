@@ -22,6 +22,7 @@ from rekindle.coordinator.model import Generation, Partition, Ticked
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import Part, make_generation, make_topology
+from rekindle_testing.fixtures.examples import examples
 
 ACTIONS = st.sampled_from(
     ["work", "work", "poll", "poll", "head", "tick", "round", "round"]
@@ -89,7 +90,7 @@ def edited(number: int) -> Generation:
     return make_generation(parts, number)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=60))
 def test_no_history_truncates_what_a_consumer_may_still_need(
     history: list[tuple[str, int]],
@@ -100,7 +101,7 @@ def test_no_history_truncates_what_a_consumer_may_still_need(
         assert not world.missing(), (action, number)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=50))
 def test_after_any_history_all_recovers(
     history: list[tuple[str, int]],
