@@ -128,7 +128,7 @@ def heal(world: World) -> None:
         if not lags(world):
             break
         world.run(1)
-    world.run(4 * world.every)
+    world.run(4 * world.interval_epochs)
 
 
 def lags(world: World) -> list[str]:
@@ -138,7 +138,7 @@ def lags(world: World) -> list[str]:
         f"{s.key} is at {t.position}" for s, t in world.tasks.items() if t.position < world.head
     ]
     found += [f"{key} keeps {refs}" for key, refs in newest.entries.items() if len(refs) > 1]
-    if newest.epoch < world.head - 2 * world.every:
+    if newest.epoch < world.head - 2 * world.interval_epochs:
         found.append(f"the newest checkpoint is at {newest.epoch}, the head at {world.head}")
     if world.tasks[next(iter(world.tasks))].log_base == 0:
         found.append("no log is truncated")

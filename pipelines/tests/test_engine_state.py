@@ -251,7 +251,7 @@ def test_an_epoch_compacts_in_proportion_to_its_rows(monkeypatch: pytest.MonkeyP
         new = sum(page.rows for page in state.pages if page.run and page.run.id not in known)
         written += new
         largest = max(largest, new)
-    assert written <= pages.COMPACTION * 200 * 200
+    assert written <= pages.COMPACTION_RATIO * 200 * 200
     assert largest <= 1000
     assert state.rows <= 3 * groups
     total = pages.read(shape, state, 0, 1).column("n").to_numpy().sum()

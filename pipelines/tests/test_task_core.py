@@ -64,7 +64,7 @@ def poll(fence: int = 1, **changes: object) -> PollRequest:
 
 
 def core() -> TaskCore:
-    return TaskCore(TaskSettings(REF, "boot", checkpoint_every=4, interval_us=1_000_000))
+    return TaskCore(TaskSettings(REF, "boot", checkpoint_interval_epochs=4, interval_us=1_000_000))
 
 
 def started() -> TaskCore:
@@ -166,7 +166,7 @@ def test_results_do_not_depend_on_how_epochs_are_released(parts: tuple[Part, ...
 
 
 def test_polls_commit_what_is_saved_and_free_the_log() -> None:
-    topology = SimulatedTopology(CHAIN, every=10)
+    topology = SimulatedTopology(CHAIN, interval_epochs=10)
     for _ in range(12):
         topology.release(5)
         topology.poll_all()
@@ -179,7 +179,7 @@ def test_polls_commit_what_is_saved_and_free_the_log() -> None:
 
 @pytest.mark.parametrize("saver", [True, False])
 def test_only_the_saver_saves_checkpoints(saver: bool) -> None:
-    task = SimulatedTask(Slot("seg", 0, 0), 1, every=4)
+    task = SimulatedTask(Slot("seg", 0, 0), 1, checkpoint_interval_epochs=4)
     task.poll(poll(saver=saver))
     task.start()
     for _ in range(9):

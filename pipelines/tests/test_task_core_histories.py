@@ -37,7 +37,7 @@ class World(SimulatedTask):
     """A source task with a sink that outlives it, and the coordinator's part of its polls."""
 
     def __init__(self) -> None:
-        super().__init__(Slot("src", 0, 0), 1, every=4)
+        super().__init__(Slot("src", 0, 0), 1, checkpoint_interval_epochs=4)
         self.failing: set[str] = set()
         self.crashes = 0
         self.written: list[int] = []  # in the sink

@@ -216,8 +216,8 @@ def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Con
         return Condition("Checkpointed", "False", "StoreFailed", store)
     if context.stale_since is not None:
         return Condition("Checkpointed", "Unknown", _NO_REPORT, report_age(context))
-    every = context.running.topology.spec.checkpoint_every
-    missed = (head - (newest if newest is not None else -1)) // every
+    interval_epochs = context.running.topology.spec.checkpoint_interval_epochs
+    missed = (head - (newest if newest is not None else -1)) // interval_epochs
     if missed <= _OVERDUE:
         return Condition("Checkpointed", "True", "UpToDate", "checkpoints keep up with the sources")
     last = f"the last one is of epoch {newest}" if newest is not None else "there is none yet"

@@ -258,7 +258,7 @@ class TaskRuntime:
             state=state,
             inputs=started.inputs,
             log=log,
-            checkpoint_every=self._config.topology.spec.checkpoint_every,
+            checkpoint_interval_epochs=self._config.topology.spec.checkpoint_interval_epochs,
             save=lambda reached: saver.offer(reached) if self._core.saves else None,
             status=self.status,
             wait=self._halt.wait,
@@ -278,9 +278,9 @@ class TaskRuntime:
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
-        every = config.topology.spec.checkpoint_every
+        interval_epochs = config.topology.spec.checkpoint_interval_epochs
         definition = Definition(
-            assigned.definition, assigned.generation, assigned.from_epoch, every
+            assigned.definition, assigned.generation, assigned.from_epoch, interval_epochs
         )
         return open_sink(
             assigned.query, assigned.sink, config.ref.partition, config.uid, schema, definition

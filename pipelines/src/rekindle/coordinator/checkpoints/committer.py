@@ -270,13 +270,13 @@ class Committer:
         """A partition that gets no input, or whose sink fails, is only waited for
         `max_wait_epochs`: it reports Live as long as it knows no newer epoch."""
         best = [self._newest_entry(p) for p in inputs.running]
-        max_wait_epochs = _WAIT_INTERVALS * inputs.generation.checkpoint_every
+        max_wait_epochs = _WAIT_INTERVALS * inputs.generation.checkpoint_interval_epochs
         leader = max(best, default=NO_EPOCH)
         return min((epoch for epoch in best if epoch >= leader - max_wait_epochs), default=NO_EPOCH)
 
-    def falls_behind(self, partition: Partition, epoch: int, every: int) -> bool:
+    def falls_behind(self, partition: Partition, epoch: int, interval_epochs: int) -> bool:
         """Whether a partition that has reached `epoch` has not saved an entry for too long."""
-        return self._newest_entry(partition) < epoch - _ALL_SAVE_INTERVALS * every
+        return self._newest_entry(partition) < epoch - _ALL_SAVE_INTERVALS * interval_epochs
 
     def _behind(self, inputs: CommitInputs) -> list[Partition]:
         epoch = self._complete_epoch(inputs)

@@ -2,13 +2,13 @@
 
 The base is cut into pages by (pane, bucket): each page has all rows from its first bucket to the
 first one of the next page, folded. A delta has the rows of the epochs of one call, or of several
-calls, in the order of epochs. What a group and pane is worth is the left fold of its row in the
+calls, in the order of epochs. The value of a group and pane is the left fold of its row in the
 base and its rows in all later deltas; `compact` replaces a page by that fold, oldest deltas first,
 so it changes where rows are and never what they add up to.
 
-An epoch appends one delta, without reading the base, and compacts pages with at most COMPACTION
-times as many rows as it appended: its cost does not depend on the size of the state. All objects
-are immutable: a copy, a fork and a checkpoint are references.
+An epoch appends one delta, without reading the base, and compacts pages with at most
+COMPACTION_RATIO times as many rows as it appended: its cost does not depend on the size of the
+state. All objects are immutable: a copy, a fork and a checkpoint are references.
 
 Design: docs/decisions/0044-window-state.md.
 """
@@ -38,7 +38,7 @@ from rekindle.engine.state.runs import (
 
 PAGE_ROWS = 4096
 """Rows of a page when it is cut; one with twice as many is cut again."""
-COMPACTION = 1.6
+COMPACTION_RATIO = 1.6
 """Rows that are compacted for each row that is appended."""
 SINGLE_DELTAS, JOINED_DELTAS = 32, 512
 """Deltas of single calls, and of each level above; if there are more, the oldest are joined to ones
@@ -162,7 +162,7 @@ def append(state: OperatorState, rows: pa.Table) -> OperatorState:
         pending=state.pending + _count(state, run.panes, run.buckets()),
         panes=touched if not len(state.panes) else np.union1d(state.panes, touched),
         seq=seq,
-        credit=state.credit + int(COMPACTION * run.rows),
+        credit=state.credit + int(COMPACTION_RATIO * run.rows),
     )
 
 

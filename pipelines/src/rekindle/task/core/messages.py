@@ -41,7 +41,7 @@ class TaskSettings:
 
     ref: TaskRef
     boot_id: str
-    checkpoint_every: int
+    checkpoint_interval_epochs: int
     interval_us: int
     origin_us: int = 0
     engine: str = ""

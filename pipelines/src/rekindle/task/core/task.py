@@ -240,7 +240,7 @@ class TaskCore:
     def _restored(self, event: TaskRestored) -> list[TaskEffect]:
         settings, state = self._settings, event.state
         log = LogPositions(event.log_base, event.log_last)
-        loop = LoopCore(state, settings.checkpoint_every, CallSizes.of(settings.memory))
+        loop = LoopCore(state, settings.checkpoint_interval_epochs, CallSizes.of(settings.memory))
         sinks = Sinks(state.epoch, event.compare_from)
         self.parts = Parts(log, loop, sinks)
         self.status.engine_epoch = state.epoch
