@@ -1,9 +1,9 @@
 # The entry points of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
 # One process more than cores, since some tests wait.
-UNIT := -n $(shell expr $$(nproc) + 1) --dist worksteal -m "not process and not spark and not cluster and not kubelet and not foreign"
+UNIT := -n $(shell expr $$(nproc) + 1) --dist worksteal -m "not process and not spark and not cluster and not kubelet and not external"
 # A file at a time, since its tests share a JVM. Tests on the embedded cluster have the machine alone.
-PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not kubelet and not foreign"
+PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not kubelet and not external"
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,8 +21,8 @@ lint: setup       ## style, types, layers
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-unit: setup       ## pure cores: milliseconds each
-	$(PY) -m pytest -q $(UNIT)
+unit: setup       ## pure cores: milliseconds each; fewer examples of the costliest properties than `make test`
+	REKINDLE_FEWER_EXAMPLES=1 $(PY) -m pytest -q $(UNIT)
 
 test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plane, failures
 	$(PY) -m pytest -q $(UNIT)
@@ -30,10 +30,10 @@ test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plan
 	$(PY) -m pytest -m "cluster and not long"
 
 # Another cluster is used only if it is asked for: its tests are not even collected without NODES.
-FOREIGN := $(filter existing kind,$(NODES))
-FAILURES := $(if $(FOREIGN),foreign,$(if $(filter kubelet,$(NODES)),kubelet,not kubelet and not foreign))
+EXTERNAL := $(filter existing kind,$(NODES))
+FAILURES := $(if $(EXTERNAL),external,$(if $(filter kubelet,$(NODES)),kubelet,not kubelet and not external))
 
-failures: $(if $(FOREIGN),setup,tools) ## whole topologies under kill -9, freezes and lost nodes: NODES=kubelet, existing, kind
+failures: $(if $(EXTERNAL),setup,tools) ## whole topologies under kill -9, freezes and lost nodes: NODES=kubelet, existing, kind
 	$(PY) -m pytest -m "failures and ($(FAILURES))"
 
 e2e: tools        ## on real kubelets and containerd, as root: not part of `make test`

@@ -1,5 +1,6 @@
 """Settings of all tests: a slow machine is no fault of a property; no log in the user's home."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,15 @@ settings.register_profile(
     "rekindle", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("rekindle")
+
+gc.disable()  # while modules are imported, of which nothing is garbage
+
+
+def pytest_collection_finish() -> None:
+    """The collector does not look through what was imported again and again."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -40,10 +40,10 @@ from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
 from rekindle_testing.harness.report import Row, line, load_average, report
 
-TARGET = 0.5
+TARGET_RATIO = 0.5
 TIMED = ("rekindle", "saved", "streaming")
-WARM_UP = 12
-FIRST = 100
+WARM_UP_EPOCHS = 12
+FIRST_EPOCH = 100
 """The epoch that both begin with."""
 STREAMING = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -63,7 +63,7 @@ class Rekindle:
     def __init__(self, kind: str, session: Any, directory: Path) -> None:
         compiled = topology(kind, directory)
         chain = SparkChain(compiled.segments[0], compiled, session)
-        self._task = BenchTask(compiled, chain, directory, FIRST)
+        self._task = BenchTask(compiled, chain, directory, FIRST_EPOCH)
 
     def step(self, one: EpochInput) -> dict[str, float]:
         self._task.offer([one])
@@ -118,12 +118,12 @@ class Engine:
 
     def __init__(self, name: str, directory: Path, archive: Path | None, sink: str) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        arguments = (theirs, name, directory, archive, sink)
-        # A daemon: it ends with us, also when the other one failed.
+        self._pipe, process_end = context.Pipe()
+        arguments = (process_end, name, directory, archive, sink)
+        # A daemon: it ends with this process, also when the other one failed.
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
-        theirs.close()
+        process_end.close()
 
     def begin(self, kind: str, rows: int) -> None:
         self._pipe.send((kind, rows))
@@ -163,13 +163,13 @@ def compare(engines: dict[str, Engine], kind: str, rows: int, epochs: int) -> Se
     for engine in engines.values():
         engine.begin(kind, rows)
     times: Series = {name: [] for name in TIMED}
-    for number in range(FIRST, FIRST + WARM_UP + epochs):
+    for number in range(FIRST_EPOCH, FIRST_EPOCH + WARM_UP_EPOCHS + epochs):
         for engine in engines.values():
             for name, ms in engine.step(number).items():
                 times[name].append(ms)
     for engine in engines.values():
         engine.end()
-    return {name: series[WARM_UP:] for name, series in times.items()}
+    return {name: series[WARM_UP_EPOCHS:] for name, series in times.items()}
 
 
 def main() -> None:
@@ -216,7 +216,9 @@ def ratios(kind: str, rows: int, series: Series) -> Row:
     )
     values = {**ours, **{f"saved {point}": ratio for point, ratio in saved.items()}}
     rounded = {what: round(ratio, 3) for what, ratio in values.items()}
-    return Row(f"{kind}, {rows} rows, ratio", rounded, TARGET, max(ours.values()) <= TARGET)
+    return Row(
+        f"{kind}, {rows} rows, ratio", rounded, TARGET_RATIO, max(ours.values()) <= TARGET_RATIO
+    )
 
 
 def percentiles(series: list[float]) -> dict[str, float]:

@@ -130,7 +130,7 @@ class BenchTask:
     """The only task of a topology, about to do epoch `first`, its log below `directory`.
 
     At most `max_epochs` epochs go into a job, and never more than the loop allows;
-    `checkpoint_every` is in epochs, the topology's own if it is not given. `offer`, `run_next` and
+    `checkpoint_interval_epochs` is the topology's own if it is not given. `offer`, `run_next` and
     `commit_saved` are called by one thread.
     """
 
@@ -142,7 +142,7 @@ class BenchTask:
         first: int,
         *,
         max_epochs: int = MAX_EPOCHS,
-        checkpoint_every: int | None = None,
+        checkpoint_interval_epochs: int | None = None,
         memory: MemoryPlan | None = None,
         engine: EngineRestarter | None = None,
     ) -> None:
@@ -171,7 +171,8 @@ class BenchTask:
             state=TaskState(first - 1, NO_WATERMARK, State()),
             inputs=self._inputs,
             log=self._log,
-            checkpoint_every=checkpoint_every or compiled.spec.checkpoint_every,
+            checkpoint_interval_epochs=checkpoint_interval_epochs
+            or compiled.spec.checkpoint_interval_epochs,
             save=self._save,
             status=self._status,
             wait=lambda _: True,  # what a task would try again ends a benchmark

@@ -41,7 +41,7 @@ class Replays:
 
     def __init__(self, kind: str, session: Any, directory: Path) -> None:
         self._compiled = topology(kind, directory)
-        self.checkpoint_every = self._compiled.spec.checkpoint_every
+        self.checkpoint_interval_epochs = self._compiled.spec.checkpoint_interval_epochs
         self._chain = SparkChain(self._compiled.segments[0], self._compiled, session)
         self._directory = directory
         self._count = 0
@@ -55,7 +55,7 @@ class Replays:
             self._directory / str(self._count),
             FIRST,
             max_epochs=size,
-            checkpoint_every=max(size, self.checkpoint_every),
+            checkpoint_interval_epochs=max(size, self.checkpoint_interval_epochs),
         )
         task.offer(epochs)
         begin = time.perf_counter()
@@ -95,7 +95,7 @@ def main() -> None:
                     "times one": round(best[1] / best[size], 1),
                     "times live": round(len(epochs) / best[size], 1),
                 }
-                has_target = size == replays.checkpoint_every
+                has_target = size == replays.checkpoint_interval_epochs
                 met = values["times live"] >= TARGET if has_target else None
                 what = f"{kind}, {size} epochs a job"
                 results.append(Row(what, values, TARGET if has_target else None, met))

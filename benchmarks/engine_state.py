@@ -51,7 +51,7 @@ from rekindle_testing.harness.report import Row, line, load_average, report
 CHANGED = 1_000
 FILL = 100_000
 """Rows of an epoch while the state is filled."""
-CHECKPOINT_EVERY = 10
+CHECKPOINT_INTERVAL_EPOCHS = 10
 WARM_UP = 20
 MIB = 2**20
 DAY = 1_440
@@ -69,7 +69,7 @@ CONF = {
 def epochs(groups: int, count: int) -> Any:
     """Epochs that fill the state, and then `count` that change it; with the groups of each."""
     rng = np.random.default_rng(groups)
-    number = CHECKPOINT_EVERY
+    number = CHECKPOINT_INTERVAL_EPOCHS
     for first in range(0, groups, FILL):
         yield _epoch(number, np.arange(first, min(first + FILL, groups)), rng)
         number += 1
@@ -102,8 +102,8 @@ def rekindle(groups: int, count: int, directory: Path, archive: Path | None) -> 
         compiled,
         chain,
         directory,
-        CHECKPOINT_EVERY,
-        checkpoint_every=CHECKPOINT_EVERY,
+        CHECKPOINT_INTERVAL_EPOCHS,
+        checkpoint_interval_epochs=CHECKPOINT_INTERVAL_EPOCHS,
         memory=memory,
         max_epochs=1,
     )
@@ -162,16 +162,21 @@ def hopping(groups: int, count: int, directory: Path, archive: Path | None) -> d
     compiled = topology("window", directory, HOPS)
     files = RunFiles(directory / "state", memory.state_bytes)
     chain = SparkChain(compiled.segments[0], compiled, session, run_files=files)
-    first, rng = CHECKPOINT_EVERY, np.random.default_rng(groups)
+    first, rng = CHECKPOINT_INTERVAL_EPOCHS, np.random.default_rng(groups)
     task = BenchTask(
-        compiled, chain, directory, first, checkpoint_every=CHECKPOINT_EVERY, memory=memory
+        compiled,
+        chain,
+        directory,
+        first,
+        checkpoint_interval_epochs=CHECKPOINT_INTERVAL_EPOCHS,
+        memory=memory,
     )
     times: list[float] = []
     most = 0.0
     for number in range(first, first + DAY + WARM_UP + count):
         task.offer([_epoch(number, np.arange(groups), rng)[0]])
         filled = number >= first + DAY
-        if not filled and (number + 1) % CHECKPOINT_EVERY:
+        if not filled and (number + 1) % CHECKPOINT_INTERVAL_EPOCHS:
             continue  # the epochs before a checkpoint in one call
         begin = time.perf_counter()
         while task.epoch < number:

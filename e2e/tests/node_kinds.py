@@ -23,7 +23,7 @@ from rekindle_testing.harness.kind.cluster import KindCluster
 from rekindle_testing.harness.kind.settings import Settings as KindSettings
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
 
-_FOREIGN = ("existing", "kind")
+_EXTERNAL = ("existing", "kind")
 
 # What kube-controller-manager and the kubelet have if nobody sets it.
 DEFAULT_TIMINGS = Settings(node_monitor_grace_period_s=50, node_monitor_period_s=5)
@@ -36,7 +36,7 @@ def _kinds(*of_kubelets: pytest.MarkDecorator) -> pytest.MarkDecorator:
     kinds = [
         pytest.param("process", marks=pytest.mark.cluster),
         pytest.param("kubelet", marks=[pytest.mark.kubelet, *of_kubelets]),
-        *(pytest.param(kind, marks=pytest.mark.foreign) for kind in _FOREIGN if kind == asked),
+        *(pytest.param(kind, marks=pytest.mark.external) for kind in _EXTERNAL if kind == asked),
     ]
     return pytest.mark.parametrize("kind_name", kinds, scope="module")
 

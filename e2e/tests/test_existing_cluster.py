@@ -16,12 +16,12 @@ import pytest
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.cluster_programs import Refused
 from rekindle_testing.harness.existing.cluster import ExistingCluster
 from rekindle_testing.harness.existing.leftovers import LEASE
 from rekindle_testing.harness.existing.settings import Settings
 from rekindle_testing.harness.nodes import ProcessNodes
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.outside import Refused
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import DeadlineError, wait_for
 
@@ -44,14 +44,14 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def theirs(volume: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+def existing(volume: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     """Somebody's cluster, without Rekindle."""
-    with EmbeddedCluster(tmp_path_factory.mktemp("theirs"), nodes=5, report=print) as cluster:
+    with EmbeddedCluster(tmp_path_factory.mktemp("existing"), nodes=5, report=print) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def share(theirs: EmbeddedCluster, volume: Path) -> Iterator[None]:
+def share(existing: EmbeddedCluster, volume: Path) -> Iterator[None]:
     """A StorageClass whose claims get `volume`."""
     storage = {
         "apiVersion": "storage.k8s.io/v1",
@@ -70,16 +70,16 @@ def share(theirs: EmbeddedCluster, volume: Path) -> Iterator[None]:
             "hostPath": {"path": str(volume)},
         },
     }
-    theirs.apply(storage, path)
+    existing.apply(storage, path)
     yield
-    theirs.kubectl("delete", "pv", CLASS)
+    existing.kubectl("delete", "pv", CLASS)
 
 
 @pytest.fixture
-def environment(theirs: EmbeddedCluster) -> dict[str, str]:
+def environment(existing: EmbeddedCluster) -> dict[str, str]:
     return {
         "NODES": "existing",
-        "KUBECONFIG": str(theirs.kubeconfig),
+        "KUBECONFIG": str(existing.kubeconfig),
         "OPERATOR_IMAGE": ProcessNodes.operator_image,
         "PIPELINES_IMAGE": ProcessNodes.pipelines_image,
         "STORAGE_CLASS": CLASS,
@@ -109,13 +109,13 @@ def _wait_for_nothing_left(cluster: EmbeddedCluster, before: set[str]) -> None:
 
 
 def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
-    theirs: EmbeddedCluster,
+    existing: EmbeddedCluster,
     share: None,
     volume: Path,
     environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    before = _all_objects(theirs)
+    before = _all_objects(existing)
     with ExistingCluster(tmp_path / "run", Settings.of(environment), print) as cluster:
         cluster.make_volume("rekindle")
         flights.prepare_input(cluster.shared / "input")
@@ -138,7 +138,7 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
             run.wait_stable(reference.last_epoch, timeout_s=600)
             rows = run.verify(reference)
         print(f"{rows} rows compared through epoch {reference.last_epoch}")
-    _wait_for_nothing_left(theirs, before)
+    _wait_for_nothing_left(existing, before)
     assert list(volume.iterdir()) == []
 
 
@@ -158,9 +158,9 @@ time.sleep(600)
 
 
 def test_what_a_killed_run_has_left_is_removed_by_the_next(
-    theirs: EmbeddedCluster, share: None, environment: dict[str, str], tmp_path: Path
+    existing: EmbeddedCluster, share: None, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    before = _all_objects(theirs)
+    before = _all_objects(existing)
     killed = subprocess.Popen(
         [sys.executable, "-c", _RUN_AND_WAIT, str(tmp_path / "killed")],
         env={**os.environ, **environment},
@@ -174,12 +174,12 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(
         killed.send_signal(signal.SIGKILL)
         killed.wait(10)
     assert namespace
-    assert len(_all_objects(theirs) - before) > 10
+    assert len(_all_objects(existing) - before) > 10
 
     with pytest.raises(Refused, match="runs these tests in namespace"):
         ExistingCluster(tmp_path / "early", Settings.of(environment), print).start()
     long_ago = json.dumps({"spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}})
-    theirs.kubectl("patch", "lease", LEASE, "-n", namespace, "--type=merge", "-p", long_ago)
+    existing.kubectl("patch", "lease", LEASE, "-n", namespace, "--type=merge", "-p", long_ago)
     with ExistingCluster(tmp_path / "next", Settings.of(environment), print):
         pass
-    _wait_for_nothing_left(theirs, before)
+    _wait_for_nothing_left(existing, before)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from rekindle_testing.harness.cluster_programs import Refused
 from rekindle_testing.harness.existing import leftovers
 from rekindle_testing.harness.existing.cluster import with_fs_group
 from rekindle_testing.harness.existing.leftovers import LABEL_RUN, RunNames
 from rekindle_testing.harness.existing.settings import Settings
 from rekindle_testing.harness.installed import image_values
-from rekindle_testing.harness.outside import Refused
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUN = RunNames("abc")

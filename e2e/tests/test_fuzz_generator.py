@@ -21,7 +21,7 @@ from rekindle_testing.fixtures.crd import resource_schema
 from rekindle_testing.fuzz import graphs
 from rekindle_testing.fuzz.generator import case, edit, is_edited
 from rekindle_testing.fuzz.schema import Path, pool, schema_at, value
-from rekindle_testing.fuzz.verdict import Verdict, complaints, verdict
+from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
 
 _INDEXES = st.integers(0, 10_000)
 
@@ -142,21 +142,21 @@ def _topology(status: str, message: str = "", **more: Any) -> dict[str, Any]:
 def test_a_reconciled_topology_has_all_its_pods() -> None:
     topology = _topology("True")
     assert verdict(topology) is Verdict.RUNS
-    assert complaints(topology, pods=2) == []
-    assert len(complaints(topology, pods=1)) == 1
+    assert violations(topology, pods=2) == []
+    assert len(violations(topology, pods=1)) == 1
 
 
 def test_a_refused_topology_has_a_message_with_a_field() -> None:
     refused = _topology("False", "spec.queries[0].from: is nothing", generations=[])
     assert verdict(refused) is Verdict.REFUSED
-    assert complaints(refused, pods=0) == []
-    assert len(complaints(refused, pods=1)) == 1
-    assert len(complaints(_topology("False", "something is wrong"), pods=0)) == 1
+    assert violations(refused, pods=0) == []
+    assert len(violations(refused, pods=1)) == 1
+    assert len(violations(_topology("False", "something is wrong"), pods=0)) == 1
 
 
 def test_an_older_condition_is_no_verdict() -> None:
     topology = _topology("True")
     topology["metadata"]["generation"] = 3
     assert verdict(topology) is None
-    found = Counter(what.partition(" ")[0] for what in complaints(topology, pods=2))
+    found = Counter(what.partition(" ")[0] for what in violations(topology, pods=2))
     assert found == {"generation": 1, "observedGeneration": 1}

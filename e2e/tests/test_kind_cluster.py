@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from rekindle_testing.harness.cluster_programs import Refused
 from rekindle_testing.harness.installed import Unsupported
 from rekindle_testing.harness.kind import cluster as kind_cluster
 from rekindle_testing.harness.kind.cluster import KindCluster
 from rekindle_testing.harness.kind.nodes import KILL_PROCESSES
 from rekindle_testing.harness.kind.settings import Settings
-from rekindle_testing.harness.outside import Refused
 
 IMAGES = ("registry/operator:1", "registry/pipelines:1")
 KUBECONFIG = {

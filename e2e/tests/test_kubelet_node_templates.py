@@ -14,7 +14,7 @@ from command_lines import mentioning
 from rekindle_testing.embedded.kubelet_node import image_store
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
-from rekindle_testing.embedded.kubelet_node.image_store import KEPT, hold_template
+from rekindle_testing.embedded.kubelet_node.image_store import KEPT, acquire_template
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
 from rekindle_testing.waiting import wait_for
 
@@ -33,7 +33,7 @@ MAKES = """
             os.kill(os.getpid(), signal.SIGKILL)
         imported(archive, snapshotter, pid)
     image_store.import_archive = import_archive
-    print(image_store.hold_template([archive], pause, archive.parent, print).root)
+    print(image_store.acquire_template([archive], pause, archive.parent, print).root)
 """
 
 
@@ -78,19 +78,19 @@ def test_what_a_killed_process_has_begun_is_not_used(tmp_path: Path, cache: Path
     (begun,) = templates(cache)
     assert begun.name.startswith(".")
     wait_for("its containerd has ended", lambda: not mentioning(cache), 10)
-    made = hold_template([file], PAUSE, tmp_path)
+    made = acquire_template([file], PAUSE, tmp_path)
     assert [path / "containerd" for path in templates(cache)] == [made.root]
     assert not mentioning(cache)
     made.release()
 
 
 def test_templates_that_were_not_used_for_long_are_deleted(tmp_path: Path, cache: Path) -> None:
-    first = hold_template([image(tmp_path, "0")], PAUSE, tmp_path)
+    first = acquire_template([image(tmp_path, "0")], PAUSE, tmp_path)
     for number in range(1, KEPT + 2):
-        hold_template([image(tmp_path, str(number))], PAUSE, tmp_path).release()
+        acquire_template([image(tmp_path, str(number))], PAUSE, tmp_path).release()
     # One that is in use is kept too.
     assert len(templates(cache)) == KEPT + 1
-    assert first.hold.entry in templates(cache)
+    assert first.entry.path in templates(cache)
     first.release()
 
 
@@ -107,7 +107,7 @@ def test_an_archive_replaced_while_it_is_read_makes_no_template(
 
     monkeypatch.setattr(image_store, "import_archive", import_archive)
     with pytest.raises(KubeletNodeError, match=r"were replaced while they were read: 1.tar"):
-        hold_template([file], PAUSE, tmp_path)
+        acquire_template([file], PAUSE, tmp_path)
     assert templates(cache) == []
 
 
@@ -117,4 +117,4 @@ def test_an_archive_that_cannot_be_read_is_named(tmp_path: Path, content: bytes 
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(KubeletNodeError, match=r"image archive /.*/image.tar cannot be read"):
-        hold_template([file], PAUSE, tmp_path)
+        acquire_template([file], PAUSE, tmp_path)

@@ -27,7 +27,7 @@ from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, Kube
 from rekindle_testing.embedded.kubelet_node.files import IMAGES
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
-from rekindle_testing.embedded.kubelet_node.image_store import Template, hold_template
+from rekindle_testing.embedded.kubelet_node.image_store import Template, acquire_template
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
@@ -175,9 +175,9 @@ def test_a_command_runs_in_a_container(
 @pytest.fixture
 def template(machine: None, tmp_path: Path) -> Iterator[Template]:
     """What all nodes here have their images from."""
-    held = hold_template([ensure_busybox()], ensure_node().pause, tmp_path)
-    yield held
-    held.release()
+    acquired = acquire_template([ensure_busybox()], ensure_node().pause, tmp_path)
+    yield acquired
+    acquired.release()
 
 
 def contents(directory: Path) -> dict[str, tuple[int, int, int, int, str]]:

@@ -133,7 +133,7 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
 ) -> None:
     pod = run.task_pods("storms")[0]
     run.observer.mark("lost", f"disk of {pod.metadata.name}")
-    _exec(run, pod, "sh", "-c", "fallocate -l 4G /var/lib/rekindle-task/ballast")
+    _exec(run, pod, "sh", "-c", "fallocate -l 4G /var/lib/rekindle-task/filler")
 
     def is_evicted() -> bool:
         events = run.cluster.core.list_namespaced_event(

@@ -65,16 +65,16 @@ def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 def test_a_claim_that_pods_may_not_write_is_explained(
     cluster: EmbeddedCluster, directory: Path
 ) -> None:
-    volume = _foreign(cluster, directory / "foreign")
-    cluster.make_volume("foreign", volume)
-    with Run(cluster, storms("foreign", claim="foreign")) as run:
+    volume = _root_owned(cluster, directory / "root-owned")
+    cluster.make_volume("root-owned", volume)
+    with Run(cluster, storms("root-owned", claim="root-owned")) as run:
         wait_for("the reason in the status", lambda: _mentions(run, "Permission denied"), 90, 0.5)
         assert not run.observer.all_live()
         assert _mentions(run, str(POD_USER))
 
 
 def test_an_fs_group_makes_a_claim_writable(cluster: EmbeddedCluster, directory: Path) -> None:
-    volume = _foreign(cluster, directory / "grouped")
+    volume = _root_owned(cluster, directory / "grouped")
     cluster.make_volume("grouped", volume, local=True)
     document = storms("grouped", claim="grouped")
     document["spec"]["podTemplate"] = {"spec": {"securityContext": {"fsGroup": POD_USER}}}
@@ -116,7 +116,7 @@ def test_a_slow_volume_loses_no_rows(
         run.wait_advanced(epochs=20, timeout_s=120)
 
 
-def _foreign(cluster: EmbeddedCluster, directory: Path) -> Path:
+def _root_owned(cluster: EmbeddedCluster, directory: Path) -> Path:
     """A directory of root's with the input, which others may only read."""
     directory.mkdir(mode=0o755)
     flights.prepare_input(directory / "input")

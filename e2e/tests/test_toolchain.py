@@ -13,10 +13,10 @@ import pytest
 
 from rekindle_testing.embedded import go_modules, toolchain
 from rekindle_testing.embedded.cache import (
-    Hold,
+    AcquiredEntry,
+    acquire,
     cache_root,
     content_key,
-    hold,
     make_once,
     no_report,
     prune,
@@ -132,8 +132,8 @@ make_once(Path({str(entry)!r}), make, print)
     assert not list(tmp_path.glob(".entry-*"))
 
 
-def held(directory: Path, name: str, *, used_at_s: int) -> Hold:
-    entry = hold(directory / name, lambda scratch: None, no_report)
+def acquired(directory: Path, name: str, *, used_at_s: int) -> AcquiredEntry:
+    entry = acquire(directory / name, lambda scratch: None, no_report)
     os.utime(directory / f"{name}.use", (used_at_s, used_at_s))
     return entry
 
@@ -144,18 +144,18 @@ def entries(directory: Path) -> set[str]:
 
 def test_entries_that_were_used_last_are_kept(tmp_path: Path) -> None:
     for name, used_at_s in (("a", 3), ("b", 1), ("c", 2)):
-        held(tmp_path, name, used_at_s=used_at_s).release()
+        acquired(tmp_path, name, used_at_s=used_at_s).release()
     (tmp_path / ".b-half").mkdir()
     prune(tmp_path, 2)
     assert entries(tmp_path) == {"a", "c"}
-    hold(tmp_path / "c", lambda scratch: pytest.fail("twice"), no_report).release()
+    acquire(tmp_path / "c", lambda scratch: pytest.fail("twice"), no_report).release()
     prune(tmp_path, 1)
     assert entries(tmp_path) == {"c"}
 
 
 def test_an_entry_in_use_is_kept(tmp_path: Path) -> None:
-    first, second = (held(tmp_path, "a", used_at_s=1) for _ in range(2))
-    held(tmp_path, "b", used_at_s=2).release()
+    first, second = (acquired(tmp_path, "a", used_at_s=1) for _ in range(2))
+    acquired(tmp_path, "b", used_at_s=2).release()
     first.release()
     prune(tmp_path, 0)
     assert entries(tmp_path) == {"a"}
@@ -169,7 +169,7 @@ def test_an_entry_that_is_being_made_is_kept(tmp_path: Path) -> None:
         prune(tmp_path, 0)
         assert directory.is_dir()
 
-    hold(tmp_path / "a", make, no_report).release()
+    acquire(tmp_path / "a", make, no_report).release()
     assert entries(tmp_path) == {"a"}
 
 

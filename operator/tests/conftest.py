@@ -6,6 +6,8 @@ import pytest
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
+from rekindle_testing.fixtures.built_once import built_once
+
 
 @pytest.fixture
 def cluster() -> ModelCluster:
@@ -14,10 +16,17 @@ def cluster() -> ModelCluster:
     return made
 
 
-@pytest.fixture
-def running(cluster: ModelCluster) -> ModelCluster:
+@built_once
+def settled() -> ModelCluster:
+    made = ModelCluster()
+    made.add_topology("flights", flights_spec())
     for name in "abc":
-        cluster.add_node(name)
-    cluster.settle()
-    assert cluster.status()["phase"] == "Running"
-    return cluster
+        made.add_node(name)
+    made.settle()
+    assert made.status()["phase"] == "Running"
+    return made
+
+
+@pytest.fixture
+def running() -> ModelCluster:
+    return settled()

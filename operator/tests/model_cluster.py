@@ -62,12 +62,11 @@ class ModelCluster(ModelState):
     # --- what the operator sees -------------------------------------------------
 
     def tasks(self, name: str = "flights") -> dict[str, PodView]:
-        return {p.name: p for p in self.pods() if p.topology == name and p.role == names.ROLE_TASK}
+        return {p.name: p for p in self.pods_of(name, names.ROLE_TASK)}
 
     def coordinator(self, name: str = "flights") -> PodView:
         """The newest one."""
-        ours = [p for p in self.pods() if (p.topology, p.role) == (name, names.ROLE_COORDINATOR)]
-        return max(ours, key=lambda p: p.incarnation)
+        return max(self.pods_of(name, names.ROLE_COORDINATOR), key=lambda p: p.incarnation)
 
     def status(self, name: str = "flights") -> dict[str, Any]:
         return dict(self.topologies[name].status)
@@ -134,17 +133,17 @@ class ModelCluster(ModelState):
 
     def coordinator_runs(self, lease: LeaseView) -> bool:
         return any(
-            p.role == names.ROLE_COORDINATOR
-            and names.coordinator_name(p.topology or "") == lease.name
-            and p.node is not None
-            and p.node not in self.dead
-            and str(p.incarnation) == lease.holder
-            for p in self.pods()
+            p.node is not None and p.node not in self.dead and str(p.incarnation) == lease.holder
+            for name in self.topologies
+            if names.coordinator_name(name) == lease.name
+            for p in self.pods_of(name, names.ROLE_COORDINATOR)
         )
 
     def kubelets_and_scheduler(self) -> bool:
         changed = False
         for name, raw in list(self.raw_pods.items()):
+            if raw["spec"].get("nodeName") and not raw["metadata"].get("deletionTimestamp"):
+                continue
             pod = view_of(raw)
             if pod.terminating and pod.node not in self.dead:
                 del self.raw_pods[name]
@@ -159,7 +158,7 @@ class ModelCluster(ModelState):
         for name, node in sorted(self.nodes.items()):
             if not node.ready or node.cordoned or not allows(raw, name):
                 continue
-            here = [p for p in self.pods() if p.node == name and not p.ended]
+            here = [p for p in self.pods_on(name) if not p.ended]
             if not (node.allocatable - total(p.requests for p in here)).covers(pod.requests):
                 # Only a coordinator may have taken the capacity: the plan does not include those.
                 assert pod.pinned is None or any(p.role == names.ROLE_COORDINATOR for p in here)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rekindle import names
 from rekindle_operator.cluster.amounts import Amounts
 from rekindle_operator.cluster.convert import pod_view, topology_view
 from rekindle_operator.cluster.model import (
@@ -161,6 +162,21 @@ class ModelState:
 
     def pods(self) -> list[PodView]:
         return [view_of(raw) for raw in self.raw_pods.values()]
+
+    def pods_of(self, topology: str, role: str) -> list[PodView]:
+        """Not all are converted to views for a few."""
+        wanted = (topology, role)
+        raws = [(raw, raw["metadata"]["labels"]) for raw in self.raw_pods.values()]
+        return [
+            view_of(raw)
+            for raw, labels in raws
+            if (labels.get(names.LABEL_TOPOLOGY), labels.get(names.LABEL_ROLE)) == wanted
+        ]
+
+    def pods_on(self, node: str) -> list[PodView]:
+        return [
+            view_of(raw) for raw in self.raw_pods.values() if raw["spec"].get("nodeName") == node
+        ]
 
     def views(self, pods: Iterable[PodView]) -> dict[str, tuple[Any, ...]]:
         return {

@@ -16,7 +16,7 @@ from rekindle_operator.reconcile.core import reconcile
 from rekindle_testing.waiting import eventually
 
 _TOPOLOGIES = 1100
-_LARGE = {"podTemplate": {"metadata": {"annotations": {"text": "x" * catalog._LARGE}}}}
+_LARGE = {"podTemplate": {"metadata": {"annotations": {"text": "x" * catalog._LARGE_CHARS}}}}
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     released, compile_one = threading.Event(), catalog._compile
 
     def compile_slowly(name: str, text: str) -> catalog.SpecResult:
-        if len(text) >= catalog._LARGE and "quick" not in text:
+        if len(text) >= catalog._LARGE_CHARS and "quick" not in text:
             assert released.wait(60)
         if "broken" in text:
             raise ValueError("broken")
@@ -115,7 +115,7 @@ def test_large_specs_are_compiled_beside_the_passes(release: threading.Event) ->
 
 
 def test_a_huge_spec_delays_no_large_one(release: threading.Event) -> None:
-    huge = {"podTemplate": {"metadata": {"annotations": {"huge": "x" * catalog._HUGE}}}}
+    huge = {"podTemplate": {"metadata": {"annotations": {"huge": "x" * catalog._HUGE_CHARS}}}}
     for number in range(3):
         assert not is_compiled(f"huge {number}", huge)
     eventually(lambda: is_compiled("large", {**_LARGE, "quick": 1}))

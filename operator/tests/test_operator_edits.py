@@ -227,7 +227,7 @@ def test_an_edit_replaces_a_bound_pod_that_does_not_start(running: ModelCluster)
     running.raw_pods["flights-storms-0-0-1"]["status"].pop("conditions")
     running.settle()
     before = set(running.tasks())
-    running.edit("flights", image="rekindle/pipelines:mended")
+    running.edit("flights", image="rekindle/pipelines:repaired")
     running.settle()
     assert set(running.tasks()) - before == {"flights-storms-0-0-2"}
     assert running.status()["phase"] == "Running"
@@ -242,7 +242,7 @@ def test_an_edit_does_not_replace_a_task_that_crashed(running: ModelCluster) -> 
     running.raw_pods[name]["status"] |= status
     running.stuck.add(name)
     running.settle()
-    running.edit("flights", image="rekindle/pipelines:mended")
+    running.edit("flights", image="rekindle/pipelines:repaired")
     running.settle()
     assert name in running.tasks()
 

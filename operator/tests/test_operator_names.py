@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
-from rekindle.names import MAX_NAME, coordinator_pod_name, task_pod_name
+from rekindle.names import MAX_NAME_CHARS, coordinator_pod_name, task_pod_name
 from rekindle.topology.checks.fields import NAME, OBJECT_NAME
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -52,7 +52,7 @@ def test_a_tasks_name_is_a_label_and_not_a_coordinators(
     task: tuple[str, str, int, int, int], coordinated: str, incarnation: int
 ) -> None:
     name = _name(task)
-    assert len(name) <= MAX_NAME
+    assert len(name) <= MAX_NAME_CHARS
     assert _LABEL.fullmatch(name)
     assert name != coordinator_pod_name(coordinated, incarnation)
 

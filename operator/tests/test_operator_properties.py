@@ -17,6 +17,7 @@ from rekindle.names import GATE
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
+from rekindle_testing.fixtures.examples import examples
 
 _SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), (4000, 8 << 30)])
 _NODES = st.sampled_from("abcd")
@@ -69,7 +70,7 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
             pass
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=_STEPS)
 @example(
     steps=[
@@ -101,7 +102,7 @@ def test_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
     _check_no_single_task_query_fits(cluster)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=_STEPS)
 def test_all_queries_recover_once_there_are_enough_nodes(steps: Any) -> None:
     cluster = ModelCluster()

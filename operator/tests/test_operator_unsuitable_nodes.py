@@ -18,7 +18,7 @@ _UIDS = {"a": "node"}
 PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}
 
 
-class PickyCluster(ModelCluster):
+class RefusingCluster(ModelCluster):
     """`ports_taken`: nodes that the scheduler refuses; `broken`: nodes where nothing starts."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class PickyCluster(ModelCluster):
             self.stuck.add(pod.name)
         return bound
 
-    def go_on(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
             self.pass_time(5.0)
@@ -52,119 +52,119 @@ class PickyCluster(ModelCluster):
 
 
 @pytest.fixture
-def picky() -> PickyCluster:
-    made = PickyCluster()
+def cluster() -> RefusingCluster:
+    made = RefusingCluster()
     made.add_topology("flights", flights_spec())
     return made
 
 
-def test_a_node_that_the_scheduler_refused_is_not_chosen_again(picky: PickyCluster) -> None:
+def test_a_node_that_the_scheduler_refused_is_not_chosen_again(cluster: RefusingCluster) -> None:
     for name in "abc":
-        picky.add_node(name, cpu_m=16000, memory=64 << 30)
-    picky.ports_taken = {"a"}
-    picky.settle()
-    picky.go_on(30.0)
-    assert picky.status()["phase"] == "Running"
-    assert "a" not in picky.places()
-    highest = max(s["incarnation"] for s in picky.status()["slots"])
+        cluster.add_node(name, cpu_m=16000, memory=64 << 30)
+    cluster.ports_taken = {"a"}
+    cluster.settle()
+    cluster.run_for(30.0)
+    assert cluster.status()["phase"] == "Running"
+    assert "a" not in cluster.places()
+    highest = max(s["incarnation"] for s in cluster.status()["slots"])
     assert highest <= 3
 
 
 @pytest.mark.parametrize(
     "message", ["Insufficient cpu.", "Too many pods.", "node(s) had untolerated taint {x: }"]
 )
-def test_a_node_without_capacity_is_not_unsuitable(picky: PickyCluster, message: str) -> None:
+def test_a_node_without_capacity_is_not_unsuitable(cluster: RefusingCluster, message: str) -> None:
     """The plan computes capacity itself, and used capacity may be free in a moment."""
     for name in "ab":
-        picky.add_node(name)
-    picky.ports_taken, picky.scheduler_message = {"a"}, message
-    picky.settle()
-    picky.go_on(6.0)
-    picky.ports_taken = set()
-    picky.go_on(30.0)
-    assert picky.status()["phase"] == "Running"
+        cluster.add_node(name)
+    cluster.ports_taken, cluster.scheduler_message = {"a"}, message
+    cluster.settle()
+    cluster.run_for(6.0)
+    cluster.ports_taken = set()
+    cluster.run_for(30.0)
+    assert cluster.status()["phase"] == "Running"
 
 
-def test_a_refused_node_is_tried_again_after_a_while(picky: PickyCluster) -> None:
+def test_a_refused_node_is_tried_again_after_a_while(cluster: RefusingCluster) -> None:
     for name in "ab":
-        picky.add_node(name)
-    picky.ports_taken = {"a"}
-    picky.settle()
-    picky.go_on(60.0)
-    assert set(picky.places()) <= {"b", None}, "replicas wait for another node"
-    picky.ports_taken = set()
-    picky.go_on(400.0)
-    assert picky.status()["phase"] == "Running"
+        cluster.add_node(name)
+    cluster.ports_taken = {"a"}
+    cluster.settle()
+    cluster.run_for(60.0)
+    assert set(cluster.places()) <= {"b", None}, "replicas wait for another node"
+    cluster.ports_taken = set()
+    cluster.run_for(400.0)
+    assert cluster.status()["phase"] == "Running"
 
 
-def test_a_pod_that_cannot_pull_its_image_is_replaced_elsewhere(picky: PickyCluster) -> None:
+def test_a_pod_that_cannot_pull_its_image_is_replaced_elsewhere(cluster: RefusingCluster) -> None:
     for name in "abc":
-        picky.add_node(name, cpu_m=16000, memory=64 << 30)
-    picky.broken["a"] = PULL
-    picky.settle()
-    waiting = [q.get("waitingFor", "") for q in picky.status()["queries"]]
+        cluster.add_node(name, cpu_m=16000, memory=64 << 30)
+    cluster.broken["a"] = PULL
+    cluster.settle()
+    waiting = [q.get("waitingFor", "") for q in cluster.status()["queries"]]
     assert any("on a: container task: ImagePullBackOff: manifest unknown" in w for w in waiting)
-    picky.go_on(55.0)
-    assert picky.places()["a"] > 0, "not before the kubelet has tried a few times"
-    picky.go_on(60.0)
-    assert "a" not in picky.places()
-    assert picky.status()["phase"] == "Running"
-    assert "BurstDetected" not in picky.reasons()
+    cluster.run_for(55.0)
+    assert cluster.places()["a"] > 0, "not before the kubelet has tried a few times"
+    cluster.run_for(60.0)
+    assert "a" not in cluster.places()
+    assert cluster.status()["phase"] == "Running"
+    assert "BurstDetected" not in cluster.reasons()
 
 
-def test_the_reason_of_a_container_becomes_an_event_once(picky: PickyCluster) -> None:
+def test_the_reason_of_a_container_becomes_an_event_once(cluster: RefusingCluster) -> None:
     for name in "ab":
-        picky.add_node(name)
-    picky.broken = {"a": PULL, "b": PULL}
-    picky.settle()
-    picky.go_on(20.0)
-    notes = [e.note for e in picky.events if e.reason == "TaskCannotStart"]
+        cluster.add_node(name)
+    cluster.broken = {"a": PULL, "b": PULL}
+    cluster.settle()
+    cluster.run_for(20.0)
+    notes = [e.note for e in cluster.events if e.reason == "TaskCannotStart"]
     assert notes
     assert all("ImagePullBackOff: manifest unknown" in note for note in notes)
     assert len(notes) == len(set(notes)) <= 3, "one for each query at most"
 
 
-def test_a_bad_image_is_not_tried_on_every_node(picky: PickyCluster) -> None:
+def test_a_bad_image_is_not_tried_on_every_node(cluster: RefusingCluster) -> None:
     nodes = [f"n{n}" for n in range(8)]
     for name in nodes:
-        picky.add_node(name, cpu_m=16000, memory=64 << 30)
-        picky.broken[name] = PULL
-    picky.settle()
-    before = len(picky.tasks())
-    picky.go_on(290.0)
-    assert len(picky.tasks()) == before
-    highest = max(s["incarnation"] for s in picky.status()["slots"])
+        cluster.add_node(name, cpu_m=16000, memory=64 << 30)
+        cluster.broken[name] = PULL
+    cluster.settle()
+    before = len(cluster.tasks())
+    cluster.run_for(290.0)
+    assert len(cluster.tasks()) == before
+    highest = max(s["incarnation"] for s in cluster.status()["slots"])
     assert highest <= 4
-    assert picky.condition("Ready")["status"] == "False"
+    assert cluster.condition("Ready")["status"] == "False"
 
 
 CREATING = {"waiting": {"reason": "ContainerCreating"}}
 
 
-def test_a_pod_without_any_container_is_replaced_elsewhere(picky: PickyCluster) -> None:
+def test_a_pod_without_any_container_is_replaced_elsewhere(cluster: RefusingCluster) -> None:
     """A volume that cannot be mounted, a Secret that is not there, no network: no container says
     so."""
     for name in "abc":
-        picky.add_node(name, cpu_m=16000, memory=64 << 30)
-    picky.broken["a"] = CREATING
-    picky.settle()
-    picky.go_on(295.0)
-    assert picky.places()["a"] > 0, "a large image takes its time"
-    picky.go_on(300.0)
-    assert "a" not in picky.places()
-    assert picky.status()["phase"] == "Running"
+        cluster.add_node(name, cpu_m=16000, memory=64 << 30)
+    cluster.broken["a"] = CREATING
+    cluster.settle()
+    cluster.run_for(295.0)
+    assert cluster.places()["a"] > 0, "a large image takes its time"
+    cluster.run_for(300.0)
+    assert "a" not in cluster.places()
+    assert cluster.status()["phase"] == "Running"
 
 
-def test_a_query_reports_that_it_waits_for_containers(picky: PickyCluster) -> None:
-    picky.add_node("a", cpu_m=16000, memory=64 << 30)
-    picky.broken["a"] = CREATING
-    picky.settle()
-    picky.go_on(55.0)
-    assert not [q for q in picky.status()["queries"] if "not created" in q["waitingFor"]]
-    picky.go_on(10.0)
-    waiting = [q["waitingFor"] for q in picky.status()["queries"]]
+def test_a_query_reports_that_it_waits_for_containers(cluster: RefusingCluster) -> None:
+    cluster.add_node("a", cpu_m=16000, memory=64 << 30)
+    cluster.broken["a"] = CREATING
+    cluster.settle()
+    cluster.run_for(55.0)
+    assert not [q for q in cluster.status()["queries"] if "not created" in q["waitingFor"]]
+    cluster.run_for(10.0)
+    waiting = [q["waitingFor"] for q in cluster.status()["queries"]]
     assert all("on a: containers: not created after 60 s: its volumes" in w for w in waiting)
-    assert "TaskCannotStart" in picky.reasons()
+    assert "TaskCannotStart" in cluster.reasons()
 
 
 @pytest.mark.parametrize(
@@ -194,25 +194,25 @@ def test_a_node_prepares_a_pod_until_a_container_runs(
     assert is_preparing(spec, status) == preparing
 
 
-def test_a_task_that_keeps_crashing_is_replaced_elsewhere(picky: PickyCluster) -> None:
+def test_a_task_that_keeps_crashing_is_replaced_elsewhere(cluster: RefusingCluster) -> None:
     for name in "abc":
-        picky.add_node(name)
-    picky.settle()
-    victim = picky.tasks()["flights-storms-0-0-1"]
+        cluster.add_node(name)
+    cluster.settle()
+    victim = cluster.tasks()["flights-storms-0-0-1"]
     killed = {"reason": "OOMKilled", "exitCode": 137}
-    status = picky.raw_pods[victim.name]["status"]
+    status = cluster.raw_pods[victim.name]["status"]
     status.pop("conditions")
     crashed = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
     running: dict[str, Any] = {"running": {}}
-    picky.stuck.add(victim.name)
+    cluster.stuck.add(victim.name)
     for state in itertools.islice(itertools.cycle((crashed, running)), 15):
         container = {"name": "task", "state": state, "lastState": {"terminated": killed}}
         status["containerStatuses"] = [{**container, "restartCount": 2, "ready": False}]
-        picky.pass_time(5.0)
-        picky.settle()
-    assert victim.name not in picky.tasks()
-    assert picky.tasks()["flights-storms-0-0-2"].node != victim.node
-    assert picky.status()["phase"] == "Running"
+        cluster.pass_time(5.0)
+        cluster.settle()
+    assert victim.name not in cluster.tasks()
+    assert cluster.tasks()["flights-storms-0-0-2"].node != victim.node
+    assert cluster.status()["phase"] == "Running"
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ class FakeApiServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # a response in one packet: the second would wait for an ACK for 40 ms
 
             def do_GET(self) -> None:
                 if outer.drops_connections:

@@ -37,6 +37,7 @@ from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
@@ -44,11 +45,11 @@ from rekindle_testing.fixtures.simulated_task import SimulatedTask
 class World:
     """Tasks, a store and one current coordinator (older ones may still run)."""
 
-    def __init__(self, parts: Sequence[Part], every: int = 4) -> None:
-        self.generation = make_generation(parts, every=every)
+    def __init__(self, parts: Sequence[Part], interval_epochs: int = 4) -> None:
+        self.generation = make_generation(parts, interval_epochs=interval_epochs)
         self.graph: Graph = build_graph(self.generation.topology)
         self.inputs = dict(self.graph.inputs)  # of older generations too
-        self.every = every
+        self.interval_epochs = interval_epochs
         self.now = 100.0
         self.head = -1
         self.store: list[Manifest] = []
@@ -72,7 +73,9 @@ class World:
 
     def start_task(self, slot: Slot) -> SimulatedTask:
         self.incarnations[slot] = self.incarnations.get(slot, 0) + 1
-        self.tasks[slot] = SimulatedTask(slot, self.incarnations[slot], self.entries, self.every)
+        self.tasks[slot] = SimulatedTask(
+            slot, self.incarnations[slot], self.entries, self.interval_epochs
+        )
         self.list_pods()
         return self.tasks[slot]
 
@@ -335,6 +338,7 @@ DIAMOND = (
 )
 
 
+@built_once
 def started(epochs: int = 10) -> World:
     world = World(DIAMOND)
     world.start_all()

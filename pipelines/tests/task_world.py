@@ -166,7 +166,7 @@ class World:
             state=state,
             inputs=self.inputs,
             log=self.log,
-            checkpoint_every=10,
+            checkpoint_interval_epochs=10,
             save=self.saved.append,
             status=self.status,
             wait=lambda _: False,

@@ -19,7 +19,7 @@ from rekindle.cli import main
 from rekindle.cli import run as run_module
 from rekindle.cli.amounts import readable_bytes, readable_duration
 from rekindle.cli.run_display import Bars, Lines, print_result, time_left_s
-from rekindle.connectors.source import SourceExtent
+from rekindle.connectors.source import SourceSummary
 from rekindle.engine.failure import EngineLost
 from rekindle.engine.model import DroppedRows
 from rekindle.engine.spark import archive_cache
@@ -59,8 +59,8 @@ def read_source(
     first: str | None = "2013-01-01", last: str | None = "2013-12-31", last_epoch: int = 7
 ) -> OpenedSource:
     """A source of files with 10,000 rows, of these event times."""
-    extent = SourceExtent(10_000, *(None if t is None else micros(t) for t in (first, last)))
-    return OpenedSource("a", extent, last_epoch, ("speedup", 60.0), computed=False)
+    summary = SourceSummary(10_000, *(None if t is None else micros(t) for t in (first, last)))
+    return OpenedSource("a", summary, last_epoch, ("speedup", 60.0), computed=False)
 
 
 def lines(*events: Opened | SparkStarting | Progress) -> list[str]:
@@ -86,7 +86,9 @@ def test_the_start_names_the_log() -> None:
 def test_the_start_has_rows_and_event_times_of_each_source() -> None:
     timeless = replace(read_source(None, None), name="b")
     start = micros("1970-01-01")
-    endless = OpenedSource("c", SourceExtent(None, start, None), None, ("rowsPerSecond", 5.0), True)
+    endless = OpenedSource(
+        "c", SourceSummary(None, start, None), None, ("rowsPerSecond", 5.0), True
+    )
     assert lines(Opened((read_source(), timeless, endless), 7, 500_000)) == [
         "t: source a: 10,000 rows, event time from 2013-01-01T00:00:00 to 2013-12-31T00:00:00",
         "t: source b: 10,000 rows, no event time",

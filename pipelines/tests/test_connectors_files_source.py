@@ -24,7 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rekindle.connectors import files_preparation
 from rekindle.connectors.files_read import find_files
-from rekindle.connectors.source import SourceExtent
+from rekindle.connectors.source import SourceSummary
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 
@@ -58,16 +58,16 @@ def test_an_input_without_rows_ends_at_once(tmp_path: Path) -> None:
     assert source.cut(0).rows.num_rows == 0
 
 
-def test_the_extent_has_all_rows_and_the_first_and_last_event_time(tmp_path: Path) -> None:
+def test_the_summary_has_all_rows_and_the_first_and_last_event_time(tmp_path: Path) -> None:
     times = ("", "2013-01-01T02:00:00Z", "2013-01-01T00:00:00Z", "2013-01-01T01:00:00Z")
     url = csv(tmp_path, *(f"{n},1,{time}" for n, time in enumerate(times)))
     by_key = {"orderBy": "k", "speedup": None, "rowsPerSecond": 1}
-    extent = source_of(tmp_path, url, **by_key).extent
-    assert extent == SourceExtent(4, T0_US, T0_US + 7200 * SECOND)
+    summary = source_of(tmp_path, url, **by_key).summary
+    assert summary == SourceSummary(4, T0_US, T0_US + 7200 * SECOND)
     without = pa.schema([("k", pa.string())])
-    assert source_of(tmp_path, url, without, **by_key).extent == SourceExtent(4, None, None)
+    assert source_of(tmp_path, url, without, **by_key).summary == SourceSummary(4, None, None)
     empty = csv(tmp_path, name="empty.csv")
-    assert source_of(tmp_path, empty, **by_key).extent == SourceExtent(0, None, None)
+    assert source_of(tmp_path, empty, **by_key).summary == SourceSummary(0, None, None)
 
 
 def test_rows_per_second_paces_by_row_number(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schema_parts import topology_schema
 
 from rekindle.connectors.registry import open_source
-from rekindle.connectors.source import ReplayableSource, SourceExtent
+from rekindle.connectors.source import ReplayableSource, SourceSummary
 from rekindle.engine.memory import plan_memory
 from rekindle.errors import EpochTooLarge, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
@@ -65,13 +65,13 @@ def generator(schema: pa.Schema = SCHEMA, columns: Any = None, **more: Any) -> R
     return open_source(source, node, SECOND, Path("/nonexistent"))
 
 
-def test_the_extent_of_generated_rows_is_before_jitter() -> None:
+def test_the_summary_of_generated_rows_is_before_jitter() -> None:
     start_us = 1_356_998_400 * SECOND
-    assert generator().extent == SourceExtent(None, start_us, None)
-    assert generator(rows=3001).extent == SourceExtent(3001, start_us, start_us + 3 * SECOND)
-    assert generator(rows=10**30).extent == SourceExtent(10**30, start_us, 2**63 - 1)
+    assert generator().summary == SourceSummary(None, start_us, None)
+    assert generator(rows=3001).summary == SourceSummary(3001, start_us, start_us + 3 * SECOND)
+    assert generator(rows=10**30).summary == SourceSummary(10**30, start_us, 2**63 - 1)
     timeless = generator(pa.schema([("n", pa.int64())]), {"n": "sequence"}, rows=5)
-    assert timeless.extent == SourceExtent(5, None, None)
+    assert timeless.summary == SourceSummary(5, None, None)
 
 
 def test_epochs_are_independent_and_consecutive() -> None:

@@ -20,6 +20,7 @@ from rekindle.connectors import files_preparation, files_read
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SourceFailed
 from rekindle.streams.digest import digest_table
+from rekindle_testing.fixtures.examples import examples
 
 HOUR = dt.timedelta(hours=1)
 
@@ -61,7 +62,7 @@ def test_ordered_parquet_is_not_copied(tmp_path: Path) -> None:
     assert [keys(source, n) for n in range(7)] == [
         *(["k0", "k1"], ["k2"], ["k3", "k4", "k5"], [], [], ["k6"], [])
     ]
-    assert source.extent.rows == 7
+    assert source.summary.rows == 7
 
 
 def test_parquet_that_is_not_in_order_is_copied(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_input_that_becomes_ordered_leaves_no_copy(tmp_path: Path) -> None:
 _HOURS = st.floats(0, 6).map(lambda h: round(h, 3))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     hours=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=12), min_size=1, max_size=3),
     options=st.sampled_from(
@@ -120,7 +121,7 @@ def test_cuts_in_any_order_are_those_of_a_copy(
             copied = source_of(Path(other), url, schema, format="parquet", **options)
         assert prepared_suffixes(Path(one)) == [".index"]
         assert prepared_suffixes(Path(other)) == [".arrow", ".index"]
-        assert in_place.extent == copied.extent
+        assert in_place.summary == copied.summary
         assert in_place.last_epoch == copied.last_epoch
         forward = list(range(copied.last_epoch + 2))
         mixed = random.Random(seed).choices(forward, k=20)

@@ -54,7 +54,7 @@ def test_a_starved_partition_does_not_stop_checkpoints() -> None:
     for _ in range(40):
         world.run(1)
         assert not world.missing()
-    assert world.store[-1].epoch >= world.head - 4 * world.every
+    assert world.store[-1].epoch >= world.head - 4 * world.interval_epochs
     assert [r.epoch for r in world.store[-1].entries["both/0"]] == [7]
     for slot in world.generation.topology.slots():
         if slot not in world.tasks:
@@ -70,8 +70,8 @@ def test_another_replica_saves_if_the_saver_cannot() -> None:
     world = halves()
     world.tasks[B1].store_fails = True
     world.run(60)
-    assert world.store[-1].epoch >= world.head - 2 * world.every
-    assert world.store[-1].entries["b1/0"][0].epoch >= world.head - 4 * world.every
+    assert world.store[-1].epoch >= world.head - 2 * world.interval_epochs
+    assert world.store[-1].entries["b1/0"][0].epoch >= world.head - 4 * world.interval_epochs
 
 
 def test_a_task_is_restored_although_commits_are_slow() -> None:
@@ -80,7 +80,7 @@ def test_a_task_is_restored_although_commits_are_slow() -> None:
     world.kill(Slot("b2", 0, 0))
     task = world.start_task(Slot("b2", 0, 0))
     for _ in range(4):
-        world.run(world.every + 1)
+        world.run(world.interval_epochs + 1)
         world.release_writes()
     world.run(1)
     assert task.phase != "Waiting"
@@ -319,7 +319,7 @@ def test_results_of_different_engines_are_not_compared() -> None:
         "left/0: its replicas run engines e1 and e2; their results are not compared until they "
         "run the same image"
     ]
-    assert world.store[-1].entries["left/0"][0].epoch > world.head - 2 * world.every
+    assert world.store[-1].entries["left/0"][0].epoch > world.head - 2 * world.interval_epochs
     other.engine = "e1"
     world.run(2)
     assert any("disagree" in message for message in world.reports[-1]["inconsistent"])

@@ -13,6 +13,7 @@ from rekindle.coordinator.model import Partition
 from rekindle.protocol import Contradiction, PollResponse
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
 
 LEFT = Partition("left", 0)
@@ -209,6 +210,7 @@ def test_a_response_of_an_older_release_has_only_digests() -> None:
 # --- the coordinator ---
 
 
+@built_once
 def with_wrong_replica(replica: int, *, forever: bool = False, until: int = 12) -> World:
     """A replica computes wrongly from some epoch on, in its first boot only or always."""
     world = started()
@@ -389,6 +391,7 @@ def test_a_new_coordinator_finds_the_dispute_again() -> None:
     assert world.tasks[BOTH].wrong == ""
 
 
+@built_once
 def disputed_while_one_computes_again(corrupt: int) -> World:
     """Replica 1 computes again, and has not come to the epoch yet."""
     world = started()

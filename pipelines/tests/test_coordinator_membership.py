@@ -11,12 +11,14 @@ from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed, ProblemChanged
 from rekindle.coordinator.tasks.membership import MIN_SILENCE_S, Membership
 from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import Part
 
 SRC = Slot("src", 0, 0)
 LEFT = Slot("left", 0, 0)
 
 
+@built_once
 def started(epochs: int = 6) -> World:
     world = World(DIAMOND)
     world.start_all()

@@ -43,7 +43,7 @@ def test_new_segments_start_at_a_boundary_in_the_manifest() -> None:
     world.rounds(4)
     newest = world.store[-1]
     start = newest.entries["new/0"][0].epoch
-    assert (start + 1) % world.every == 0
+    assert (start + 1) % world.interval_epochs == 0
     assert start > head
     assert newest.queries["q-new"].epoch == start + 1
     assert newest.queries["q-right"].epoch == start + 1
@@ -61,8 +61,8 @@ def test_a_query_with_another_sink_starts_again() -> None:
     world.change_generation(make_generation(parts, 2))
     world.rounds(4)
     queries = world.store[-1].queries
-    assert queries["q-left"].epoch > world.head - world.every
-    assert (queries["q-left"].epoch % world.every, queries["q-both"].epoch) == (0, 0)
+    assert queries["q-left"].epoch > world.head - world.interval_epochs
+    assert (queries["q-left"].epoch % world.interval_epochs, queries["q-both"].epoch) == (0, 0)
     given = next_polls(world)[Slot("left", 0, 0)].sinks
     assert [(s.query, s.from_epoch, s.sink.files and s.sink.files.url) for s in given] == [
         ("q-left", queries["q-left"].epoch, "file:///y")
@@ -78,11 +78,11 @@ def test_no_entry_is_committed_before_a_new_query_is_known() -> None:
     first_epoch = world.store[-1].queries["q-right"].epoch
     world.start_coordinator()  # the first coordinator ends before any task gets a restore point
     world.tasks[Slot("right", 0, 0)].sink_lag = 100
-    world.run(3 * world.every)
+    world.run(3 * world.interval_epochs)
     assert world.tasks[Slot("right", 0, 0)].position > first_epoch
     assert world.store[-1].entries["right/0"][0].epoch < first_epoch
     world.tasks[Slot("right", 0, 0)].sink_lag = 0
-    world.run(2 * world.every)
+    world.run(2 * world.interval_epochs)
     assert world.store[-1].entries["right/0"][0].epoch > first_epoch
 
 
@@ -101,11 +101,11 @@ def written_by(world: World, slot: Slot) -> int:
 def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:
     world, old, new = edited()
     world.hold_writes = True  # the manifest with the new generation is written late
-    world.run(3 * world.every)
+    world.run(3 * world.interval_epochs)
     world.hold_writes = False
     world.release_writes()
     world.start_task(new)
-    world.run(5 * world.every)
+    world.run(5 * world.interval_epochs)
     first_epoch = world.store[-1].queries["q-both"].epoch
     assert world.tasks[old].position > first_epoch
     assert written_by(world, old) < first_epoch
@@ -122,7 +122,7 @@ def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:
 def test_sinks_of_obsolete_tasks_stop_first() -> None:
     world, old, _ = edited()
     world.start_coordinator()
-    world.run(3 * world.every)
+    world.run(3 * world.interval_epochs)
     assert not world.tasks[old].response().sinks
     assert written_by(world, old) < world.store[-1].queries["q-both"].epoch
 
@@ -139,7 +139,7 @@ def test_an_obsolete_task_does_not_delay_a_generation(trouble: str) -> None:
 
 def test_a_start_is_ahead_of_all_tasks() -> None:
     parts = [Part("src"), Part("new", ("src",), query=True)]
-    generation = make_generation(parts, 3, every=4)
+    generation = make_generation(parts, 3, interval_epochs=4)
     previous = replace(manifest_of(src={3: True}), epoch=3)
     found = start_generation(previous, generation, build_graph(generation.topology), head_epoch=6)
     assert found.entries["new/0"] == (empty_entry(11),)
@@ -177,7 +177,9 @@ def manifest_of(**epochs: dict[int, bool]) -> Manifest:
 def fused(reader: bool) -> Generation:
     parts = [Part("src"), Part("an", ("src",), operators=("op-A", "op-N"), query=not reader)]
     parts += [Part("r", ("an",), query=True)] if reader else []
-    return with_operator_ids(make_generation(parts, 3, every=10), A=("op-A",), N=("op-N",))
+    return with_operator_ids(
+        make_generation(parts, 3, interval_epochs=10), A=("op-A",), N=("op-N",)
+    )
 
 
 def test_a_segment_that_never_started_loses_no_state() -> None:
@@ -294,7 +296,9 @@ def test_a_query_of_an_old_release_continues() -> None:
 def opened_sink(world: World, directory: Path, slot: Slot) -> FilesSink:
     """The sink that a task opens for its assignment."""
     (given,) = next_polls(world)[slot].sinks
-    definition = Definition(given.definition, given.generation, given.from_epoch, world.every)
+    definition = Definition(
+        given.definition, given.generation, given.from_epoch, world.interval_epochs
+    )
     spec = FilesSinkSpec(url=f"file://{directory}")
     return FilesSink(
         given.query, spec, slot.partition, "uid", arrow_schema(SCHEMA), definition=definition
@@ -323,4 +327,4 @@ def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     world.rounds(4)
     assert world.store[-1].queries["q-both"].epoch < written
     begins = [opened_sink(world, tmp_path, Slot("both-2", p, 0)).last_epoch() + 1 for p in (0, 1)]
-    assert begins == [boundary_at_or_after(written, world.every) + 1] * 2
+    assert begins == [boundary_at_or_after(written, world.interval_epochs) + 1] * 2

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from coordinator_world import DIAMOND, World
+from coordinator_world import DIAMOND, World, started
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +22,7 @@ from rekindle.coordinator.model import Generation, Partition, Ticked
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import Part, make_generation, make_topology
+from rekindle_testing.fixtures.examples import examples
 
 ACTIONS = st.sampled_from(
     ["work", "work", "poll", "poll", "head", "tick", "round", "round"]
@@ -89,27 +90,23 @@ def edited(number: int) -> Generation:
     return make_generation(parts, number)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=60))
 def test_no_history_truncates_what_a_consumer_may_still_need(
     history: list[tuple[str, int]],
 ) -> None:
-    world = World(DIAMOND)
-    world.start_all()
-    world.run(6)
+    world = started(6)
     for action, number in history:
         act(world, action, number)
         assert not world.missing(), (action, number)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=50))
 def test_after_any_history_all_recovers(
     history: list[tuple[str, int]],
 ) -> None:
-    world = World(DIAMOND)
-    world.start_all()
-    world.run(3)
+    world = started(3)
     for action, number in history:
         act(world, action, number)
     heal(world)
@@ -131,7 +128,7 @@ def heal(world: World) -> None:
         if not lags(world):
             break
         world.run(1)
-    world.run(4 * world.every)
+    world.run(4 * world.interval_epochs)
 
 
 def lags(world: World) -> list[str]:
@@ -141,7 +138,7 @@ def lags(world: World) -> list[str]:
         f"{s.key} is at {t.position}" for s, t in world.tasks.items() if t.position < world.head
     ]
     found += [f"{key} keeps {refs}" for key, refs in newest.entries.items() if len(refs) > 1]
-    if newest.epoch < world.head - 2 * world.every:
+    if newest.epoch < world.head - 2 * world.interval_epochs:
         found.append(f"the newest checkpoint is at {newest.epoch}, the head at {world.head}")
     if world.tasks[next(iter(world.tasks))].log_base == 0:
         found.append("no log is truncated")

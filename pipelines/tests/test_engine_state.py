@@ -17,6 +17,7 @@ from rekindle.engine.state import panes as combining
 from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.runs import BUCKETS, RunShape, bucket_of, fold, sort
 from rekindle.exchange.hashing import hash_rows
+from rekindle_testing.fixtures.examples import examples
 
 PANE_US = 10
 SHAPE = RunShape(
@@ -145,16 +146,16 @@ def played(drawn: Sequence[Any], steps: Sequence[str]) -> OperatorState:
                 state = pages.compact(SHAPE, state)
             case "all":
                 state = pages.compact_all(SHAPE, state)
-            case "seal":
-                state = pages.seal(state)
+            case "join":
+                state = pages.join_single_deltas(state)
         check(state)
     return state
 
 
 def check(state: OperatorState) -> None:
     """What must hold for every state."""
-    lows = [(p.pane, p.bucket) for p in state.pages]
-    assert lows == sorted(set(lows))
+    starts = [(p.pane, p.bucket) for p in state.pages]
+    assert starts == sorted(set(starts))
     assert len(state.pages) == len(state.through) == len(state.pending)
     assert [d.seq for d in state.deltas] == sorted({d.seq for d in state.deltas})
     live = np.zeros(len(state.pages), dtype=np.int64)
@@ -171,11 +172,11 @@ def check(state: OperatorState) -> None:
     assert state.panes.tolist() == everything[everything >= state.floor].tolist()
 
 
-steps = st.lists(st.sampled_from(["compact", "all", "seal", "none"]), min_size=1, max_size=5)
+steps = st.lists(st.sampled_from(["compact", "all", "join", "none"]), min_size=1, max_size=5)
 
 
 @given(epochs, steps, st.integers(-5, 20), st.integers(0, 45))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_state_holds_the_left_folds_of_its_epochs(
     drawn: Any, steps: Any, first: int, length: int
 ) -> None:
@@ -189,7 +190,7 @@ def test_state_holds_the_left_folds_of_its_epochs(
 
 
 @given(epochs, steps, steps, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_layout_and_portions_do_not_change_the_rows_or_their_order(
     drawn: Any, some: Any, others: Any, sizes: list[int]
 ) -> None:
@@ -204,7 +205,7 @@ def test_layout_and_portions_do_not_change_the_rows_or_their_order(
 
 
 @given(epochs, steps, st.integers(-5, 45))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_dropped_panes_are_gone_and_others_stay(drawn: Any, steps: Any, floor: int) -> None:
     half = len(drawn) // 2
     state = played(drawn[:half], steps)
@@ -250,7 +251,7 @@ def test_an_epoch_compacts_in_proportion_to_its_rows(monkeypatch: pytest.MonkeyP
         new = sum(page.rows for page in state.pages if page.run and page.run.id not in known)
         written += new
         largest = max(largest, new)
-    assert written <= pages.COMPACTION * 200 * 200
+    assert written <= pages.COMPACTION_RATIO * 200 * 200
     assert largest <= 1000
     assert state.rows <= 3 * groups
     total = pages.read(shape, state, 0, 1).column("n").to_numpy().sum()
@@ -268,7 +269,7 @@ def test_a_join_copies_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch)
         known = {delta.run.id for delta in state.deltas}
         state = pages.append(state, counts(rng.choice(50_000, 100, replace=False)))
         state = pages.compact(COUNTS, state)
-        state = pages.seal(state) if number % 5 == 4 else state
+        state = pages.join_single_deltas(state) if number % 5 == 4 else state
         fresh = [d.run.nbytes for d in state.deltas if d.run.id not in known]
         assert sum(fresh) <= 2 * 20_000
     assert {delta.level for delta in state.deltas} >= {1, 2}
@@ -289,7 +290,7 @@ def test_rows_of_the_far_future_do_not_keep_deltas(monkeypatch: pytest.MonkeyPat
         pane = np.where(groups == 500, 10**15, number // 20)
         state = pages.compact(COUNTS, pages.append(state, counts(groups, pane)))
         state = pages.drop(state, number // 20 - 1)
-        state = pages.seal(state) if number % 10 == 9 else state
+        state = pages.join_single_deltas(state) if number % 10 == 9 else state
         check(state)
         assert state.rows < 40_000
     assert pages.read(COUNTS, state, 10**15, 10**15 + 1).column("n").to_pylist() == [400]
@@ -306,7 +307,7 @@ def test_pages_that_hardly_change_do_not_keep_deltas(monkeypatch: pytest.MonkeyP
         groups = np.append(rng.choice(500, 200, replace=False), number)
         pane = np.where(np.arange(201) == 200, 1, 2)
         state = pages.compact(COUNTS, pages.append(state, counts(groups, pane)))
-        state = pages.seal(state) if number % 10 == 9 else state
+        state = pages.join_single_deltas(state) if number % 10 == 9 else state
         assert sum(d.run.rows for d in state.deltas) < 5_000
     check(state)
     assert pages.read(COUNTS, state, 1, 2).column("n").to_numpy().sum() == 10_400
@@ -325,7 +326,7 @@ def test_nodes_of_a_window_are_its_panes_in_order(first: int, count: int) -> Non
 
 
 @given(epochs, steps, st.sampled_from([1, 2, 5, 16, 17, 33, 40]), st.lists(st.integers(0, 300)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_windows_do_not_depend_on_those_closed_before(
     drawn: Any, steps: Any, count: int, marks: list[int]
 ) -> None:

@@ -22,7 +22,14 @@ from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
 from rekindle.engine.state import operator, spill
 from rekindle.engine.state import panes as combining
-from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState, compact_all, read, seal
+from rekindle.engine.state.operator import (
+    EMPTY,
+    NO_PANE,
+    OperatorState,
+    compact_all,
+    join_single_deltas,
+    read,
+)
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
@@ -30,6 +37,7 @@ from rekindle.engine.window_state import LATE, UNTIMED, WindowShape, advance, co
 from rekindle.errors import StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
+from rekindle_testing.fixtures.examples import examples
 
 SIZE, SLIDE = 40, 10
 SHAPE = WindowShape(
@@ -166,7 +174,7 @@ def shape_of(panes: int) -> WindowShape:
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.sampled_from([1, 4, 20, 35]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_one_call_for_many_epochs_gives_the_same_bits(
     drawn: list[Any], sizes: list[int], panes: int
 ) -> None:
@@ -176,11 +184,11 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
     for calls in (sizes, [len(steps)]):
         assert play(shape, steps, calls) == one
     assert play(shape, steps, sizes, lambda s: compact_all(shape.runs, s)) == one
-    assert play(shape, steps, sizes, seal) == one
+    assert play(shape, steps, sizes, join_single_deltas) == one
 
 
 @given(epochs, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes: list[int]) -> None:
     steps = history(drawn)
     with tempfile.TemporaryDirectory() as directory:
@@ -217,7 +225,9 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
         store = Store(f"file://{directory}/store")
 
         def save(states: StateStore, epoch: int, state: OperatorState) -> EntryRef:
-            return states.save("s", 0, epoch, 0, ("op",), State({"op": state}).sealed(), None)
+            return states.save(
+                "s", 0, epoch, 0, ("op",), State({"op": state}).for_checkpoint(), None
+            )
 
         def run(state: OperatorState, steps: Sequence[Any], size: int) -> OperatorState:
             for begin in range(0, len(steps), size):
@@ -238,7 +248,7 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
 
 
 @given(epochs)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> None:
     steps = history(drawn)
     number, before = len(steps), steps[-1][1][2]
@@ -305,7 +315,7 @@ def test_closed_windows_larger_than_memory_are_in_files(
 
 
 @given(epochs, st.integers(0, 6), st.sampled_from([4, 20]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_fork_does_not_change_what_it_was_taken_from(
     drawn: list[Any], at: int, panes: int
 ) -> None:

@@ -15,7 +15,7 @@ from state_parts import count_state, counted
 
 from rekindle.cli import main
 from rekindle.connectors.compare import compare_sinks, read_sink
-from rekindle.connectors.source import SourceExtent
+from rekindle.connectors.source import SourceSummary
 from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochOutput, State
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
@@ -165,8 +165,8 @@ def test_it_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None
     assert isinstance(opened, Opened)
     assert (opened.last_epoch, opened.epoch_interval_us) == (4, 1_000_000)
     assert opened.sources == (
-        OpenedSource("a", SourceExtent(95, 0, 9_400_000), 9, ("rowsPerSecond", 10.0), True),
-        OpenedSource("b", SourceExtent(12, 0, 3_666_666), 3, ("rowsPerSecond", 3.0), True),
+        OpenedSource("a", SourceSummary(95, 0, 9_400_000), 9, ("rowsPerSecond", 10.0), True),
+        OpenedSource("b", SourceSummary(12, 0, 3_666_666), 3, ("rowsPerSecond", 3.0), True),
     )
     assert [p.epoch for p in progress] == [1, 3, 4]
     assert [p.rows for p in progress] == sorted({p.rows for p in progress})

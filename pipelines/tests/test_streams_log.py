@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 from rekindle.errors import BelowFloor, Diverged, LogFull
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.log import Result
+from rekindle.streams.log_files import LogFile
 from rekindle.streams.log_reading import READ_EPOCHS
 
 
@@ -226,6 +228,23 @@ def test_a_file_truncated_while_spilling_is_deleted_everywhere(tmp_path: Path) -
     log.close()
     again = open_log(tmp_path, budget=8000, spill=spill)
     assert [b.rows for b in again] == [batch(e).rows for e in range(log.base, 20)]
+
+
+def test_a_full_disk_leaves_nothing_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    spill = MemorySpill()
+    with monkeypatch.context() as full:
+        full.setattr(LogFile, "write_outline", disk_full)
+        with pytest.raises(OSError, match="no space"):
+            filled(tmp_path, 60, budget=8000, spill=spill)
+        assert not spill
+    log = open_log(tmp_path, budget=8000, spill=spill)
+    assert log.append(batch(log.last + 1))
+    assert [b.epoch for b in log] == list(range(log.last + 1))
 
 
 @pytest.mark.parametrize("killed", ["unlink", "replace"])

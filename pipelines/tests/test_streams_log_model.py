@@ -20,8 +20,9 @@ from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochBatch
 from rekindle.streams.log import OutputLog, Result
 from rekindle.streams.log_reading import READ_EPOCHS
-from rekindle.streams.records import LEVEL, Record, RecordKind, encode_header
-from rekindle.streams.tail import RUN_LEVELS_BYTES
+from rekindle.streams.records import WATERMARK_CHANGE, Record, RecordKind, encode_header
+from rekindle.streams.tail import WATERMARK_CHANGES_BYTES
+from rekindle_testing.fixtures.examples import examples
 
 PLACES = st.floats(0, 1, exclude_max=True)
 SIZES = st.sampled_from((1, 700, 1 << 20))
@@ -168,7 +169,7 @@ class History:
             assert not self.log.append(epoch)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(OPERATIONS, max_size=25), SIZES, st.sampled_from((6_000, 20_000)))
 def test_any_history_equals_a_model_or_is_found_damaged(
     operations: list[tuple[str, object]], size: int, budget: int
@@ -186,12 +187,12 @@ def write_waiting(directory: Path, epochs: int) -> None:
     """The file of a log of empty epochs whose watermark moves in each, as appends would leave it:
     the case that takes most bytes."""
     digest = digest_table(SCHEMA.empty_table())
-    in_run = RUN_LEVELS_BYTES // LEVEL.size + 1
+    in_record = WATERMARK_CHANGES_BYTES // WATERMARK_CHANGE.size + 1
     content = bytearray()
     before = 0
-    for first in range(0, epochs, in_run):
-        count = min(in_run, epochs - first)
-        payload = b"".join(LEVEL.pack(first + i, i + 1) for i in range(count - 1))
+    for first in range(0, epochs, in_record):
+        count = min(in_record, epochs - first)
+        payload = b"".join(WATERMARK_CHANGE.pack(first + i, i + 1) for i in range(count - 1))
         record = Record(
             RecordKind.STABLE,
             0,
@@ -275,7 +276,7 @@ def test_a_spilled_file_is_compared_without_the_store(tmp_path: Path) -> None:
     assert not log.append(batch(0))
 
 
-def test_a_run_is_read_while_it_grows(tmp_path: Path) -> None:
+def test_an_empty_record_is_read_while_it_grows(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     for epoch in range(1200):
         assert log.append(batch(epoch, 0))

@@ -25,14 +25,14 @@ from rekindle.streams.records import (
     forward,
     header_at,
     headers,
-    levels,
     locate,
     outline,
     outlined,
+    watermark_changes,
     watermarks,
 )
 from rekindle.streams.sparse_index import SPACING_BYTES, SparseIndex
-from rekindle.streams.tail import RUN_LEVELS_BYTES, Appended, Tail, append_epoch
+from rekindle.streams.tail import WATERMARK_CHANGES_BYTES, Appended, Tail, append_epoch
 
 DIGESTS = ("0" * 32, "f" * 32)
 
@@ -80,7 +80,7 @@ def filled(
 def expanded(data: memoryview, found: Iterable[Record]) -> Iterator[Epoch]:
     for record in found:
         payload = b"" if record.empty else bytes(data[record.payload :][: record.length])
-        for watermark in watermarks(levels(data, record), record, record.epoch):
+        for watermark in watermarks(watermark_changes(data, record), record, record.epoch):
             yield Epoch(watermark, record.digest, payload)
 
 
@@ -176,7 +176,7 @@ def test_every_epoch_is_found_from_any_record_before_it(
         record = next(headers(content, at, len(content)))
         assert record.epoch <= wanted < record.next_epoch
         assert (
-            next(watermarks(levels(content, record), record, wanted))
+            next(watermarks(watermark_changes(content, record), record, wanted))
             == epochs[wanted - 7].watermark
         )
     with pytest.raises(DamagedRecord, match=f"no record of epoch {7 + len(epochs)}"):
@@ -191,15 +191,15 @@ def test_an_outline_has_all_but_the_rows(epochs: list[Epoch]) -> None:
     assert results == [(e.watermark, e.digest) for e in epochs]
 
 
-def test_a_run_of_empty_epochs_is_one_record_of_64_bytes() -> None:
+def test_consecutive_empty_epochs_are_one_record_of_64_bytes() -> None:
     data, tail = filled([Epoch(5, DIGESTS[0], b"")] * 10_000)
     assert (len(data), tail.records) == (ALIGN, 1)
 
 
-def test_a_run_whose_watermark_moves_takes_16_bytes_an_epoch() -> None:
-    count = 4 * (RUN_LEVELS_BYTES // 16 + 1)
+def test_an_empty_record_takes_16_bytes_for_each_new_watermark() -> None:
+    count = 4 * (WATERMARK_CHANGES_BYTES // 16 + 1)
     data, tail = filled(Epoch(i, DIGESTS[0], b"") for i in range(count))
-    assert (len(data), tail.records) == (4 * (ALIGN + RUN_LEVELS_BYTES), 4)
+    assert (len(data), tail.records) == (4 * (ALIGN + WATERMARK_CHANGES_BYTES), 4)
 
 
 def test_records_beside_the_epochs_leave_them_consecutive() -> None:

@@ -17,12 +17,12 @@ from rekindle.task.core.loop import (
     TakeEpochs,
 )
 from rekindle.task.core.messages import (
-    CallFinallyFailed,
+    CallFailedPermanently,
     CallSink,
-    OfSink,
     PollReceived,
     RefusePoll,
     Respond,
+    SinkReported,
     TaskRestored,
     TaskSettings,
 )
@@ -64,7 +64,7 @@ def poll(fence: int = 1, **changes: object) -> PollRequest:
 
 
 def core() -> TaskCore:
-    return TaskCore(TaskSettings(REF, "boot", checkpoint_every=4, interval_us=1_000_000))
+    return TaskCore(TaskSettings(REF, "boot", checkpoint_interval_epochs=4, interval_us=1_000_000))
 
 
 def started() -> TaskCore:
@@ -104,14 +104,14 @@ def test_a_lower_fence_changes_nothing() -> None:
 def test_events_of_a_sink_that_was_stopped_are_ignored() -> None:
     made = started()
     made.step(PollReceived(poll()), 0.0)
-    assert made.step(OfSink(SINK, SinkOpened(7)), 0.0) == []
+    assert made.step(SinkReported(SINK, SinkOpened(7)), 0.0) == []
     effects = made.step(PollReceived(poll(sinks=(SINK,))), 0.0)
     assert CallSink(SINK, OpenSink(-1, ask_first=False)) in effects
 
 
 def test_a_permanent_error_is_reported_before_the_end() -> None:
     made = started()
-    assert made.step(CallFinallyFailed(OperatorFailed("division by zero")), 1.0) == []
+    assert made.step(CallFailedPermanently(OperatorFailed("division by zero")), 1.0) == []
     (response,) = made.step(PollReceived(poll(ask_only=True)), 2.0)[:1]
     assert isinstance(response, Respond)
     assert failure(response.response) == ("Failed", "division by zero")
@@ -119,7 +119,7 @@ def test_a_permanent_error_is_reported_before_the_end() -> None:
 
 def test_a_failure_that_nobody_asks_for_ends_in_time() -> None:
     made = started()
-    made.step(CallFinallyFailed(OperatorFailed("division by zero")), 1.0)
+    made.step(CallFailedPermanently(OperatorFailed("division by zero")), 1.0)
     assert made.wake_at == 1.0 + REPORT_FAILURE_S
     (end,) = made.step(Woken(), made.wake_at)
     assert isinstance(end, EndProcess)
@@ -128,7 +128,7 @@ def test_a_failure_that_nobody_asks_for_ends_in_time() -> None:
 
 def test_a_task_whose_results_differ_each_time_stays() -> None:
     made = started()
-    made.step(CallFinallyFailed(NotDeterministic("three results")), 1.0)
+    made.step(CallFailedPermanently(NotDeterministic("three results")), 1.0)
     assert made.step(Woken(), 100.0) == []
     assert failure(made.response()) == ("Failed", "three results")
     (end,) = made.step(StopRequested(), 101.0)
@@ -166,7 +166,7 @@ def test_results_do_not_depend_on_how_epochs_are_released(parts: tuple[Part, ...
 
 
 def test_polls_commit_what_is_saved_and_free_the_log() -> None:
-    topology = SimulatedTopology(CHAIN, every=10)
+    topology = SimulatedTopology(CHAIN, interval_epochs=10)
     for _ in range(12):
         topology.release(5)
         topology.poll_all()
@@ -178,8 +178,8 @@ def test_polls_commit_what_is_saved_and_free_the_log() -> None:
 
 
 @pytest.mark.parametrize("saver", [True, False])
-def test_a_task_saves_only_what_it_was_told_to(saver: bool) -> None:
-    task = SimulatedTask(Slot("seg", 0, 0), 1, every=4)
+def test_only_the_saver_saves_checkpoints(saver: bool) -> None:
+    task = SimulatedTask(Slot("seg", 0, 0), 1, checkpoint_interval_epochs=4)
     task.poll(poll(saver=saver))
     task.start()
     for _ in range(9):

@@ -21,7 +21,7 @@ from rekindle.task.core.loop import (
     ProcessEpochs,
     TakeEpochs,
 )
-from rekindle.task.core.messages import CallSink, OfSink, TaskCoreEvent, TaskEffect
+from rekindle.task.core.messages import CallSink, SinkReported, TaskCoreEvent, TaskEffect
 from rekindle.task.core.saver import SaveFailed, SaveState
 from rekindle.task.core.sink import CallFailed, EpochWritten, OpenSink, SinkOpened
 from rekindle.task.core.start import OpenInputs, RestoreState, StepFailed
@@ -37,7 +37,7 @@ class World(SimulatedTask):
     """A source task with a sink that outlives it, and the coordinator's part of its polls."""
 
     def __init__(self) -> None:
-        super().__init__(Slot("src", 0, 0), 1, every=4)
+        super().__init__(Slot("src", 0, 0), 1, checkpoint_interval_epochs=4)
         self.failing: set[str] = set()
         self.crashes = 0
         self.written: list[int] = []  # in the sink
@@ -54,7 +54,7 @@ class World(SimulatedTask):
             return failures
         if isinstance(effect, CallSink) and isinstance(effect.call, OpenSink):
             newest = self.written[-1] if self.written else -1
-            return [OfSink(effect.assigned, SinkOpened(max(newest, effect.call.after)))]
+            return [SinkReported(effect.assigned, SinkOpened(max(newest, effect.call.after)))]
         return super()._perform(effect)
 
     def _failures(self, effect: TaskEffect) -> Iterable[TaskCoreEvent]:
@@ -76,7 +76,7 @@ class World(SimulatedTask):
             case SaveState() if "store" in self.failing:
                 yield SaveFailed("the store is down")
             case CallSink(assigned) if "sink" in self.failing:
-                yield OfSink(assigned, CallFailed("the disk is full"))
+                yield SinkReported(assigned, CallFailed("the disk is full"))
 
     def _append(self, output: EpochOutput) -> str:
         digest = super()._append(output)
@@ -86,7 +86,7 @@ class World(SimulatedTask):
     def _write(self, assigned: SinkAssignment) -> Iterable[TaskCoreEvent]:
         for event in super()._write(assigned):
             match event:
-                case OfSink(event=EpochWritten(epoch)):
+                case SinkReported(event=EpochWritten(epoch)):
                     assert self.through is None or epoch <= self.through
                     assert self.log_base <= epoch <= self.log_last
                     self.written.append(epoch)
@@ -149,13 +149,13 @@ class World(SimulatedTask):
     def damage(self, part: str) -> None:
         self.failing.add(part)
 
-    def mend(self, part: str) -> None:
+    def repair(self, part: str) -> None:
         self.failing.discard(part)
 
 
 MOVES = (
     *("pass_time", "pass_time", "ask", "ask", "release", "release", "resume", "resume"),
-    *("pause", "crash", "die", *(f"mend {part}" for part in PARTS)),
+    *("pause", "crash", "die", *(f"repair {part}" for part in PARTS)),
     *(f"damage {part}" for part in PARTS),
 )
 HISTORIES = histories(MOVES, 80)

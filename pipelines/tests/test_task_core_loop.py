@@ -54,8 +54,8 @@ ROWS = FakeRows()
 
 
 @dataclass
-class Outside:
-    """Inputs, an engine and a log in memory; each call succeeds or fails as it is told."""
+class FakeShell:
+    """Inputs, an engine and a log in memory; each call succeeds or fails when a test says so."""
 
     core: LoopCore = field(
         default_factory=lambda: LoopCore(
@@ -157,54 +157,54 @@ MOVES = histories(
 )
 
 
-def play(moves: list[str]) -> Outside:
-    outside = Outside()
+def play(moves: list[str]) -> FakeShell:
+    shell = FakeShell()
     for move in moves:
-        getattr(outside, move)()
-    return outside
+        getattr(shell, move)()
+    return shell
 
 
 @given(MOVES)
 def test_every_epoch_is_appended_once_and_in_order(moves: list[str]) -> None:
-    outside = play(moves)
-    assert outside.error is None
-    computed = [e for call in outside.calls for e in call]
+    shell = play(moves)
+    assert shell.error is None
+    computed = [e for call in shell.calls for e in call]
     assert computed == list(range(len(computed)))
-    assert outside.core.state.epoch == len(computed) - 1
+    assert shell.core.state.epoch == len(computed) - 1
 
 
 @given(MOVES)
 def test_no_call_goes_beyond_a_checkpoint_epoch(moves: list[str]) -> None:
-    outside = play(moves)
-    for call in outside.calls:
+    shell = play(moves)
+    for call in shell.calls:
         assert call[0] // EVERY == call[-1] // EVERY
-    done = outside.core.state.epoch
-    assert [s.epoch for s in outside.saved] == list(range(EVERY - 1, done + 1, EVERY))
+    done = shell.core.state.epoch
+    assert [s.epoch for s in shell.saved] == list(range(EVERY - 1, done + 1, EVERY))
 
 
 @given(MOVES)
 def test_a_chained_digest_does_not_depend_on_calls(moves: list[str]) -> None:
-    outside, chained = play(moves), chained_digest_from(-1)
-    for epoch, digest in enumerate(outside.log):
+    shell, chained = play(moves), chained_digest_from(-1)
+    for epoch, digest in enumerate(shell.log):
         chained = chain_digest(chained, epoch, 10 * epoch + 10, digest)
-        assert outside.chained[epoch] == chained
-    assert outside.core.chained == chained
+        assert shell.chained[epoch] == chained
+    assert shell.core.chained == chained
 
 
 @given(MOVES)
 def test_all_is_computed_once_nothing_fails(moves: list[str]) -> None:
-    outside = play([*moves, "release"])
-    for _ in range(4 * outside.released + 20):
-        outside.wake()
-        outside.succeed()
-    assert outside.core.state.epoch == outside.released
-    assert (outside.problems, outside.core.phase) == ({}, LoopPhase.TAKING)
+    shell = play([*moves, "release"])
+    for _ in range(4 * shell.released + 20):
+        shell.wake()
+        shell.succeed()
+    assert shell.core.state.epoch == shell.released
+    assert (shell.problems, shell.core.phase) == ({}, LoopPhase.TAKING)
 
 
 @given(MOVES)
 def test_the_core_calls_or_says_when_to_wake_it(moves: list[str]) -> None:
-    outside = play(moves)
-    assert (outside.call is None) == (outside.core.wake_at is not None)
+    shell = play(moves)
+    assert (shell.call is None) == (shell.core.wake_at is not None)
 
 
 @given(MOVES, st.sampled_from(sorted(set().union(*VALID.values()), key=lambda t: t.__name__)))
@@ -218,54 +218,54 @@ def test_an_event_outside_the_table_is_refused(moves: list[str], kind: type) -> 
 
 
 def test_back_offs_grow_until_a_call_succeeds() -> None:
-    outside, waits = Outside(), []
-    outside.wake()
+    shell, waits = FakeShell(), []
+    shell.wake()
     for _ in range(7):
-        outside.fail()
-        assert outside.core.wake_at is not None
-        waits.append(round(outside.core.wake_at - outside.now, 3))
-        outside.wake()
+        shell.fail()
+        assert shell.core.wake_at is not None
+        waits.append(round(shell.core.wake_at - shell.now, 3))
+        shell.wake()
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
-    assert outside.problems == {"input": "not now"}
-    outside.succeed()
-    assert outside.problems == {}
-    outside.fail()
-    assert outside.core.wake_at == outside.now + 0.1
+    assert shell.problems == {"input": "not now"}
+    shell.succeed()
+    assert shell.problems == {}
+    shell.fail()
+    assert shell.core.wake_at == shell.now + 0.1
 
 
 def test_a_call_that_is_too_large_is_halved() -> None:
-    outside = Outside()
-    outside.released = 3
-    outside.wake()
-    outside.succeed()
-    assert isinstance(outside.call, ProcessEpochs)
-    outside.call = None
-    outside.step(EngineFailed(OutOfMemory("the heap is full")))
-    assert isinstance(outside.call, RestartEngine)
-    outside.succeed()
-    assert isinstance(outside.call, ProcessEpochs)
-    assert [e.epoch for e in outside.call.epochs] == [0, 1]
-    assert outside.problems == {"engine": "the heap is full"}, "until a call succeeds"
+    shell = FakeShell()
+    shell.released = 3
+    shell.wake()
+    shell.succeed()
+    assert isinstance(shell.call, ProcessEpochs)
+    shell.call = None
+    shell.step(EngineFailed(OutOfMemory("the heap is full")))
+    assert isinstance(shell.call, RestartEngine)
+    shell.succeed()
+    assert isinstance(shell.call, ProcessEpochs)
+    assert [e.epoch for e in shell.call.epochs] == [0, 1]
+    assert shell.problems == {"engine": "the heap is full"}, "until a call succeeds"
 
 
 def test_an_engine_that_keeps_dying_ends_the_task() -> None:
-    outside = Outside()
-    outside.released = 0
-    outside.wake()
-    outside.succeed()
+    shell = FakeShell()
+    shell.released = 0
+    shell.wake()
+    shell.succeed()
     for _ in range(MAX_CRASHES + 1):
-        assert outside.error is None
-        outside.call = None
-        outside.step(EngineFailed(EngineLost("the JVM died (status 134)", 134)))
-        outside.succeed()
-    assert isinstance(outside.error, EngineLost)
+        assert shell.error is None
+        shell.call = None
+        shell.step(EngineFailed(EngineLost("the JVM died (status 134)", 134)))
+        shell.succeed()
+    assert isinstance(shell.error, EngineLost)
 
 
 def test_other_epochs_than_asked_for_are_a_bug() -> None:
-    outside = Outside()
-    outside.released = 1
-    outside.wake()
-    outside.succeed()
-    outside.call = None
-    outside.step(EpochsProcessed((EpochOutput(1, 0, ROWS),), State()))
-    assert "returned epochs [1] for [0, 1]" in str(outside.error)
+    shell = FakeShell()
+    shell.released = 1
+    shell.wake()
+    shell.succeed()
+    shell.call = None
+    shell.step(EpochsProcessed((EpochOutput(1, 0, ROWS),), State()))
+    assert "returned epochs [1] for [0, 1]" in str(shell.error)

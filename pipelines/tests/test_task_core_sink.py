@@ -39,15 +39,15 @@ def assigned(query: str = "q", from_epoch: int = FROM) -> SinkAssignment:
     return SinkAssignment(query=query, from_epoch=from_epoch, sink=SinkSpec())
 
 
-class Outside:
+class FakeShell:
     """A log and a sink in memory, which perform the core's calls when a test requests it."""
 
-    def __init__(self, there: int = -1, restored_from: int = -1) -> None:
+    def __init__(self, newest_in_sink: int = -1, restored_from: int = -1) -> None:
         self.core = SinkCore(assigned(), restored_from)
         self.now = 0.0
         self.log_last = -1
         self.through: int | None = None
-        self.there = there  # the newest epoch in the sink at its start
+        self.newest_in_sink = newest_in_sink  # at its start
         self.written: list[int] = []
         self.opened = 0
         self.conflict: str | None = None
@@ -66,7 +66,7 @@ class Outside:
         match call:
             case OpenSink(after, _):
                 self.opened += 1
-                self.step(SinkOpened(max(self.there, after)))
+                self.step(SinkOpened(max(self.newest_in_sink, after)))
             case WriteEpochs(epoch):
                 while epoch <= self.log_last and self.core.may_write(epoch):
                     self.write(epoch)
@@ -108,10 +108,10 @@ class Outside:
         self.through = None
         self.step(PauseChanged(None))
 
-    def clash(self) -> None:
+    def begin_conflict(self) -> None:
         self.conflict = "epoch 5 exists with rows that differ"
 
-    def agree(self) -> None:
+    def end_conflict(self) -> None:
         self.conflict = None
 
     def pass_time(self) -> None:
@@ -122,58 +122,58 @@ class Outside:
 MOVES = histories(
     (
         *("pass_time", "succeed", "succeed", "succeed", "grow", "grow", "resume"),
-        *("write_one_and_fail", "fail", "abandon", "pause", "clash", "agree"),
+        *("write_one_and_fail", "fail", "abandon", "pause", "begin_conflict", "end_conflict"),
     ),
     60,
 )
 NEWEST = st.integers(-1, 20)
 
 
-def play(moves: list[str], there: int = -1, restored_from: int = -1) -> Outside:
-    outside = Outside(there, restored_from)
+def play(moves: list[str], newest_in_sink: int = -1, restored_from: int = -1) -> FakeShell:
+    shell = FakeShell(newest_in_sink, restored_from)
     for move in moves:
-        getattr(outside, move)()
-    return outside
+        getattr(shell, move)()
+    return shell
 
 
 @given(MOVES, NEWEST, NEWEST)
 def test_epochs_are_written_in_order_after_the_newest_one(
-    moves: list[str], there: int, restored_from: int
+    moves: list[str], newest_in_sink: int, restored_from: int
 ) -> None:
-    outside = play(moves, there, restored_from)
-    first = max(FROM, there + 1, restored_from + 1)
-    assert outside.written == list(range(first, first + len(outside.written)))
-    if outside.written:
-        assert outside.core.progress().durable == outside.written[-1]
+    shell = play(moves, newest_in_sink, restored_from)
+    first = max(FROM, newest_in_sink + 1, restored_from + 1)
+    assert shell.written == list(range(first, first + len(shell.written)))
+    if shell.written:
+        assert shell.core.progress().durable == shell.written[-1]
 
 
 @given(MOVES)
 def test_all_is_written_once_nothing_fails(moves: list[str]) -> None:
-    outside = play(moves)
-    outside.agree()
-    outside.resume()
-    outside.grow()
-    outside.grow()
+    shell = play(moves)
+    shell.end_conflict()
+    shell.resume()
+    shell.grow()
+    shell.grow()
     for _ in range(6):
-        outside.succeed()
-        if outside.core.wake_at is not None:
-            outside.now = max(outside.now, outside.core.wake_at)
-            outside.step(Woken())
-    assert outside.core.progress().durable == max(outside.log_last, FROM - 1)
-    assert outside.core.problem is None
-    assert outside.core.progress().conflict is None
+        shell.succeed()
+        if shell.core.wake_at is not None:
+            shell.now = max(shell.now, shell.core.wake_at)
+            shell.step(Woken())
+    assert shell.core.progress().durable == max(shell.log_last, FROM - 1)
+    assert shell.core.problem is None
+    assert shell.core.progress().conflict is None
 
 
 @given(MOVES)
 def test_conflicts_are_checked_at_a_slow_pace(moves: list[str]) -> None:
-    checks = play([*moves, "clash", *["pass_time", "succeed"] * 30]).checks
+    checks = play([*moves, "begin_conflict", *["pass_time", "succeed"] * 30]).checks
     assert all(b - a >= RETRY_CONFLICTS_S for a, b in itertools.pairwise(checks))
 
 
 @given(MOVES)
 def test_a_core_without_a_call_says_what_it_waits_for(moves: list[str]) -> None:
-    core = (outside := play(moves)).core
-    if outside.call is None:
+    core = (shell := play(moves)).core
+    if shell.call is None:
         paused = not core.may_write(core.next_epoch)
         assert paused or (core.wake_at is not None) or core.waits_for == core.next_epoch
     else:
@@ -181,26 +181,26 @@ def test_a_core_without_a_call_says_what_it_waits_for(moves: list[str]) -> None:
 
 
 def test_a_failed_call_is_repeated_after_a_growing_back_off() -> None:
-    outside = Outside()
+    shell = FakeShell()
     waits = []
     for _ in range(8):
-        outside.fail()
-        assert outside.core.wake_at is not None
-        waits.append(round(outside.core.wake_at - outside.now, 3))
-        outside.now = outside.core.wake_at
-        outside.step(Woken())
+        shell.fail()
+        assert shell.core.wake_at is not None
+        waits.append(round(shell.core.wake_at - shell.now, 3))
+        shell.now = shell.core.wake_at
+        shell.step(Woken())
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
 def test_a_slow_check_is_followed_by_a_longer_pause() -> None:
-    outside = play(["succeed", "grow", "grow", "grow", "clash", "succeed"])
-    assert isinstance(outside.call, CheckConflicts)
-    outside.now += 10
-    outside.succeed()
-    assert outside.core.wake_at == outside.now + 40
+    shell = play(["succeed", "grow", "grow", "grow", "begin_conflict", "succeed"])
+    assert isinstance(shell.call, CheckConflicts)
+    shell.now += 10
+    shell.succeed()
+    assert shell.core.wake_at == shell.now + 40
 
 
-def test_epochs_of_a_doubtful_boot_are_compared() -> None:
+def test_epochs_of_a_boot_that_may_be_wrong_are_compared() -> None:
     core = SinkCore(assigned(from_epoch=0), restored_from=3, compare_from=8)
     assert core.step(Woken(), 0.0) == [OpenSink(3, ask_first=True)]
     core.step(SinkOpened(last=20, first=0), 0.0)

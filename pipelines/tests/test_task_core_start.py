@@ -30,7 +30,7 @@ POINT = RestorePoint(epoch=9)
 
 
 @dataclass
-class Outside:
+class FakeShell:
     core: StartCore = field(default_factory=StartCore)
     now: float = 0.0
     call: StartCall | None = None
@@ -70,44 +70,44 @@ ORDER = [RestoreState, OpenInputs, AwaitEngine, CompleteStart]
 MOVES = st.lists(st.sampled_from(("succeed", "fail", "wake")), max_size=12)
 
 
-def play(moves: list[str]) -> Outside:
-    outside = Outside()
-    outside.step(StartRequested(POINT))
+def play(moves: list[str]) -> FakeShell:
+    shell = FakeShell()
+    shell.step(StartRequested(POINT))
     for move in moves:
-        getattr(outside, move)()
-    return outside
+        getattr(shell, move)()
+    return shell
 
 
 @given(MOVES)
 def test_steps_succeed_once_and_in_order(moves: list[str]) -> None:
-    outside = play(moves)
-    assert outside.done == ORDER[: len(outside.done)]
+    shell = play(moves)
+    assert shell.done == ORDER[: len(shell.done)]
     for _ in range(8):
-        outside.succeed()
-        outside.wake()
-    assert outside.done == ORDER
-    assert outside.problems == {}
+        shell.succeed()
+        shell.wake()
+    assert shell.done == ORDER
+    assert shell.problems == {}
 
 
 @given(MOVES)
 def test_what_is_missing_is_reported(moves: list[str]) -> None:
-    outside = play(moves)
-    waits = outside.core.wake_at is not None
-    assert not waits or outside.problems
-    assert (outside.call is not None) + waits == (outside.core.waits_for is not StartStep.NOTHING)
+    shell = play(moves)
+    waits = shell.core.wake_at is not None
+    assert not waits or shell.problems
+    assert (shell.call is not None) + waits == (shell.core.waits_for is not StartStep.NOTHING)
 
 
 def test_back_offs_grow_and_begin_anew_with_each_step() -> None:
-    outside, waits = play([]), []
+    shell, waits = play([]), []
     for _ in range(9):
-        outside.fail()
-        assert outside.core.wake_at is not None
-        waits.append(round(outside.core.wake_at - outside.now, 2))
-        outside.wake()
+        shell.fail()
+        assert shell.core.wake_at is not None
+        waits.append(round(shell.core.wake_at - shell.now, 2))
+        shell.wake()
     assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-    outside.succeed()
-    outside.fail()
-    assert outside.core.wake_at == outside.now + 0.05
+    shell.succeed()
+    shell.fail()
+    assert shell.core.wake_at == shell.now + 0.05
 
 
 def test_events_out_of_order_are_refused() -> None:

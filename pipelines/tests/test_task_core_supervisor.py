@@ -20,11 +20,11 @@ from rekindle.task.core.supervisor import (
     KeepDigests,
     NoteCommitted,
     PollAccepted,
+    ProcessPhase,
     RouteInputs,
     RunLoop,
     SetSinks,
     SinksProgressed,
-    Stage,
     Started,
     StartTask,
     StopRequested,
@@ -49,13 +49,14 @@ RESTORE = poll(restore=RestorePoint(epoch=9), floor=20)
 
 @dataclass
 class Process:
-    """Performs the core's effects; a start succeeds when it is told to."""
+    """Performs the core's effects; a start succeeds when a test says so."""
 
     core: SupervisorCore = field(default_factory=lambda: SupervisorCore("boot"))
     now: float = 0.0
     effects: list[SupervisorEffect] = field(default_factory=list)
     starting: bool = False
     running: bool = False
+    failed: bool = False
 
     def step(self, event: SupervisorEvent) -> list[SupervisorEffect]:
         made = self.core.step(event, self.now)
@@ -75,18 +76,19 @@ class Process:
         self.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
 
     def start(self) -> None:
-        if self.starting and self.core.stage is Stage.STARTING:
+        if self.starting and self.core.phase is ProcessPhase.STARTING:
             self.starting, self.running = False, True
             self.step(Started())
 
     def progress(self) -> None:
         self.step(SinksProgressed([12, 30]))
 
-    def fail(self) -> None:
-        self.step(TaskFailed())
+    def fail(self, permanent: bool = False) -> None:
+        self.failed |= not self.core.ended
+        self.step(TaskFailed(permanent))
 
-    def fail_for_good(self) -> None:
-        self.step(TaskFailed(for_good=True))
+    def fail_permanently(self) -> None:
+        self.fail(permanent=True)
 
     def report(self) -> None:
         self.step(FailureReported())
@@ -103,7 +105,7 @@ class Process:
 
 
 MOVES = (
-    *("ask", "restore", "recompute", "start", "progress", "fail", "fail_for_good", "report"),
+    *("ask", "restore", "recompute", "start", "progress", "fail", "fail_permanently", "report"),
     *("stop", "pass_time"),
 )
 
@@ -142,8 +144,8 @@ def test_it_starts_once_and_computes_only_then(moves: list[str]) -> None:
 @given(HISTORIES)
 def test_a_task_that_failed_ends_with_1_and_writes_nothing(moves: list[str]) -> None:
     process = play([*moves, "stop"])
-    effects, ends = process.effects, process.ends()
-    failed = any(isinstance(e, StopSinks) for e in effects)
+    failed, ends = process.failed, process.ends()
+    assert StopSinks() in process.effects or not failed
     assert [(e.exit_status, e.flush_s > 0 and failed) for e in ends] == [(int(failed), False)]
 
 
@@ -151,7 +153,8 @@ def test_a_task_that_failed_ends_with_1_and_writes_nothing(moves: list[str]) -> 
 def test_a_log_that_may_be_wrong_is_discarded_before_the_end(moves: list[str]) -> None:
     effects = play(moves).effects
     if DiscardLog() in effects:
-        end = effects[effects.index(DiscardLog()) + 1]
+        stop, end = effects[effects.index(DiscardLog()) + 1 :]
+        assert isinstance(stop, StopSinks)
         assert isinstance(end, EndProcess)
         assert end.flush_s == 0.0
 
@@ -159,15 +162,19 @@ def test_a_log_that_may_be_wrong_is_discarded_before_the_end(moves: list[str]) -
 @given(HISTORIES)
 def test_a_failure_ends_when_it_is_reported_or_in_time(moves: list[str]) -> None:
     process = play(moves)
-    if process.core.stage is Stage.REPORTING:
+    if process.core.phase is ProcessPhase.REPORTING:
         process.now += REPORT_FAILURE_S
         process.step(Woken())
         assert process.core.ended
 
 
-def test_every_stage_can_end() -> None:
-    assert set(NEXT) == set(Stage)
-    assert all(Stage.ENDED in after for stage, after in NEXT.items() if stage is not Stage.ENDED)
+def test_every_phase_can_end() -> None:
+    assert set(NEXT) == set(ProcessPhase)
+    assert all(
+        ProcessPhase.ENDED in after
+        for phase, after in NEXT.items()
+        if phase is not ProcessPhase.ENDED
+    )
 
 
 def test_what_a_poll_changes_is_applied_in_order() -> None:
@@ -190,8 +197,8 @@ def test_no_sink_loses_an_epoch_that_it_has_not_written() -> None:
 
 
 def test_a_task_whose_results_differ_each_time_stays() -> None:
-    process = play(["restore", "start", "fail_for_good", "report", "pass_time", "pass_time"])
-    assert process.core.stage is Stage.STAYING
+    process = play(["restore", "start", "fail_permanently", "report", "pass_time", "pass_time"])
+    assert process.core.phase is ProcessPhase.STAYING
     process.recompute()
     assert process.core.ended
 
@@ -204,7 +211,7 @@ def test_a_task_in_order_finishes_its_call_and_its_sinks() -> None:
 def test_a_task_that_has_to_compute_again_discards_its_log() -> None:
     process = play(["restore", "start"])
     made = process.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
-    assert [type(effect) for effect in made] == [DiscardLog, EndProcess]
+    assert [type(effect) for effect in made] == [DiscardLog, StopSinks, EndProcess]
     other = play(["restore", "start"])
     made = other.step(PollAccepted(RESTORE.model_copy(update={"recompute": "an older boot"})))
     assert DiscardLog() not in made

@@ -6,10 +6,12 @@ import json
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from rekindle.errors import OperatorRefused
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
@@ -89,3 +91,35 @@ def test_it_reports_why_and_its_probe_succeeds(failed: TaskRuntime) -> None:
 def test_nothing_of_it_is_written(failed: TaskRuntime, tmp_path: Path) -> None:
     assert failed.status.response(1).sinks == ()
     assert not list(tmp_path.glob("out/*.parquet"))
+
+
+def test_a_task_whose_engine_does_not_start_reports_that_and_ends(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    runtime = TaskRuntime(config)
+    runtime._engine.chain = Future()
+    runtime._engine.chain.set_exception(OperatorRefused("Spark refuses it", "numbers"))
+    ended: list[int] = []
+    thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
+    thread.start()
+    poll = PollRequest(topology="uid-1", fence=1, generation=1, task=config.ref)
+    eventually(lambda: runtime.polls.poll(poll).phase == "Failed", 10)
+    answer = runtime.polls.poll(poll)
+    assert answer.problem is not None
+    assert answer.problem.refused == "numbers"
+    thread.join(10)
+    assert ended == [1]
+
+
+def test_an_engine_that_does_not_stop_does_not_keep_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rekindle.task.runtime.STOP_S", 0.2)
+    released = threading.Event()
+    runtime = TaskRuntime(config_of(tmp_path))
+    monkeypatch.setattr(runtime._engine, "stop", lambda timeout_s: released.wait())
+    thread = threading.Thread(target=runtime.run, daemon=True)
+    thread.start()
+    runtime.stop()
+    thread.join(10)
+    released.set()
+    assert not thread.is_alive()

@@ -11,9 +11,11 @@ import pytest
 from state_parts import counted
 from task_world import SINK, World
 
+from rekindle.checkpoints.manifest import Entry
+from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
 from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import State
-from rekindle.errors import Diverged
+from rekindle.errors import Diverged, StoreError
 from rekindle.protocol import RestorePoint
 from rekindle.task.core.inputs import released_epoch
 from rekindle.task.state import TaskState
@@ -155,6 +157,20 @@ def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
     world.saver.offer(world.saved[2])
     eventually(lambda: [d.epoch for d in world.saver.done()] == [19, 29])
     assert world.states.saved == [(9, None), (19, None), (29, "entry-9")]
+
+
+@pytest.mark.parametrize("error", [ObjectMissing, UnreadableObject])
+def test_without_its_committed_entry_a_state_is_saved_as_a_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: type[StoreError]
+) -> None:
+    def load_entry(name: str) -> Entry:
+        raise error(name)
+
+    monkeypatch.setattr(world.states, "load_entry", load_entry)
+    world.saver.commit(RestorePoint(epoch=9, object="entry-9"))
+    world.saver.offer(TaskState(19, 0, State()))
+    eventually(lambda: world.states.saved == [(19, None)])
+    assert world.saver.problem is None
 
 
 def test_slow_sinks_find_the_oldest_saved_entry_and_the_newest(

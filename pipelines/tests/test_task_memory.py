@@ -71,7 +71,7 @@ def run(world: World, now: float) -> None:
         if world.log.last == int(now) - 1:
             return
         world.loop.run_call(0)
-    raise AssertionError(f"only epoch {world.log.last} after 100 turns")
+    raise AssertionError(f"only epoch {world.log.last} after 100 calls")
 
 
 @pytest.mark.parametrize("error", [HEAP_FULL, OutOfMemory("direct buffers"), EngineLost("x", -9)])

@@ -14,13 +14,13 @@ class DeadlineError(AssertionError):
 
 
 def wait_for(
-    what: str, probe: Callable[[], T | None], timeout_s: float = 60.0, every_s: float = 0.05
+    what: str, condition: Callable[[], T | None], timeout_s: float = 60.0, every_s: float = 0.05
 ) -> T:
-    """Poll until `probe` returns something truthy, and return that; raises `DeadlineError` naming
-    `what`."""
+    """Poll until `condition` returns something truthy, and return that; raises `DeadlineError`
+    naming `what`."""
     end = time.monotonic() + timeout_s
     while True:
-        last = probe()
+        last = condition()
         if last:
             return last
         if time.monotonic() > end:
@@ -28,6 +28,6 @@ def wait_for(
         time.sleep(every_s)
 
 
-def eventually(probe: Callable[[], T | None], timeout_s: float = 20.0) -> T:
+def eventually(condition: Callable[[], T | None], timeout_s: float = 20.0) -> T:
     """`wait_for` without a description; the traceback shows the condition."""
-    return wait_for("the condition of the failing line", probe, timeout_s, 0.01)
+    return wait_for("the condition of the failing line", condition, timeout_s, 0.01)

@@ -5,7 +5,7 @@ pass compiles the specs of all topologies, so the cache grows with them: with a 
 their number each pass would compile them all.
 
 A large spec takes seconds, up to minutes (hundreds of kilobytes of SQL), and its author may edit it
-as often as he likes. So large ones are compiled by threads while passes go on without them: no
+at any time. So large ones are compiled by threads while passes go on without them: no
 topology waits for another one's validation. The largest have a thread of their own.
 
 Design: docs/design/compilation.md#validation.
@@ -45,9 +45,9 @@ class StillCompiling(RekindleError):
 
 
 _Key = tuple[str, str]
-_KEPT = 1024  # results, or twice as many as a pass uses
-_LARGE = 8192  # characters of JSON; smaller ones take milliseconds, a second at the very most
-_HUGE = 65536  # characters: more than a few seconds
+_KEPT_RESULTS = 1024  # results, or twice as many as a pass uses
+_LARGE_CHARS = 8192  # of JSON; smaller ones take milliseconds, a second at the very most
+_HUGE_CHARS = 65536  # more than a few seconds
 _WAIT_S = 0.2  # for a large one that takes no longer than most
 
 
@@ -84,7 +84,7 @@ class _Cache:
 
     def start_pass(self) -> None:
         # A pass that uses none, since no list of topologies succeeded, says nothing about the next.
-        if self._used and len(self) > max(_KEPT, 2 * len(self._used)):
+        if self._used and len(self) > max(_KEPT_RESULTS, 2 * len(self._used)):
             self._results = {k: r for k, r in self._results.items() if k in self._used}
         if self._used:
             self._waiting = [key for key in self._waiting if key in self._used]
@@ -95,7 +95,7 @@ class _Cache:
         """Raises StillCompiling."""
         self._used.add(key)
         if key not in self._results:
-            if len(key[1]) < _LARGE:
+            if len(key[1]) < _LARGE_CHARS:
                 self._results[key] = _compile(*key)
             else:
                 self._compile_large(key)
@@ -129,7 +129,7 @@ class _Cache:
 
 
 def _is_huge(key: _Key) -> bool:
-    return len(key[1]) >= _HUGE
+    return len(key[1]) >= _HUGE_CHARS
 
 
 _CACHE = _Cache()

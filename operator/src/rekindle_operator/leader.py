@@ -37,7 +37,7 @@ _TIMEOUT_S = 1.0  # at least, to connect and to read: a frozen API server counts
 _RELEASE_S = 4.0
 _OUTAGE_S = 2.0  # a single late response is no outage
 _OWNER_RETRY_S = 30.0
-_OWNER_AGAIN_S = 1.0  # while there is no Lease
+_OWNER_REFRESH_S = 1.0  # while there is no Lease
 _OWNER_TIMEOUT_S = (0.3, 0.3)  # a leader has to renew its Lease meanwhile
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Leader:
             return
         if found is not None:
             self._owner = owner_reference(found)
-            self._read_owner_at = now + _OWNER_AGAIN_S
+            self._read_owner_at = now + _OWNER_REFRESH_S
 
     def step(self) -> None:
         """Make one call to the API server and update the state."""

@@ -57,16 +57,16 @@ TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by t
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 
 COORDINATOR_SLOT = "coordinator"
-MAX_NAME = 63  # a pod's name is its host name
+MAX_NAME_CHARS = 63  # a pod's name is its host name
 
 
 def object_name(*parts: str | int) -> str:
     """Join parts to a DNS label; a long one is truncated and ends in a hash of the full name."""
     name = "-".join(str(part) for part in parts).replace("_", "-").lower()
-    if len(name) <= MAX_NAME:
+    if len(name) <= MAX_NAME_CHARS:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: MAX_NAME - 9].rstrip('-')}-{digest}"
+    return f"{name[: MAX_NAME_CHARS - 9].rstrip('-')}-{digest}"
 
 
 def config_name(topology: str, generation: int) -> str:

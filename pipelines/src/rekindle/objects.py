@@ -33,9 +33,9 @@ from rekindle.errors import RekindleError
 T = TypeVar("T")
 
 TEMP_SUFFIX = ".tmp"
-TEMPS = ".tmp"
+TEMP_DIRECTORY = ".tmp"
 """The directory of temporary files, in the root or in the first directory of an object's name."""
-PROBED = 4096
+MAX_LOOK_UPS = 4096
 """So many names are looked up one by one on a local disk before the directory is read."""
 _BLOCK = 1000
 """Numbers in the first block that is listed: S3 returns so many objects for each request."""
@@ -196,7 +196,7 @@ class LocalObjects:
 
     def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
         self._check_root()
-        lowest = max(after, through - PROBED)
+        lowest = max(after, through - MAX_LOOK_UPS)
         for number in range(through, lowest, -1):
             if self.exists(numbered_name(stem, number, suffix)):
                 return number
@@ -224,11 +224,11 @@ class LocalObjects:
 
     def _temps(self, directory: Path) -> Iterator[Path]:
         """Earlier releases wrote temporary files beside the objects: they are looked for once."""
-        if (directory / TEMPS).is_dir():
-            return (directory / TEMPS).glob(f".*{TEMP_SUFFIX}")
+        if (directory / TEMP_DIRECTORY).is_dir():
+            return (directory / TEMP_DIRECTORY).glob(f".*{TEMP_SUFFIX}")
         found = list(directory.rglob(f".*{TEMP_SUFFIX}"))
         if directory.is_dir():
-            (directory / TEMPS).mkdir(exist_ok=True)
+            (directory / TEMP_DIRECTORY).mkdir(exist_ok=True)
         return iter(found)
 
     def _check_root(self) -> None:
@@ -248,7 +248,7 @@ class LocalObjects:
 
     def _create(self, name: str, data: bytes) -> bool:
         path = self.root / name
-        temps = (self.root / name.partition("/")[0] if "/" in name else self.root) / TEMPS
+        temps = (self.root / name.partition("/")[0] if "/" in name else self.root) / TEMP_DIRECTORY
         while True:
             _make_below(self.root, path.parent)
             _make_below(self.root, temps)
@@ -396,7 +396,7 @@ class RemoteObjects:
 
     def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
         """A block has a common prefix of digits. Its size grows with the distance that was searched
-        in vain, so that the number of listings grows with its logarithm."""
+        without a result, so that the number of listings grows with its logarithm."""
         size, end = _BLOCK, through
         while end > after:
             first = max(end - end % size, after + 1)

@@ -17,7 +17,7 @@ import json
 from enum import StrEnum
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.errors import RekindleError
 from rekindle.identity import OLDEST_PROTOCOL, PROTOCOL, UNVERSIONED, Versions, incompatible
@@ -212,8 +212,9 @@ class PollResponse(_Versioned):
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
     log_base: int = 0  # lowest epoch still in the log
-    digests: dict[int, str] = {}  # of the newest (at most 16) epochs, and the requested ones
-    chained: dict[int, str] = {}  # of the same epochs: digests of all output since a base
+    # Of the newest (at most 16) epochs, and the requested ones; `chained`: of all since a base.
+    digests: dict[int, str] = Field(default_factory=dict)
+    chained: dict[int, str] = Field(default_factory=dict)
     checkpoints: tuple[CheckpointDone, ...] = ()  # saved and not yet committed, oldest first
     sinks: tuple[SinkProgress, ...] = ()
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read

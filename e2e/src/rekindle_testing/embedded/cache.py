@@ -2,7 +2,7 @@
 
 Knows nothing about their content.  Entries are named by the hash of what they are
 built from, so they are never outdated; deleting the cache is always safe while nothing uses it.
-Entries that are large are held while they are used, and `prune` deletes the others.
+Entries that are large are acquired by their users, and `prune` deletes the others.
 """
 
 from __future__ import annotations
@@ -67,34 +67,35 @@ def make_once(entry: Path, make: Callable[[Path], None], report: Report) -> Path
     return entry
 
 
-class Hold:
+class AcquiredEntry:
     """An entry that `prune` does not delete until `release`, or until this process ends."""
 
-    def __init__(self, entry: Path, file: TextIO) -> None:
-        self.entry = entry
+    def __init__(self, path: Path, file: TextIO) -> None:
+        self.path = path
         self._file = file
 
     def release(self) -> None:
         self._file.close()
 
 
-def hold(entry: Path, make: Callable[[Path], None], report: Report) -> Hold:
-    """`make_once`, and keep the entry."""
+def acquire(entry: Path, make: Callable[[Path], None], report: Report) -> AcquiredEntry:
+    """`make_once`, under a shared lock until it is released."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     # Before it is looked for: it may be just about to be deleted.
     file = _use_of(entry).open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
         os.utime(file.fileno())
-        return Hold(make_once(entry, make, report), file)
+        return AcquiredEntry(make_once(entry, make, report), file)
     except BaseException:
         file.close()
         raise
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Delete the entries of a directory that `hold` has made, but for those that are held and for
-    the `keep` that were used last; and what processes have left that were killed in making one."""
+    """Delete the entries of a directory that `acquire` has made, except those that are acquired
+    and the `keep` that were used last; and what processes have left that were killed in making
+    one."""
     uses = sorted(directory.glob("*.use"), key=lambda use: use.stat().st_mtime, reverse=True)
     entries = [entry for use in uses if (entry := use.with_suffix("")).is_dir()]
     for entry in entries[keep:]:

@@ -17,7 +17,7 @@ from rekindle_testing.paths import ROOT
 
 BUILD = ROOT / "build/fuzz"
 BATCH = 80
-_SOAKED = 30
+_SOAK_TOPOLOGIES = 30
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +25,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=2000, help="manifests")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="index of the first one")
-    parser.add_argument("--soak", type=float, default=75.0, help="seconds of rest at the end")
+    parser.add_argument(
+        "--soak",
+        type=float,
+        default=75.0,
+        help="seconds without any change of a manifest, at the end",
+    )
     options = parser.parse_args(arguments)
     directory = BUILD / str(options.seed)
     shutil.rmtree(directory, ignore_errors=True)
@@ -75,8 +80,10 @@ def _report(failure: Failure, cases: Sequence[Case], directory: Path) -> None:
 def _soak(running: Session, seed: int, duration_s: float) -> list[Failure]:
     """Nothing is written for topologies that stay the same, however long. A refused dry run is
     repeated, in case a quota has refused it."""
-    changes, actions = running.soak([case(seed, n) for n in range(_SOAKED)], duration_s)
-    _print(f"in {duration_s:g} s of rest: changes {changes or 'none'}, actions {dict(actions)}")
+    changes, actions = running.soak([case(seed, n) for n in range(_SOAK_TOPOLOGIES)], duration_s)
+    _print(
+        f"in {duration_s:g} s without edits: changes {changes or 'none'}, actions {dict(actions)}"
+    )
     return [Failure(None, f"changes of settled topologies: {changes}")] if changes else []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rekindle_testing.fuzz import values
 from rekindle_testing.fuzz.schema import Path, limits, pool, schema_at, value
 
-_SHOWN = 60  # characters of a value in the name of a change
+_SHOWN_CHARS = 60  # characters of a value in the name of a change
 _FORMATS = 4  # placeholders of a SELECT
 
 
@@ -58,7 +58,7 @@ def at(manifest: Any, path: Path) -> Any:
 def _put(manifest: dict[str, Any], path: Path, new: Any) -> str:
     at(manifest, path[:-1])[path[-1]] = copy.deepcopy(new)
     text = repr(new)
-    return f"= {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"
+    return f"= {text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + '...'}"
 
 
 # --- changes ------------------------------------------------------------------
@@ -235,7 +235,7 @@ def _replace_envelope(manifest: dict[str, Any], draw: random.Random) -> Mutation
     key = draw.choice([*metadata, "apiVersion", "kind", "metadata", "spec", "status", "data"])
     if key in metadata and isinstance(manifest.get("metadata"), dict):
         manifest["metadata"][key] = metadata[key]
-        return Mutation(("metadata", key), f"= {str(metadata[key])[:_SHOWN]}")
+        return Mutation(("metadata", key), f"= {str(metadata[key])[:_SHOWN_CHARS]}")
     if key == "status":
         status = {"conditions": [{"type": "Valid", "status": "True"}], "phase": "Running"}
         return Mutation((key,), _put(manifest, (key,), status))

@@ -19,16 +19,16 @@ from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, Seen, Watcher
 from rekindle_testing.fuzz.generator import Case, edit, is_edited
-from rekindle_testing.fuzz.verdict import Verdict, complaints, verdict
+from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
 from rekindle_testing.harness.operator_process import Operator, install_crds, operator_kubeconfig
 from rekindle_testing.waiting import DeadlineError, wait_for
 
-_START_S = 60.0
-_DECIDED_S = 60.0
-_SETTLED_S = 60.0
+_START_TIMEOUT_S = 60.0
+_DECISION_TIMEOUT_S = 60.0
+_SETTLING_TIMEOUT_S = 60.0
 _QUIET_S = 5.0  # without changes, before a topology counts as settled: longer than delayed writes
 _OBSERVED_S = 2.0  # during which a settled topology must not change
-_GONE_S = 90.0
+_DELETION_TIMEOUT_S = 90.0
 _SENDERS = 4
 _SAMPLE = re.compile(r"^(\w+?)(?:_total)?(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
@@ -78,15 +78,15 @@ class Session:
         failures: list[Failure] = []
         with ThreadPoolExecutor(_SENDERS) as senders:
             list(senders.map(self._create, batch))
-            held = [sent for sent in batch if sent.uid]
-            failures += self._await_decisions(held)
-            edited = [s for s in held if is_edited(s.case.seed, s.case.index)]
+            created = [sent for sent in batch if sent.uid]
+            failures += self._await_decisions(created)
+            edited = [s for s in created if is_edited(s.case.seed, s.case.index)]
             failures += filter(None, senders.map(self._edit, edited))
             failures += self._await_decisions(edited)
         if not failures:
-            failures += self._check_settled(held)
+            failures += self._check_settled(created)
         failures += self._check_operator()
-        self._delete(held)
+        self._delete(created)
         self.figures.rss_mib.append(self._process.memory_info().rss / 2**20)
         return failures
 
@@ -95,15 +95,15 @@ class Session:
         batch = [Sent(c) for c in cases]
         for sent in batch:
             self._create(sent)
-        held = [sent for sent in batch if sent.uid]
-        self._await_decisions(held)
-        self._await_quiet(held)
-        before = {s.case.name: self._changes(s) for s in held}
+        created = [sent for sent in batch if sent.uid]
+        self._await_decisions(created)
+        self._await_quiet(created)
+        before = {s.case.name: self._changes(s) for s in created}
         actions = self.actions()
         time.sleep(duration_s)
-        changes = {s.case.name: self._changes(s) - before[s.case.name] for s in held}
+        changes = {s.case.name: self._changes(s) - before[s.case.name] for s in created}
         done = self.actions() - actions
-        self._delete(held)
+        self._delete(created)
         return {name: n for name, n in changes.items() if n}, done
 
     # --- steps ----------------------------------------------------------------
@@ -154,9 +154,9 @@ class Session:
             ]
 
         with contextlib.suppress(DeadlineError):
-            wait_for("decisions", lambda: not undecided() or self._has_ended(), _DECIDED_S)
+            wait_for("decisions", lambda: not undecided() or self._has_ended(), _DECISION_TIMEOUT_S)
         failures = [
-            Failure(s.case.index, f"the operator has not decided within {_DECIDED_S:g} s")
+            Failure(s.case.index, f"the operator has not decided within {_DECISION_TIMEOUT_S:g} s")
             for s in undecided()
         ]
         for sent in batch:
@@ -202,13 +202,13 @@ class Session:
         self.figures.pods += pods.total()
         for sent in batch:
             if (seen := self._watcher.seen(sent.uid)) is not None:
-                found = complaints(seen.topology, pods[sent.uid])
+                found = violations(seen.topology, pods[sent.uid])
                 failures += [Failure(sent.case.index, what) for what in found]
         return failures
 
     def _await_quiet(self, batch: Sequence[Sent]) -> list[Failure]:
         """Until nothing has changed, and nothing was done, for a while."""
-        deadline = time.monotonic() + _SETTLED_S
+        deadline = time.monotonic() + _SETTLING_TIMEOUT_S
         while True:
             before, actions = {s.uid: self._changes(s) for s in batch}, self.actions()
             time.sleep(_QUIET_S)
@@ -218,9 +218,9 @@ class Session:
                 return []
             if time.monotonic() > deadline or self._has_ended():
                 break
-        what = f"still changes after {_SETTLED_S:g} s"
+        what = f"still changes after {_SETTLING_TIMEOUT_S:g} s"
         found = [Failure(s.case.index, f"{what}: {self._changes(s)} times") for s in changing]
-        return found or [Failure(None, f"actions after {_SETTLED_S:g} s: {dict(done)}")]
+        return found or [Failure(None, f"actions after {_SETTLING_TIMEOUT_S:g} s: {dict(done)}")]
 
     def _check_operator(self) -> list[Failure]:
         failures = []
@@ -245,7 +245,11 @@ class Session:
                 if meta.get("finalizers"):
                     self._api.send("PATCH", path, json.dumps({"metadata": {"finalizers": None}}))
                 self._api.send("DELETE", path, json.dumps({"propagationPolicy": "Background"}))
-        wait_for("topologies are gone", lambda: not uids & self._watcher.all().keys(), _GONE_S)
+        wait_for(
+            "topologies are gone",
+            lambda: not uids & self._watcher.all().keys(),
+            _DELETION_TIMEOUT_S,
+        )
 
     # --- what is observed -----------------------------------------------------
 
@@ -308,7 +312,7 @@ def session(directory: Path, report: Callable[[str], None]) -> Iterator[Session]
         plane.kubectl("create", "namespace", NAMESPACE)
         operator = Operator(operator_kubeconfig(plane), directory, "operator")
         try:
-            wait_for("the operator leads", operator.leads, _START_S)
+            wait_for("the operator leads", operator.leads, _START_TIMEOUT_S)
             running = Session(plane, operator)
             try:
                 yield running

@@ -34,7 +34,7 @@ def condition(topology: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return next((c for c in conditions if c["type"] == kind), {})
 
 
-def complaints(topology: Mapping[str, Any], pods: int) -> list[str]:
+def violations(topology: Mapping[str, Any], pods: int) -> list[str]:
     """What is wrong with a topology that has settled. `pods`: how many exist for it."""
     found = []
     status = topology.get("status") or {}

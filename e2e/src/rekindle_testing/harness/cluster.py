@@ -47,11 +47,11 @@ class EmbeddedCluster(Cluster):
         self.node_directory = directory / "nodes"
         self.kind = kind or ProcessNodes()
         self.nodes = {}
-        self._wanted = nodes
+        self._node_count = nodes
         self._shape = shape or NodeShape()
         self._report = report
         self._dead: list[Node] = []
-        self._ends = contextlib.ExitStack()
+        self._cleanup = contextlib.ExitStack()
         self._numbers = itertools.count(1)
         self._settings = settings or Settings()
 
@@ -61,16 +61,16 @@ class EmbeddedCluster(Cluster):
         self.shared.mkdir(parents=True, exist_ok=True)
         self.kind.prepare_shared(self.shared)
         try:
-            self._ends.callback(self.kind.stop)
+            self._cleanup.callback(self.kind.stop)
             self.kind.start(self.directory, self._report)
             settings = replace(self._settings, api_address=self.kind.api_address)
             self.control_plane = ControlPlane(self.directory / "control-plane", settings)
             self._report("starting etcd, kube-apiserver, controller manager, scheduler")
-            self._ends.callback(self.control_plane.stop)
+            self._cleanup.callback(self.control_plane.stop)
             self.control_plane.start()
             self._connect()
-            self._report(f"starting {self._wanted} {self.kind.name} nodes")
-            started = [self.launch_node() for _ in range(self._wanted)]
+            self._report(f"starting {self._node_count} {self.kind.name} nodes")
+            started = [self.launch_node() for _ in range(self._node_count)]
             for namespace in (NAMESPACE, SYSTEM):
                 self.make_restricted(namespace)
             for node in started:
@@ -81,9 +81,9 @@ class EmbeddedCluster(Cluster):
 
     def stop(self) -> None:
         """Stop everything, nodes first; after an error the rest is still stopped."""
-        with self._ends as ends:
+        with self._cleanup as cleanup:
             for node in (*self._dead, *self.nodes.values()):
-                ends.callback(node.stop)
+                cleanup.callback(node.stop)
             self._dead.clear()
             self.nodes.clear()
 

@@ -111,7 +111,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def kill_nodes(self, names: list[str]) -> None:
-        """These machines end, all at once and without a word."""
+        """These machines end, all at once; their connections are not closed."""
 
     @abstractmethod
     def kill_processes(self, pod: Any) -> None:

@@ -118,9 +118,9 @@ def _die_with_us() -> None:
 
 def _end(process: subprocess.Popen[str]) -> None:
     """SIGTERM to its group, which clients of an engine pass on, then SIGKILL."""
-    for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
+    for number, timeout_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
+            process.wait(timeout_s)
             return

@@ -8,7 +8,7 @@ from typing import Any
 from rekindle_operator.cluster.model import PodView
 
 _STARTING = ("", "PodInitializing", "ContainerCreating")
-_MESSAGE_LIMIT = 300
+_MAX_MESSAGE_CHARS = 300
 
 
 def container_error(status: Mapping[str, Any]) -> str:
@@ -20,7 +20,7 @@ def container_error(status: Mapping[str, Any]) -> str:
         containers: Iterable[Mapping[str, Any]] = status.get(kind) or ()
         for container in containers:
             if reason := _error_of(container):
-                return f"container {container.get('name', '?')}: {reason}"[:_MESSAGE_LIMIT]
+                return f"container {container.get('name', '?')}: {reason}"[:_MAX_MESSAGE_CHARS]
     return ""
 
 

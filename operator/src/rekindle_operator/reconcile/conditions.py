@@ -20,7 +20,7 @@ from rekindle_operator.reconcile.health import Health, ReplicaState, replica_sta
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
-_MESSAGE_LIMIT = 1024
+_MAX_MESSAGE_CHARS = 1024
 _REFUSED = "RefusedByTask"
 _OVERDUE = 3  # checkpoints that are missing
 _NO_REPORT = "NoReport"
@@ -76,7 +76,7 @@ def condition_entries(
                 type=condition.type,
                 status=condition.status,
                 reason=condition.reason,
-                message=condition.message[:_MESSAGE_LIMIT],
+                message=condition.message[:_MAX_MESSAGE_CHARS],
                 observed_generation=view.generation,
                 last_transition_time=old.last_transition_time if is_same else rfc3339(now),
             )
@@ -216,8 +216,8 @@ def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Con
         return Condition("Checkpointed", "False", "StoreFailed", store)
     if context.stale_since is not None:
         return Condition("Checkpointed", "Unknown", _NO_REPORT, report_age(context))
-    every = context.running.topology.spec.checkpoint_every
-    missed = (head - (newest if newest is not None else -1)) // every
+    interval_epochs = context.running.topology.spec.checkpoint_interval_epochs
+    missed = (head - (newest if newest is not None else -1)) // interval_epochs
     if missed <= _OVERDUE:
         return Condition("Checkpointed", "True", "UpToDate", "checkpoints keep up with the sources")
     last = f"the last one is of epoch {newest}" if newest is not None else "there is none yet"

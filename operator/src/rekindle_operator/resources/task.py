@@ -39,7 +39,7 @@ CONTAINER = names.TASK_CONTAINER
 GRACE_S = 60
 _RECORD_VOLUME = "topology"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_PREPARED_SOURCES = 1024**3  # bytes, on the same volume as the output log
+_PREPARED_SOURCES_BYTES = 1024**3  # bytes, on the same volume as the output log
 
 
 def task_pod(
@@ -112,7 +112,7 @@ def _base_spec(
 ) -> Manifest:
     checkpoint = view.spec.get("checkpoint") or {}
     volumes, mounts = store_volumes(checkpoint)
-    scratch = {"sizeLimit": str(2 * topology.spec.log_budget + _PREPARED_SOURCES)}
+    scratch = {"sizeLimit": str(2 * topology.spec.log_budget + _PREPARED_SOURCES_BYTES)}
     record = {"name": names.config_name(view.name, generation)}
     spec: Manifest = {
         "restartPolicy": "Always",

@@ -24,20 +24,16 @@ from rekindle.checkpoints.codec import (
 )
 from rekindle.checkpoints.garbage import find_garbage, needed_entries
 from rekindle.checkpoints.manifest import Entry, Manifest
-from rekindle.checkpoints.store import ObjectMissing, Store
+from rekindle.checkpoints.store import ObjectMissing, Store, UnreadableObject
 from rekindle.errors import StoreError
 from rekindle.objects import ObjectInfo
 
 SWEEP_S = 900.0
 """Seconds between listings of the whole store."""
 PARALLEL = 8
-_LOOKED_UP = 256
-_LISTED_AS_ONE = 100
+_MAX_LOOK_UPS = 256
+_LISTED_PER_LOOK_UP = 100
 """Objects that are listed in the time of one look-up."""
-
-
-class UnreadableObject(StoreError):
-    """An object is damaged, or of another version's format."""
 
 
 class ManifestStore:
@@ -123,7 +119,7 @@ class ManifestStore:
     def _present(self, wanted: AbstractSet[str], known: int) -> AbstractSet[str]:
         """Those of these state objects that exist. Many are listed; but if only a few changed, they
         are looked up, because a listing has all that did not."""
-        if len(wanted) > max(_LOOKED_UP, known // _LISTED_AS_ONE):
+        if len(wanted) > max(_MAX_LOOK_UPS, known // _LISTED_PER_LOOK_UP):
             return wanted & {info.name for info in self._list("state/")}
         with ThreadPoolExecutor(PARALLEL) as pool:
             found = pool.map(lambda n: self._store.exists(f"{self._uid}/{n}"), sorted(wanted))

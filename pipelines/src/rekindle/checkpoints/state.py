@@ -30,7 +30,7 @@ from rekindle.checkpoints.codec import (
     state_name,
 )
 from rekindle.checkpoints.manifest import Entry, EntryRef
-from rekindle.checkpoints.store import Store
+from rekindle.checkpoints.store import Store, UnreadableObject
 from rekindle.engine.model import State
 from rekindle.engine.state import layout
 from rekindle.engine.state.operator import OperatorState
@@ -111,17 +111,19 @@ class StateStore:
 
     def load_entry(self, object_name: str) -> Entry:
         """The entry that an EntryRef names, compared with the digest in its name. Raises
-        StoreError."""
+        ObjectMissing, UnreadableObject, StoreError."""
         path = self._path(object_name)
         data = self._store.get(path)
         try:
             entry = decode_entry(data, self._uid)
         except (ValueError, TypeError, KeyError) as e:
-            raise StoreError(f"{self._store.url}: {path}: {e}") from e
+            raise UnreadableObject(f"{self._store.url}: {path}: {e}") from e
         saved = parse_entry_name(object_name)
         known = entry.state_format == STATE_FORMAT  # the digests of others covered something else
         if saved is not None and known and entry_digest(entry) != saved.digest:
-            raise StoreError(f"{self._store.url}: {path} is damaged: its digest does not match")
+            raise UnreadableObject(
+                f"{self._store.url}: {path} is damaged: its digest does not match"
+            )
         return entry
 
     def load(self, object_name: str) -> tuple[Entry, State]:

@@ -27,6 +27,10 @@ class ObjectMissing(StoreError):
     """The store has no object of this name."""
 
 
+class UnreadableObject(StoreError):
+    """An object is damaged, or of another version's format."""
+
+
 class Store:
     """See the module. Safe for many threads and many processes. Transient errors are retried with
     back-off, about a second in all; then StoreError, with the URL, is raised, and the caller

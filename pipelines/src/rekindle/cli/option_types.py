@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_SHOWN = 60
+_SHOWN_CHARS = 60
 """Characters of a value that a message repeats."""
 
 
@@ -93,6 +93,6 @@ def kubernetes_name(text: str) -> str:
 
 
 def _refused(text: str, what: str) -> argparse.ArgumentTypeError:
-    plain = 0 < len(text) <= _SHOWN and text.isprintable()
-    shown = text if plain else repr(text[:_SHOWN]) + "..." * (len(text) > _SHOWN)
+    plain = 0 < len(text) <= _SHOWN_CHARS and text.isprintable()
+    shown = text if plain else repr(text[:_SHOWN_CHARS]) + "..." * (len(text) > _SHOWN_CHARS)
     return argparse.ArgumentTypeError(f"{shown} {what}")

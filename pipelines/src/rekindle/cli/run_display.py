@@ -28,7 +28,7 @@ from rekindle.cli.run_input import describe_input
 from rekindle.reference import Opened, Progress, ReferenceResult, RunEvent, SparkStarting
 
 _LINE_EVERY_S = 5.0
-_WIDE = 10_000
+_UNWRAPPED_CHARS = 10_000
 """Width if the output is not a terminal: lines are not wrapped, so that grep and cut work."""
 
 
@@ -138,7 +138,7 @@ class Bars:
 
 def print_result(stream: TextIO, topology: str, result: ReferenceResult) -> None:
     """Print rows and output URL of each query, and the rows that windows dropped."""
-    console = _console(stream, None if stream.isatty() else _WIDE)
+    console = _console(stream, None if stream.isatty() else _UNWRAPPED_CHARS)
     title = f"{topology}: {result.epochs:,} epochs in {readable_duration(result.seconds)}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("query")

@@ -22,25 +22,25 @@ def describe_input(opened: Opened) -> list[str]:
     """A line for each source and one for the run, then the warnings."""
     duration = _duration(opened.last_epoch + 1, opened)
     return [
-        *(f"source {source.name}: {_extent(source)}" for source in opened.sources),
+        *(f"source {source.name}: {_summary(source)}" for source in opened.sources),
         f"epochs 0 to {opened.last_epoch:,}, which take {duration} in a cluster",
         *(f"warning: source {s.name}: {what}" for s in opened.sources for what in _unlikely(s)),
         *(f"warning: source {s.name}: {what}" for s in opened.sources for what in _slow(s, opened)),
     ]
 
 
-def _extent(source: OpenedSource) -> str:
-    extent = source.extent
-    rows = "unbounded" if extent.rows is None else f"{extent.rows:,} rows"
-    if extent.first_us is None:
+def _summary(source: OpenedSource) -> str:
+    summary = source.summary
+    rows = "unbounded" if summary.rows is None else f"{summary.rows:,} rows"
+    if summary.first_us is None:
         return f"{rows}, no event time"
-    end = f"to {_iso(extent.last_us)}" if extent.last_us is not None else "on"
-    return f"{rows}, event time from {_iso(extent.first_us)} {end}"
+    end = f"to {_iso(summary.last_us)}" if summary.last_us is not None else "on"
+    return f"{rows}, event time from {_iso(summary.first_us)} {end}"
 
 
 def _unlikely(source: OpenedSource) -> Iterator[str]:
     """Event times that a generator computes are as its spec says."""
-    first_us, last_us = source.extent.first_us, source.extent.last_us
+    first_us, last_us = source.summary.first_us, source.summary.last_us
     if source.computed or first_us is None or last_us is None:
         return
     hint = (

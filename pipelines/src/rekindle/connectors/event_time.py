@@ -33,7 +33,7 @@ from rekindle.topology.sql.event_time import (
 from rekindle.topology.sql.time_formats import MONTHS, TimeFormat
 
 _SECOND_US = 1_000_000
-_MOST_OFFSET_MIN = 18 * 60
+_MAX_OFFSET_MINUTES = 18 * 60
 """Of a zone from UTC, as in Spark."""
 _EPOCH = dt.datetime(1970, 1, 1)
 Int64s = npt.NDArray[np.int64]
@@ -190,7 +190,7 @@ def _offset(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
     number = _numpy(pc.cast(digits, pa.int64()), 0)
     sign = np.where(_numpy(pc.starts_with(zone, "-"), False), -1, 1)
     minutes: Int64s = number // 100 * 60 + number % 100
-    return sign * minutes, (number % 100 < 60) & (minutes <= _MOST_OFFSET_MIN)
+    return sign * minutes, (number % 100 < 60) & (minutes <= _MAX_OFFSET_MINUTES)
 
 
 def _from_zone(times: pa.Array, zone: dt.tzinfo) -> pa.Array:

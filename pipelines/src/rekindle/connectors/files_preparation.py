@@ -67,7 +67,7 @@ VERSION = 5
 IN_PLACE_BYTES = 64 << 20
 """A larger row group is copied to disk: a reader in place holds one, compressed, all the time."""
 INPUT_KEY = b"rekindle.input"  # in the index's metadata, as the next
-EXTENT_KEY = b"rekindle.extent"  # the first and last event time, JSON
+SUMMARY_KEY = b"rekindle.extent"  # the first and last event time, JSON
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
 
 
@@ -169,7 +169,7 @@ def _copy(
     del staged
     publish(final, rows)
     table = open_memory_mapped(rows)
-    metadata[EXTENT_KEY] = _extent(job, table)
+    metadata[SUMMARY_KEY] = _summary(job, table)
     return with_checksum(_index(job, table, MappedRows(table)), metadata)
 
 
@@ -190,7 +190,7 @@ def _index_in_place(job: Job, fs: Any, found: list[FoundFile]) -> pa.Table | Non
     table = _index(job, keys, open_in_place(job, fs, found, counts))
     metadata = {
         INPUT_KEY: _identify(job, fs, found),
-        EXTENT_KEY: _extent(job, keys),
+        SUMMARY_KEY: _summary(job, keys),
         IN_PLACE: to_json(counts),
     }
     return with_checksum(table, metadata)
@@ -229,7 +229,7 @@ def _identify(job: Job, fs: Any, found: list[FoundFile]) -> bytes:
     return encode(input_files)
 
 
-def _extent(job: Job, table: pa.Table) -> bytes:
+def _summary(job: Job, table: pa.Table) -> bytes:
     if job.event_time is None:
         return to_json([None, None])
     times = pc.min_max(table.column(job.event_time))

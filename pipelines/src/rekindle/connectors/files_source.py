@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.connectors.files_preparation import (
-    EXTENT_KEY,
     INPUT_KEY,
+    SUMMARY_KEY,
     Job,
     check,
     fingerprint,
@@ -33,7 +33,7 @@ from rekindle.connectors.files_preparation import (
 from rekindle.connectors.files_read import find_files
 from rekindle.connectors.input_identity import InputFile, decode
 from rekindle.connectors.prepared import IN_PLACE, MappedRows, Prepared, Rows, load
-from rekindle.connectors.source import SourceContext, SourceCut, SourceExtent
+from rekindle.connectors.source import SourceContext, SourceCut, SourceSummary
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.kinds.files import FilesSourceSpec
@@ -105,7 +105,7 @@ class FilesSource:
     def _take(self, prepared: Prepared) -> None:
         self._rows, index = self._open_rows(prepared), prepared.index
         self.input: tuple[InputFile, ...] = decode(index.schema.metadata[INPUT_KEY])
-        self._times_us: list[int | None] = json.loads(index.schema.metadata[EXTENT_KEY])
+        self._times_us: list[int | None] = json.loads(index.schema.metadata[SUMMARY_KEY])
         self._epochs = int64s(index.column("epoch"))
         self._starts = np.append(int64s(index.column("start")), self._rows.num_rows)
         self._max_times = int64s(index.column("max_time"))
@@ -120,8 +120,8 @@ class FilesSource:
         return int(self._epochs[-1]) if len(self._epochs) else NO_EPOCH
 
     @property
-    def extent(self) -> SourceExtent:
-        return SourceExtent(self._rows.num_rows, *self._times_us)
+    def summary(self) -> SourceSummary:
+        return SourceSummary(self._rows.num_rows, *self._times_us)
 
     def cut(self, epoch: int) -> SourceCut:
         """The rows of `epoch`; none after the last one, with END_OF_INPUT."""

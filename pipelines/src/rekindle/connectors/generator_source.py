@@ -30,7 +30,7 @@ from rekindle.connectors.generator_columns import (
     column_function,
 )
 from rekindle.connectors.input_identity import InputFile
-from rekindle.connectors.source import SourceContext, SourceCut, SourceExtent
+from rekindle.connectors.source import SourceContext, SourceCut, SourceSummary
 from rekindle.engine.retry import check_size
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
@@ -111,13 +111,13 @@ class GeneratorSource:
         return micros // (self._rate.numerator * self._interval_us) if rows else NO_EPOCH
 
     @property
-    def extent(self) -> SourceExtent:
+    def summary(self) -> SourceSummary:
         """Times are before jitter."""
         rows, first_us = self._spec.rows, self._start_us
         if rows is None or first_us is None:
-            return SourceExtent(rows, first_us, None)
+            return SourceSummary(rows, first_us, None)
         last_us = first_us + (rows - 1) * self._rate.denominator * SECOND_US // self._rate.numerator
-        return SourceExtent(rows, first_us, min(last_us, INT64_MAX))
+        return SourceSummary(rows, first_us, min(last_us, INT64_MAX))
 
     def cut(self, epoch: int) -> SourceCut:
         first, end = self._bound(epoch), self._bound(epoch + 1)

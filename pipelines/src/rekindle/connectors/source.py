@@ -33,7 +33,7 @@ class SourceCut:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceExtent:
+class SourceSummary:
     """All rows of a source, and the first and last event time in them, microseconds UTC. `rows` and
     `last_us` are None if it is unbounded, both times if no row has one."""
 
@@ -58,7 +58,7 @@ class ReplayableSource(Protocol):
         ...
 
     @property
-    def extent(self) -> SourceExtent:
+    def summary(self) -> SourceSummary:
         """Known without a cut; reads one column at most."""
         ...
 

@@ -60,12 +60,12 @@ class Generation:
         return self.topology.spec.epoch_interval / 1e6
 
     @property
-    def checkpoint_every(self) -> int:
-        return self.topology.spec.checkpoint_every
+    def checkpoint_interval_epochs(self) -> int:
+        return self.topology.spec.checkpoint_interval_epochs
 
     @property
     def checkpoint_interval_s(self) -> float:
-        return self.checkpoint_every * self.interval_s
+        return self.checkpoint_interval_epochs * self.interval_s
 
 
 # --- events ---------------------------------------------------------------

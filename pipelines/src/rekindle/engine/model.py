@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rekindle.engine.state.operator import OperatorState, seal
+from rekindle.engine.state.operator import OperatorState, join_single_deltas
 from rekindle.streams.epochs import EpochInput
 
 
@@ -25,9 +25,11 @@ class State:
 
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
 
-    def sealed(self) -> State:
-        """The same state for a checkpoint (`engine.state.operator.seal`)."""
-        return replace(self, operators={o: seal(state) for o, state in self.operators.items()})
+    def for_checkpoint(self) -> State:
+        """The same state for a checkpoint (`engine.state.operator.join_single_deltas`)."""
+        return replace(
+            self, operators={o: join_single_deltas(state) for o, state in self.operators.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True)

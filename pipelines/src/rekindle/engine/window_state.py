@@ -94,13 +94,13 @@ def advance(
     closed windows that do not fit into memory. Raises DiskFull.
     """
     rows, late, untimed = _split_markers(partials)
-    arranged = None if rows is None else _by_epoch(shape, rows)
+    ordered = None if rows is None else _by_epoch(shape, rows)
     closed = ExternalSort(shape.closed, [EPOCH, WINDOW, *shape.key_names], files)
-    for part in _stretches(shape, arranged, watermarks):
-        if arranged is not None:
-            state = _append(shape, state, arranged, part)
+    for part in _split_call(shape, ordered, watermarks):
+        if ordered is not None:
+            state = _append(shape, state, ordered, part)
         state = _close(shape, state, part, closed.add)
-    if arranged is not None:
+    if ordered is not None:
         state = compact(shape.runs, state)
     return Advance(state, closed.sorted(), late, untimed)
 
@@ -168,7 +168,7 @@ def _by_epoch(shape: WindowShape, partials: pa.Table) -> _Rows:
     return _Rows(rows, epochs, int64s(rows.column(PANE)))
 
 
-def _stretches(shape: WindowShape, rows: _Rows | None, watermarks: Watermarks) -> list[Watermarks]:
+def _split_call(shape: WindowShape, rows: _Rows | None, watermarks: Watermarks) -> list[Watermarks]:
     """Parts of the call that may be appended at once and closed afterwards: no row comes for a pane
     after the close of a window that it is in. Windows of one pane drop such a row as late."""
     if rows is None or len(watermarks) < 2 or shape.windows.panes == 1:

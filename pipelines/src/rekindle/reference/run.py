@@ -19,7 +19,7 @@ import pyarrow as pa
 from rekindle.arrow_types import arrow_schema
 from rekindle.connectors.registry import open_sink, open_source
 from rekindle.connectors.sink import Sink
-from rekindle.connectors.source import ReplayableSource, SourceExtent
+from rekindle.connectors.source import ReplayableSource, SourceSummary
 from rekindle.engine.model import Chain, DroppedRows
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
@@ -55,7 +55,7 @@ class OpenedSource:
     `computed`: its event times follow from the spec, not from files."""
 
     name: str
-    extent: SourceExtent
+    summary: SourceSummary
     last_epoch: int | None
     replay_speed: tuple[str, float] | None
     computed: bool
@@ -178,7 +178,7 @@ def _opened(topology: Topology, name: str, source: ReplayableSource) -> OpenedSo
         raise TypeError(f"{name} is not a source")
     _, options = spec.kind
     computed = not options.raw_rows
-    return OpenedSource(name, source.extent, source.last_epoch, options.replay_speed, computed)
+    return OpenedSource(name, source.summary, source.last_epoch, options.replay_speed, computed)
 
 
 def _sinks(topology: Topology) -> OpenSink:

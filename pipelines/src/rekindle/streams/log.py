@@ -233,10 +233,11 @@ class OutputLog:
             file = self._stable.holding(epoch)
             if file is None:
                 return None
-            run = file.tail.run
-            if run is not None and epoch >= run.record.epoch:  # its bytes in the file may change
-                content = pa.py_buffer(run.content)
-                return file, View(content, 0, content.size, run.record.start)
+            growing = file.tail.growing
+            if growing is not None and epoch >= growing.record.epoch:
+                # Its bytes in the file may change.
+                content = pa.py_buffer(growing.content)
+                return file, View(content, 0, content.size, growing.record.start)
             start = self._cursors.get(epoch) if epoch > file.first else 0
             if start is None:
                 start = file.offset_before(epoch)
@@ -296,9 +297,9 @@ class OutputLog:
             return
         try:
             found = self._records(epoch) if outline is None else read_outline(outline)
-            for record, levels in found:
+            for record, changes in found:
                 first = max(epoch, record.epoch)
-                for at, watermark in enumerate(records.watermarks(levels, record, first), first):
+                for at, watermark in enumerate(records.watermarks(changes, record, first), first):
                     yield at, Result(record.digest, watermark)
         except FileNotFoundError:  # truncated meanwhile
             return
@@ -306,11 +307,11 @@ class OutputLog:
             raise LogCorrupt(self._damaged(file, f"epoch {epoch}", damage)) from None
 
     def _records(self, epoch: int) -> Iterator[tuple[Record, memoryview]]:
-        """The records of a file from the one that holds `epoch` on, and the payloads of runs."""
+        """The records of a file from the one that holds `epoch` on; watermark changes of each."""
         found = self._view(epoch)
         if found is not None:
             for record in found[1].records(epoch):
-                yield record, found[1].levels(record)
+                yield record, found[1].watermark_changes(record)
 
     def _compare(self, batch: EpochBatch) -> None:
         _, mine = next(self._results(batch.epoch), (batch.epoch, None))
@@ -362,14 +363,17 @@ class OutputLog:
             what = f"an epoch from {file.first} on"
             raise LogCorrupt(self._damaged(file, what, damage)) from None
         spill.put(name, data)
-        with self._writing:
-            kept = file in self._stable.extents
-            if kept:
-                path = file.write_outline(name, len(data), outline)
-                with self._changed:
-                    file.replace_by_outline(path, name)
-        if not kept:  # truncated meanwhile
-            self._discard(name)
+        outlined = False
+        try:
+            with self._writing:
+                if file in self._stable.extents:
+                    path = file.write_outline(name, len(data), outline)
+                    outlined = True
+                    with self._changed:
+                        file.replace_by_outline(path, name)
+        finally:
+            if not outlined:  # truncated meanwhile, or the disk is full
+                self._discard(name)
 
     def _remove_files(self, files: list[LogFile]) -> None:
         for file in files:

@@ -198,7 +198,7 @@ def _load_spilled(path: Path) -> LogFile:
 
 
 def read_outline(path: Path) -> Iterator[tuple[Record, memoryview]]:
-    """The records of a spilled file, and the payloads of runs. Raises DamagedRecord,
+    """The records of a spilled file, and their watermark changes. Raises DamagedRecord,
     FileNotFoundError."""
     return records.outlined(memoryview(_outline(path)[2]))
 

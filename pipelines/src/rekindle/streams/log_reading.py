@@ -20,7 +20,7 @@ READ_EPOCHS = 256
 
 class View:
     """Records between two offsets, whose bytes do not change any more. `copied_from`: the offset in
-    the file, if they are a copy of the run that grows there."""
+    the file, if they are a copy of the record that grows there."""
 
     __slots__ = ("content", "copied_from", "data", "end", "start")
 
@@ -38,11 +38,11 @@ class View:
         begin = records.locate(self.content, self.start, self.end, epoch)
         return records.headers(self.content, begin, self.end)
 
-    def levels(self, record: Record) -> memoryview:
-        """The payload of a run; nothing of another record. Raises DamagedRecord if the record does
-        not match its sum."""
+    def watermark_changes(self, record: Record) -> memoryview:
+        """As `records.watermark_changes`. Raises DamagedRecord if the record does not match its
+        sum."""
         records.check_sum(self.content, record)
-        return records.levels(self.content, record)
+        return records.watermark_changes(self.content, record)
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Reading:
         after that is looked for. Raises DamagedRecord; the epochs before it have been read."""
         end = view.end
         for record in view.records(self.next_epoch):
-            added = self._add_run(view, record) if record.empty else self._add_rows(view, record)
+            added = self._add_empty(view, record) if record.empty else self._add_rows(view, record)
             if not added:
                 end = record.start
                 break
@@ -81,10 +81,10 @@ class Reading:
         self.left -= record.size
         return True
 
-    def _add_run(self, view: View, record: Record) -> bool:
-        """Read epochs of a run; False if some are left."""
-        levels = view.levels(record)
-        for watermark in records.watermarks(levels, record, self.next_epoch):
+    def _add_empty(self, view: View, record: Record) -> bool:
+        """Read epochs of an empty record; False if some are left."""
+        changes = view.watermark_changes(record)
+        for watermark in records.watermarks(changes, record, self.next_epoch):
             if self._is_full(records.ALIGN):
                 return False
             self._add(watermark, self.no_rows, record)

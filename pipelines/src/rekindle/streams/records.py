@@ -3,7 +3,7 @@
     0   magic "RKL", the format's version "2"
     4   u8  kind; three bytes of zero
     8   u32 branch: 0 for the stable one, otherwise the attempt of a tentative one
-    12  u32 epochs that it covers: 1; more in a run of empty ones; 0 beside the epochs
+    12  u32 epochs that it covers: 1; more if they have no rows; 0 beside the epochs
     16  i64 epoch: the first of them, or the one that it is about
     24  i64 watermark after the last of them
     32  digest of each of them
@@ -12,12 +12,13 @@
     60  u32 CRC-32 of the payload, then of bytes 0..60
     64  payload
 
-The payload of one epoch is an Arrow IPC stream, nothing without rows. That of a run are its earlier
-watermarks: (i64 watermark, i64 epochs of the run up to its last one). Records begin on multiples of
-64 bytes, so a mapped file gives aligned buffers, and a header is written in one step.
+The payload of one epoch is an Arrow IPC stream, nothing without rows. A record of several epochs is
+an empty record; its payload are the changes of its watermark: (i64 earlier watermark, i64 epochs of
+the record up to the last one with it). Records begin on multiples of 64 bytes, so a mapped file
+gives aligned buffers, and a header is written in one step.
 
-A file is read forward, or backward from its end. The last record of a file may be a run that grows
-in place (`rekindle.streams.tail`). Does not know directories, floors or readers.
+A file is read forward, or backward from its end. The last record of a file may be an empty one that
+grows in place (`rekindle.streams.tail`). Does not know directories, floors or readers.
 
 Design: docs/design/streams.md#log-records.
 """
@@ -41,8 +42,8 @@ _POSITION = struct.Struct("<4s8xIq24xQ")
 """Of the header only magic, count, epoch and length."""
 _SUMMED = HEADER_BYTES - 4
 _SUM = struct.Struct("<I")
-LEVEL = struct.Struct("<qq")
-"""A watermark of a run, and the number of its epochs up to the last one with it."""
+WATERMARK_CHANGE = struct.Struct("<qq")
+"""An earlier watermark, and the number of the record's epochs up to the last one with it."""
 _STEP_BYTES = 1 << 16
 
 
@@ -149,18 +150,19 @@ def decode_rows(data: pa.Buffer, record: Record) -> pa.Table:
     return pa.ipc.open_stream(data.slice(record.payload, record.length)).read_all()
 
 
-def levels(data: memoryview, record: Record) -> memoryview:
-    """The payload of a run; nothing of another record."""
+def watermark_changes(data: memoryview, record: Record) -> memoryview:
+    """The payload of an empty record; nothing of another one."""
     return data[record.payload :][: record.length if record.epochs > 1 else 0]
 
 
 def watermarks(payload: memoryview, record: Record, epoch: int) -> Iterator[int]:
-    """The watermarks of a record's epochs from one on; `payload`: as `levels` gives it."""
+    """The watermarks of a record's epochs from one on; `payload`: its `watermark_changes`."""
     at = epoch - record.epoch
-    known = len(payload) // LEVEL.size
-    begin = bisect_right(range(known), at, key=lambda i: LEVEL.unpack_from(payload, i * 16)[1])
-    for level in range(begin, known):
-        watermark, end = LEVEL.unpack_from(payload, level * LEVEL.size)
+    change, size = WATERMARK_CHANGE, WATERMARK_CHANGE.size
+    known = len(payload) // size
+    begin = bisect_right(range(known), at, key=lambda i: change.unpack_from(payload, i * size)[1])
+    for index in range(begin, known):
+        watermark, end = change.unpack_from(payload, index * size)
         while at < end:
             yield watermark
             at += 1
@@ -302,12 +304,12 @@ def outline(data: memoryview) -> bytes:
 
 
 def outlined(content: memoryview) -> Iterator[tuple[Record, memoryview]]:
-    """The records of an outline, whose sums do not count, and the payloads of runs. Raises
+    """The records of an outline, whose sums do not count, and their watermark changes. Raises
     DamagedRecord."""
     start = 0
     while start < len(content):
         record = _parse(content, start)
-        found = levels(content, record)
+        found = watermark_changes(content, record)
         yield record, found
         start += HEADER_BYTES + len(found) + -len(found) % ALIGN
 

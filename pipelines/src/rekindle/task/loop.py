@@ -83,7 +83,7 @@ class EpochLoop:
         state: TaskState,
         inputs: Inputs,
         log: OutputLog,
-        checkpoint_every: int,
+        checkpoint_interval_epochs: int,
         save: Callable[[TaskState], None],
         status: TaskStatus,
         wait: Callable[[float], bool],
@@ -92,7 +92,9 @@ class EpochLoop:
         call_size_file: CallSizeFile | None = None,
         earlier: EarlierBoots | None = None,
     ) -> None:
-        self._core = LoopCore(state, checkpoint_every, sizes or CallSizes.of(plan_memory()))
+        self._core = LoopCore(
+            state, checkpoint_interval_epochs, sizes or CallSizes.of(plan_memory())
+        )
         self._chain = chain
         self._inputs = inputs
         self._log = log

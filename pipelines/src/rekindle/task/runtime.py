@@ -45,11 +45,11 @@ from rekindle.task.core.supervisor import (
     KeepDigests,
     NoteCommitted,
     PollAccepted,
+    ProcessPhase,
     RouteInputs,
     RunLoop,
     SetSinks,
     SinksProgressed,
-    Stage,
     Started,
     StartTask,
     StopRequested,
@@ -97,7 +97,7 @@ class TaskRuntime:
         self._config = config
         self._stopping = threading.Event()
         self._halt = threading.Event()  # for the engine's loop
-        self._failed_for_good = False  # a restart would not help
+        self._failed_permanently = False  # a restart would not help
         self._applied: PollRequest | None = None
         self._running: Running | None = None
         self._exit_status = 0
@@ -117,7 +117,7 @@ class TaskRuntime:
             config.bind,
             CONTROL_PORT,
             self.polls,
-            alive=lambda: not self._failed or self._failed_for_good,
+            alive=lambda: not self._failed or self._failed_permanently,
             ready=lambda: self.status.phase.serves,
             registry=make_registry(
                 self.status, config.topology.name, config.segment.name, config.ref
@@ -157,14 +157,14 @@ class TaskRuntime:
     def _next_events(self) -> Iterator[SupervisorEvent]:
         """What has happened, after a short wait."""
         stopping = self._stopping.wait(TICK_S)
-        failed_before = self._core.stage in (Stage.REPORTING, Stage.STAYING)
-        if not failed_before:
+        failed_before = self._core.phase in (ProcessPhase.REPORTING, ProcessPhase.STAYING)
+        if not failed_before and not self._failed:  # once, or its error would be all there is
             self._find_failure()
         if self._failed and not failed_before:
-            yield TaskFailed(self._failed_for_good)
+            yield TaskFailed(self._failed_permanently)
         elif stopping:
             yield StopRequested()
-        elif self._core.stage is Stage.REPORTING and self.polls.failure_reported:
+        elif self._core.phase is ProcessPhase.REPORTING and self.polls.failure_reported:
             yield FailureReported()
         else:
             if (desired := self._new_poll()) is not None:
@@ -173,9 +173,9 @@ class TaskRuntime:
 
     def _progress(self) -> SupervisorEvent:
         running = self._running
-        if self._core.stage is Stage.STARTING:
+        if self._core.phase is ProcessPhase.STARTING:
             return self._go_on_starting()
-        if self._core.stage is not Stage.RUNNING or running is None:
+        if self._core.phase is not ProcessPhase.RUNNING or running is None:
             return Woken()
         self.status.update_phase()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
@@ -258,7 +258,7 @@ class TaskRuntime:
             state=state,
             inputs=started.inputs,
             log=log,
-            checkpoint_every=self._config.topology.spec.checkpoint_every,
+            checkpoint_interval_epochs=self._config.topology.spec.checkpoint_interval_epochs,
             save=lambda reached: saver.offer(reached) if self._core.saves else None,
             status=self.status,
             wait=self._halt.wait,
@@ -278,9 +278,9 @@ class TaskRuntime:
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
-        every = config.topology.spec.checkpoint_every
+        interval_epochs = config.topology.spec.checkpoint_interval_epochs
         definition = Definition(
-            assigned.definition, assigned.generation, assigned.from_epoch, every
+            assigned.definition, assigned.generation, assigned.from_epoch, interval_epochs
         )
         return open_sink(
             assigned.query, assigned.sink, config.ref.partition, config.uid, schema, definition
@@ -294,13 +294,13 @@ class TaskRuntime:
         except BaseException as error:
             if not self._stopping.is_set():
                 _log.exception("the engine's loop ended")
-                self._failed_for_good = isinstance(error, NotDeterministic)
+                self._failed_permanently = isinstance(error, NotDeterministic)
                 self._fail(str(error) or repr(error), loop.state.epoch + 1)
 
     def _cannot_go_on(self, error: Exception) -> None:
         _log.error("the task cannot go on", exc_info=error)
         refused = error.operator if isinstance(error, OperatorRefused) else None
-        self._failed_for_good = isinstance(error, NotDeterministic)
+        self._failed_permanently = isinstance(error, NotDeterministic)
         self._fail(str(error), refused=refused)
 
     def _fail(self, message: str, epoch: int | None = None, refused: str | None = None) -> None:
@@ -327,10 +327,13 @@ class TaskRuntime:
             running.sinks.stop()
             running.inputs.close()
             running.saver.stop(end.saver_s)
-        stopper = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
-        stopper.start()
-        self._engine.stop(STOP_S)
-        stopper.join(STOP_S)
+        # A JVM that does not respond must not keep the process: it ends with it.
+        flight = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
+        engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)
+        flight.start()
+        engine.start()
+        engine.join(2 * STOP_S)
+        flight.join(STOP_S)
         self._control.stop()
         self._exit_status = end.exit_status
         _log.info("stopped in %.1f s", time.monotonic() - started)

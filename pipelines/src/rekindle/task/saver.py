@@ -11,6 +11,7 @@ import time
 from typing import Protocol
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
 from rekindle.errors import RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.core.events import Woken
@@ -131,5 +132,9 @@ class CheckpointSaver:
         if name is None:
             return None
         if self._reusable is None or self._reusable[0] != name:
-            self._reusable = (name, self._store.load_entry(name))
+            try:
+                self._reusable = (name, self._store.load_entry(name))
+            except (ObjectMissing, UnreadableObject) as error:
+                _log.error("the state is saved as a whole: %s", error)
+                return None
         return self._reusable[1]

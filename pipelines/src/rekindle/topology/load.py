@@ -25,7 +25,7 @@ from rekindle.topology.partial import field_at, field_path, model_in, problems_o
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import AS_WRITTEN, TopologySpec
 
-MAX_SHOWN = 60
+MAX_SHOWN_CHARS = 60
 """Characters of a value in a message."""
 
 
@@ -177,7 +177,7 @@ def _codec(name: str) -> str:
 def _as_written(value: Any) -> str:
     """A value as in YAML, truncated if it is long."""
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def _field_hint(field: str, model: type[BaseModel]) -> str:

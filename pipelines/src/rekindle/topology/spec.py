@@ -298,6 +298,6 @@ class TopologySpec(Spec):
     """[What is written](topology.md#queries), and how important it is."""
 
     @property
-    def checkpoint_every(self) -> int:
+    def checkpoint_interval_epochs(self) -> int:
         """Epochs between two global checkpoints."""
         return max(1, self.checkpoint.interval // self.epoch_interval)

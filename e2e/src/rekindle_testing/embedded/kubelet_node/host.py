@@ -30,7 +30,7 @@ from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_node
 
 _IMPORT_ROOT = Path(__file__).parents[3]
 _POLL_S = 0.05
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _BOOTSTRAP = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from rekindle_testing.embedded.kubelet_node.init import main; main(sys.argv[2])"
@@ -96,7 +96,7 @@ class KubeletNode:
         self._cgroup = f"{network.cgroup}/{name}"
         self._wrapper: Process | None = None
         self._template: Template | None = None
-        self._cut = False
+        self._is_disconnected = False
 
     @property
     def address(self) -> str:
@@ -108,7 +108,7 @@ class KubeletNode:
         """Return at once, unless images are to be unpacked; `wait_ready` waits."""
         report = self._network.report
         binaries = self._binaries or ensure_node(report)
-        self._template = template = image_store.hold_template(
+        self._template = template = image_store.acquire_template(
             self._archives, binaries.pause, self.data, report
         )
         self._network.state.record(Cgroup(self._cgroup), Directory(str(self.data)))
@@ -140,7 +140,7 @@ class KubeletNode:
                 f"node {self.name} cannot import image archive {archive}: {error}"
             ) from error
         # The kubelet would fail to start a pod before, and try again after ten seconds only.
-        self._await("has its new images", lambda: not image_store.unmanaged(pid), _PATIENCE_S)
+        self._await("has its new images", lambda: not image_store.unmanaged(pid), _TIMEOUT_S)
 
     def stop(self) -> None:
         """Kill the node and delete its Node: only its logs are kept."""
@@ -184,16 +184,16 @@ class KubeletNode:
         the address, unless it is reserved for this one until `stop`."""
         if self._wrapper is not None and self._network.is_up:
             # Silence first: nobody hears a machine that is switched off close its connections.
-            self._network.cut(self._place)
+            self._network.disconnect(self._place)
             # The init alone: the kernel kills the rest, and the wrapper waits for the end of all.
             if (init := child_of(self._wrapper)) is not None:
                 os.kill(init, signal.SIGKILL)
-            self._wrapper.wait(_PATIENCE_S)
+            self._wrapper.wait(_TIMEOUT_S)
             self._network.supervisor.stop(self._wrapper, grace_s=0)
             self._wrapper = None
             removal.remove([Cgroup(self._cgroup), Directory(str(self.data))])
             self._network.detach(self._place)
-            self._cut = False
+            self._is_disconnected = False
         if self._template is not None:
             self._template.release()
             self._template = None
@@ -210,13 +210,13 @@ class KubeletNode:
 
     def partition(self) -> None:
         """Drop all packets between the node and everything else; within it, pods go on."""
-        self._network.cut(self._place)
-        self._cut = True
+        self._network.disconnect(self._place)
+        self._is_disconnected = True
 
     def heal(self) -> None:
-        if self._cut:
-            self._network.mend(self._place)
-            self._cut = False
+        if self._is_disconnected:
+            self._network.reconnect(self._place)
+            self._is_disconnected = False
 
     def delete_node_object(self) -> None:
         """Delete the Node from the API; the machine keeps running and does not register again."""

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle_testing.embedded.cache import (
-    Hold,
+    AcquiredEntry,
     Report,
+    acquire,
     cache_root,
     content_key,
-    hold,
     no_report,
     prune,
 )
@@ -54,17 +54,17 @@ class Template:
     """It stays in the cache until `release`, or until this process ends."""
 
     snapshotter: str
-    hold: Hold
+    entry: AcquiredEntry
 
     @property
     def root(self) -> Path:
-        return self.hold.entry / _ROOT
+        return self.entry.path / _ROOT
 
     def release(self) -> None:
-        self.hold.release()
+        self.entry.release()
 
 
-def hold_template(
+def acquire_template(
     archives: Sequence[Path], pause: Path, data: Path, report: Report = no_report
 ) -> Template:
     """One with these images, and with that of every pod's sandbox, for a node whose data are in
@@ -92,7 +92,7 @@ def hold_template(
         if _contents(archives) != contents:
             raise KubeletNodeError(f"image archives were replaced while they were read: {names}")
 
-    return Template(snapshotter, hold(directory / key, make, report))
+    return Template(snapshotter, acquire(directory / key, make, report))
 
 
 def link(template: Template, root: Path) -> None:

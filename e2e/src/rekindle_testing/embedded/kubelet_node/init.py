@@ -22,7 +22,7 @@ from rekindle_testing.embedded.process_node import syscalls
 RESTART_DELAY_S = 1.0
 
 _WATCHED = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2}
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _MS_SHARED = 1 << 20
 _OWN = Path("/run/rekindle")
@@ -38,15 +38,15 @@ class _Service:
     def __init__(self, name: str, argv: list[str], logs: str) -> None:
         self._argv = argv
         self._log = f"{logs}/{name}.log"
-        self._wanted = False
+        self._should_run = False
         self.pid = 0
 
     @property
     def is_missing(self) -> bool:
-        return self._wanted and not self.pid
+        return self._should_run and not self.pid
 
     def start(self) -> None:
-        self._wanted = True
+        self._should_run = True
         if self.pid:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -56,7 +56,7 @@ class _Service:
         )
 
     def kill(self) -> None:
-        self._wanted = False
+        self._should_run = False
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -172,8 +172,8 @@ def _accepts(path: str) -> bool:
 
 
 def _await(what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"waited {_PATIENCE_S:g} s for {what}")
+            raise SystemExit(f"waited {_TIMEOUT_S:g} s for {what}")
         time.sleep(_POLL_S)

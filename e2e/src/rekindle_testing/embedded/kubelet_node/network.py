@@ -34,7 +34,7 @@ from rekindle_testing.embedded.kubelet_node.state_file import (
 from rekindle_testing.embedded.processes import Process, Supervisor
 
 _POLL_S = 0.02
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _BRIDGE = "nodes"
 # States of a port as the kernel numbers them. A disabled one drops packets in silence, while a
 # link that is down would be noticed by the node's kernel.
@@ -156,11 +156,11 @@ class NodeNetwork:
             in_network_of=pid,
         )
 
-    def cut(self, node: NodeAddresses) -> None:
+    def disconnect(self, node: NodeAddresses) -> None:
         """Drop all packets between the node and everything else."""
         self._set_port(node, _DISABLED)
 
-    def mend(self, node: NodeAddresses) -> None:
+    def reconnect(self, node: NodeAddresses) -> None:
         self._set_port(node, _FORWARDING)
 
     def detach(self, node: NodeAddresses) -> None:
@@ -242,7 +242,7 @@ def child_of(wrapper: Process) -> int | None:
 
 
 def await_in(wrapper: Process, what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while not condition():
         if wrapper.exit_code is not None:
             raise KubeletNodeError(
@@ -251,7 +251,7 @@ def await_in(wrapper: Process, what: str, condition: Callable[[], bool]) -> None
             )
         if time.monotonic() > deadline:
             raise KubeletNodeError(
-                f"waited {_PATIENCE_S:g} s until {wrapper.name} {what}:\n{wrapper.log_tail()}"
+                f"waited {_TIMEOUT_S:g} s until {wrapper.name} {what}:\n{wrapper.log_tail()}"
             )
         time.sleep(_POLL_S)
 

@@ -23,7 +23,7 @@ from rekindle_testing.embedded.kubelet_node.state_file import (
 )
 from rekindle_testing.embedded.process_node import syscalls
 
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 
 
@@ -87,7 +87,7 @@ def leftovers(records: Iterable[Record]) -> list[str]:
 def kill(names: Iterable[str]) -> None:
     """SIGKILL to all processes in these cgroups, until there is none."""
     names = list(names)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while pids := set[int]().union(*map(cgroups.processes, names)):
         if time.monotonic() > deadline:
             raise KubeletNodeError(f"processes {sorted(pids)} do not end by SIGKILL")
@@ -100,7 +100,7 @@ def kill(names: Iterable[str]) -> None:
 def _remove_cgroups(names: list[str]) -> None:
     """Also of a process that joins meanwhile: it was started by one that was killed just then.
     If it comes later, there is nothing to join, and it ends."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while True:
         kill(names)
         # Those with the longest path first: children before their parents.
@@ -116,7 +116,7 @@ def delete_directory(path: Path) -> None:
     """Nothing happens if it is gone. What is mounted below is unmounted first."""
     for point in reversed(_mounts_below(path)):
         syscalls.unmount(point)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while path.exists():
         try:
             shutil.rmtree(path)

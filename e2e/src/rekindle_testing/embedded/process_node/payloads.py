@@ -78,16 +78,16 @@ def write(directory: Path, files: Payload) -> None:
     current = directory / "..data"
     if current.exists() and _current_files(current) == files:
         return
-    generation = directory / f"..{time.time_ns()}"
+    version = directory / f"..{time.time_ns()}"
     for name, file in files.items():
-        path = generation / name
+        path = version / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.content)
         path.chmod(file.mode)
-    generation.mkdir(parents=True, exist_ok=True)
+    version.mkdir(parents=True, exist_ok=True)
     before = current.resolve() if current.exists() else None
     draft = directory / "..data_new"
-    draft.symlink_to(generation.name)
+    draft.symlink_to(version.name)
     draft.replace(current)
     tops = {Path(name).parts[0] for name in files}
     for top in tops:

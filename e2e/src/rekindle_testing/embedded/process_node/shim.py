@@ -24,7 +24,7 @@ from rekindle_testing.embedded.process_node import rootfs, syscalls
 _LINE_LIMIT = 16 * 1024
 # Time for the last output of the container's descendants after its end.
 _DRAIN_S = 1.0
-_MESSAGE_LIMIT = 4096
+_MAX_MESSAGE_BYTES = 4096
 
 
 class Log:
@@ -173,5 +173,5 @@ def _read_all(descriptor: int) -> bytes:
 
 def _message(path: Path) -> str:
     with contextlib.suppress(OSError):
-        return path.read_bytes()[-_MESSAGE_LIMIT:].decode(errors="replace")
+        return path.read_bytes()[-_MAX_MESSAGE_BYTES:].decode(errors="replace")
     return ""

@@ -20,22 +20,22 @@ from typing import Any
 import yaml
 
 from rekindle_testing.embedded.control_plane import KubectlError
+from rekindle_testing.harness.cluster_programs import (
+    ClusterPrograms,
+    Refused,
+    find_kubectl,
+    run,
+)
 from rekindle_testing.harness.existing import leftovers
 from rekindle_testing.harness.existing.leftovers import CRD, Heartbeat, RunNames, items
 from rekindle_testing.harness.existing.nodes import NO_MACHINES, ExistingNode
 from rekindle_testing.harness.existing.settings import Settings
 from rekindle_testing.harness.existing.transfer import Volume
 from rekindle_testing.harness.installed import CHART, Cluster, Unsupported
-from rekindle_testing.harness.outside import (
-    ClusterPrograms,
-    Refused,
-    find_kubectl,
-    run,
-)
 from rekindle_testing.waiting import wait_for
 
 _OPERATOR = "app.kubernetes.io/name=rekindle-operator"
-_LEAST_NODES = 2
+_MIN_NODES = 2
 _VOLUME_S = 300  # provisioning, and the first pull of an image
 
 
@@ -55,7 +55,7 @@ class ExistingCluster(Cluster):
         self._run = RunNames(secrets.token_hex(3))
         self.namespace, self.system = self._run.namespace, self._run.system
         self._volume: Volume | None = None
-        self._ends = contextlib.ExitStack()
+        self._cleanup = contextlib.ExitStack()
         self._programs = ClusterPrograms(self.kubeconfig)
 
     # -- lifecycle ----------------------------------------------------------------------------
@@ -63,26 +63,26 @@ class ExistingCluster(Cluster):
     def start(self) -> None:
         self.shared.mkdir(parents=True, exist_ok=True)
         # Another KUBECONFIG or context, later, changes nothing: one context in a file of our own.
-        self._ends.callback(self.kubeconfig.unlink, missing_ok=True)
+        self._cleanup.callback(self.kubeconfig.unlink, missing_ok=True)
         try:
             self._write_kubeconfig()
             self._connect()
             self._remove_earlier()
             self._refuse_if_unsuitable()
-            self._ends.callback(self._remove)
+            self._cleanup.callback(self._remove)
             for namespace in (self.namespace, self.system):
                 self.make_restricted(namespace, self._run.labels)
             holder = f"{getpass.getuser()}@{socket.gethostname()}, process {os.getpid()}"
             heartbeat = Heartbeat(self.kubectl, self._run, holder, _now)
             heartbeat.start()
-            self._ends.callback(heartbeat.stop)
+            self._cleanup.callback(heartbeat.stop)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         """Remove all that was made; after an error the rest is still removed."""
-        self._ends.close()
+        self._cleanup.close()
 
     @property
     def kubeconfig(self) -> Path:
@@ -136,24 +136,33 @@ class ExistingCluster(Cluster):
             if _takes_pods(node):
                 name = node["metadata"]["name"]
                 self.nodes[name] = ExistingNode(name, self._run, self.kubectl, self.core)
-        if len(self.nodes) < _LEAST_NODES:
-            raise Refused(f"{len(self.nodes)} nodes take pods; replicas need {_LEAST_NODES}")
+        if len(self.nodes) < _MIN_NODES:
+            raise Refused(
+                f"{len(self.nodes)} nodes take pods, and replicas need {_MIN_NODES}: uncordon or "
+                "add nodes"
+            )
         if not self.kubectl(
             *("get", "storageclass", self._settings.storage_class),
             *("--ignore-not-found", "-o", "name"),
         ):
-            raise Refused(f"there is no StorageClass {self._settings.storage_class}")
+            raise Refused(
+                f"there is no StorageClass {self._settings.storage_class}: set STORAGE_CLASS to "
+                "one of `kubectl get storageclass`"
+            )
 
     def _refuse_other_crd(self) -> None:
         found = self.kubectl("get", "crd", CRD, "--ignore-not-found", "-o", "json")
         if not found:
             return
-        would_be = self.kubectl(
+        applied = self.kubectl(
             *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o", "json"),
             *("-f", str(CHART / "crds")),
         )
-        if json.loads(would_be)["spec"]["versions"] != json.loads(found)["spec"]["versions"]:
-            raise Refused(f"the cluster has a {CRD} of another release of Rekindle")
+        if json.loads(applied)["spec"]["versions"] != json.loads(found)["spec"]["versions"]:
+            raise Refused(
+                f"the cluster has a {CRD} of another release of Rekindle: use another cluster, or "
+                "tests of that release"
+            )
 
     # -- Rekindle -----------------------------------------------------------------------------
 
@@ -214,7 +223,10 @@ class ExistingCluster(Cluster):
         )
         # Also what binds the claim, if its class waits for a first pod.
         if entries := volume.entries():
-            raise Refused(f"the volume of claim {name} is not empty: {', '.join(entries[:5])}")
+            raise Refused(
+                f"the volume of claim {name} is not empty ({', '.join(entries[:5])}): delete its "
+                "files, or set STORAGE_CLASS to a class that provisions new volumes"
+            )
         self._volume = volume
 
     def upload(self, path: str) -> None:

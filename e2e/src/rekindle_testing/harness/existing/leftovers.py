@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from rekindle import names
 from rekindle_testing.embedded.control_plane import KubectlError
+from rekindle_testing.harness.cluster_programs import Refused
 from rekindle_testing.harness.installed import RELEASE
-from rekindle_testing.harness.outside import Refused
 
 LABEL_RUN = "harness.rekindle.dev/run"
 CRD = f"{names.PLURAL}.{names.GROUP}"

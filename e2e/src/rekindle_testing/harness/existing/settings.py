@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rekindle_testing.harness.outside import Refused, checked_image
+from rekindle_testing.harness.cluster_programs import Refused, checked_image
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Settings:
             )
         group = environment.get("FS_GROUP", "")
         if group and not group.isdecimal():
-            raise Refused(f"FS_GROUP={group} is not the number of a group")
+            raise Refused(f"FS_GROUP={group} is not the number of a group: write it like 10001")
         return cls(
             kubeconfig=environment["KUBECONFIG"],
             operator_image=checked_image(environment, "OPERATOR_IMAGE"),

@@ -17,11 +17,11 @@ from typing import Any
 
 from rekindle_testing.embedded.cache import cache_root
 from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM
+from rekindle_testing.harness.cluster_programs import ClusterPrograms, ProgramError, Refused, run
 from rekindle_testing.harness.installed import Cluster, Unsupported
 from rekindle_testing.harness.kind.nodes import KindNode, docker
 from rekindle_testing.harness.kind.settings import Settings
 from rekindle_testing.harness.nodes import POD_USER
-from rekindle_testing.harness.outside import ClusterPrograms, ProgramError, Refused, run
 from rekindle_testing.images.archives import ensure_archives
 from rekindle_testing.waiting import wait_for
 
@@ -50,11 +50,11 @@ class KindCluster(Cluster):
         self.shared = directory / "shared"
         self.nodes = {}
         self._settings = settings
-        self._wanted = nodes
+        self._node_count = nodes
         self._report = report
         self._dead: list[KindNode] = []
         self._images = settings.images
-        self._ends = contextlib.ExitStack()
+        self._cleanup = contextlib.ExitStack()
         self._programs = ClusterPrograms(self.kubeconfig)
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class KindCluster(Cluster):
             if shutil.which(program) is None:
                 raise Refused(f"NODES=kind needs {program} on PATH")
         try:
-            self._ends.enter_context(_alone())
+            self._cleanup.enter_context(_exclusive_lock())
             if NAME in _kind("get", "clusters").split():
                 self._report("deleting the kind cluster that an earlier run has left")
                 _kind("delete", "cluster", "--name", NAME, timeout_s=_CREATE_S)
@@ -85,9 +85,9 @@ class KindCluster(Cluster):
         else:
             self.shared.chmod(0o777)
         path = self.directory / "kind.json"
-        path.write_text(json.dumps(configuration(self._wanted, self.shared)))
-        self._report(f"kind creates {NAME} with {self._wanted} workers")
-        self._ends.callback(_kind, "delete", "cluster", "--name", NAME, timeout_s=_CREATE_S)
+        path.write_text(json.dumps(configuration(self._node_count, self.shared)))
+        self._report(f"kind creates {NAME} with {self._node_count} workers")
+        self._cleanup.callback(_kind, "delete", "cluster", "--name", NAME, timeout_s=_CREATE_S)
         image = ("--image", self._settings.node_image) if self._settings.node_image else ()
         files = ("--config", str(path), "--kubeconfig", str(self.kubeconfig))
         wait = ("--wait", f"{_READY_S}s")
@@ -108,7 +108,7 @@ class KindCluster(Cluster):
 
     def stop(self) -> None:
         """Delete the cluster."""
-        self._ends.close()
+        self._cleanup.close()
 
     @property
     def kubeconfig(self) -> Path:
@@ -198,7 +198,7 @@ def _is_local(image: str) -> bool:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _exclusive_lock() -> Iterator[None]:
     path = cache_root(os.environ) / "kind.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:

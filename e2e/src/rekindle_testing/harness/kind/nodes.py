@@ -1,15 +1,15 @@
-"""The nodes of a kind cluster: containers, to which Docker does what befalls machines."""
+"""The nodes of a kind cluster: containers, whose failures are commands of Docker."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from rekindle_testing.harness.cluster_programs import ClusterPrograms, run
 from rekindle_testing.harness.installed import Unsupported
-from rekindle_testing.harness.outside import ClusterPrograms, run
 
 # At the node's only interface, for its pods too. `docker network disconnect` would take the address
 # away: pods would get errors instead of silence, and another address when it is connected again.
-_CUT = (
+_DROP_RULES = (
     ("PREROUTING", "-i", "eth0", "-j", "DROP"),
     ("POSTROUTING", "-o", "eth0", "-j", "DROP"),
 )
@@ -44,11 +44,11 @@ class KindNode:
         docker("unpause", self.name)
 
     def partition(self) -> None:
-        for chain, *rule in _CUT:
+        for chain, *rule in _DROP_RULES:
             self._execute("iptables", "-t", "mangle", "-I", chain, "1", *rule)
 
     def heal(self) -> None:
-        for chain, *rule in _CUT:
+        for chain, *rule in _DROP_RULES:
             self._execute("iptables", "-t", "mangle", "-D", chain, *rule)
 
     def drain(self, timeout_s: float = 60.0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rekindle_testing.harness.outside import Refused, checked_image
+from rekindle_testing.harness.cluster_programs import Refused, checked_image
 
 
 @dataclass(frozen=True, slots=True)

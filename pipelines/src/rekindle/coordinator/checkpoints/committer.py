@@ -112,8 +112,8 @@ class Committer:
         found = [*self._generation_problems]
         found += [text for text in (self._store_problem, self._garbage_problem) if text]
         if inputs is not None and self._last_commit is not None and self.own_manifest is not None:
-            patience = max(_STALLED_S, 3 * inputs.generation.checkpoint_interval_s)
-            if inputs.running and now - self._last_commit > patience:
+            max_wait_s = max(_STALLED_S, 3 * inputs.generation.checkpoint_interval_s)
+            if inputs.running and now - self._last_commit > max_wait_s:
                 late = [p.key for p in self._behind(inputs)]
                 found.append(
                     f"no checkpoint since epoch {self.own_manifest.epoch}: waiting for {late}"
@@ -267,16 +267,16 @@ class Committer:
         )
 
     def _complete_epoch(self, inputs: CommitInputs) -> int:
-        """A partition that gets no input, or whose sink fails, is only waited for `patience`
-        epochs: it reports Live as long as it knows no newer epoch."""
+        """A partition that gets no input, or whose sink fails, is only waited for
+        `max_wait_epochs`: it reports Live as long as it knows no newer epoch."""
         best = [self._newest_entry(p) for p in inputs.running]
-        patience = _WAIT_INTERVALS * inputs.generation.checkpoint_every
+        max_wait_epochs = _WAIT_INTERVALS * inputs.generation.checkpoint_interval_epochs
         leader = max(best, default=NO_EPOCH)
-        return min((epoch for epoch in best if epoch >= leader - patience), default=NO_EPOCH)
+        return min((epoch for epoch in best if epoch >= leader - max_wait_epochs), default=NO_EPOCH)
 
-    def falls_behind(self, partition: Partition, epoch: int, every: int) -> bool:
+    def falls_behind(self, partition: Partition, epoch: int, interval_epochs: int) -> bool:
         """Whether a partition that has reached `epoch` has not saved an entry for too long."""
-        return self._newest_entry(partition) < epoch - _ALL_SAVE_INTERVALS * every
+        return self._newest_entry(partition) < epoch - _ALL_SAVE_INTERVALS * interval_epochs
 
     def _behind(self, inputs: CommitInputs) -> list[Partition]:
         epoch = self._complete_epoch(inputs)

@@ -36,9 +36,9 @@ class GenerationStart:
     problems: tuple[str, ...]
 
 
-def boundary_at_or_after(epoch: int, every: int) -> int:
+def boundary_at_or_after(epoch: int, interval_epochs: int) -> int:
     """The first checkpoint epoch that is not before `epoch`."""
-    return -(-(epoch + 1) // every) * every - 1
+    return -(-(epoch + 1) // interval_epochs) * interval_epochs - 1
 
 
 def empty_entry(epoch: int) -> EntryRef:
@@ -73,7 +73,7 @@ def start_generation(
         )
     # Ahead of all tasks, so that a sink that is taken from a task has not written beyond it.
     ahead = max(head_epoch, previous.epoch) + math.ceil(_NOTICE_S / generation.interval_s)
-    start = boundary_at_or_after(ahead, generation.checkpoint_every)
+    start = boundary_at_or_after(ahead, generation.checkpoint_interval_epochs)
     return _Starter(previous, generation, graph, start).run()
 
 

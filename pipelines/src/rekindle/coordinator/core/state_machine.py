@@ -395,5 +395,5 @@ class Coordinator:
         if self._generation is None:
             return False
         reached = task.response.stable_epoch if task.response else NO_EPOCH
-        every = self._generation.checkpoint_every
-        return self.committer.falls_behind(task.partition, reached, every)
+        interval_epochs = self._generation.checkpoint_interval_epochs
+        return self.committer.falls_behind(task.partition, reached, interval_epochs)

@@ -25,7 +25,7 @@ _CALL = aiohttp.ClientTimeout(total=5.0)
 # fail with its zone, new pods must not be missed.
 _WATCH_S = 10
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=_WATCH_S + 5.0)
-_LINE = 8 * 1024 * 1024
+_LINE_BYTES = 8 * 1024 * 1024
 
 
 class ApiError(RekindleError):
@@ -50,7 +50,7 @@ class KubeApi:
     def __init__(self, access: Access) -> None:
         self._access = access
         connector = aiohttp.TCPConnector(ssl=access.tls if access.tls is not None else True)
-        self._session = aiohttp.ClientSession(connector=connector, read_bufsize=_LINE)
+        self._session = aiohttp.ClientSession(connector=connector, read_bufsize=_LINE_BYTES)
 
     async def close(self) -> None:
         await self._session.close()

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _NEWER_COORDINATOR = 409
 _REFUSED = frozenset({401, 421, 426})
 """Token, topology or protocol version do not match: reported, because a retry does not help."""
-_MAX_TEXT = 300
+_MAX_TEXT_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class _Refusal:
 
 class Pollers:
     """One loop for each slot that has a pod. `next_poll` returns the poll and the address to
-    send it to, at the moment of sending; None if there is no task."""
+    send it to, at the moment of sending; None if there is no task. `ended` is told of each loop
+    that ends, also by an error, which nobody else would see."""
 
     def __init__(
         self,
@@ -45,12 +46,14 @@ class Pollers:
         next_poll: Callable[[Slot], tuple[PollRequest, str] | None],
         feed: Callable[[Event], None],
         observe: Callable[[float, bool], None],
+        ended: Callable[[asyncio.Task[None]], None],
     ) -> None:
-        self._settings, self._next_poll, self._feed, self._observe = (
+        self._settings, self._next_poll, self._feed, self._observe, self._ended = (
             settings,
             next_poll,
             feed,
             observe,
+            ended,
         )
         self._headers = {"Content-Type": "application/json"}
         if (authorization := settings.identity.authorization) is not None:
@@ -79,6 +82,7 @@ class Pollers:
         for slot in slots - self._loops.keys():
             self._wakeups[slot] = asyncio.Event()
             self._loops[slot] = asyncio.create_task(self._loop(slot, self._wakeups[slot]))
+            self._loops[slot].add_done_callback(self._ended)
 
     def poll_now(self, slot: Slot) -> None:
         """Poll this task without waiting for the interval."""
@@ -107,7 +111,7 @@ class Pollers:
             message = f"the response of {host} is refused: {error}"
             return PollFailed(slot, incarnation, message, refused=True)
         except (OSError, TimeoutError, aiohttp.ClientError, ValidationError) as error:
-            return PollFailed(slot, incarnation, repr(error)[:_MAX_TEXT])
+            return PollFailed(slot, incarnation, repr(error)[:_MAX_TEXT_CHARS])
         if isinstance(response, _Refusal):
             if response.status == _NEWER_COORDINATOR:
                 return FenceRaised(f"task {slot.key} refused fence {poll.fence}")
@@ -129,6 +133,6 @@ class Pollers:
             headers=self._headers,
         ) as response:
             if response.status != 200:
-                text = (await response.content.read(_MAX_TEXT)).decode(errors="replace")
+                text = (await response.content.read(_MAX_TEXT_CHARS)).decode(errors="replace")
                 return _Refusal(response.status, text)
             return decode(PollResponse, await response.read())

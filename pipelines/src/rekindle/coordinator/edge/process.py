@@ -59,7 +59,8 @@ class Process:
         self._store = CheckpointStore(settings.uid, settings.store_deadline_s)
         self._store_is_known = False
         self._status = StatusWriter(api, settings, self.feed)
-        self._pollers = Pollers(settings, self._next_poll, self.feed, self._metrics.observe_poll)
+        observe = self._metrics.observe_poll
+        self._pollers = Pollers(settings, self._next_poll, self.feed, observe, self._done)
         self._ended = asyncio.Event()
         self._exit_code = 0
         self._running: set[asyncio.Task[None]] = set()

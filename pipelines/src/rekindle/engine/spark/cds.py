@@ -21,7 +21,7 @@ from rekindle.engine.spark.signed_jars import copy_unsigned, is_signed
 
 log = logging.getLogger(__name__)
 
-_COMPRESSED_BELOW = 31 << 30
+_COMPRESSED_BELOW_BYTES = 31 << 30
 """Heaps above about 32 GB have no compressed object pointers and need another archive."""
 
 
@@ -33,7 +33,9 @@ def key_of(spec: JvmSpec) -> str:
     """
     flags = [flag for flag in spec.flags if flag not in spec.size_flags]
     width = (
-        "wide pointers" if _heap_bytes(spec.heap) >= _COMPRESSED_BELOW else "compressed pointers"
+        "wide pointers"
+        if _heap_bytes(spec.heap) >= _COMPRESSED_BELOW_BYTES
+        else "compressed pointers"
     )
     parts = [_stamp(spec.java), _stamp(_libjvm(spec.java)), *flags, width, *map(_stamp, spec.jars)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -49,7 +49,7 @@ MANY_ROWS = 50_000
 
 
 JOB_BYTES = plan_memory().job_bytes
-_Shaped = Callable[[pa.Table], pa.Table]
+_ToView = Callable[[pa.Table], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +160,16 @@ class SparkChain:
         }
         states: Mapping[str, OperatorState] = state.operators
         rows: pa.Table | None = None
-        shaped = _same
+        to_view = _same
         for prepared in self._for_one if len(epochs) == 1 else self._for_many:
-            rows = self._run(prepared, views, shaped, span)
+            rows = self._run(prepared, views, to_view, span)
             window = prepared.step.end
             if window is not None and prepared.shape is not None:
                 old = states.get(window.node.id, EMPTY)
                 new, closed = self._advance(window, prepared.shape, old, rows, epochs)
                 states = {**states, window.node.id: new}
                 views = {window.closed_view: closed}
-                shaped = partial(_closed_view, shape=prepared.shape, epochs=epochs)
+                to_view = partial(_closed_view, shape=prepared.shape, epochs=epochs)
         if self._run_files is not None:
             states = self._run_files.spill(states)
         tables = split_by_epoch(self._output_schema, rows, [e.epoch for e in epochs])
@@ -179,15 +179,15 @@ class SparkChain:
         )
 
     def _run(
-        self, prepared: _StepQueries, tables: Mapping[str, pa.Table], shaped: _Shaped, span: str
+        self, prepared: _StepQueries, tables: Mapping[str, pa.Table], to_view: _ToView, span: str
     ) -> pa.Table | None:
-        """`shaped`: what a view has of its table, or of consecutive rows of it."""
+        """`to_view`: what a view has of its table, or of consecutive rows of it."""
         if not any(t.num_rows for t in tables.values()):
             return None
         hidden = [name for name in SYSTEM.names if name not in prepared.step.system]
 
         def views_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-            return {name: shaped(table).drop_columns(hidden) for name, table in tables.items()}
+            return {name: to_view(table).drop_columns(hidden) for name, table in tables.items()}
 
         what = f"operator {prepared.step.operators}, {span}"
         visible = [

@@ -2,13 +2,13 @@
 
 The base is cut into pages by (pane, bucket): each page has all rows from its first bucket to the
 first one of the next page, folded. A delta has the rows of the epochs of one call, or of several
-calls, in the order of epochs. What a group and pane is worth is the left fold of its row in the
+calls, in the order of epochs. The value of a group and pane is the left fold of its row in the
 base and its rows in all later deltas; `compact` replaces a page by that fold, oldest deltas first,
 so it changes where rows are and never what they add up to.
 
-An epoch appends one delta, without reading the base, and compacts pages with at most COMPACTION
-times as many rows as it appended: its cost does not depend on the size of the state. All objects
-are immutable: a copy, a fork and a snapshot are references.
+An epoch appends one delta, without reading the base, and compacts pages with at most
+COMPACTION_RATIO times as many rows as it appended: its cost does not depend on the size of the
+state. All objects are immutable: a copy, a fork and a checkpoint are references.
 
 Design: docs/decisions/0044-window-state.md.
 """
@@ -38,7 +38,7 @@ from rekindle.engine.state.runs import (
 
 PAGE_ROWS = 4096
 """Rows of a page when it is cut; one with twice as many is cut again."""
-COMPACTION = 1.6
+COMPACTION_RATIO = 1.6
 """Rows that are compacted for each row that is appended."""
 SINGLE_DELTAS, JOINED_DELTAS = 32, 512
 """Deltas of single calls, and of each level above; if there are more, the oldest are joined to ones
@@ -117,7 +117,7 @@ class OperatorState:
         return not len(self.panes)
 
     @cached_property
-    def lows(self) -> tuple[Int64s, Int64s]:
+    def page_starts(self) -> tuple[Int64s, Int64s]:
         """The panes in which pages begin, and for each page the place of its first bucket: (rank
         of its pane, bucket) as one number."""
         low = np.array([(p.pane, p.bucket) for p in self.pages], dtype=np.int64)
@@ -162,7 +162,7 @@ def append(state: OperatorState, rows: pa.Table) -> OperatorState:
         pending=state.pending + _count(state, run.panes, run.buckets()),
         panes=touched if not len(state.panes) else np.union1d(state.panes, touched),
         seq=seq,
-        credit=state.credit + int(COMPACTION * run.rows),
+        credit=state.credit + int(COMPACTION_RATIO * run.rows),
     )
 
 
@@ -209,8 +209,8 @@ def _read_pages(
     for page in state.pages[low:high]:
         if page.run is not None:
             tables.append(_between(page.run, (first, 0), (end, 0)))
-    begin = max((first, 0), _low(state, low)) if low else (first, 0)
-    until = min((end, 0), _low(state, high)) if high < len(state.pages) else (end, 0)
+    begin = max((first, 0), _page_start(state, low)) if low else (first, 0)
+    until = min((end, 0), _page_start(state, high)) if high < len(state.pages) else (end, 0)
     through = state.through[low:high]
     for delta in state.deltas:
         if delta.seq <= through.min():
@@ -289,7 +289,7 @@ def compact_all(shape: RunShape, state: OperatorState) -> OperatorState:
     return replace(state, credit=0)
 
 
-def seal(state: OperatorState) -> OperatorState:
+def join_single_deltas(state: OperatorState) -> OperatorState:
     """Without deltas of single calls: they are joined. Before a checkpoint, so that each row is
     uploaded in one delta at most."""
     return _join(state, [d for d in state.deltas if not d.level])
@@ -440,15 +440,15 @@ def _replaced(values: Int64s, at: int, count: int, value: int) -> Int64s:
     return np.concatenate([values[:at], np.full(count, value, dtype=np.int64), values[at + 1 :]])
 
 
-def _low(state: OperatorState, at: int) -> tuple[int, int]:
+def _page_start(state: OperatorState, at: int) -> tuple[int, int]:
     page = state.pages[at]
     return page.pane, page.bucket
 
 
 def _bounds(state: OperatorState, at: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
     """The first bucket of a page and that of the next one. The first page has all before it."""
-    low = _low(state, at) if at else (NO_PANE, 0)
-    return low, _low(state, at + 1) if at + 1 < len(state.pages) else None
+    low = _page_start(state, at) if at else (NO_PANE, 0)
+    return low, _page_start(state, at + 1) if at + 1 < len(state.pages) else None
 
 
 def _between(run: Run, low: tuple[int, int], high: tuple[int, int] | None) -> pa.Table:
@@ -473,7 +473,7 @@ def _pages_of(state: OperatorState, panes: Int64s, buckets: Int64s) -> Int64s:
     """For each (pane, bucket) the page that has it."""
     if len(state.pages) == 1:
         return np.zeros(len(panes), dtype=np.int64)
-    starts, places = state.lows
+    starts, places = state.page_starts
     rank = np.searchsorted(starts, panes, "right") - 1
     exact = starts[np.maximum(rank, 0)] == panes
     place = rank * BUCKETS + np.where(exact, buckets, BUCKETS - 1)

@@ -189,11 +189,11 @@ class LoopCore:
     """The loop of one task. `state`: after the newest epoch whose call is complete; `chained`: the
     digest of all output through the newest epoch in the log."""
 
-    def __init__(self, state: TaskState, checkpoint_every: int, sizes: CallSizes) -> None:
+    def __init__(self, state: TaskState, checkpoint_interval_epochs: int, sizes: CallSizes) -> None:
         self.state = state
         self.chained = state.chained_digest or chained_digest_from(state.epoch)
         self.phase = LoopPhase.TAKING
-        self._checkpoint_every = checkpoint_every
+        self._checkpoint_interval_epochs = checkpoint_interval_epochs
         self._sizes = sizes
         self._taken: deque[EpochInput] = deque()  # taken from the inputs, not yet in a call
         self._call: Sequence[EpochInput] = ()
@@ -240,7 +240,9 @@ class LoopCore:
     def _take(self) -> list[LoopEffect]:
         self._enter(LoopPhase.TAKING)
         done = self.state.epoch + 1
-        until_checkpoint = self._checkpoint_every - done % self._checkpoint_every
+        until_checkpoint = (
+            self._checkpoint_interval_epochs - done % self._checkpoint_interval_epochs
+        )
         return [TakeEpochs(self._sizes.bounds.within(until_checkpoint))]
 
     def _epochs_taken(self, epochs: Sequence[EpochInput], now: float) -> list[LoopEffect]:
@@ -303,8 +305,8 @@ class LoopCore:
         call, newest, self._call = self._call, self._call[-1], ()
         for _ in call:
             self._taken.popleft()
-        is_checkpoint = (newest.epoch + 1) % self._checkpoint_every == 0
-        operators = self._operators.sealed() if is_checkpoint else self._operators
+        is_checkpoint = (newest.epoch + 1) % self._checkpoint_interval_epochs == 0
+        operators = self._operators.for_checkpoint() if is_checkpoint else self._operators
         self.state = TaskState(newest.epoch, newest.watermark, operators, self.chained)
         done: list[LoopEffect] = [CallCompleted(call, now - self._began)]
         if is_checkpoint:

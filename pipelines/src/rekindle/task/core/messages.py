@@ -1,4 +1,4 @@
-"""What a whole task is told, and what it has to do: settings, events and effects. Pure.
+"""The settings, events and effects of a whole task. Pure.
 
 Events of its loop, saver and sinks, and their effects, are in the modules of those cores.
 """
@@ -41,7 +41,7 @@ class TaskSettings:
 
     ref: TaskRef
     boot_id: str
-    checkpoint_every: int
+    checkpoint_interval_epochs: int
     interval_us: int
     origin_us: int = 0
     engine: str = ""
@@ -81,15 +81,15 @@ class LogTruncated:
 
 
 @dataclass(frozen=True, slots=True)
-class CallFinallyFailed:
-    """A call failed for a reason that stays: the task cannot continue."""
+class CallFailedPermanently:
+    """A call failed, and a retry would not help: the task cannot continue."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
-class OfSink:
-    """An event of the sink of an assignment."""
+class SinkReported:
+    """What happened to the sink of an assignment."""
 
     assigned: SinkAssignment
     event: SinkEvent
@@ -100,8 +100,8 @@ TaskCoreEvent = (
     | TaskRestored
     | HeadAdvanced
     | LogTruncated
-    | CallFinallyFailed
-    | OfSink
+    | CallFailedPermanently
+    | SinkReported
     | EpochsTaken
     | EpochsProcessed
     | EpochsAppended

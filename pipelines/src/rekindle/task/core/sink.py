@@ -26,7 +26,7 @@ from rekindle.task.core.events import Woken
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
 RETRY_CONFLICTS_S = 5.0
 """Seconds between checks of the conflicting files: they may have been deleted."""
-_RETRY_PAUSE = 4
+_PAUSE_FACTOR = 4
 """The pause between checks is at least this many times as long as the last check: on a slow store
 checks of many files leave most of the thread's time to writing."""
 
@@ -223,7 +223,7 @@ class SinkCore:
 
     def _schedule_check(self, now: float) -> None:
         took_s = now - self._call_began
-        self._check_at = now + max(RETRY_CONFLICTS_S, _RETRY_PAUSE * took_s)
+        self._check_at = now + max(RETRY_CONFLICTS_S, _PAUSE_FACTOR * took_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,9 @@ class SinksProgressed:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """`for_good`: a restart would not help."""
+    """`permanent`: the next boot would fail again."""
 
-    for_good: bool = False
+    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ SupervisorEffect = (
 # -- states --------------------------------------------------------------------------------------
 
 
-class Stage(StrEnum):
+class ProcessPhase(StrEnum):
     """How far the process of a task is."""
 
     WAITING = "waiting for a restore point"
@@ -165,25 +165,41 @@ class Stage(StrEnum):
     ENDED = "ended"
 
 
-NEXT: Mapping[Stage, frozenset[Stage]] = {
-    Stage.WAITING: frozenset({Stage.STARTING, Stage.REPORTING, Stage.STAYING, Stage.ENDED}),
-    Stage.STARTING: frozenset({Stage.RUNNING, Stage.REPORTING, Stage.STAYING, Stage.ENDED}),
-    Stage.RUNNING: frozenset({Stage.REPORTING, Stage.STAYING, Stage.ENDED}),
-    Stage.REPORTING: frozenset({Stage.ENDED}),
-    Stage.STAYING: frozenset({Stage.ENDED}),
-    Stage.ENDED: frozenset(),
+NEXT: Mapping[ProcessPhase, frozenset[ProcessPhase]] = {
+    ProcessPhase.WAITING: frozenset(
+        {
+            ProcessPhase.STARTING,
+            ProcessPhase.REPORTING,
+            ProcessPhase.STAYING,
+            ProcessPhase.ENDED,
+        }
+    ),
+    ProcessPhase.STARTING: frozenset(
+        {
+            ProcessPhase.RUNNING,
+            ProcessPhase.REPORTING,
+            ProcessPhase.STAYING,
+            ProcessPhase.ENDED,
+        }
+    ),
+    ProcessPhase.RUNNING: frozenset(
+        {ProcessPhase.REPORTING, ProcessPhase.STAYING, ProcessPhase.ENDED}
+    ),
+    ProcessPhase.REPORTING: frozenset({ProcessPhase.ENDED}),
+    ProcessPhase.STAYING: frozenset({ProcessPhase.ENDED}),
+    ProcessPhase.ENDED: frozenset(),
 }
 
 
-class InvalidStage(RekindleError):
-    """A change of stage that cannot happen: a bug in the task."""
+class InvalidProcessPhase(RekindleError):
+    """A change of the phase that cannot happen: a bug in the task."""
 
 
 class SupervisorCore:
     """The process of one task."""
 
     def __init__(self, boot_id: str) -> None:
-        self.stage = Stage.WAITING
+        self.phase = ProcessPhase.WAITING
         self._boot_id = boot_id
         self._desired: PollRequest | None = None
         self._failed = False
@@ -191,11 +207,11 @@ class SupervisorCore:
 
     @property
     def ended(self) -> bool:
-        return self.stage is Stage.ENDED
+        return self.phase is ProcessPhase.ENDED
 
     @property
     def wake_at(self) -> float | None:
-        return self._report_until if self.stage is Stage.REPORTING else None
+        return self._report_until if self.phase is ProcessPhase.REPORTING else None
 
     @property
     def saves(self) -> bool:
@@ -207,21 +223,21 @@ class SupervisorCore:
         return poll is not None and poll.recompute == self._boot_id
 
     def step(self, event: SupervisorEvent, now: float) -> list[SupervisorEffect]:
-        """Raises InvalidStage."""
+        """Raises InvalidProcessPhase."""
         if self.ended:
             return []
         match event:
             case PollAccepted(poll):
                 return self._poll_accepted(poll)
             case Started():
-                self._enter(Stage.RUNNING)
+                self._enter(ProcessPhase.RUNNING)
                 return [*self._follow(), RunLoop()]
             case SinksProgressed(durable):
                 return self._truncate(durable)
-            case TaskFailed(for_good):
-                return self._task_failed(for_good, now)
+            case TaskFailed(permanent):
+                return self._task_failed(permanent, now)
             case FailureReported():
-                return self._end() if self.stage is Stage.REPORTING else []
+                return self._end() if self.phase is ProcessPhase.REPORTING else []
             case StopRequested():
                 return self._end()
             case Woken():
@@ -230,15 +246,16 @@ class SupervisorCore:
 
     def _poll_accepted(self, poll: PollRequest) -> list[SupervisorEffect]:
         self._desired = poll
-        if self.must_recompute(poll) and self.stage is not Stage.REPORTING:
-            return [DiscardLog(), *self._end(flush_s=0.0)]
-        match self.stage:
-            case Stage.WAITING if poll.restore is not None:
-                self._enter(Stage.STARTING)
+        if self.must_recompute(poll) and self.phase is not ProcessPhase.REPORTING:
+            # Sinks stop before the running call ends: what it adds to the log may be wrong too.
+            return [DiscardLog(), StopSinks(), *self._end(flush_s=0.0)]
+        match self.phase:
+            case ProcessPhase.WAITING if poll.restore is not None:
+                self._enter(ProcessPhase.STARTING)
                 return [StartTask(poll.restore), RouteInputs(poll.upstreams)]
-            case Stage.STARTING:
+            case ProcessPhase.STARTING:
                 return [RouteInputs(poll.upstreams)]  # inputs are read ahead
-            case Stage.RUNNING:
+            case ProcessPhase.RUNNING:
                 return self._follow()
         return []
 
@@ -258,26 +275,26 @@ class SupervisorCore:
         """No sink may lose an epoch that it has not written. The same floor is applied again: the
         log may have grown below it."""
         desired = self._desired
-        if self.stage is not Stage.RUNNING or desired is None or desired.floor is None:
+        if self.phase is not ProcessPhase.RUNNING or desired is None or desired.floor is None:
             return []
         return [TruncateLog(min([desired.floor, *durable]))]
 
-    def _task_failed(self, for_good: bool, now: float) -> list[SupervisorEffect]:
+    def _task_failed(self, permanent: bool, now: float) -> list[SupervisorEffect]:
         if self._failed:
             return []
         self._failed = True
-        self._enter(Stage.STAYING if for_good else Stage.REPORTING)
-        if not for_good:
+        self._enter(ProcessPhase.STAYING if permanent else ProcessPhase.REPORTING)
+        if not permanent:
             self._report_until = now + REPORT_FAILURE_S
         return [StopSinks()]
 
     def _end(self, flush_s: float = FLUSH_S) -> list[SupervisorEffect]:
-        self._enter(Stage.ENDED)
+        self._enter(ProcessPhase.ENDED)
         if self._failed:
             return [EndProcess(1, _ABORT_S, 0.0, _ABORT_S)]
         return [EndProcess(0, CALL_S, flush_s, STOP_S)]
 
-    def _enter(self, stage: Stage) -> None:
-        if stage not in NEXT[self.stage]:
-            raise InvalidStage(f"task: '{stage}' cannot follow '{self.stage}'")
-        self.stage = stage
+    def _enter(self, phase: ProcessPhase) -> None:
+        if phase not in NEXT[self.phase]:
+            raise InvalidProcessPhase(f"task: '{phase}' cannot follow '{self.phase}'")
+        self.phase = phase

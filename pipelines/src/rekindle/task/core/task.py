@@ -39,14 +39,14 @@ from rekindle.task.core.loop import (
     TakeEpochs,
 )
 from rekindle.task.core.messages import (
-    CallFinallyFailed,
+    CallFailedPermanently,
     CallSink,
     HeadAdvanced,
     LogTruncated,
-    OfSink,
     PollReceived,
     RefusePoll,
     Respond,
+    SinkReported,
     TaskCoreEvent,
     TaskEffect,
     TaskRestored,
@@ -120,8 +120,11 @@ class TaskCore:
             settings.boot_id,
             settings.origin_us,
             settings.interval_us,
-            lambda: self._now,
+            self._clock,
         )
+
+    def _clock(self) -> float:
+        return self._now
 
     @property
     def ref(self) -> TaskRef:
@@ -148,10 +151,10 @@ class TaskCore:
             case LogTruncated(base):
                 self._started().log.base = base
                 return []
-            case CallFinallyFailed(error):
+            case CallFailedPermanently(error):
                 return self._give_up(error)
-            case OfSink(assigned, sink_event):
-                return self._of_sink(assigned, sink_event)
+            case SinkReported(assigned, sink_event):
+                return self._sink_reported(assigned, sink_event)
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
             case StepSucceeded() | StepFailed():
@@ -237,7 +240,7 @@ class TaskCore:
     def _restored(self, event: TaskRestored) -> list[TaskEffect]:
         settings, state = self._settings, event.state
         log = LogPositions(event.log_base, event.log_last)
-        loop = LoopCore(state, settings.checkpoint_every, CallSizes.of(settings.memory))
+        loop = LoopCore(state, settings.checkpoint_interval_epochs, CallSizes.of(settings.memory))
         sinks = Sinks(state.epoch, event.compare_from)
         self.parts = Parts(log, loop, sinks)
         self.status.engine_epoch = state.epoch
@@ -307,7 +310,7 @@ class TaskCore:
                     effects += self._step_sink(core, LogGrew(parts.log.last))
         return effects
 
-    def _of_sink(self, assigned: SinkAssignment, event: SinkEvent) -> list[TaskEffect]:
+    def _sink_reported(self, assigned: SinkAssignment, event: SinkEvent) -> list[TaskEffect]:
         core = self._started().sinks.cores.get(assigned.query)
         if core is None or core.assigned != assigned:
             return []  # of a writer that was stopped

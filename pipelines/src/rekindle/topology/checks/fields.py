@@ -31,7 +31,7 @@ MAX_INPUTS = 16
 MAX_KEYS = 16
 MAX_PARTITIONS = 64
 MAX_REPLICAS = 8
-MIN_LOG_BUDGET = 16 * 1024**2
+MIN_LOG_BUDGET_BYTES = 16 * 1024**2
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
 _RESERVED_CONF = {
     "spark.master": "a task is one application with local[n]",
@@ -131,8 +131,8 @@ def _times(spec: TopologySpec) -> Iterator[Problem]:
 
 def _log(spec: TopologySpec) -> Iterator[Problem]:
     """A log consists of files of 1/8 of its budget; each has to hold several epochs."""
-    if spec.log_budget < MIN_LOG_BUDGET:
-        what = f"{spec.log_budget} bytes are less than {MIN_LOG_BUDGET // 1024**2}Mi"
+    if spec.log_budget < MIN_LOG_BUDGET_BYTES:
+        what = f"{spec.log_budget} bytes are less than {MIN_LOG_BUDGET_BYTES // 1024**2}Mi"
         yield Problem("spec.logBudget", "OutOfRange", what, "write 16Mi or more, like 1Gi")
 
 

@@ -14,7 +14,7 @@ from rekindle.topology.spec import TopologySpec
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 OBJECT_NAME = f"{_LABEL}([.]{_LABEL})*"
 """An RFC 1123 subdomain."""
-MAX_NAME = 253
+MAX_NAME_CHARS = 253
 _HOST_PART = "[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?"
 _HOST = rf"({_HOST_PART}([.]{_HOST_PART})*|\[[a-fA-F0-9:]+\])(:[0-9]+)?"
 _PATH_PART = "[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*"
@@ -35,9 +35,9 @@ def check_object_names(spec: TopologySpec) -> Iterator[Problem]:
     for at, secret in enumerate(spec.image_pull_secrets):
         named.append((f"spec.imagePullSecrets[{at}].name", "Secret", secret.get("name")))
     for path, kind, name in named:
-        if name is not None and not (_A_NAME.fullmatch(name) and len(name) <= MAX_NAME):
+        if name is not None and not (_A_NAME.fullmatch(name) and len(name) <= MAX_NAME_CHARS):
             what = f"{name!r} cannot be the name of a {kind}"
-            hint = f"at most {MAX_NAME} of a-z, 0-9, - and .; begin and end with a-z or 0-9"
+            hint = f"at most {MAX_NAME_CHARS} of a-z, 0-9, - and .; begin and end with a-z or 0-9"
             yield Problem(path, "InvalidName", what, hint)
     if spec.image is not None and not _AN_IMAGE.fullmatch(spec.image):
         what = f"{spec.image!r} cannot be the name of an image"

@@ -16,7 +16,7 @@ from rekindle.topology.schema import INTEGER_BITS, DataType, Decimal, Scalar
 
 Value = str | bytes | bool | int | float | decimal.Decimal
 
-MOST_DIGITS = 38
+MAX_DIGITS = 38
 """Of a DECIMAL."""
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _INTEGER = re.compile(r"-?\d+|0[xX](?P<hex>[0-9a-fA-F]+)", re.ASCII)
@@ -110,9 +110,9 @@ def _decimal(text: str, precision: int, scale: int) -> decimal.Decimal:
     fraction = match["fraction"] or ""
     digits = int(match["whole"] + fraction)
     exponent = int(match["exponent"] or 0) - len(fraction)
-    if digits >= 10**MOST_DIGITS or exponent > MOST_DIGITS:
-        raise ValueError(f"{text!r} has more than {MOST_DIGITS} digits")
-    shift = max(exponent + scale, -MOST_DIGITS - 1)  # one that leaves no digit
+    if digits >= 10**MAX_DIGITS or exponent > MAX_DIGITS:
+        raise ValueError(f"{text!r} has more than {MAX_DIGITS} digits")
+    shift = max(exponent + scale, -MAX_DIGITS - 1)  # one that leaves no digit
     unscaled, lost = divmod(digits * 10 ** max(shift, 0), 10 ** max(-shift, 0))
     if lost or unscaled >= 10**precision:
         raise ValueError(f"{text!r} does not fit into DECIMAL({precision}, {scale})")

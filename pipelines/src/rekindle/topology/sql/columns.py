@@ -139,14 +139,12 @@ def unknown_columns(tree: exp.Expr, columns: Iterable[Field]) -> list[Problem]:
 
 def _missing(visible: VisibleColumns, parts: list[str]) -> list[Problem]:
     target = visible.find(parts)
-    names = [f.name for f in visible.columns]
     if target is None and parts[0].lower() in WITHOUT_PARENTHESES and len(parts) == 1:
         return []  # a function, which is checked elsewhere
     if target is None:
-        written = ".".join(parts)
-        return [
-            Problem("", "UnknownColumn", f"unknown column {written}", nearest(parts[-1], names))
-        ]
+        what = f"unknown column {'.'.join(parts)}"
+        names = [f.name for f in visible.columns]
+        return [Problem("", "UnknownColumn", what, nearest(parts[-1], names))]
     field, rest = target
     kind = field.type
     for part in rest:

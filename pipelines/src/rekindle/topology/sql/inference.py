@@ -9,10 +9,12 @@ Design: docs/design/compilation.md#row-wise-sql.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from itertools import islice
 
 from sqlglot import exp
+from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.annotate_types import annotate_types
 from sqlglot.schema import MappingSchema
@@ -23,6 +25,7 @@ from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.tokens import DIALECT
 
 _TABLE = "__input"
+_SPARK = Dialect.get_or_raise(DIALECT)
 _T = exp.DataType.Type
 _TIMES = (_T.DATE, _T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPNTZ, _T.TIMESTAMPTZ)
 _REFUSED = (_T.MAP, _T.INTERVAL, _T.TIMESTAMPNTZ, _T.VARIANT)
@@ -46,7 +49,7 @@ expressions stay unknown, and Spark finds them."""
 
 
 def is_timestamp(kind: exp.DataType) -> bool:
-    return bool(kind.is_type(_T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPTZ))
+    return kind.this in (_T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPTZ)
 
 
 def infer_types(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> list[DataType | None]:
@@ -61,10 +64,10 @@ def refused_type(expression: exp.Expr, columns: Iterable[Field]) -> str | None:
     if _is_interval(tree):
         return "INTERVAL"
     kinds = [] if tree.type is None else list(tree.type.find_all(exp.DataType))
-    named = next((kind for kind in kinds if kind.is_type(*_REFUSED)), None)
+    named = next((kind for kind in kinds if kind.this in _REFUSED), None)
     if named is None or _has_interval_inside(tree):
         return None
-    return "TIMESTAMP_NTZ" if named.is_type(_T.TIMESTAMPNTZ) else str(named.sql(dialect=DIALECT))
+    return "TIMESTAMP_NTZ" if named.this is _T.TIMESTAMPNTZ else str(named.sql(dialect=DIALECT))
 
 
 def _innermost_of_same_type(tree: exp.Expr) -> exp.Expr:
@@ -79,7 +82,7 @@ def _is_interval(tree: exp.Expr) -> bool:
     if isinstance(tree, exp.Interval):
         return True
     sides = (tree.this, tree.expression) if isinstance(tree, exp.Sub) else ()
-    return bool(sides) and all(s.type is not None and s.type.is_type(*_TIMES) for s in sides)
+    return bool(sides) and all(s.type is not None and s.type.this in _TIMES for s in sides)
 
 
 def _has_interval_inside(tree: exp.Expr) -> bool:
@@ -89,22 +92,38 @@ def _has_interval_inside(tree: exp.Expr) -> bool:
 def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> list[exp.Expr]:
     fields = list(columns)
     items = [e.copy() for e in expressions]
-    by_name = {f.name.lower(): f for f in fields}
-    select = exp.select(*(item for item in items if not is_large(item))).from_(_TABLE)
-    used = set()
+    select = exp.Select(
+        expressions=[item for item in items if not is_large(item)],
+        from_=exp.From(this=exp.Table(this=exp.to_identifier(_TABLE))),
+    )
+    used: dict[str, list[exp.Column]] = {}
     for column in select.find_all(exp.Column):
-        if len(column.parts) == 1 and column.name.lower() in by_name:
+        if len(column.parts) == 1:
+            used.setdefault(column.name.lower(), []).append(column)
+    # Only the columns in use: a table may have a thousand, and as many expressions.
+    by_name = {name: f.type for f in fields if (name := f.name.lower()) in used}
+    for name in by_name:
+        for column in used[name]:
             column.set("table", exp.to_identifier(_TABLE))
-            used.add(column.name.lower())
-    typed = {name: f.type for name, f in by_name.items() if f.type is not None}
+    typed = {name: kind for name, kind in by_name.items() if kind is not None}
+    if not typed:
+        some = ((f.name.lower(), f.type) for f in fields if f.type is not None)
+        typed = dict(islice(some, 1))
     if typed:
-        # Only the columns in use: a table may have a thousand, and as many expressions.
-        known = {n: type_to_ddl(typed[n]) for n in typed.keys() & used or {next(iter(typed))}}
+        known = {name: _sqlglot_type(kind).copy() for name, kind in typed.items()}
         schema = MappingSchema({_TABLE: known}, dialect=DIALECT)
         with contextlib.suppress(SqlglotError, ValueError, KeyError):
             annotate_types(select, schema=schema, dialect=DIALECT)
     found = iter(select.expressions)
     return [item if is_large(item) else next(found) for item in items]
+
+
+@functools.lru_cache(maxsize=256)
+def _sqlglot_type(kind: DataType) -> exp.DataType:
+    """As a MappingSchema parses it, with names of fields in lower case."""
+    parsed = exp.DataType.from_str(type_to_ddl(kind), dialect=DIALECT)
+    normalized: exp.DataType = parsed.transform(_SPARK.normalize_identifier, copy=False)
+    return normalized
 
 
 def is_large(tree: exp.Expr) -> bool:
@@ -120,14 +139,14 @@ def _type_of(item: exp.Expr) -> DataType | None:
         case exp.DateTrunc():
             return Scalar.DATE
     kind = tree.type
-    if kind is None or kind.is_type(exp.DataType.Type.UNKNOWN, exp.DataType.Type.NULL):
+    if kind is None or kind.this in (_T.UNKNOWN, _T.NULL):
         return None
-    if kind.is_type(*_TIMES) and _has_interval_inside(tree):
+    if kind.this in _TIMES and _has_interval_inside(tree):
         return None
     computed = not isinstance(tree, exp.Column | exp.Cast)
-    if computed and (kind.is_type(*_DIFFERS_FROM_SPARK) or _is_doubtful(tree, kind)):
+    if computed and (kind.this in _DIFFERS_FROM_SPARK or _is_doubtful(tree, kind)):
         return None
-    text = "STRING" if kind.is_type(*exp.DataType.TEXT_TYPES) else kind.sql(dialect=DIALECT)
+    text = "STRING" if kind.this in exp.DataType.TEXT_TYPES else kind.sql(dialect=DIALECT)
     try:
         return ddl_to_schema(f"c {text}").fields[0].type
     except InvalidSql:
@@ -139,7 +158,7 @@ def _is_doubtful(tree: exp.Expr, kind: exp.DataType) -> bool:
     if any(_is_binary(node) for node in tree.find_all(exp.DPipe)):
         return True
     parts = tree.walk(prune=lambda node: isinstance(node, exp.Cast))
-    return not kind.is_type(*_INDEPENDENT_OF_PARTS) and any(_differs(node) for node in parts)
+    return kind.this not in _INDEPENDENT_OF_PARTS and any(_differs(node) for node in parts)
 
 
 def _differs(node: exp.Expr) -> bool:
@@ -150,4 +169,4 @@ def _differs(node: exp.Expr) -> bool:
 
 def _is_binary(pipe: exp.DPipe) -> bool:
     """Whether `||` concatenates BINARY, not strings."""
-    return any(s.type is not None and s.type.is_type(_T.BINARY) for s in pipe.iter_expressions())
+    return any(s.type is not None and s.type.this is _T.BINARY for s in pipe.iter_expressions())

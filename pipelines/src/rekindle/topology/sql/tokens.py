@@ -8,6 +8,7 @@ Design: docs/design/compilation.md#row-wise-sql.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -110,7 +111,13 @@ def _parse_problem(error: ParseError) -> Problem:
 
 
 def tokenize(sql: str) -> list[Token]:
-    return list(sqlglot.tokenize(sql, read=DIALECT))
+    return list(_tokens(sql))
+
+
+@functools.lru_cache(maxsize=4)
+def _tokens(sql: str) -> tuple[Token, ...]:
+    """Cached, since each check goes through the tokens of the same statement."""
+    return tuple(sqlglot.tokenize(sql, read=DIALECT))
 
 
 def calls(sql: str) -> Iterator[Call]:

@@ -1,0 +1,41 @@
+"""The loops that poll tasks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rekindle.coordinator.edge.polling import Pollers
+from rekindle.coordinator.edge.settings import Settings
+from rekindle.coordinator.model import Event, Pod
+from rekindle.coordinator.tasks.membership import Task
+from rekindle.topology.model import Slot
+
+SETTINGS = Settings("t", "n", "uid", 1, "127.0.0.1", poll_interval_s=0.01)
+SLOT = Slot("s", 0, 0)
+TASK = Task(Pod("p", SLOT, 1, "127.0.0.1", runs=True, started=True), known_since=0.0)
+
+
+def feed(event: Event) -> None:
+    raise AssertionError(event)
+
+
+def test_a_loop_that_ends_by_an_error_is_noticed() -> None:
+    def next_poll(slot: Slot) -> None:
+        raise KeyError(slot)
+
+    ended: list[BaseException | None] = []
+
+    async def run() -> None:
+        pollers = Pollers(
+            SETTINGS,
+            next_poll,
+            feed,
+            lambda took_s, answered: None,
+            lambda loop: ended.append(loop.exception()),
+        )
+        pollers.poll_only([TASK])
+        await asyncio.sleep(0.05)
+        await pollers.close()
+
+    asyncio.run(run())
+    assert [repr(error) for error in ended] == [repr(KeyError(SLOT))]
