@@ -482,3 +482,29 @@ def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
     assert entry.epoch <= second.position < first.position
     world.run_but(REPLICAS[1], 24)
     assert world.store[-1].entries[LEFT.key][0].epoch > entry.epoch
+
+
+@pytest.mark.parametrize("interval_epochs", [1, 2, 4])
+@pytest.mark.parametrize("lag", [4, 8])
+def test_a_readers_checkpoint_waits_for_its_inputs_agreement(
+    interval_epochs: int, lag: int
+) -> None:
+    """One Live replica is some epochs behind and right; the one that leads is wrong."""
+    leading, behind, reader = Slot("src", 0, 0), Slot("src", 0, 1), Slot("agg", 0, 0)
+    parts = (Part("src", replicas=2), Part("agg", ("src",), query=True))
+    world = World(parts, interval_epochs=interval_epochs)
+    world.start_all()
+    world.run(12)
+    world.run_but(behind, lag)
+    world.tasks[leading].corruption = "!"
+    world.tasks[leading].corrupt_from = world.head + 1
+    for _ in range(lag + 1):
+        world.release_epoch()
+        world.work(behind, 1)
+        for _ in range(4):
+            world.work(leading, 8)
+            world.work(reader, 8)
+            world.round()
+        objects = [ref.object for refs in world.store[-1].entries.values() for ref in refs]
+        assert not [name for name in objects if "!" in (name or "")]
+    assert world.store[-1].epoch >= 11

@@ -5,6 +5,7 @@ Design: docs/design/coordinator.md#suspicion.
 
 from __future__ import annotations
 
+import pytest
 from coordinator_world import DIAMOND, World, address
 
 from rekindle.coordinator.core.state_machine import Coordinator
@@ -93,6 +94,15 @@ def test_the_coordinators_own_pause_is_not_the_tasks_silence() -> None:
     world.now += 30.0
     world.round()
     assert not suspected(world)
+
+
+@pytest.mark.parametrize("gap_s", [0.5, 0.55, 1.0, 3.0])
+def test_a_coordinator_that_is_always_late_suspects_a_silent_task(gap_s: float) -> None:
+    world = started()
+    world.tasks[LEFT].frozen = True
+    for _ in range(12):
+        world.round(gap_s)
+    assert suspected(world) == {LEFT}
 
 
 def test_an_irregular_history_makes_suspicion_slower_but_bounded() -> None:

@@ -15,16 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from rekindle.coordinator.agreement.comparison import DigestComparison
 from rekindle.coordinator.agreement.disputes import Dispute
 from rekindle.coordinator.agreement.results import Computation, epoch_digests
-from rekindle.coordinator.checkpoints.committer import Committer
+from rekindle.coordinator.checkpoints.committer import AGREEMENT_WAIT_EPOCHS, Committer
 from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.protocol import CheckpointDone, PollResponse, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot
-
-_WAIT_EPOCHS = 16
-"""A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
 
 
 class Containment:
@@ -149,7 +146,7 @@ class Containment:
         return [
             d
             for d in kept
-            if d.epoch <= agreed or all(other < d.epoch - _WAIT_EPOCHS for other in others)
+            if d.epoch <= agreed or all(other < d.epoch - AGREEMENT_WAIT_EPOCHS for other in others)
         ]
 
     # --- report ---

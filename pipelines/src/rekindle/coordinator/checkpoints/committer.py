@@ -44,6 +44,8 @@ _GARBAGE_INTERVAL_S = 10.0  # it lists manifests and entries
 _MAX_GARBAGE_INTERVAL_S = 60.0  # tasks save entries even while none can be committed
 _WAIT_INTERVALS = 3  # checkpoint intervals for which a checkpoint waits for a partition
 _ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, because the chosen one seems not to
+AGREEMENT_WAIT_EPOCHS = 16
+"""A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
 
 
 _NO_MANIFEST = (
@@ -268,9 +270,12 @@ class Committer:
 
     def _complete_epoch(self, inputs: CommitInputs) -> int:
         """A partition that gets no input, or whose sink fails, is only waited for
-        `max_wait_epochs`: it reports Live as long as it knows no newer epoch."""
+        `max_wait_epochs`: it reports Live as long as it knows no newer epoch. One whose replicas
+        have yet to agree is always waited for: a reader's entry may have what they disagree on."""
         best = [self._newest_entry(p) for p in inputs.running]
-        max_wait_epochs = _WAIT_INTERVALS * inputs.generation.checkpoint_interval_epochs
+        interval_epochs = inputs.generation.checkpoint_interval_epochs
+        agreement_epochs = AGREEMENT_WAIT_EPOCHS + interval_epochs
+        max_wait_epochs = max(_WAIT_INTERVALS * interval_epochs, agreement_epochs)
         leader = max(best, default=NO_EPOCH)
         return min((epoch for epoch in best if epoch >= leader - max_wait_epochs), default=NO_EPOCH)
 

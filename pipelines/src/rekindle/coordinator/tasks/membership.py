@@ -25,7 +25,8 @@ MAX_SILENCE_S = 5.0
 START_TIMEOUT_S = 60.0
 """Time for a container's first response, after which nothing is kept for it."""
 MAX_TICK_GAP_S = 0.5
-"""A longer gap between two ticks is the coordinator's own pause, not the tasks' silence."""
+"""What a gap between two ticks has beyond this is the coordinator's own pause, not the tasks'
+silence."""
 _MAX_REGULAR_GAP_S = 3.0
 """A longer silence was a failure, and is not part of a task's history."""
 _HISTORY = 64
@@ -192,7 +193,7 @@ class Membership:
     def ticked(self, now: float) -> list[Task]:
         """Suspect silent tasks; returns those that became suspected."""
         if self._last_tick is not None and now - self._last_tick > MAX_TICK_GAP_S:
-            self._reset_timers(now - self._last_tick)
+            self._extend_timers(now - self._last_tick - MAX_TICK_GAP_S)
         self._last_tick = now
         for task in self:
             age = now - task.known_since
@@ -204,7 +205,7 @@ class Membership:
             task.suspected_since = now
         return silent
 
-    def _reset_timers(self, pause_s: float) -> None:
+    def _extend_timers(self, pause_s: float) -> None:
         for task in self:
             task.known_since += pause_s
             if task.last_response_at is not None:
