@@ -19,6 +19,7 @@ from state_parts import count_state, of_runs, tables_of
 from rekindle.checkpoints.codec import (
     CheckpointName,
     SpilledLogName,
+    checksum,
     decode_manifest,
     encode_manifest,
     entry_name,
@@ -462,9 +463,22 @@ def test_a_manifest_of_another_topology_is_refused() -> None:
         decode_manifest(data, "other")
 
 
+def test_a_damaged_manifest_is_found() -> None:
+    """A task would begin after another epoch than the state that it restores."""
+    data = encode_manifest(manifest(1, s__0=EntryRef(120, "entries/x", "d")))
+    damaged = data.replace(b'"epoch":120', b'"epoch":121')
+    assert damaged != data
+    with pytest.raises(ValueError, match="damaged: its checksum does not match"):
+        decode_manifest(damaged)
+
+
 def test_manifests_of_other_formats_are_read_or_refused() -> None:
     fields = json.loads(encode_manifest(manifest(3), "u"))
-    assert decode_manifest(to_json({**fields, "ofTomorrow": 1}), "u") == manifest(3)
+    del fields["checksum"]  # earlier manifests have none
+    assert decode_manifest(to_json(fields), "u") == manifest(3)
+    tomorrow = {**fields, "ofTomorrow": 1}
+    checked = {**tomorrow, "checksum": checksum(tomorrow)}
+    assert decode_manifest(to_json(checked), "u") == manifest(3)
     first = {name: value for name, value in fields.items() if name != "topology"}
     assert decode_manifest(to_json({**first, "format": 1}), "u") == manifest(3)
     for number in (0, 4):
