@@ -19,6 +19,7 @@ from state_parts import count_state, of_runs, tables_of
 from rekindle.checkpoints.codec import (
     CheckpointName,
     SpilledLogName,
+    checksum,
     decode_manifest,
     encode_manifest,
     entry_name,
@@ -27,7 +28,7 @@ from rekindle.checkpoints.codec import (
     state_name,
 )
 from rekindle.checkpoints.garbage import find_garbage
-from rekindle.checkpoints.manifest import EntryRef, Manifest, QueryStart
+from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
 from rekindle.checkpoints.manifests import SWEEP_S, ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
@@ -374,6 +375,64 @@ TestHistory = History.TestCase
 TestHistory.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
+@pytest.mark.parametrize("moment", ["it has listed objects", "it deletes"])
+def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It took as long as the commits after which its objects are garbage."""
+    disk = Disk()
+    store = Store(disk.url, objects=disk)
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    state = State({"op": of_runs(Run(pa.table({"x": [1]})))})
+
+    def save(epoch: int, previous: Entry | None) -> str:
+        disk.now += 1
+        ref = states.save("seg", 0, epoch, 0, ("op",), state, previous)
+        assert ref.object is not None
+        return ref.object
+
+    def commit(seq: int, name: str) -> bool:
+        disk.now += 1
+        if manifests.unusable([name]):
+            return False
+        return manifests.write(manifest(seq, seq, seg__0=EntryRef(seq, name, "")))
+
+    saved = [save(epoch, None) for epoch in (1, 2, 3)]
+    assert commit(1, saved[0])
+    base = states.load_entry(saved[0])  # of the long save
+    assert commit(2, saved[1])
+    assert commit(3, saved[2])
+    committed: list[bool] = []
+
+    def end_of_save() -> None:
+        if not committed:
+            committed.append(False)
+            committed[0] = commit(4, save(4, base))
+
+    list_objects, delete = disk.list, disk.delete
+
+    def listing(prefix: str = "") -> list[ObjectInfo]:
+        found = list_objects(prefix)
+        if moment == "it has listed objects":
+            end_of_save()
+        return found
+
+    def deleting(name: str) -> None:
+        if moment == "it deletes":
+            end_of_save()
+        delete(name)
+
+    monkeypatch.setattr(disk, "list", listing)
+    monkeypatch.setattr(disk, "delete", deleting)
+    manifests.collect_garbage(retain=2)
+    assert committed == [moment == "it has listed objects"]
+    newest = manifests.newest()
+    assert newest is not None
+    for ref in newest.entries["seg/0"]:
+        assert ref.object is not None
+        states.load(ref.object)
+
+
 def test_a_clean_up_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rekindle.checkpoints.state.OBJECT_BYTES", 0)  # an object for each run
     disk, time_s = Disk(), [0.0]
@@ -462,9 +521,22 @@ def test_a_manifest_of_another_topology_is_refused() -> None:
         decode_manifest(data, "other")
 
 
+def test_a_damaged_manifest_is_found() -> None:
+    """A task would begin after another epoch than the state that it restores."""
+    data = encode_manifest(manifest(1, s__0=EntryRef(120, "entries/x", "d")))
+    damaged = data.replace(b'"epoch":120', b'"epoch":121')
+    assert damaged != data
+    with pytest.raises(ValueError, match="damaged: its checksum does not match"):
+        decode_manifest(damaged)
+
+
 def test_manifests_of_other_formats_are_read_or_refused() -> None:
     fields = json.loads(encode_manifest(manifest(3), "u"))
-    assert decode_manifest(to_json({**fields, "ofTomorrow": 1}), "u") == manifest(3)
+    del fields["checksum"]  # earlier manifests have none
+    assert decode_manifest(to_json(fields), "u") == manifest(3)
+    tomorrow = {**fields, "ofTomorrow": 1}
+    checked = {**tomorrow, "checksum": checksum(tomorrow)}
+    assert decode_manifest(to_json(checked), "u") == manifest(3)
     first = {name: value for name, value in fields.items() if name != "topology"}
     assert decode_manifest(to_json({**first, "format": 1}), "u") == manifest(3)
     for number in (0, 4):

@@ -389,3 +389,25 @@ def test_equal_hashes_of_different_keys_stay_apart() -> None:
     folded = fold(SHAPE, [table(rows)])
     assert sorted(folded.column("n").to_pylist()) == [1, 1, 2, 2]
     assert BUCKETS == 1024
+
+
+def test_wide_rows_are_folded_in_portions_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,096 rows may be some kilobytes, or more than the task's memory."""
+    for limit in ("WINDOW_ROWS", "NODE_ROWS"):
+        monkeypatch.setattr(combining, limit, 1 << 18)
+    for limit in ("WINDOW_BYTES", "NODE_BYTES"):
+        monkeypatch.setattr(combining, limit, 1 << 20, raising=False)
+    monkeypatch.setattr(pages, "PAGE_ROWS", 4096)
+    shape = RunShape((pa.int64(),), (("word", pa.string(), "max"),))
+    state, groups = EMPTY, np.arange(2000)
+    for pane in range(4):
+        rows = counts(groups, pane * PANE_US).drop_columns(["n"])
+        rows = rows.append_column("word", pa.array(["x" * 1000] * len(groups)))
+        state = pages.compact(shape, pages.append(state, rows))
+    runs = [page.run for page in state.pages if page.run is not None]
+    assert max(run.nbytes for run in runs) <= 2 << 20
+    closed: list[int] = []
+    starts = np.arange(-3, 4)
+    combining.each_window(shape, state, PANE_US, 4, starts, lambda t: closed.append(t.nbytes))
+    assert sum(closed) > 14 * 10**6
+    assert max(closed) <= 2 << 20

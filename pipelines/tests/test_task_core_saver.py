@@ -143,3 +143,28 @@ def test_newer_states_take_the_place_of_a_failed_one() -> None:
     store.succeed()
     store.succeed()
     assert (store.saved, store.skipped) == ([19, 29], [])
+
+
+def test_a_restored_task_does_not_save_what_is_committed() -> None:
+    """Each of these would be all of its state: its objects are those of an older entry."""
+    store = Store()
+    store.committed = 29
+    store.step(EntryCommitted(RestorePoint(epoch=29, object="entry-29")))
+    for _ in range(3):
+        store.offer()
+        assert store.saving is None
+    store.offer()
+    assert store.saving is not None
+    assert store.saving.state.epoch == 39
+
+
+def test_a_state_that_waits_is_not_saved_after_a_newer_commit() -> None:
+    store = Store()
+    for _ in range(3):
+        store.offer()
+    store.committed = 29
+    store.step(EntryCommitted(RestorePoint(epoch=29, object="entry-29")))
+    store.fail()
+    store.now = 1.0
+    store.step(Woken())
+    assert (store.saving, store.core.wake_at) == (None, None)

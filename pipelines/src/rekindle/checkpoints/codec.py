@@ -33,7 +33,7 @@ additional field. Format 1 has neither topology, definitions nor the engine's ve
 2, entries have an object for each bucket, and no layouts."""
 OLDEST_FORMAT = 1
 CHECKSUM_FORMAT = 3
-"""Since this format, entries have a checksum."""
+"""Since this format, entries have a checksum, and manifests may."""
 
 T = TypeVar("T")
 
@@ -136,13 +136,17 @@ def encode_manifest(manifest: Manifest, topology: str = "") -> bytes:
     fields = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)}
     entries = {key: [asdict(ref) for ref in refs] for key, refs in manifest.entries.items()}
     queries = {name: asdict(start) for name, start in manifest.queries.items()}
-    return to_json({**_stamp(topology), **fields, "entries": entries, "queries": queries})
+    content = {**_stamp(topology), **fields, "entries": entries, "queries": queries}
+    return to_json({**content, "checksum": checksum(content)})
 
 
 def decode_manifest(data: bytes, topology: str = "") -> Manifest:
-    """Raises ValueError if it is not a manifest, has a format that this version cannot read, or
-    belongs to another topology. Unknown fields are ignored."""
+    """Raises ValueError if it is not a manifest, is damaged, has a format that this version cannot
+    read, or belongs to another topology. Unknown fields are ignored."""
     fields = _fields(data, "manifest", topology)
+    found = fields.pop("checksum", None)
+    if fields["format"] >= CHECKSUM_FORMAT and found not in (None, checksum(fields)):
+        raise ValueError("the manifest is damaged: its checksum does not match")
     entries = {
         key: tuple(_make(EntryRef, ref) for ref in refs) for key, refs in fields["entries"].items()
     }
@@ -170,7 +174,7 @@ def decode_entry(data: bytes, topology: str = "") -> Entry:
 
 
 def checksum(fields: Mapping[str, Any]) -> str:
-    """Of all fields of an entry but itself."""
+    """Of all fields of an entry or a manifest but itself."""
     return hashlib.blake2b(to_json(fields), digest_size=16).hexdigest()
 
 

@@ -10,7 +10,7 @@ Design: docs/design/checkpoints.md#who-commits, docs/design/checkpoints.md#what-
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 
@@ -50,6 +50,8 @@ class ManifestStore:
         self._references: dict[str, frozenset[str]] = {}
         self._manifests: dict[int, Manifest] = {}
         self._swept_at: float | None = None
+        # of both: what is being deleted, which no entry may need that is committed now
+        self._condemned: frozenset[str] = frozenset()
 
     def seqs(self) -> list[int]:
         """The numbers of all manifests, ascending."""
@@ -102,6 +104,7 @@ class ManifestStore:
         that was written needs."""
         problems: dict[str, str] = {}
         fresh: dict[str, frozenset[str]] = {}
+        condemned = self._condemned  # what is condemned later is not in an entry that is there now
         for name in object_names:
             try:
                 fresh[name] = self._read_references(name)
@@ -109,6 +112,7 @@ class ManifestStore:
                 problems[name] = str(error)
         known = _union(refs for name, refs in self._complete.items() if name not in fresh)
         present = known | self._present(_union(fresh.values()) - known, len(known))
+        present -= condemned
         for name, needed in fresh.items():
             if missing := sorted(needed - present):
                 problems[name] = f"state object {missing[0]} is missing"
@@ -157,12 +161,26 @@ class ManifestStore:
             garbage = find_garbage(objects, manifests, references)
         if unreadable is not None:
             garbage = [info for info in garbage if not info.name.startswith("state/")]
-        for info in garbage:
-            self._store.delete(f"{self._uid}/{info.name}")
+        self._condemned = frozenset(info.name for info in garbage)
+        try:
+            spared = self._needed_since(entries, manifests) if garbage else frozenset()
+            garbage = [info for info in garbage if info.name not in spared]
+            for info in garbage:
+                self._store.delete(f"{self._uid}/{info.name}")
+        finally:
+            self._condemned = frozenset()
         self._store.remove_stale_temps(self._uid)
         if unreadable is not None:
             raise unreadable
         return len(garbage)
+
+    def _needed_since(
+        self, known: AbstractSet[str], manifests: Sequence[Manifest]
+    ) -> frozenset[str]:
+        """What entries need that were saved since these were listed: a save that began long ago may
+        refer to objects that no retained manifest has any more."""
+        fresh = needed_entries(self._list("entries/"), manifests) - known
+        return _union(self._read_references(name) for name in fresh)
 
     def _retained(self, objects: Iterable[ObjectInfo], retain: int) -> list[Manifest]:
         seqs = sorted(seq for o in objects if (seq := manifest_seq(o.name)) is not None)

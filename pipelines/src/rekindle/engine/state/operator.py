@@ -32,12 +32,15 @@ from rekindle.engine.state.runs import (
     concatenate,
     fold,
     int64s,
+    rows_within,
     sort,
     uint64s,
 )
 
 PAGE_ROWS = 4096
 """Rows of a page when it is cut; one with twice as many is cut again."""
+PAGE_BYTES = 512 << 10
+"""Pages of wide rows have fewer: a page is folded in memory, and READ_PAGES of them are."""
 COMPACTION_RATIO = 1.6
 """Rows that are compacted for each row that is appended."""
 SINGLE_DELTAS, JOINED_DELTAS = 32, 512
@@ -388,21 +391,22 @@ def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorSta
 
 
 def _cut(page: Page, rows: pa.Table) -> list[Page]:
-    """Pages of some PAGE_ROWS, cut between buckets; between panes where there is a choice, so that
-    what closes together lies together."""
+    """Pages of some PAGE_ROWS or PAGE_BYTES, cut between buckets; between panes where there is a
+    choice, so that what closes together lies together."""
     count = rows.num_rows
     if not count:
         return [replace(page, run=None)]
-    if count <= 2 * PAGE_ROWS:
+    size = rows_within(PAGE_ROWS, PAGE_BYTES, count, rows.nbytes)
+    if count <= 2 * size:
         return [replace(page, run=Run(rows))]
     panes = int64s(rows.column(0))
     buckets = bucket_of(uint64s(rows.column(1)))
     new_pane = np.flatnonzero(np.diff(panes)) + 1
     new_bucket = np.union1d(np.flatnonzero(np.diff(buckets)) + 1, new_pane)
     cuts, last = [0], 0
-    while count - last > PAGE_ROWS + PAGE_ROWS // 2:
-        at = _next_cut(new_pane, last + PAGE_ROWS // 2, last + PAGE_ROWS + PAGE_ROWS // 2)
-        at = at or _next_cut(new_bucket, last + PAGE_ROWS, count)
+    while count - last > size + size // 2:
+        at = _next_cut(new_pane, last + max(1, size // 2), last + size + size // 2)
+        at = at or _next_cut(new_bucket, last + size, count)
         if at is None:
             break
         cuts.append(at)

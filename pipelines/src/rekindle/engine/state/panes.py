@@ -32,14 +32,15 @@ from rekindle.engine.state.runs import (
     concatenate,
     fold,
     int64s,
+    rows_within,
     sort,
 )
 
 FAN_OUT_BITS = 4
 FAN_OUT = 1 << FAN_OUT_BITS
-WINDOW_ROWS = 1 << 18
+WINDOW_ROWS, WINDOW_BYTES = 1 << 18, 16 << 20
 """Rows of nodes that are folded at once to windows, if there is more than one window."""
-NODE_ROWS = 1 << 19
+NODE_ROWS, NODE_BYTES = 1 << 19, 32 << 20
 """Rows of a node's children that are folded at once."""
 
 Node = tuple[int, int]
@@ -94,7 +95,7 @@ def each_window(
             add(rows if wanted.all() else rows.filter(pa.array(wanted)))
         return state
     if count < FAN_OUT:
-        for buckets in _ranges(state.rows):
+        for buckets in _ranges(state.rows, state.nbytes):
             panes = read(shape, state, first * pane_us, (last + count) * pane_us, buckets)
             _sliding(shape, panes, pane_us, count, starts, add)
         return state
@@ -133,9 +134,9 @@ def _panes(level: int) -> int:
     return 1 << level * FAN_OUT_BITS
 
 
-def _ranges(rows: int) -> list[tuple[int, int]]:
-    """Ranges of buckets that divide so many rows to some NODE_ROWS each."""
-    count = max(1, min(-(-rows // NODE_ROWS), BUCKETS))
+def _ranges(rows: int, nbytes: int) -> list[tuple[int, int]]:
+    """Ranges of buckets that divide so many rows to some NODE_ROWS or NODE_BYTES each."""
+    count = max(1, min(-(-rows // rows_within(NODE_ROWS, NODE_BYTES, rows, nbytes)), BUCKETS))
     return list(pairwise(BUCKETS * at // count for at in range(count + 1)))
 
 
@@ -152,17 +153,19 @@ def _sliding(
     low = np.searchsorted(column, starts * pane_us)
     high = np.searchsorted(column, (starts + count) * pane_us)
     lengths = high - low
-    for begin, end in _portions(lengths):
+    for begin, end in _portions(lengths, panes.num_rows, panes.nbytes):
         part = lengths[begin:end]
         within = np.arange(part.sum()) - np.repeat(np.cumsum(part) - part, part)
         rows = panes.take(pa.array(np.repeat(low[begin:end], part) + within))
         add(_fold_as(shape, rows, np.repeat(starts[begin:end] * pane_us, part)))
 
 
-def _portions(lengths: Int64s) -> list[tuple[int, int]]:
-    """Consecutive windows with some WINDOW_ROWS rows together."""
+def _portions(lengths: Int64s, rows: int, nbytes: int) -> list[tuple[int, int]]:
+    """Consecutive windows with some WINDOW_ROWS rows or WINDOW_BYTES together, if so many rows have
+    `nbytes`."""
     total = np.cumsum(lengths)
-    cuts = np.searchsorted(total, np.arange(WINDOW_ROWS, total[-1], WINDOW_ROWS))
+    size = rows_within(WINDOW_ROWS, WINDOW_BYTES, rows, nbytes)
+    cuts = np.searchsorted(total, np.arange(size, total[-1], size))
     return list(pairwise(sorted({0, *cuts.tolist(), len(lengths)})))
 
 
@@ -181,7 +184,7 @@ def _from_nodes(
         rows_of = cache.tables(wanted, buckets)
         sizes = [sum(rows_of[n].num_rows for n in nodes) for nodes in parts]
         lengths = np.array(sizes, dtype=np.int64)
-        for begin, end in _portions(lengths):
+        for begin, end in _portions(lengths, state.rows, state.nbytes):
             rows = concatenate(shape, [rows_of[n] for nodes in parts[begin:end] for n in nodes])
             start = np.repeat(starts[begin:end] * pane_us, lengths[begin:end])
             add(_fold_as(shape, rows, start))
@@ -196,7 +199,8 @@ class _Nodes:
         self._state = state
         self._pane_us = pane_us
         self.kept = dict(state.nodes)
-        self.ranges = _ranges(FAN_OUT * state.rows // max(1, len(state.panes)))
+        panes = max(1, len(state.panes))
+        self.ranges = _ranges(FAN_OUT * state.rows // panes, FAN_OUT * state.nbytes // panes)
         """Ranges of buckets whose rows of all children of a node fit into memory."""
 
     def tables(self, wanted: Sequence[Node], buckets: tuple[int, int]) -> Mapping[Node, pa.Table]:

@@ -137,6 +137,11 @@ def bucket_of(hashes: Uint64s) -> Int64s:
     return (hashes >> np.uint64(_SHIFT)).astype(np.int64)
 
 
+def rows_within(most_rows: int, most_bytes: int, rows: int, nbytes: int) -> int:
+    """How many rows, if so many have `nbytes`, are at most `most_rows` and `most_bytes`."""
+    return max(1, min(most_rows, most_bytes * rows // max(1, nbytes)))
+
+
 def sort(rows: pa.Table) -> pa.Table:
     """Rows in the order of runs; those of one group and pane stay in their order."""
     rows = rows.combine_chunks()

@@ -1,9 +1,10 @@
 """Which checkpoints are saved, and which are reported. Pure.
 
 At most PENDING states wait for the store. If it is slow, older ones are dropped, because only the
-newest checkpoint that all partitions have is committed. A state that could not be saved is saved
-again after a back-off, unless newer ones have taken its place. A saved entry is reported until it
-is committed; only objects of the committed entry may be reused. Does not know log, sinks or engine.
+newest checkpoint that all partitions have is committed; states up to the committed entry are not
+saved at all. A state that could not be saved is saved again after a back-off, unless newer ones
+have taken its place. A saved entry is reported until it is committed; only objects of the committed
+entry may be reused. Does not know log, sinks or engine.
 
 Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md.
 """
@@ -98,13 +99,16 @@ class SaverCore:
         skipped: list[SaverEffect] = []
         match event:
             case StateReached(state):
-                self._pending.append(state)
+                if not self._is_covered(state.epoch):
+                    self._pending.append(state)
                 while len(self._pending) > PENDING:
                     skipped.append(SkipState(self._pending.popleft().epoch))
             case EntryCommitted(point):
                 self._committed = point
                 while self._saved and self._saved[0].epoch <= point.epoch:
                     self._saved.popleft()
+                while self._pending and self._pending[0].epoch <= point.epoch:
+                    self._pending.popleft()
             case EntrySaved(done):
                 self._entry_saved(done)
             case SaveFailed(message):
@@ -125,7 +129,7 @@ class SaverCore:
 
     def _entry_saved(self, done: CheckpointDone) -> None:
         self._saving, self._failures, self.problem = None, 0, None
-        if self._committed is not None and done.epoch <= self._committed.epoch:
+        if self._is_covered(done.epoch):
             return
         if len(self._saved) == KEPT:
             self._saved.pop()  # not the oldest, which slow sinks will reach first
@@ -138,5 +142,10 @@ class SaverCore:
         if state is None:
             return
         self.problem = f"the checkpoint of epoch {state.epoch} cannot be saved: {message}"
-        if len(self._pending) < PENDING:
+        if len(self._pending) < PENDING and not self._is_covered(state.epoch):
             self._pending.appendleft(state)
+
+    def _is_covered(self, epoch: int) -> bool:
+        """Whether a newer entry, or this one, is committed: a task that was restored from an older
+        one computes such epochs again."""
+        return self._committed is not None and epoch <= self._committed.epoch
