@@ -131,6 +131,13 @@ class EmbeddedCluster(Cluster):
         with ThreadPoolExecutor(max(len(dying), 1)) as pool:
             list(pool.map(lambda node: node.kill(keep_address=keep_addresses), dying))
 
+    def delete_lost_nodes(self) -> None:
+        """The Node objects of machines that are gone, as a cloud's controller does. While they stay,
+        no rollout of a DaemonSet ends, and `helm --wait` fails."""
+        found = {node.metadata.name for node in self.core.list_node().items}
+        for name in sorted(found - self.nodes.keys()):
+            self.core.delete_node(name)
+
     def kill_processes(self, pod: Any) -> None:
         for pid in self.processes(pod):
             os.kill(pid, signal.SIGKILL)
