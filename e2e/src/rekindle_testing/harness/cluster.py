@@ -132,11 +132,13 @@ class EmbeddedCluster(Cluster):
             list(pool.map(lambda node: node.kill(keep_address=keep_addresses), dying))
 
     def delete_lost_nodes(self) -> None:
-        """The Node objects of machines that are gone, as a cloud's controller does. While they stay,
-        no rollout of a DaemonSet ends, and `helm --wait` fails."""
-        found = {node.metadata.name for node in self.core.list_node().items}
-        for name in sorted(found - self.nodes.keys()):
-            self.core.delete_node(name)
+        """The Node objects of machines that are gone, as a cloud's controller does. While they
+        stay, no rollout of a DaemonSet ends, and `helm --wait` fails."""
+        found = {
+            name.partition("/")[2] for name in self.kubectl("get", "nodes", "-o", "name").split()
+        }
+        if lost := sorted(found - self.nodes.keys()):
+            self.kubectl("delete", "nodes", *lost)
 
     def kill_processes(self, pod: Any) -> None:
         for pid in self.processes(pod):
