@@ -190,6 +190,24 @@ def test_a_task_that_was_never_ready_is_starting_and_not_unknown(running: ModelC
     assert set(running.query_states().values()) == {"Restoring"}
 
 
+def test_a_query_with_replicas_that_ran_is_not_called_down_without_a_report(
+    running: ModelCluster,
+) -> None:
+    """Its other replicas were starting when reports stopped."""
+    replicas = defaultdict(list)
+    for name, pod in running.tasks().items():
+        assert pod.slot is not None
+        replicas[pod.slot.segment, pod.slot.partition].append(name)
+    for names in replicas.values():
+        for name in sorted(names)[1:]:
+            running.raw_pods[name]["status"].pop("conditions")
+    running.reports_lost = True
+    running.pass_time(3.0)
+    running.settle()
+    assert set(running.query_states().values()) == {"Unknown"}
+    assert "QueryLost" not in running.reasons()
+
+
 def test_an_hour_without_a_report_writes_the_status_once(running: ModelCluster) -> None:
     running.reports_lost = True
     running.pass_time(3.0)

@@ -29,8 +29,8 @@ _OVER_SHARE = "the namespace has used its share of the cluster; the administrato
 
 
 class ReplicaState(IntEnum):
-    """Best first: a partition has the state of its best replica, a query that of its worst
-    partition."""
+    """Best first: a partition has the state of its best replica, and `UNKNOWN` if one may be live;
+    a query has the state of its worst partition."""
 
     LIVE = auto()
     CATCHING_UP = auto()
@@ -114,7 +114,10 @@ def health_of(
         if pod.slot is not None:
             found = _state_of_pod(context, pod.slot, pod)
             replicas[pod.slot.segment, pod.slot.partition].append(found)
-    partitions = {key: min(found) for key, found in replicas.items()}
+    partitions = {
+        key: ReplicaState.UNKNOWN if ReplicaState.UNKNOWN in found else min(found)
+        for key, found in replicas.items()
+    }
     queries = context.running.topology.spec.queries if context.running else ()
     return Health(
         queries=tuple(
