@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from rekindle.engine.state import operator as pages
 from rekindle.engine.state import panes as combining
 from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.runs import BUCKETS, RunShape, bucket_of, fold, sort
+from rekindle.engine.state.spill import RunFiles
 from rekindle.exchange.hashing import hash_rows
 from rekindle_testing.fixtures.examples import examples
 
@@ -411,3 +413,19 @@ def test_wide_rows_are_folded_in_portions_of_bytes(monkeypatch: pytest.MonkeyPat
     combining.each_window(shape, state, PANE_US, 4, starts, lambda t: closed.append(t.nbytes))
     assert sum(closed) > 14 * 10**6
     assert max(closed) <= 2 << 20
+
+
+def test_nodes_are_in_files_while_they_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first window that closes after a restore computes all of them in one call."""
+    monkeypatch.setattr("rekindle.engine.state.spill.PORTION_BYTES", 40_000)
+    panes, groups = np.meshgrid(np.arange(256) * PANE_US, np.arange(300))
+    state = pages.append(EMPTY, counts(groups.ravel(), panes.ravel()))
+    files, starts, closed = RunFiles(tmp_path, memory_bytes=0), np.arange(1), list[pa.Table]()
+    found = combining.each_window(COUNTS, state, PANE_US, 256, starts, closed.append, files)
+    assert sum(node.nbytes for node in found.nodes.values()) > 3 * files.portion_bytes
+    in_memory = [node.nbytes for node in found.nodes.values() if not node.spilled]
+    assert sum(in_memory) <= files.portion_bytes
+    same = combining.windows(COUNTS, state, PANE_US, 256, starts)[1]
+    assert pa.concat_tables(closed).equals(same)

@@ -232,6 +232,21 @@ def test_timeouts_of_trusted_replicas_are_reported() -> None:
     assert "epoch 0 of stream s/0 did not arrive in 2 calls" in (reader.problem() or "")
 
 
+def test_a_replica_that_responds_in_time_is_given_no_longer_deadline() -> None:
+    made = choice(A, B)
+    for now in range(1, 5):
+        made.step(CallFailed(A, timed_out=True), now)
+        made.step(CallFailed(B, timed_out=True), now)
+    made.step(EpochsReceived(A, ()), 6)  # it lags, and B has a large epoch
+    assert (made.timeouts_at(A), made.timeouts_at(B)) == (0, 8)
+    made.step(CallFailed(B, timed_out=True), 7)
+    assert (made.timeouts_at(A), made.timeouts_at(B), made.timeouts) == (0, 9, 9)
+    made.step(EpochsReceived(B, ()), 8)
+    assert made.timeouts == made.timeouts_at(B) == 0
+    made.step(CallFailed(A, timed_out=True), 9)
+    assert (made.timeouts_at(A), made.timeouts_at(B)) == (1, 0)
+
+
 def test_without_capacity_no_call_is_made() -> None:
     harness = Harness(capacity=1)
     harness.replicas.last[A] = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -123,3 +125,23 @@ def test_an_engine_that_does_not_stop_does_not_keep_the_process(
     thread.join(10)
     released.set()
     assert not thread.is_alive()
+
+
+def test_an_error_while_a_task_ends_does_not_keep_its_process() -> None:
+    """A thread of a pool may wait for a store that does not respond."""
+    code = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from rekindle.task.__main__ import run_and_exit
+
+def run():
+    raise TimeoutError("the server did not stop")
+
+ThreadPoolExecutor(1).submit(time.sleep, 600)
+run_and_exit(run)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "the server did not stop" in done.stderr + done.stdout

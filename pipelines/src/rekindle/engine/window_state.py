@@ -99,7 +99,7 @@ def advance(
     for part in _split_call(shape, ordered, watermarks):
         if ordered is not None:
             state = _append(shape, state, ordered, part)
-        state = _close(shape, state, part, closed.add)
+        state = _close(shape, state, part, closed.add, files)
     if ordered is not None:
         state = compact(shape.runs, state)
     return Advance(state, closed.sorted(), late, untimed)
@@ -211,7 +211,11 @@ def _chained(digest: str, rows: _Rows, part: range) -> str:
 
 
 def _close(
-    shape: WindowShape, state: OperatorState, part: Watermarks, add: Callable[[pa.Table], None]
+    shape: WindowShape,
+    state: OperatorState,
+    part: Watermarks,
+    add: Callable[[pa.Table], None],
+    files: RunFiles | None,
 ) -> OperatorState:
     pane_us, count = shape.windows.pane_us, shape.windows.panes
     before, after = part[0][1], part[-1][2]
@@ -225,5 +229,5 @@ def _close(
         closes = np.searchsorted(ends, shape.windows.ends(int64s(rows.column(PANE))), side="left")
         add(rows.drop_columns([HASH]).append_column(EPOCH, pa.array(numbers[closes])))
 
-    state = each_window(shape.runs, state, pane_us, count, starts, add_closed)
+    state = each_window(shape.runs, state, pane_us, count, starts, add_closed, files)
     return drop(state, max(NO_PANE, after - pane_us * count + 1))

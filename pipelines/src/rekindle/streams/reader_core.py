@@ -135,12 +135,13 @@ class ReaderCore:
                 f"{where} is no longer in the log of any replica; the task needs a later restore "
                 "point"
             )
-        if self.choice.timeouts < _REPORTED_TIMEOUTS:
+        timeouts = self.choice.timeouts
+        if timeouts < _REPORTED_TIMEOUTS:
             return None
         return (
-            f"{where} did not arrive in {self.choice.timeouts} calls; the next may take "
-            f"{self._deadline_s():g} s. If its replicas are healthy it is too large: use shorter "
-            "epochs"
+            f"{where} did not arrive in {timeouts} calls; the next may take "
+            f"{self._deadline_s(timeouts):g} s. If its replicas are healthy it is too large: use "
+            "shorter epochs"
         )
 
     def _routes_changed(self, event: RoutesChanged, now: float) -> list[ReaderEffect]:
@@ -163,7 +164,7 @@ class ReaderCore:
                 address,
                 self._incarnations.get(address),
                 self.choice.next_epoch,
-                self._deadline_s(),
+                self._deadline_s(self.choice.timeouts_at(address)),
             )
             effects.append(self._call)
         return effects
@@ -184,6 +185,6 @@ class ReaderCore:
         self._call = None
         return call
 
-    def _deadline_s(self) -> float:
-        doubled = (WAIT_S + GRACE_S) * 2.0 ** min(self.choice.timeouts, 10)
+    def _deadline_s(self, timeouts: int) -> float:
+        doubled = (WAIT_S + GRACE_S) * 2.0 ** min(timeouts, 10)
         return min(doubled, MAX_DEADLINE_S)

@@ -85,12 +85,14 @@ class _ReplicaHealth:
 
 class ReplicaChoice:
     """The state of one reader. `next_epoch`: the first epoch that it has not received; `timeouts`:
-    calls for it that passed their deadline at replicas that were not suspected."""
+    calls for it that passed their deadline at replicas that were not suspected, as long as one of
+    these has not responded in time since."""
 
     def __init__(self, next_epoch: int, stall_s: float) -> None:
         self.next_epoch = next_epoch
         self.current: str | None = None
         self.timeouts = 0
+        self._in_time: set[str] = set()  # addresses that have responded since they last did not
         self._stall_s = stall_s
         self._endpoints: tuple[Endpoint, ...] = ()
         self._health: dict[tuple[str, int], _ReplicaHealth] = {}
@@ -103,6 +105,11 @@ class ReplicaChoice:
     def all_truncated(self) -> bool:
         """Whether no replica's log has the needed epoch any more."""
         return bool(self._endpoints) and all(self._health_of(e).truncated for e in self._endpoints)
+
+    def timeouts_at(self, address: str) -> int:
+        """What counts for the deadline of the next call: a replica that responds in time, without
+        the epoch, is not one to which the epoch is too large."""
+        return 0 if address in self._in_time else self.timeouts
 
     def wake(self, now: float) -> list[Effect]:
         """Time has passed."""
@@ -119,7 +126,9 @@ class ReplicaChoice:
                 return self._epochs_received(address, epochs, now)
             case CallFailed(address, truncated, timed_out):
                 trusted = any(e.address == address and not e.suspected for e in self._endpoints)
-                self.timeouts += timed_out and trusted
+                if timed_out:
+                    self._in_time.discard(address)
+                    self.timeouts += trusted
                 self._record_failure(address, truncated, now)
                 return self._choose(now)
             case _:
@@ -136,8 +145,12 @@ class ReplicaChoice:
         if new:
             self.next_epoch = new[-1] + 1
             self.timeouts = 0
+            self._in_time.clear()
             self._progress_at = now
             return [DeliverEpochs(new), *self._choose(now)]
+        self._in_time.add(address)
+        if all(e.address in self._in_time for e in self._endpoints):
+            self.timeouts = 0
         if address == self.current and now - self._progress_at >= self._stall_s:
             self._progress_at = now
             others = [e for e in self._available(now) if e.address != address]

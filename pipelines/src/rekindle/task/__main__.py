@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 import rekindle.early_exit
 import rekindle.task.block_pandas  # noqa: F401
@@ -39,8 +41,19 @@ def main() -> int:
     return runtime.run()
 
 
+def run_and_exit(run: Callable[[], int]) -> NoReturn:
+    """The process ends with the status of `run`, or with 1 after an error, whatever its threads do:
+    one that waits for a dead peer, store or JVM must not keep the pod alive."""
+    status = 1
+    try:
+        status = run()
+    except Exception:
+        logging.getLogger(__name__).exception("the task ends by an error")
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    status = main()
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(status)  # a thread that waits for a dead peer or JVM must not keep the pod alive
+    run_and_exit(main)

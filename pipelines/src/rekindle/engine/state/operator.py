@@ -225,13 +225,19 @@ def _read_pages(
             rows = rows.filter(pa.array(state.through[at] < delta.seq))
         tables.append(rows)
     if buckets != ALL_BUCKETS:
-        tables = [_in_buckets(rows, buckets) for rows in tables]
+        tables = [part for rows in tables for part in _in_buckets(rows, buckets)]
     return fold(shape, tables)
 
 
-def _in_buckets(rows: pa.Table, buckets: tuple[int, int]) -> pa.Table:
-    found = bucket_of(uint64s(rows.column(1)))
-    return rows.filter(pa.array((found >= buckets[0]) & (found < buckets[1])))
+def _in_buckets(rows: pa.Table, buckets: tuple[int, int]) -> Iterator[pa.Table]:
+    """Slices of the rows of a run: closing a window reads it once for each range of buckets."""
+    run, first = Run(rows), 0
+    while first < run.rows:
+        pane = int(run.panes[first])
+        low, high = (run.position(pane, bucket) for bucket in buckets)
+        if low < high:
+            yield rows.slice(low, high - low)
+        first = run.position(pane, BUCKETS)
 
 
 def drop(state: OperatorState, floor: int) -> OperatorState:

@@ -1,4 +1,4 @@
-"""Combines the panes of an operator's state to windows. Pure.
+"""Combines the panes of an operator's state to windows. Pure, but for the files of nodes.
 
 A window of many panes is combined from *nodes*: node (0, i) is pane i, and node (l, i) the panes
 from i * FAN_OUT^l on, FAN_OUT^l of them. A node is the left fold of its FAN_OUT children, a window
@@ -35,6 +35,7 @@ from rekindle.engine.state.runs import (
     rows_within,
     sort,
 )
+from rekindle.engine.state.spill import RunFiles
 
 FAN_OUT_BITS = 4
 FAN_OUT = 1 << FAN_OUT_BITS
@@ -84,8 +85,10 @@ def each_window(
     count: int,
     starts: Int64s,
     add: Callable[[pa.Table], None],
+    files: RunFiles | None = None,
 ) -> OperatorState:
-    """What `windows` returns, in portions of a bounded number of rows, in any order."""
+    """What `windows` returns, in portions of a bounded number of rows, in any order. `files`: for
+    nodes, of which the first window after a restore needs all. Raises DiskFull."""
     if not len(starts):
         return state
     first, last = int(starts[0]), int(starts[-1])
@@ -99,7 +102,7 @@ def each_window(
             panes = read(shape, state, first * pane_us, (last + count) * pane_us, buckets)
             _sliding(shape, panes, pane_us, count, starts, add)
         return state
-    return _from_nodes(shape, state, pane_us, count, starts, add)
+    return _from_nodes(shape, state, pane_us, count, starts, add, files)
 
 
 def without_touched(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
@@ -176,10 +179,11 @@ def _from_nodes(
     count: int,
     starts: Int64s,
     add: Callable[[pa.Table], None],
+    files: RunFiles | None,
 ) -> OperatorState:
     parts = [nodes_of(start, count) for start in starts.tolist()]
     wanted = sorted({node for nodes in parts for node in nodes})
-    cache = _Nodes(shape, state, pane_us)
+    cache = _Nodes(shape, state, pane_us, files)
     for buckets in cache.ranges:
         rows_of = cache.tables(wanted, buckets)
         sizes = [sum(rows_of[n].num_rows for n in nodes) for nodes in parts]
@@ -192,12 +196,16 @@ def _from_nodes(
 
 
 class _Nodes:
-    """Computes nodes, and keeps those above level 0."""
+    """Computes nodes, and keeps those above level 0: new ones in memory, up to a portion."""
 
-    def __init__(self, shape: RunShape, state: OperatorState, pane_us: int) -> None:
+    def __init__(
+        self, shape: RunShape, state: OperatorState, pane_us: int, files: RunFiles | None
+    ) -> None:
         self._shape = shape
         self._state = state
         self._pane_us = pane_us
+        self._files = files
+        self._in_memory: dict[Node, Run] = {}
         self.kept = dict(state.nodes)
         panes = max(1, len(state.panes))
         self.ranges = _ranges(FAN_OUT * state.rows // panes, FAN_OUT * state.nbytes // panes)
@@ -230,7 +238,18 @@ class _Nodes:
         known = self.kept.get((level, number))
         if known is None:
             known = self.kept[level, number] = Run(self._combined(level, number))
+            self._in_memory[level, number] = known
+            self._spill()
         return known
+
+    def _spill(self) -> None:
+        size = sum(run.nbytes for run in self._in_memory.values())
+        if self._files is None or size <= self._files.portion_bytes:
+            return
+        runs = list(self._in_memory.values())
+        written = self._files.write(runs[0].table.schema, runs)
+        self.kept.update(zip(self._in_memory, written, strict=True))
+        self._in_memory.clear()
 
     def _combined(self, level: int, number: int) -> pa.Table:
         first = number * FAN_OUT
