@@ -24,7 +24,7 @@ lint: setup       ## style, types, layers
 unit: setup       ## pure cores: milliseconds each; fewer examples of the costliest properties than `make test`
 	REKINDLE_FEWER_EXAMPLES=1 $(PY) -m pytest -q $(UNIT)
 
-test: lint tools  ## all that CI runs: lint, unit tests, Spark, the control plane, failures
+test: lint tools  ## all that CI runs but smoke: lint, unit tests, Spark, the control plane, failures
 	$(PY) -m pytest -q $(UNIT)
 	$(PY) -m pytest $(PROGRAMS)
 	$(PY) -m pytest -m "cluster and not long"
@@ -40,7 +40,7 @@ e2e: tools        ## on real kubelets and containerd, as root: not part of `make
 	@$(PY) -m rekindle_testing.embedded.kubelet_node prepare
 	$(PY) -m pytest -m "kubelet and not long and not smoke" --durations=30
 
-smoke: tools      ## the images, and one loss on real kubelets; says why where this machine cannot
+smoke: tools      ## what CI runs too: the images, and one loss on real kubelets; says why where this machine cannot
 	$(PY) -m pytest -m smoke
 
 cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5
