@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,23 @@ def make_cluster(
     return EmbeddedCluster(
         directory, nodes=nodes, kind=ProcessNodes(), settings=settings, report=print
     )
+
+
+@contextlib.contextmanager
+def cluster_of_kind(
+    kind_name: str,
+    request: pytest.FixtureRequest,
+    prepare: Callable[[Cluster], None],
+    settings: Settings | None = None,
+) -> Iterator[Cluster]:
+    """The cluster that all tests on kubelets share, or a new one of another kind."""
+    if kind_name == "kubelet":
+        yield request.getfixturevalue("kubelet_cluster")
+        return
+    directory = request.getfixturevalue("tmp_path_factory").mktemp(kind_name)
+    with make_cluster(kind_name, directory, nodes=5, settings=settings) as cluster:
+        prepare(cluster)
+        yield cluster
 
 
 def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from node_kinds import every_kind, every_kind_long, make_cluster, prepare_flights
+from node_kinds import cluster_of_kind, every_kind, every_kind_long, prepare_flights
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
@@ -37,14 +37,8 @@ ADDED = "all-flown"  # the query that an edit adds
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    kind_name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    if kind_name == "kubelet":
-        yield request.getfixturevalue("kubelet_cluster")
-        return
-    with make_cluster(kind_name, tmp_path_factory.mktemp("failures"), nodes=5) as cluster:
-        prepare_flights(cluster)
+def cluster(kind_name: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with cluster_of_kind(kind_name, request, prepare_flights) as cluster:
         yield cluster
 
 

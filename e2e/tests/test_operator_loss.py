@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from node_kinds import every_kind, make_cluster
+from node_kinds import cluster_of_kind, every_kind
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -20,17 +20,10 @@ TARGET_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    kind_name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    if kind_name == "kubelet":
-        yield request.getfixturevalue("kubelet_cluster")
-        return
+def cluster(kind_name: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     # As long as with Kubernetes' default: meanwhile the scheduler considers dead nodes Ready.
     slow = Settings(node_monitor_grace_period_s=50)
-    directory = tmp_path_factory.mktemp("operator")
-    with make_cluster(kind_name, directory, nodes=5, settings=slow) as cluster:
-        cluster.install()
+    with cluster_of_kind(kind_name, request, Cluster.install, slow) as cluster:
         yield cluster
 
 

@@ -51,7 +51,7 @@ class ManifestStore:
         self._manifests: dict[int, Manifest] = {}
         self._swept_at: float | None = None
         # of both: what is being deleted, which no entry may need that is committed now
-        self._condemned: frozenset[str] = frozenset()
+        self._deleting: frozenset[str] = frozenset()
 
     def seqs(self) -> list[int]:
         """The numbers of all manifests, ascending."""
@@ -104,7 +104,7 @@ class ManifestStore:
         that was written needs."""
         problems: dict[str, str] = {}
         fresh: dict[str, frozenset[str]] = {}
-        condemned = self._condemned  # what is condemned later is not in an entry that is there now
+        deleting = self._deleting  # what is deleted later is in no entry that is there now
         for name in object_names:
             try:
                 fresh[name] = self._read_references(name)
@@ -112,7 +112,7 @@ class ManifestStore:
                 problems[name] = str(error)
         known = _union(refs for name, refs in self._complete.items() if name not in fresh)
         present = known | self._present(_union(fresh.values()) - known, len(known))
-        present -= condemned
+        present -= deleting
         for name, needed in fresh.items():
             if missing := sorted(needed - present):
                 problems[name] = f"state object {missing[0]} is missing"
@@ -161,14 +161,14 @@ class ManifestStore:
             garbage = find_garbage(objects, manifests, references)
         if unreadable is not None:
             garbage = [info for info in garbage if not info.name.startswith("state/")]
-        self._condemned = frozenset(info.name for info in garbage)
+        self._deleting = frozenset(info.name for info in garbage)
         try:
             spared = self._needed_since(entries, manifests) if garbage else frozenset()
             garbage = [info for info in garbage if info.name not in spared]
             for info in garbage:
                 self._store.delete(f"{self._uid}/{info.name}")
         finally:
-            self._condemned = frozenset()
+            self._deleting = frozenset()
         self._store.remove_stale_temps(self._uid)
         if unreadable is not None:
             raise unreadable

@@ -121,6 +121,7 @@ class ReplicaChoice:
                 self._endpoints = endpoints
                 known = {(e.address, e.incarnation) for e in endpoints}
                 self._health = {k: s for k, s in self._health.items() if k in known}
+                self._in_time &= {address for address, _ in known}
                 return self._choose(now)
             case EpochsReceived(address, epochs):
                 return self._epochs_received(address, epochs, now)

@@ -270,8 +270,8 @@ class Committer:
 
     def _complete_epoch(self, inputs: CommitInputs) -> int:
         """A partition that gets no input, or whose sink fails, is only waited for
-        `max_wait_epochs`: it reports Live as long as it knows no newer epoch. One whose replicas
-        have yet to agree is always waited for: a reader's entry may have what they disagree on."""
+        `max_wait_epochs`: it reports Live as long as it knows no newer epoch. That is longer than
+        its replicas may take to agree: a reader's entry may have what they disagree on."""
         best = [self._newest_entry(p) for p in inputs.running]
         interval_epochs = inputs.generation.checkpoint_interval_epochs
         agreement_epochs = AGREEMENT_WAIT_EPOCHS + interval_epochs
