@@ -293,24 +293,27 @@ class Disk:
 
 
 class History(RuleBasedStateMachine):
-    """Two partitions save at their own pace; entries are committed, wait, or are lost; the
-    coordinator is killed at any deletion. What is needed is there after each step; what is not is
-    gone at the end."""
+    """Two partitions save at their own pace, with two replicas each, that reuse objects of their
+    newest entry that may be committed; entries are committed, wait, or are lost; the coordinator is
+    killed at any deletion. What is needed is there after each step; what is not is gone at the
+    end."""
 
     PARTITIONS = ("a", "b")
+    REPLICAS = (0, 1)
     RETAIN = 2
 
     def __init__(self) -> None:
         super().__init__()
         self.disk = Disk()
         self.store = Store(self.disk.url, objects=self.disk)
-        self.states = {p: StateStore(self.store, "u") for p in self.PARTITIONS}
+        self.slots = [(p, r) for p in self.PARTITIONS for r in self.REPLICAS]
+        self.states = {slot: StateStore(self.store, "u") for slot in self.slots}
         self.committed: dict[str, EntryRef] = {p: EntryRef(-1, None, "") for p in self.PARTITIONS}
-        self.pending: dict[str, EntryRef] = {}
+        self.saved: dict[tuple[str, int], list[EntryRef]] = {slot: [] for slot in self.slots}
         places = [(n, v) for n in range(3) for v in range(3)]
         self.runs = {
-            p: {place: Run(pa.table({"x": [place[1]]})) for place in places}
-            for p in self.PARTITIONS
+            slot: {place: Run(pa.table({"x": [place[1]]})) for place in places}
+            for slot in self.slots
         }
         self.epoch = self.seq = 0
         self.restart()
@@ -320,24 +323,41 @@ class History(RuleBasedStateMachine):
         self.time_s = 0.0
         self.manifests = ManifestStore(self.store, "u", clock=lambda: self.time_s)
 
-    @rule(p=st.sampled_from(PARTITIONS), values=st.lists(st.integers(0, 2), max_size=3))
-    def save(self, p: str, values: list[int]) -> None:
-        """Few different values, so that runs are reused. An older pending entry is lost."""
+    def pending(self, slot: tuple[str, int]) -> list[EntryRef]:
+        return [ref for ref in self.saved[slot] if ref.epoch > self.committed[slot[0]].epoch]
+
+    @rule(
+        p=st.sampled_from(PARTITIONS),
+        replica=st.sampled_from(REPLICAS),
+        values=st.lists(st.integers(0, 2), max_size=3),
+    )
+    def save(self, p: str, replica: int, values: list[int]) -> None:
+        """Few different values, so that runs are reused."""
+        slot = (p, replica)
         self.disk.now += 1
         self.epoch += 1
-        runs = [self.runs[p][n, v] for n, v in enumerate(values)]
+        runs = [self.runs[slot][n, v] for n, v in enumerate(values)]
         state = State({f"op-{p}": of_runs(*runs)})
-        newest = self.committed[p].object
-        previous = self.states[p].load_entry(newest) if newest else None
-        ref = self.states[p].save(p, 0, self.epoch, 0, (f"op-{p}",), state, previous)
-        self.pending[p] = ref
+        newest = [self.committed[p], *self.pending(slot)][-1].object
+        previous = self.states[slot].load_entry(newest) if newest else None
+        ref = self.states[slot].save(p, 0, self.epoch, 0, (f"op-{p}",), state, previous)
+        self.saved[slot] = [*self.pending(slot), ref]
 
-    @rule(chosen=st.sets(st.sampled_from(PARTITIONS)))
-    def commit(self, chosen: set[str]) -> None:
+    @rule(p=st.sampled_from(PARTITIONS), replica=st.sampled_from(REPLICAS))
+    def reboot(self, p: str, replica: int) -> None:
+        """What it has saved is never reported again."""
+        self.states[p, replica] = StateStore(self.store, "u")
+        self.saved[p, replica] = []
+
+    @rule(chosen=st.lists(st.tuples(st.sampled_from(PARTITIONS), st.sampled_from(REPLICAS))))
+    def commit(self, chosen: list[tuple[str, int]]) -> None:
+        """Often the same replica's: sinks reach its oldest entry first."""
         self.disk.now += 1
-        ready = {p: self.pending.pop(p) for p in chosen if p in self.pending}
-        assert not self.manifests.unusable([r.object for r in ready.values() if r.object])
-        self.committed |= ready
+        for slot in chosen:
+            if pending := self.pending(slot):
+                assert pending[0].object is not None
+                assert not self.manifests.unusable([pending[0].object])
+                self.committed[slot[0]] = pending[0]
         self.seq += 1
         entries = {f"{p}/0": (ref,) for p, ref in self.committed.items()}
         assert self.manifests.write(Manifest(self.seq, self.epoch, 1, 1, "", entries))
@@ -356,17 +376,19 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def what_is_needed_is_there(self) -> None:
-        pending = {r.object for r in self.pending.values() if r.object}
+        pending = {r.object for slot in self.slots for r in self.pending(slot) if r.object}
         needed = self.disk.needed(self.RETAIN) | pending | self.disk.states_of(pending)
         assert needed <= self.disk.names()
 
     def teardown(self) -> None:
         """Without a sweep of the whole store, unless the last collection failed."""
         self.collect(None)
+        for slot in self.slots:
+            self.saved[slot] = []
         for p in self.PARTITIONS:
-            self.save(p, [])
+            self.save(p, 0, [])
         for _ in range(self.RETAIN + 1):
-            self.commit(set(self.PARTITIONS))
+            self.commit([(p, 0) for p in self.PARTITIONS])
         self.collect(None)
         assert self.disk.names() == self.disk.needed(self.RETAIN)
 

@@ -238,8 +238,9 @@ class TaskRuntime:
             case SetSinks(through, sinks):
                 running.sinks.pause_after(through)
                 running.sinks.assign(sinks)
-            case NoteCommitted(point):
+            case NoteCommitted(point, refused):
                 running.saver.commit(point)
+                running.saver.refuse(refused)
                 self.status.committed(point.epoch if point is not None else NO_EPOCH)
             case TruncateLog(floor):
                 running.log.truncate(floor)
