@@ -6,7 +6,7 @@ Events are what happened (past tense), effects what the edge has to do (imperati
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.protocol import PollResponse
@@ -147,7 +147,11 @@ class StoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class GarbageCollected:
+    """`unrestorable`: entries that were found to be damaged, or to lack objects that others have
+    deleted, each with the reason."""
+
     problem: str | None = None
+    unrestorable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,11 +164,12 @@ class Process:
             self.feed(ManifestWritten(written))
 
     async def _collect(self, retain: int) -> None:
+        problem = None
         try:
             await self._store.collect_garbage(retain)
-            self.feed(GarbageCollected())
         except RekindleError as error:
-            self.feed(GarbageCollected(str(error)))
+            problem = str(error)
+        self.feed(GarbageCollected(problem, self._store.unrestorable))
 
     def _store_failed(self, error: RekindleError) -> None:
         _log.warning("%s", error)

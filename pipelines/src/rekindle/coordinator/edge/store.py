@@ -9,7 +9,7 @@ Design: docs/design/checkpoints.md#the-store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
@@ -70,6 +70,11 @@ class CheckpointStore:
             return manifest if manifests.write(manifest) else None
 
         return await self._run(f"writing manifest {effect.manifest.seq}", commit)
+
+    @property
+    def unrestorable(self) -> Mapping[str, str]:
+        """The entries that could not be restored at the last clean-up, each with the reason."""
+        return self._opened[2].unrestorable if self._opened is not None else {}
 
     async def collect_garbage(self, retain: int) -> None:
         manifests = await self._run("opening it", lambda m, _: m)
