@@ -433,7 +433,7 @@ class History(RuleBasedStateMachine):
         self.unnoticed.clear()
         needed = {ref.object for ref in self.committed.values() if ref.object}
         saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
-        needed |= saved & self.disk.names()  # the commit finds others
+        needed |= saved & self.disk.names() if self.seq else set()  # the commit finds others
         broken = {name for name in needed if self.needs([name]) & self.lost}
         assert broken == needed & self.manifests.unrestorable.keys()
 
