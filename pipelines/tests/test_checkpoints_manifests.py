@@ -532,6 +532,13 @@ def test_a_refused_entry_makes_the_next_clean_up_list_all() -> None:
     assert list(world.manifests.unrestorable) == [world.entry]
 
 
+def test_a_clean_up_lists_all_when_it_has_to() -> None:
+    world = Checkpointed()
+    world.disk.delete(f"u/{world.object}")
+    world.manifests.collect_garbage(retain=1, sweeps=True)
+    assert list(world.manifests.unrestorable) == [world.entry]
+
+
 def test_what_a_listing_lacks_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Checkpointed()
     listed = world.disk.list

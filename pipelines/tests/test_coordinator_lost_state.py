@@ -48,6 +48,7 @@ class LossyWorld(World):
     def __init__(self) -> None:
         self.lost: set[str] = set()
         self.known: set[str] = set()
+        self.sweeps: list[bool] = []
         self.reused: dict[str, str | None] = {}
         super().__init__(PARTS)
 
@@ -84,7 +85,8 @@ class LossyWorld(World):
             match effect:
                 case WriteManifest(fresh=fresh) if refused := tuple(filter(self.is_lost, fresh)):
                     self.feed(EntriesRefused(refused, "state is missing"), who)
-                case CollectGarbage():
+                case CollectGarbage(sweeps=sweeps):
+                    self.sweeps.append(sweeps)
                     self.clean_up()
                 case _:
                     super().perform(who, [effect])
@@ -178,3 +180,18 @@ def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, 
     assert not list(filter(world.is_lost, world.needed()))
     assert {t.phase for t in world.tasks.values()} == {"Live"}
     assert world.coordinator.problems(world.now) == ()
+
+
+def test_a_restore_that_fails_makes_the_next_clean_up_look_for_the_cause() -> None:
+    world = started()
+    slot = Slot("mid", 0, 1)
+    world.kill(slot)
+    world.lose_all()
+    task = world.start_task(slot)
+    while task.phase != "Failed":
+        world.poll(slot)
+    world.feed(world.response_of(task))
+    assert not any(world.sweeps)
+    world.run(15)
+    assert world.sweeps.count(True) == 1
+    assert world.tasks[slot].phase == "Live"

@@ -137,18 +137,19 @@ class ManifestStore:
             found = pool.map(lambda n: self._store.exists(f"{self._uid}/{n}"), sorted(wanted))
             return {name for name, exists in zip(sorted(wanted), found, strict=True) if exists}
 
-    def collect_garbage(self, retain: int) -> int:
+    def collect_garbage(self, retain: int, sweeps: bool = False) -> int:
         """Delete what neither the newest `retain` manifests nor a pending entry need. Returns the
         number of objects. If an entry cannot be read, no state is deleted, and UnreadableObject is
         raised in the end.
 
         Lists manifests and entries, of which there are few, and deletes with an entry the state
         that it alone needed. The first call, the first one after a failure or after an entry was
-        refused, and one every SWEEP_S list the whole store: for state without an entry, for spilled
-        logs, and for what is missing. Sets `unrestorable`.
+        refused, one every SWEEP_S, and one that `sweeps` list the whole store: for state without an
+        entry, for spilled logs, and for what is missing. Sets `unrestorable`.
         """
         began, swept_at = self._clock(), self._swept_at
-        sweeps = swept_at is None or began - swept_at >= SWEEP_S or self._found_missing
+        due = swept_at is None or began - swept_at >= SWEEP_S
+        sweeps = sweeps or due or self._found_missing
         self._found_missing = False
         self._swept_at = None  # a failure may leave state whose entry is deleted
         deleted = self._collect(retain, sweeps)

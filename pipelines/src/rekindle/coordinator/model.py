@@ -266,9 +266,11 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
-    """Delete what the newest `retain` manifests do not need. The edge feeds GarbageCollected."""
+    """Delete what the newest `retain` manifests do not need. `sweeps`: look for what is missing
+    too, at once. The edge feeds GarbageCollected."""
 
     retain: int
+    sweeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

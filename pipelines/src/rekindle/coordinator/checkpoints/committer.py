@@ -90,6 +90,7 @@ class Committer:
         self._generation_problems: tuple[str, ...] = ()
         self._store_problem: str | None = None
         self._garbage_problem: str | None = None
+        self._restore_failed = False
         self.newest: Manifest | None = None
         self.store_id: str | None = None
         self.duration_s: float | None = None
@@ -175,8 +176,7 @@ class Committer:
         self.duration_s = now - self._write_began
         if now - self._garbage_collected_at < _GARBAGE_INTERVAL_S:
             return []
-        self._garbage_collected_at = now
-        return [CollectGarbage(retain)]
+        return self._collect_garbage(retain, now)
 
     def race_lost(self) -> list[Effect]:
         self._machine.step(CommitEvent.RACE_LOST)
@@ -200,6 +200,10 @@ class Committer:
         self._retry_at = now + self._backoff.failed()
         self._store_problem = f"checkpoint store: {message}"
         return []
+
+    def restore_failed(self) -> None:
+        """A task could not start from its restore point: the next clean-up looks for the cause."""
+        self._restore_failed = True
 
     def garbage_collected(self, problem: str | None, unrestorable: Mapping[str, str]) -> bool:
         """Whether other entries than before cannot be restored."""
@@ -260,8 +264,12 @@ class Committer:
     def _collect_garbage_when_due(self, retain: int, now: float) -> list[Effect]:
         if self.own_manifest is None or now - self._garbage_collected_at < _MAX_GARBAGE_INTERVAL_S:
             return []
+        return self._collect_garbage(retain, now)
+
+    def _collect_garbage(self, retain: int, now: float) -> list[Effect]:
+        sweeps, self._restore_failed = self._restore_failed, False
         self._garbage_collected_at = now
-        return [CollectGarbage(retain)]
+        return [CollectGarbage(retain, sweeps)]
 
     def covers(self, generation: Generation) -> bool:
         """Whether the start of this generation is committed, so that its tasks may begin."""

@@ -200,6 +200,8 @@ class Coordinator:
         if response.fence > self.fence:
             return [StepDown(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
         first = task.response is None
+        if response.phase is TaskPhase.FAILED and task.restores:
+            self.committer.restore_failed()
         news = self.membership.answered(task, response, now)
         if first:
             self.containment.first_response(task, self._graph)

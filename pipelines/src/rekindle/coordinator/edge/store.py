@@ -76,9 +76,9 @@ class CheckpointStore:
         """The entries that could not be restored at the last clean-up, each with the reason."""
         return self._opened[2].unrestorable if self._opened is not None else {}
 
-    async def collect_garbage(self, retain: int) -> None:
+    async def collect_garbage(self, retain: int, sweeps: bool = False) -> None:
         manifests = await self._run("opening it", lambda m, _: m)
-        await asyncio.wrap_future(self._cleaner.submit(manifests.collect_garbage, retain))
+        await asyncio.wrap_future(self._cleaner.submit(manifests.collect_garbage, retain, sweeps))
 
     def _save_migrated(
         self, migration: StateMigration, manifests: ManifestStore, store: Store
