@@ -560,11 +560,13 @@ def test_a_damaged_entry_of_the_last_manifest_cannot_be_restored() -> None:
     assert "format 99" in successor.unrestorable[world.entry]
 
 
+@pytest.mark.parametrize("reuses", ["a committed entry", "one that may be committed"])
 @pytest.mark.parametrize("moment", ["it has listed objects", "it deletes"])
 def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
-    monkeypatch: pytest.MonkeyPatch, moment: str
+    monkeypatch: pytest.MonkeyPatch, moment: str, reuses: str
 ) -> None:
-    """It took as long as the commits after which its objects are garbage."""
+    """It took as long as the commits after which its objects are garbage; a pending entry is
+    superseded by another replica's."""
     disk = Disk()
     store = Store(disk.url, objects=disk)
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
@@ -583,7 +585,8 @@ def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
         return manifests.write(manifest(seq, seq, seg__0=EntryRef(seq, name, "")))
 
     saved = [save(epoch, None) for epoch in (1, 2, 3)]
-    assert commit(1, saved[0])
+    if reuses == "a committed entry":
+        assert commit(1, saved[0])
     base = states.load_entry(saved[0])  # of the long save
     assert commit(2, saved[1])
     assert commit(3, saved[2])
