@@ -92,6 +92,16 @@ class TestProcesses:
         run.wait_advanced()
         run.verify(reference)
 
+    def test_state_that_others_delete_is_saved_again(self, run: Run, reference: Reference) -> None:
+        _delete_state(run)
+        run.kill_pod_processes(run.coordinator_pod())  # the next one begins with a clean-up
+        _wait_checkpointed(run, "False", "cannot be restored")
+        _wait_checkpointed(run, "True", "")
+        for pod in run.task_pods("storms"):
+            run.kill_pod_processes(pod)
+        run.wait_advanced()
+        run.verify(reference)
+
     def test_a_killed_coordinator_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         run.kill_pod_processes(run.coordinator_pod())
@@ -154,6 +164,24 @@ def _remove_store(run: Run, seconds: float) -> None:
         wait_for(f"{seconds} s without a store", lambda: run.observer.now() > until, seconds + 5)
     finally:
         run.cluster.move(removed, store)
+
+
+def _delete_state(run: Run) -> None:
+    """Like an expiry rule of a bucket: all that the checkpoints have until now."""
+    uid = run.cluster.topology(run.name)["metadata"]["uid"]
+    run.cluster.move(f"{run.name}/checkpoints/{uid}/state", f"{run.name}/expired")
+
+
+def _wait_checkpointed(run: Run, status: str, message: str) -> None:
+    wait_for(
+        f"{run.name}: condition Checkpointed={status}, {message}",
+        lambda: (
+            run.observer.condition("Checkpointed") == status
+            and message in run.observer.message("Checkpointed")
+        ),
+        60,
+        0.25,
+    )
 
 
 @every_kind

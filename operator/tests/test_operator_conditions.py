@@ -98,6 +98,7 @@ def test_overdue_checkpoints_are_reported(
 
 NO_RIGHT = "checkpoint store: checkpoint store file:///var/lib/rekindle: Permission denied"
 CLEAN_UP = "checkpoint store: clean-up: slow"
+LOST = "checkpoint store: cannot be restored: the entry of s/0 at epoch 9: an object is missing"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,7 @@ CLEAN_UP = "checkpoint store: clean-up: slow"
         (None, [CLEAN_UP], "Unknown", "NotRunning", "no source has released an epoch"),
         (None, [], "Unknown", "NotRunning", "no source has released an epoch"),
         (101, [CLEAN_UP, NO_RIGHT], "False", "Overdue", NO_RIGHT),
+        (41, [CLEAN_UP, LOST], "False", "Unrestorable", LOST),
         (41, [NO_RIGHT], "True", "UpToDate", "checkpoints keep up with the sources"),
     ],
 )

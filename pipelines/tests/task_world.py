@@ -140,9 +140,10 @@ class World:
             MemorySink(),
         )
         state = start or TaskState(NO_EPOCH, NO_WATERMARK, State())
-        discarded = discard_marked(directory)
+        discard_marked(directory)
         self.log = OutputLog(directory, "s", 0, SCHEMA)
-        earlier = continue_log(self.log, directory, state.epoch, replicas == 1, discarded)
+        earlier = continue_log(self.log, directory, state.epoch, replicas == 1)
+        self.earlier = earlier
         self.inputs = SourceInputs(
             self.source,
             state.epoch + 1,

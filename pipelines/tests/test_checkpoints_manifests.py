@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,11 +32,22 @@ from rekindle.checkpoints.garbage import find_garbage
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
 from rekindle.checkpoints.manifests import SWEEP_S, ManifestStore
 from rekindle.checkpoints.state import StateStore
-from rekindle.checkpoints.store import Store
+from rekindle.checkpoints.store import ObjectMissing, Store
 from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
 from rekindle.errors import StoreError
 from rekindle.objects import ObjectInfo, to_json
+from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.task.core.saver import (
+    EntriesRefused,
+    EntryCommitted,
+    EntrySaved,
+    SaverCore,
+    SaverEvent,
+    SaveState,
+    StateReached,
+)
+from rekindle.task.state import TaskState
 
 
 def manifest(seq: int, epoch: int = 9, fence: int = 1, **entries: EntryRef) -> Manifest:
@@ -284,34 +296,57 @@ class Disk:
         return {manifest_name(m.seq) for m in kept} | refs | self.states_of(refs)
 
     def states_of(self, entries: Iterable[str]) -> set[str]:
+        """Of those that are there."""
         manifests = ManifestStore(Store(self.url, objects=self), "u")
-        found = [manifests.entry(name).objects for name in entries]
+        found = [manifests.entry(name).objects for name in entries if f"u/{name}" in self.data]
         return {n for objects in found for names in objects.values() for n in names}
 
     def names(self) -> set[str]:
         return {name.removeprefix("u/") for name in self.modified}
 
 
+class Saver:
+    """A replica: its `SaverCore`, and its state, of which runs are reused."""
+
+    def __init__(self, partition: str, store: Store) -> None:
+        self.partition = partition
+        self.core = SaverCore()
+        self.states = StateStore(store, "u")
+        self.runs = {(n, v): Run(pa.table({"x": [v]})) for n in range(3) for v in range(3)}
+
+    def step(self, event: SaverEvent) -> None:
+        for effect in self.core.step(event, 0.0):
+            assert isinstance(effect, SaveState)
+            state = effect.state
+            operators, previous = (f"op-{self.partition}",), None
+            with contextlib.suppress(ObjectMissing):
+                previous = self.states.load_entry(effect.reuse) if effect.reuse else None
+            ref = self.states.save(
+                self.partition, 0, state.epoch, 0, operators, state.operators, previous
+            )
+            assert ref.object is not None
+            done = CheckpointDone(epoch=ref.epoch, object=ref.object, digest=ref.digest, bytes=1)
+            self.step(EntrySaved(done))
+
+
 class History(RuleBasedStateMachine):
-    """Two partitions save at their own pace; entries are committed, wait, or are lost; the
-    coordinator is killed at any deletion. What is needed is there after each step; what is not is
-    gone at the end."""
+    """Two partitions save at their own pace, with two replicas each; entries are committed, wait,
+    or are superseded by the other replica's; the coordinator is killed at any deletion, and others
+    delete objects. What is needed is there after each step, but for these; what is not needed is
+    gone at the end. What a clean-up has found is never committed, and replaced by the next save."""
 
     PARTITIONS = ("a", "b")
+    REPLICAS = (0, 1)
     RETAIN = 2
 
     def __init__(self) -> None:
         super().__init__()
         self.disk = Disk()
         self.store = Store(self.disk.url, objects=self.disk)
-        self.states = {p: StateStore(self.store, "u") for p in self.PARTITIONS}
+        self.savers = {(p, r): Saver(p, self.store) for p in self.PARTITIONS for r in self.REPLICAS}
         self.committed: dict[str, EntryRef] = {p: EntryRef(-1, None, "") for p in self.PARTITIONS}
-        self.pending: dict[str, EntryRef] = {}
-        places = [(n, v) for n in range(3) for v in range(3)]
-        self.runs = {
-            p: {place: Run(pa.table({"x": [place[1]]})) for place in places}
-            for p in self.PARTITIONS
-        }
+        self.lost: set[str] = set()
+        self.unnoticed: set[str] = set()  # of these, since the last listing of all
         self.epoch = self.seq = 0
         self.restart()
 
@@ -319,28 +354,53 @@ class History(RuleBasedStateMachine):
     def restart(self) -> None:
         self.time_s = 0.0
         self.manifests = ManifestStore(self.store, "u", clock=lambda: self.time_s)
+        self.unnoticed |= self.lost
 
-    @rule(p=st.sampled_from(PARTITIONS), values=st.lists(st.integers(0, 2), max_size=3))
-    def save(self, p: str, values: list[int]) -> None:
-        """Few different values, so that runs are reused. An older pending entry is lost."""
+    @rule(
+        p=st.sampled_from(PARTITIONS),
+        replica=st.sampled_from(REPLICAS),
+        values=st.lists(st.integers(0, 2), max_size=3),
+    )
+    def save(self, p: str, replica: int, values: list[int]) -> None:
+        """Few different values, so that runs are reused."""
         self.disk.now += 1
         self.epoch += 1
-        runs = [self.runs[p][n, v] for n, v in enumerate(values)]
+        saver = self.savers[p, replica]
+        runs = [saver.runs[n, v] for n, v in enumerate(values)]
         state = State({f"op-{p}": of_runs(*runs)})
-        newest = self.committed[p].object
-        previous = self.states[p].load_entry(newest) if newest else None
-        ref = self.states[p].save(p, 0, self.epoch, 0, (f"op-{p}",), state, previous)
-        self.pending[p] = ref
+        saver.step(StateReached(TaskState(self.epoch, 0, state)))
 
-    @rule(chosen=st.sets(st.sampled_from(PARTITIONS)))
-    def commit(self, chosen: set[str]) -> None:
+    @rule(p=st.sampled_from(PARTITIONS), replica=st.sampled_from(REPLICAS))
+    def reboot(self, p: str, replica: int) -> None:
+        """What it has saved is never reported again."""
+        self.savers[p, replica] = Saver(p, self.store)
+        self.tell_savers()
+
+    @rule(chosen=st.lists(st.tuples(st.sampled_from(PARTITIONS), st.sampled_from(REPLICAS))))
+    def commit(self, chosen: list[tuple[str, int]]) -> None:
+        """Often the same replica's: sinks reach its oldest entry first."""
         self.disk.now += 1
-        ready = {p: self.pending.pop(p) for p in chosen if p in self.pending}
-        assert not self.manifests.unusable([r.object for r in ready.values() if r.object])
-        self.committed |= ready
+        for p, replica in chosen:
+            if not (reported := self.savers[p, replica].core.saved()):
+                continue
+            done = reported[0]
+            refused = self.manifests.unusable([done.object])
+            if not self.unnoticed:
+                assert bool(refused) == bool(self.needs([done.object]) & self.lost)
+            if not refused:
+                self.committed[p] = EntryRef(done.epoch, done.object, done.digest)
+            self.tell_savers(refused)
         self.seq += 1
         entries = {f"{p}/0": (ref,) for p, ref in self.committed.items()}
         assert self.manifests.write(Manifest(self.seq, self.epoch, 1, 1, "", entries))
+
+    def tell_savers(self, refused: Iterable[str] = ()) -> None:
+        known = {*refused, *self.manifests.unrestorable}
+        for saver in self.savers.values():
+            ref = self.committed[saver.partition]
+            saver.step(EntryCommitted(RestorePoint(epoch=ref.epoch, object=ref.object)))
+            mine = {done.object for done in saver.core.saved()} | {ref.object or ""}
+            saver.step(EntriesRefused(frozenset(known & mine)))
 
     @rule(killed_after=st.one_of(st.none(), st.integers(0, 5)))
     def collect(self, killed_after: int | None) -> None:
@@ -353,21 +413,54 @@ class History(RuleBasedStateMachine):
                 self.restart()
         finally:
             self.disk.deletions_left = None
+        self.tell_savers()
+
+    @rule(number=st.integers(0, 20))
+    def lose(self, number: int) -> None:
+        """Another program deletes what a committed entry, or one that may be committed, needs."""
+        entries = [ref.object for ref in self.committed.values() if ref.object]
+        entries += [d.object for saver in self.savers.values() for d in saver.core.saved()]
+        if names := sorted(self.needs(entries) & self.disk.names()):
+            name = names[number % len(names)]
+            self.disk.delete(f"u/{name}")
+            self.lost.add(name)
+            self.unnoticed.add(name)
+
+    @rule()
+    def sweep(self) -> None:
+        self.time_s += SWEEP_S
+        self.collect(None)
+        self.unnoticed.clear()
+        needed = {ref.object for ref in self.committed.values() if ref.object}
+        saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
+        needed |= saved & self.disk.names() if self.seq else set()  # the commit finds others
+        broken = {name for name in needed if self.needs([name]) & self.lost}
+        assert broken == needed & self.manifests.unrestorable.keys()
+
+    def needs(self, entries: Iterable[str]) -> set[str]:
+        return {*entries, *self.disk.states_of(entries)}
 
     @invariant()
     def what_is_needed_is_there(self) -> None:
-        pending = {r.object for r in self.pending.values() if r.object}
-        needed = self.disk.needed(self.RETAIN) | pending | self.disk.states_of(pending)
-        assert needed <= self.disk.names()
+        saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
+        needed = self.disk.needed(self.RETAIN) | self.needs(saved)
+        assert needed - self.lost <= self.disk.names()
 
     def teardown(self) -> None:
-        """Without a sweep of the whole store, unless the last collection failed."""
-        self.collect(None)
+        """Without a sweep of the whole store, unless the last collection failed, or entries were
+        lost: nothing else knows their state."""
+        self.sweep()
         for p in self.PARTITIONS:
-            self.save(p, [])
+            self.reboot(p, 1)
+            self.save(p, 0, [0])
+            self.savers[p, 0].core._saved = deque(list(self.savers[p, 0].core.saved())[-1:])
         for _ in range(self.RETAIN + 1):
-            self.commit(set(self.PARTITIONS))
+            self.commit([(p, 0) for p in self.PARTITIONS])
+        self.time_s += SWEEP_S if self.lost else 0
         self.collect(None)
+        newest = [ref.object for ref in self.committed.values() if ref.object]
+        assert len(newest) == len(self.PARTITIONS)
+        assert not self.needs(newest) & self.lost
         assert self.disk.names() == self.disk.needed(self.RETAIN)
 
 
@@ -375,11 +468,105 @@ TestHistory = History.TestCase
 TestHistory.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
+class Checkpointed:
+    """A partition with one committed entry of one state object, cleaned up once."""
+
+    def __init__(self) -> None:
+        self.disk, self.time_s = Disk(), 0.0
+        store = Store(self.disk.url, objects=self.disk)
+        self.states = StateStore(store, "u")
+        self.manifests = ManifestStore(store, "u", clock=lambda: self.time_s)
+        self.state = State({"op": of_runs(Run(pa.table({"x": [1]})))})
+        self.entry = self.save(9, None)
+        (self.object,) = self.disk.states_of([self.entry])
+        assert self.manifests.unusable([self.entry]) == {}
+        assert self.manifests.write(manifest(1, 9, seg__0=EntryRef(9, self.entry, "d")))
+        self.manifests.collect_garbage(retain=1)
+        assert self.manifests.unrestorable == {}
+
+    def save(self, epoch: int, previous: str | None) -> str:
+        entry = self.states.load_entry(previous) if previous is not None else None
+        ref = self.states.save("seg", 0, epoch, 0, ("op",), self.state, entry)
+        assert ref.object is not None
+        return ref.object
+
+    def sweep(self) -> None:
+        self.time_s += SWEEP_S
+        self.manifests.collect_garbage(retain=1)
+
+
+def test_a_sweep_finds_missing_state_and_commits_refuse_it() -> None:
+    world = Checkpointed()
+    why = f"state object {world.object} is missing"
+    content = world.disk.data[f"u/{world.object}"]
+    world.disk.delete(f"u/{world.object}")
+    world.sweep()
+    assert world.manifests.unrestorable == {world.entry: why}
+    reusing = world.save(19, world.entry)
+    assert world.manifests.unusable([reusing]) == {reusing: why}
+    assert world.manifests.unusable([world.save(29, None)]) == {}
+    world.disk.put(f"u/{world.object}", content)
+    world.manifests.collect_garbage(retain=1)
+    assert world.manifests.unrestorable == {}
+
+
+def test_each_clean_up_finds_a_missing_entry() -> None:
+    world = Checkpointed()
+    world.disk.delete(f"u/{world.entry}")
+    world.manifests.collect_garbage(retain=1)
+    assert list(world.manifests.unrestorable) == [world.entry]
+
+
+def test_a_refused_entry_makes_the_next_clean_up_list_all() -> None:
+    world = Checkpointed()
+    world.disk.delete(f"u/{world.object}")
+    world.manifests.collect_garbage(retain=1)
+    assert world.manifests.unrestorable == {}, "it lists no state"
+    successor = ManifestStore(Store(world.disk.url, objects=world.disk), "u", lambda: 0.0)
+    successor.collect_garbage(retain=1)
+    assert list(successor.unrestorable) == [world.entry]
+    gone = world.save(19, None)
+    world.disk.delete(f"u/{gone}")
+    assert list(world.manifests.unusable([gone])) == [gone]
+    world.manifests.collect_garbage(retain=1)
+    assert list(world.manifests.unrestorable) == [world.entry]
+
+
+def test_a_clean_up_lists_all_when_it_has_to() -> None:
+    world = Checkpointed()
+    world.disk.delete(f"u/{world.object}")
+    world.manifests.collect_garbage(retain=1, sweeps=True)
+    assert list(world.manifests.unrestorable) == [world.entry]
+
+
+def test_what_a_listing_lacks_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Checkpointed()
+    listed = world.disk.list
+    monkeypatch.setattr(
+        world.disk,
+        "list",
+        lambda prefix="": [i for i in listed(prefix) if not i.name.endswith(world.object)],
+    )
+    world.sweep()
+    assert world.manifests.unrestorable == {}
+
+
+def test_a_damaged_entry_of_the_last_manifest_cannot_be_restored() -> None:
+    world = Checkpointed()
+    world.disk.data[f"u/{world.entry}"] = b'{"format": 99}'
+    successor = ManifestStore(Store(world.disk.url, objects=world.disk), "u", lambda: 0.0)
+    with pytest.raises(StoreError, match="format 99"):
+        successor.collect_garbage(retain=1)
+    assert "format 99" in successor.unrestorable[world.entry]
+
+
+@pytest.mark.parametrize("reuses", ["a committed entry", "one that may be committed"])
 @pytest.mark.parametrize("moment", ["it has listed objects", "it deletes"])
 def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
-    monkeypatch: pytest.MonkeyPatch, moment: str
+    monkeypatch: pytest.MonkeyPatch, moment: str, reuses: str
 ) -> None:
-    """It took as long as the commits after which its objects are garbage."""
+    """It took as long as the commits after which its objects are garbage; a pending entry is
+    superseded by another replica's."""
     disk = Disk()
     store = Store(disk.url, objects=disk)
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
@@ -398,7 +585,8 @@ def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
         return manifests.write(manifest(seq, seq, seg__0=EntryRef(seq, name, "")))
 
     saved = [save(epoch, None) for epoch in (1, 2, 3)]
-    assert commit(1, saved[0])
+    if reuses == "a committed entry":
+        assert commit(1, saved[0])
     base = states.load_entry(saved[0])  # of the long save
     assert commit(2, saved[1])
     assert commit(3, saved[2])

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from coordinator_world import World, next_polls, started
 
-from rekindle.coordinator.model import FenceRaised, ProblemChanged, StepDown
+from rekindle.coordinator.model import (
+    EntriesRefused,
+    FenceRaised,
+    GarbageCollected,
+    ProblemChanged,
+    StepDown,
+    WriteManifest,
+)
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import Part
@@ -323,3 +330,106 @@ def test_results_of_different_engines_are_not_compared() -> None:
     other.engine = "e1"
     world.run(2)
     assert any("disagree" in message for message in world.reports[-1]["inconsistent"])
+
+
+LEFT = (Slot("left", 0, 0), Slot("left", 0, 1))
+
+
+def lose(world: World, key: str) -> str:
+    """A clean-up finds that an object of the newest entry of a partition is missing."""
+    name = world.store[-1].entries[key][0].object
+    assert name is not None
+    world.feed(GarbageCollected(None, {name: "state object x is missing"}))
+    return name
+
+
+def test_an_entry_that_lacks_state_is_reported_and_replaced() -> None:
+    world = started(12)
+    lost = lose(world, "left/0")
+    assert world.coordinator.problems(world.now) == (
+        "checkpoint store: cannot be restored: the entry of left/0 at epoch 11: state object x is "
+        "missing",
+    )
+    assert [p.refused for s, p in next_polls(world).items() if s in LEFT] == [(lost,), (lost,)]
+    assert all(not p.refused for s, p in next_polls(world).items() if s not in LEFT)
+    before = len(world.store)
+    world.run(6)
+    assert len(world.store) > before
+    for manifest in world.store[before:]:
+        assert lost not in {r.object for refs in manifest.entries.values() for r in refs}
+    assert world.coordinator.problems(world.now) == ()
+
+
+def test_no_task_is_restored_from_an_entry_that_lacks_state() -> None:
+    world = started(12)
+    world.kill(LEFT[1])
+    lost = lose(world, "left/0")
+    task = world.start_task(LEFT[1])
+    world.rounds(4)
+    assert (task.phase, task.restored_from) == ("Waiting", None)
+    world.run(6)
+    assert task.restored_from == 15
+    assert world.store[-1].entries["left/0"][0].object != lost
+
+
+def test_a_partition_that_is_gone_with_its_state_does_not_stop_checkpoints() -> None:
+    world = started(12)
+    for slot in LEFT:
+        world.kill(slot)
+    lose(world, "left/0")
+    world.run(40)
+    assert world.store[-1].entries["right/0"][0].epoch >= world.head - 4 * world.interval_epochs
+    (problem,) = [p for p in world.coordinator.problems(world.now) if "cannot be restored" in p]
+    assert problem.endswith("no live replica can save left/0 again")
+
+
+def test_commits_wait_for_state_that_is_saved_again() -> None:
+    """Both replicas fail to save for a while; the others go on."""
+    world = started(12)
+    lost = lose(world, "left/0")
+    for slot in LEFT:
+        world.tasks[slot].store_fails = True
+    before = len(world.store)
+    world.run(8)
+    assert len(world.store) == before
+    for slot in LEFT:
+        world.tasks[slot].store_fails = False
+    world.run(8)
+    kept = world.store[-1].entries["left/0"]
+    assert lost not in {r.object for r in kept}
+    assert kept[0].epoch == world.store[-1].epoch
+
+
+def test_an_older_entry_is_kept_in_the_place_of_one_that_lacks_state() -> None:
+    """`both` waits and pins the entry of epoch 7, also of partitions that are gone by now."""
+    world = started(9)
+    world.kill(BOTH)
+    world.run(9)
+    for slot in LEFT:
+        world.kill(slot)
+    assert [r.epoch for r in world.store[-1].entries["left/0"]] == [15, 7]
+    lose(world, "left/0")
+    task = world.start_task(LEFT[0])
+    world.rounds(3)
+    assert task.restored_from == 7
+    world.run(16)
+    assert world.store[-1].entries["left/0"][0].epoch == world.store[-1].epoch
+
+
+def test_tasks_report_refused_entries_no_more() -> None:
+    world = started(12)
+    world.hold_writes = True
+    while not world.held:
+        world.run(1)
+    ((_, effect),) = world.held
+    assert isinstance(effect, WriteManifest)
+    world.held, world.hold_writes = [], False
+    world.feed(EntriesRefused(effect.fresh, "state object x is missing"))
+    saved = {d.object for t in world.tasks.values() for d in t.response().checkpoints}
+    assert saved >= set(effect.fresh)
+    world.rounds(2)
+    saved = {d.object for t in world.tasks.values() for d in t.response().checkpoints}
+    assert not saved & set(effect.fresh)
+    assert not any(p.refused for p in next_polls(world).values())
+    world.run(8)
+    assert world.store[-1].epoch == 23

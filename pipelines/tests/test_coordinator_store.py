@@ -119,6 +119,18 @@ def test_old_checkpoints_are_deleted(store: CheckpointStore, url: str) -> None:
     assert not [o for o in gc.get_objects() if isinstance(o, Entry)]
 
 
+def test_what_others_deleted_is_known_after_a_clean_up(store: CheckpointStore, url: str) -> None:
+    assert store.unrestorable == {}
+    ref = save(url, "a", "op-a", 3)
+    assert ref.object is not None
+    assert run(store.write(WriteManifest(manifest(0, {"a/0": (ref,)})))) is not None
+    objects = Store(url)
+    (lost,) = (info.name for info in objects.list(f"{UID}/state/"))
+    objects.delete(lost)
+    run(store.collect_garbage(1))
+    assert list(store.unrestorable) == [ref.object]
+
+
 def test_missing_states_are_named(store: CheckpointStore, url: str) -> None:
     ref = save(url, "a", "op-a", 3)
     assert ref.object is not None

@@ -10,6 +10,7 @@ from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.core.events import Woken
 from rekindle.task.core.saver import (
     PENDING,
+    EntriesRefused,
     EntryCommitted,
     EntrySaved,
     SaveAbandoned,
@@ -24,14 +25,18 @@ from rekindle.task.state import TaskState
 
 
 class Store:
-    """Performs the core's effects, and remembers what became of each state."""
+    """Performs the core's effects, and remembers what became of each state. Each save makes an
+    object, and refers to all objects of the entry that it reuses; `lost` objects are gone."""
 
     def __init__(self) -> None:
         self.core, self.now, self.epoch = SaverCore(), 0.0, -1
         self.saving: SaveState | None = None
         self.saved: list[int] = []
         self.skipped: list[int] = []
+        self.refused: list[int] = []
         self.committed = -1
+        self.objects: dict[str, frozenset[int]] = {}
+        self.lost: set[int] = set()
 
     def step(self, event: SaverEvent) -> None:
         for effect in self.core.step(event, self.now):
@@ -40,8 +45,14 @@ class Store:
                     self.skipped.append(epoch)
                 case SaveState(reuse=reuse):
                     assert self.saving is None, "one call at a time"
-                    assert reuse == (None if self.committed < 0 else f"entry-{self.committed}")
+                    if not self.refused:
+                        assert reuse == self.newest_kept()
                     self.saving = effect
+
+    def newest_kept(self) -> str | None:
+        """The newest entry that clean-up keeps: it is committed, or may be."""
+        newest = max([self.committed, *self.saved])
+        return None if newest < 0 else f"entry-{newest}"
 
     def offer(self) -> None:
         self.epoch += 10
@@ -49,8 +60,9 @@ class Store:
 
     def succeed(self) -> None:
         if self.saving is not None:
-            epoch, self.saving = self.saving.state.epoch, None
+            epoch, reuse, self.saving = self.saving.state.epoch, self.saving.reuse, None
             self.saved.append(epoch)
+            self.objects[f"entry-{epoch}"] = self.objects.get(reuse or "", frozenset()) | {epoch}
             done = CheckpointDone(epoch=epoch, object=f"entry-{epoch}", digest="d", bytes=1)
             self.step(EntrySaved(done))
 
@@ -64,18 +76,48 @@ class Store:
         self.step(SaveAbandoned())
 
     def commit(self) -> None:
-        if self.saved and self.saved[-1] > self.committed:
-            self.committed = self.saved[-1]
-            self.step(
-                EntryCommitted(RestorePoint(epoch=self.committed, object=f"entry-{self.committed}"))
-            )
+        """The newest entry, if it can be restored; otherwise it is refused."""
+        newest = next((e for e in reversed(self.saved) if e not in self.refused), -1)
+        if newest <= self.committed:
+            return
+        if not self.is_restorable(newest):
+            self.refused.append(newest)
+            self.repeat_poll()
+            return
+        self.committed = newest
+        self.step(EntryCommitted(RestorePoint(epoch=newest, object=f"entry-{newest}")))
+
+    def is_restorable(self, epoch: int) -> bool:
+        return not self.objects.get(f"entry-{epoch}", frozenset()) & self.lost
+
+    def lose(self) -> None:
+        """The oldest object of the committed entry, or that of the oldest saved one."""
+        entries = (self.objects.get(f"entry-{e}", ()) for e in (self.committed, *self.saved))
+        if needed := next(filter(None, entries), None):
+            self.lost.add(min(needed))
+
+    def sweep(self) -> None:
+        """Find out whether the committed entry can still be restored."""
+        if self.committed not in self.refused and not self.is_restorable(self.committed):
+            self.refused.append(self.committed)
+            self.repeat_poll()
+
+    def repeat_poll(self) -> None:
+        if self.refused:
+            self.step(EntriesRefused(frozenset(f"entry-{e}" for e in self.refused)))
 
     def pass_time(self) -> None:
         self.now += 0.3
         self.step(Woken())
 
 
-MOVES = histories(("pass_time", "offer", "succeed", "succeed", "commit", "fail", "abandon"), 40)
+MOVES = histories(
+    (
+        *("pass_time", "offer", "succeed", "succeed", "commit", "fail", "abandon"),
+        *("lose", "sweep", "repeat_poll"),
+    ),
+    40,
+)
 
 
 def play(moves: list[str]) -> Store:
@@ -89,7 +131,7 @@ def play(moves: list[str]) -> Store:
 def test_what_is_reported_was_saved_and_is_not_committed(moves: list[str]) -> None:
     store = play(moves)
     reported = [done.epoch for done in store.core.saved()]
-    assert reported == [e for e in store.saved if e > store.committed]
+    assert reported == [e for e in store.saved if e > store.committed and e not in store.refused]
 
 
 @given(MOVES)
@@ -110,6 +152,66 @@ def test_the_newest_states_are_saved_once_the_store_responds(moves: list[str]) -
         store.succeed()
     assert store.saved[-PENDING:] == [store.epoch - 10, store.epoch]
     assert (store.core.wake_at, store.core.problem) == (None, None)
+
+
+@given(MOVES)
+def test_after_refusals_what_is_committed_can_be_restored(moves: list[str]) -> None:
+    store = play(moves)
+    store.sweep()
+    store.commit()
+    for offers in (True, True, True, False, False, False):
+        if offers:
+            store.offer()
+        store.now = max(store.now, store.core.wake_at or 0.0)
+        store.step(Woken())
+        store.succeed()
+        store.commit()
+    assert store.is_restorable(store.committed)
+    assert store.committed == store.epoch
+
+
+def test_a_saver_that_takes_over_saves_all_of_its_state_once() -> None:
+    """While the committed entry is another replica's, whose objects it does not have."""
+    store = Store()
+    store.committed = 9
+    store.epoch = 9
+    store.step(EntryCommitted(RestorePoint(epoch=9, object="entry-9")))
+    for _ in range(5):
+        store.offer()
+        store.succeed()
+    assert store.objects["entry-59"] == {19, 29, 39, 49, 59}
+
+
+def test_nothing_of_what_was_saved_before_a_refusal_is_reused() -> None:
+    store = Store()
+    for _ in range(3):
+        store.offer()
+        store.succeed()
+    store.offer()
+    store.refused.append(19)
+    store.repeat_poll()
+    assert [done.epoch for done in store.core.saved()] == [9, 29]
+    store.succeed()
+    store.offer()
+    assert store.saving is not None
+    assert store.saving.reuse is None
+    store.succeed()
+    store.repeat_poll()
+    store.offer()
+    assert store.saving is not None
+    assert store.saving.reuse == "entry-49"
+
+
+def test_a_committed_entry_that_is_refused_is_not_reused() -> None:
+    store = Store()
+    store.offer()
+    store.succeed()
+    store.commit()
+    store.refused.append(9)
+    store.repeat_poll()
+    store.offer()
+    assert store.saving is not None
+    assert store.saving.reuse is None
 
 
 @given(MOVES)

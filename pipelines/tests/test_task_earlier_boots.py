@@ -141,6 +141,72 @@ def test_sinks_compare_files_of_a_boot_that_may_be_wrong(home: Path) -> None:
     boot.run()
 
 
+def killed(boot: Boot, epoch: int) -> None:
+    """Run it through an epoch, and end it before its sinks have written anything."""
+    boot.world.run_to(epoch + 1)
+    boot.world.saver.stop(1)
+    boot.world.log.close()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_sinks_compare_although_the_boot_that_had_to_was_killed(home: Path, replicas: int) -> None:
+    crashed(home, replicas)
+    mark(home)
+    killed(Boot(home, replicas), epoch=2)
+    killed(Boot(home, replicas), epoch=2)
+    boot = Boot(home, replicas)
+    boot.world.sink.epochs = list(range(8))
+    boot.world.sinks.assign([SINK])
+    boot.world.run_to(12)
+    eventually(lambda: boot.world.sinks.progress()[0].durable == 11)
+    assert boot.world.sink.epochs == [*range(8), *range(12)]
+    boot.run()
+
+
+def test_files_of_a_decided_dispute_are_compared_after_a_kill_too(home: Path) -> None:
+    crashed(home, replicas=1)
+    with pytest.raises(Diverged):
+        Boot(home, replicas=1).run()
+    killed(Boot(home, replicas=1), epoch=WRONG)
+    boot = Boot(home, replicas=1)
+    boot.world.sink.epochs = list(range(8))
+    boot.world.sinks.assign([SINK])
+    boot.world.run_to(12)
+    eventually(lambda: boot.world.sinks.progress()[0].durable == 11)
+    assert boot.world.sink.epochs[8:] == list(range(12))
+    boot.run()
+
+
+def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
+    crashed(home, replicas=1)
+    mark(home)
+    world = Boot(home, replicas=1).world
+    assert not world.sinks.compared(), "no sink is known yet"
+    world.sink.epochs = list(range(8))
+    world.sinks.assign([SINK])
+    world.run_to(5)
+    eventually(lambda: world.sinks.progress()[0].durable == 4)
+    assert not world.sinks.compared()
+    world.run_to(9)
+    eventually(world.sinks.compared)
+    world.earlier.compared()
+    world.sinks.stop()
+    killed(Boot(home, replicas=1), epoch=9)
+    assert Boot(home, replicas=1).world.earlier.compare_from is None
+
+
+def test_a_conflict_keeps_a_comparison_alive(home: Path) -> None:
+    crashed(home, replicas=1)
+    mark(home)
+    world = Boot(home, replicas=1).world
+    world.sink.conflict = "epoch 6 exists with rows that differ"
+    world.sinks.assign([SINK])
+    world.run_to(9)
+    eventually(lambda: world.sinks.progress()[0].durable == 8)
+    assert not world.sinks.compared()
+    world.sinks.stop()
+
+
 def test_a_checkpoint_beyond_the_epoch_ends_its_dispute(home: Path) -> None:
     crashed(home, replicas=1)
     with pytest.raises(Diverged):

@@ -156,7 +156,7 @@ def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
     assert [d.epoch for d in world.saver.done()] == [19]
     world.saver.offer(world.saved[2])
     eventually(lambda: [d.epoch for d in world.saver.done()] == [19, 29])
-    assert world.states.saved == [(9, None), (19, None), (29, "entry-9")]
+    assert world.states.saved == [(9, None), (19, "entry-9"), (29, "entry-19")]
 
 
 @pytest.mark.parametrize("error", [ObjectMissing, UnreadableObject])

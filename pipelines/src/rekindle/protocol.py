@@ -112,6 +112,9 @@ class PollRequest(_Versioned):
     floor: int | None = None  # epochs <= floor may leave the log; None: keep all
     saver: bool = False  # save checkpoints at checkpoint epochs
     committed: RestorePoint | None = None  # this partition's entry in the newest manifest
+    # Entries of this partition that cannot be restored: of those that the task reports, and
+    # `committed`. It reports them no more, reuses nothing of them, and saves all of its state.
+    refused: tuple[str, ...] = ()
     ask_only: bool = False  # respond only: keep the desired state of the last complete poll
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all

@@ -205,6 +205,9 @@ def _recovering(recovery: RecoveryStatus) -> Condition:
     return Condition("Recovering", "True", active.mode, f"in this order: {plan}")
 
 
+_UNRESTORABLE = "checkpoint store: cannot be restored: "
+
+
 def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Condition:
     """By epochs, not by the clock: sources that have ended, or pause, make no epochs to save."""
     newest, head = context.report.checkpoint.epoch, context.report.head_epoch
@@ -216,6 +219,8 @@ def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Con
         return Condition("Checkpointed", "False", "StoreFailed", store)
     if context.stale_since is not None:
         return Condition("Checkpointed", "Unknown", _NO_REPORT, report_age(context))
+    if lost := next((p for p in context.report.problems if p.startswith(_UNRESTORABLE)), None):
+        return Condition("Checkpointed", "False", "Unrestorable", lost)
     interval_epochs = context.running.topology.spec.checkpoint_interval_epochs
     missed = (head - (newest if newest is not None else -1)) // interval_epochs
     if missed <= _OVERDUE:

@@ -2,7 +2,7 @@
 
 A manifest is committed by creating `manifests/<seq>.json`. Of two coordinators that try the same
 number one fails, and one that was suspended finds a newer number. `checkpoints.garbage` decides
-what is deleted.
+what is deleted. A clean-up finds what others have deleted: an expiry rule of a bucket, a user.
 
 Design: docs/design/checkpoints.md#who-commits, docs/design/checkpoints.md#what-is-deleted.
 """
@@ -50,8 +50,14 @@ class ManifestStore:
         self._references: dict[str, frozenset[str]] = {}
         self._manifests: dict[int, Manifest] = {}
         self._swept_at: float | None = None
-        # of both: what is being deleted, which no entry may need that is committed now
+        # of both: what is being deleted, which no entry may need that is committed now; needed
+        # state objects that were missing at the last clean-up; whether a commit found one missing
         self._deleting: frozenset[str] = frozenset()
+        self._missing: frozenset[str] = frozenset()
+        self._found_missing = False
+        self.unrestorable: Mapping[str, str] = {}
+        """Entries that have to stay usable, and that were not at the last clean-up; each with the
+        reason."""
 
     def seqs(self) -> list[int]:
         """The numbers of all manifests, ascending."""
@@ -101,7 +107,7 @@ class ManifestStore:
     def unusable(self, object_names: Iterable[str]) -> dict[str, str]:
         """Those of these entries that must not be committed, and why: they cannot be read, or state
         objects that they need are missing. Looks for objects that no entry of the last manifest
-        that was written needs."""
+        that was written needs, or that were missing at the last clean-up."""
         problems: dict[str, str] = {}
         fresh: dict[str, frozenset[str]] = {}
         deleting = self._deleting  # what is deleted later is in no entry that is there now
@@ -111,6 +117,7 @@ class ManifestStore:
             except (ObjectMissing, UnreadableObject) as error:
                 problems[name] = str(error)
         known = _union(refs for name, refs in self._complete.items() if name not in fresh)
+        known -= self._missing
         present = known | self._present(_union(fresh.values()) - known, len(known))
         present -= deleting
         for name, needed in fresh.items():
@@ -118,6 +125,7 @@ class ManifestStore:
                 problems[name] = f"state object {missing[0]} is missing"
             else:
                 self._complete[name] = needed
+        self._found_missing |= bool(problems)
         return problems
 
     def _present(self, wanted: AbstractSet[str], known: int) -> AbstractSet[str]:
@@ -129,17 +137,20 @@ class ManifestStore:
             found = pool.map(lambda n: self._store.exists(f"{self._uid}/{n}"), sorted(wanted))
             return {name for name, exists in zip(sorted(wanted), found, strict=True) if exists}
 
-    def collect_garbage(self, retain: int) -> int:
+    def collect_garbage(self, retain: int, sweeps: bool = False) -> int:
         """Delete what neither the newest `retain` manifests nor a pending entry need. Returns the
         number of objects. If an entry cannot be read, no state is deleted, and UnreadableObject is
         raised in the end.
 
         Lists manifests and entries, of which there are few, and deletes with an entry the state
-        that it alone needed. The first call, the first one after a failure, and one every
-        SWEEP_S list the whole store: for state without an entry, and for spilled logs.
+        that it alone needed. The first call, the first one after a failure or after an entry was
+        refused, one every SWEEP_S, and one that `sweeps` list the whole store: for state without an
+        entry, for spilled logs, and for what is missing. Sets `unrestorable`.
         """
         began, swept_at = self._clock(), self._swept_at
-        sweeps = swept_at is None or began - swept_at >= SWEEP_S
+        due = swept_at is None or began - swept_at >= SWEEP_S
+        sweeps = sweeps or due or self._found_missing
+        self._found_missing = False
         self._swept_at = None  # a failure may leave state whose entry is deleted
         deleted = self._collect(retain, sweeps)
         self._swept_at = began if sweeps else swept_at
@@ -151,13 +162,15 @@ class ManifestStore:
         manifests = self._retained(objects, retain)
         before = self._references
         entries = needed_entries(objects, manifests)
-        unreadable = self._update_references(entries)
+        names = {info.name for info in objects}
+        unusable = self._update_references(entries, names)
+        self._find_unrestorable(names if sweeps else None, unusable)
+        unreadable = next((e for e in unusable.values() if isinstance(e, UnreadableObject)), None)
         references = {name: self._references.get(name, frozenset()) for name in entries}
         garbage = find_garbage(objects, manifests, references)
         if not sweeps:
-            listed = {info.name for info in objects}
             needless = self._needed_by(garbage, before)
-            objects += [info for info in needless if info.name not in listed]
+            objects += [info for info in needless if info.name not in names]
             garbage = find_garbage(objects, manifests, references)
         if unreadable is not None:
             garbage = [info for info in garbage if not info.name.startswith("state/")]
@@ -206,19 +219,36 @@ class ManifestStore:
                 newest[name] = max(info.modified, newest.get(name, info.modified))
         return [ObjectInfo(name, 0, modified) for name, modified in newest.items()]
 
-    def _update_references(self, entry_names: Iterable[str]) -> UnreadableObject | None:
+    def _update_references(
+        self, entry_names: Iterable[str], listed: AbstractSet[str]
+    ) -> dict[str, StoreError]:
         """Keep the references of these entries and no others; entries never change, so each is read
-        once. Returns the error of one that cannot be read."""
+        once. Returns the errors of those that are missing or cannot be read."""
         references: dict[str, frozenset[str]] = {}
-        unreadable: UnreadableObject | None = None
+        unusable: dict[str, StoreError] = {}
         for name in entry_names:
             try:
-                known = self._references.get(name)
+                known = self._references.get(name) if name in listed else None
                 references[name] = self._read_references(name) if known is None else known
-            except UnreadableObject as error:
-                unreadable = error
+            except (ObjectMissing, UnreadableObject) as error:
+                unusable[name] = error
         self._references = references
-        return unreadable
+        return unusable
+
+    def _find_unrestorable(
+        self, listed: AbstractSet[str] | None, unusable: Mapping[str, StoreError]
+    ) -> None:
+        """`listed`: names in the whole store. A listing may lack what is written meanwhile, so that
+        what is not in it is looked for; without a listing, what was missing before."""
+        needed = _union(self._references.values())
+        missing = needed & self._missing if listed is None else needed - listed
+        if missing and (listed is not None or len(missing) <= _MAX_LOOK_UPS):
+            missing -= self._present(missing, 0)
+        self._missing = missing
+        lacking = {name: refs & missing for name, refs in self._references.items()}
+        self.unrestorable = {name: str(error) for name, error in unusable.items()} | {
+            name: f"state object {min(lost)} is missing" for name, lost in lacking.items() if lost
+        }
 
     def _read_references(self, entry_name: str) -> frozenset[str]:
         entry = self.entry(entry_name)

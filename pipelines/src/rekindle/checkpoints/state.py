@@ -1,10 +1,10 @@
 """Saving and loading the state of one segment partition.
 
-A checkpoint only writes the runs that are new since the newest committed one, packed into few
-objects; runs that are in objects of the newest *committed* manifest are referred to, those of an
-entry that was never committed may be deleted at any time.
+A checkpoint only writes the runs that are new since an earlier entry of the partition, packed into
+few objects; runs that are in that entry's objects are referred to. The caller chooses an entry that
+clean-up keeps.
 
-Design: docs/design/checkpoints.md#what-a-checkpoint-is.
+Design: docs/design/checkpoints.md#what-a-checkpoint-is, docs/design/checkpoints.md#what-is-reused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OBJECT_BYTES = 8 << 20
 LIVE_SHARE = 0.1
 """If a smaller share of an object's rows is live, its runs are written again."""
 REMEMBERED = 64
-"""Entries that may be committed later, so that their objects can be referred to then."""
+"""Entries whose objects can be referred to."""
 _TOPOLOGY, _STATE_FORMAT = b"rekindle.topology", b"rekindle.stateFormat"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
@@ -79,9 +79,10 @@ class StateStore:
         previous: Entry | None,
         chained_digest: str = "",
     ) -> EntryRef:
-        """Save the state after `epoch`; `previous` is this partition's entry in the newest
-        committed manifest. `bytes` of the result is what was written. Raises StoreError; then
-        earlier checkpoints are unchanged, and the call may be repeated."""
+        """Save the state after `epoch`; `previous` is this partition's entry whose objects may be
+        referred to: the newest committed one, or one that may yet be committed. `bytes` of the
+        result is what was written. Raises StoreError; then earlier checkpoints are unchanged, and
+        the call may be repeated."""
         saved = CheckpointName(segment_id, partition, epoch, "")
         places, written = self._upload(saved, state, previous)
         names: dict[str, tuple[str, ...]] = {}
@@ -197,9 +198,9 @@ class StateStore:
             places.update((run.id, (name, batch)) for batch, run in enumerate(runs))
         return places, sum(size for _, size in done)
 
-    def _usable(self, states: OperatorState, committed: Sequence[str]) -> dict[RunId, _Place]:
-        """Runs in committed objects that may be referred to: enough of their rows are live."""
-        names = frozenset(committed)
+    def _usable(self, states: OperatorState, previous: Sequence[str]) -> dict[RunId, _Place]:
+        """Runs in these objects that may be referred to: enough of their rows are live."""
+        names = frozenset(previous)
         found: dict[RunId, _Place] = {}
         live: dict[str, int] = {}
         for run in states.runs():
@@ -230,9 +231,9 @@ class StateStore:
         self._entries.append((epoch, frozenset(n for names in objects.values() for n in names)))
 
     def _forget_before(self, epoch: int) -> None:
-        """Forget the objects that only entries before `epoch` have: none of these will be the
-        newest committed one again. Entries after it may be committed later, for instance when a
-        slow sink has reached them."""
+        """Forget the objects that only entries before `epoch` have: nothing of these is referred to
+        again. Entries after it may be committed later, for instance when a slow sink has reached
+        them."""
         self._entries = [known for known in self._entries if known[0] >= epoch]
         kept = frozenset[str]().union(*(names for _, names in self._entries))
         self._rows = {name: rows for name, rows in self._rows.items() if name in kept}

@@ -6,7 +6,7 @@ Events are what happened (past tense), effects what the edge has to do (imperati
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.protocol import PollResponse
@@ -147,7 +147,11 @@ class StoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class GarbageCollected:
+    """`unrestorable`: entries that were found to be damaged, or to lack objects that others have
+    deleted, each with the reason."""
+
     problem: str | None = None
+    unrestorable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +266,11 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
-    """Delete what the newest `retain` manifests do not need. The edge feeds GarbageCollected."""
+    """Delete what the newest `retain` manifests do not need. `sweeps`: look for what is missing
+    too, at once. The edge feeds GarbageCollected."""
 
     retain: int
+    sweeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Replicas that disagree compute again from the committed checkpoint. Without this, the log of the
 previous boot would be served, and compared with new results. A marker file beside the log is
-written before the process ends, so that the next boot finds it even after a crash.
+written before the process ends, so that the next boot finds it even after a crash. Sinks may have
+written such results: another marker lasts until a boot has compared their files with its own.
 
 Design: docs/design/task.md#failures, docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -21,15 +22,34 @@ def mark(log: Path) -> None:
 
 
 def discard_marked(log: Path) -> bool:
-    """Delete the log if it is marked. Returns whether it was. Raises OSError."""
+    """Delete the log if it is marked, and mark its files in sinks instead. Returns whether it was.
+    Raises OSError."""
     marker = _marker_of(log)
     if not marker.exists():
         return False
     if log.exists():
         shutil.rmtree(log)
-    marker.unlink()  # last: an interrupted deletion continues at the next start
+    marker.replace(_comparison_of(log))  # last: an interrupted deletion continues at the next start
     return True
+
+
+def mark_comparison(log: Path) -> None:
+    """Files that sinks have written from this log may be wrong. Raises OSError."""
+    _comparison_of(log).touch()
+
+
+def must_compare(log: Path) -> bool:
+    return _comparison_of(log).exists()
+
+
+def end_comparison(log: Path) -> None:
+    """All files have been compared."""
+    _comparison_of(log).unlink(missing_ok=True)
 
 
 def _marker_of(log: Path) -> Path:
     return log.with_name(f"{log.name}.discard")
+
+
+def _comparison_of(log: Path) -> Path:
+    return log.with_name(f"{log.name}.compare")

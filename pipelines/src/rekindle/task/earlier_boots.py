@@ -11,6 +11,9 @@ from it, the log is discarded and the epoch is computed once more, from the chec
 three results decide. A file in the log's directory keeps the results for the next boot. Where all
 three differ the task stays failed: nothing of the epoch, or after it, is served or written.
 
+Files that sinks have written from a log that may be wrong are compared; until all are, each boot
+begins again with that.
+
 Design: docs/design/task.md#the-log-of-earlier-boots.
 """
 
@@ -24,6 +27,7 @@ from pathlib import Path
 from rekindle.errors import Diverged, NotDeterministic
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog, Result
+from rekindle.task.discard import end_comparison, mark_comparison, must_compare
 
 _log = logging.getLogger(__name__)
 _RESULTS_FILE = "disputed.json"
@@ -33,19 +37,28 @@ _UNDECIDED = 2
 
 class EarlierBoots:
     """Results of earlier boots after the restore point. `compare_from`: the first epoch of which
-    they may have written a wrong file. `check` is called by the engine's thread."""
+    they may have written a wrong file; None: of none. `check` is called by the engine's thread."""
 
     def __init__(
         self,
-        file: Path,
+        directory: Path,
         results: Mapping[int, tuple[Result, ...]],
         alone: bool,
         compare_from: int | None,
     ) -> None:
         self.compare_from = compare_from
-        self._file = file
+        self._directory = directory
+        self._file = directory / _RESULTS_FILE
         self._results = dict(results)
         self._alone = alone
+
+    def compared(self) -> None:
+        """Sinks have compared all their files."""
+        self.compare_from = None
+        try:
+            end_comparison(self._directory)
+        except OSError as error:  # the next boot compares once more
+            _log.warning("the end of the comparison of files cannot be recorded: %s", error)
 
     def check(self, batch: EpochBatch) -> str | None:
         """Compare an epoch before it enters the log. Returns a message if another result may have
@@ -79,27 +92,28 @@ class EarlierBoots:
             _log.error("the results of epoch %d cannot be written: %s", epoch, error)
 
 
-def continue_log(
-    log: OutputLog, directory: Path, restored_from: int, alone: bool, discarded: bool = False
-) -> EarlierBoots:
-    """Make the log continue after a restore point; `alone`: the task has no partners; `discarded`:
-    results of the previous boot may be wrong. Raises NotDeterministic if three computations of an
-    epoch had three results."""
+def continue_log(log: OutputLog, directory: Path, restored_from: int, alone: bool) -> EarlierBoots:
+    """Make the log continue after a restore point; `alone`: the task has no partners. Raises
+    NotDeterministic if three computations of an epoch had three results."""
     file = directory / _RESULTS_FILE
     kept = _read_results(file)
     if kept is not None and kept[0] <= restored_from:
         file.unlink()  # a trusted checkpoint covers the epoch
+    compare_from = restored_from + 1 if must_compare(directory) else None
     if kept is None:
         results = {e: (r,) for e, r in log.results(restored_from + 1).items()}
         log.start_at(restored_from + 1, keep=alone)
-        return EarlierBoots(file, results, alone, restored_from + 1 if discarded else None)
+        return EarlierBoots(directory, results, alone, compare_from)
     epoch, disputed = kept
     if epoch > restored_from and len(disputed) > _UNDECIDED:
         raise _difference(f"epoch {epoch} of stream {log.stream}/{log.partition}", disputed)
     log.start_at(restored_from + 1, keep=False)
     if epoch <= restored_from:
-        return EarlierBoots(file, {}, alone, None)
-    return EarlierBoots(file, {epoch: disputed}, alone, epoch)
+        return EarlierBoots(directory, {}, alone, compare_from)
+    if compare_from is None:
+        mark_comparison(directory)  # the file of results ends with the dispute
+        compare_from = epoch
+    return EarlierBoots(directory, {epoch: disputed}, alone, compare_from)
 
 
 def _difference(where: str, results: tuple[Result, ...]) -> Diverged:

@@ -61,6 +61,7 @@ from rekindle.task.core.supervisor import (
     TruncateLog,
 )
 from rekindle.task.discard import mark
+from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs
@@ -84,6 +85,7 @@ class Running:
 
     log: OutputLog
     inputs: Inputs
+    earlier: EarlierBoots
     sinks: SinkWriters
     saver: CheckpointSaver
     loop: EpochLoop
@@ -178,6 +180,8 @@ class TaskRuntime:
         if self._core.phase is not ProcessPhase.RUNNING or running is None:
             return Woken()
         self.status.update_phase()
+        if running.earlier.compare_from is not None and running.sinks.compared():
+            running.earlier.compared()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
 
     def _new_poll(self) -> PollRequest | None:
@@ -234,8 +238,9 @@ class TaskRuntime:
             case SetSinks(through, sinks):
                 running.sinks.pause_after(through)
                 running.sinks.assign(sinks)
-            case NoteCommitted(point):
+            case NoteCommitted(point, refused):
                 running.saver.commit(point)
+                running.saver.refuse(refused)
                 self.status.committed(point.epoch if point is not None else NO_EPOCH)
             case TruncateLog(floor):
                 running.log.truncate(floor)
@@ -274,7 +279,7 @@ class TaskRuntime:
         self.status.step(TaskEvent.STARTED)
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
-        return Running(log, started.inputs, sinks, saver, loop, thread)
+        return Running(log, started.inputs, started.earlier, sinks, saver, loop, thread)
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config

@@ -16,6 +16,7 @@ from rekindle.errors import RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.core.events import Woken
 from rekindle.task.core.saver import (
+    EntriesRefused,
     EntryCommitted,
     EntrySaved,
     SaveAbandoned,
@@ -63,6 +64,12 @@ class CheckpointSaver:
         """The partition's entry `committed` is in the newest manifest."""
         if committed is not None:
             self._step(EntryCommitted(committed))
+
+    def refuse(self, objects: frozenset[str]) -> None:
+        """These entries cannot be restored: they are not reported any more, and nothing of them is
+        reused."""
+        if objects:
+            self._step(EntriesRefused(objects))
 
     def done(self) -> tuple[CheckpointDone, ...]:
         """Saved and not yet committed, oldest first."""

@@ -201,6 +201,11 @@ class SinkWriters:
     def progress(self) -> tuple[SinkProgress, ...]:
         return tuple(w.core.progress() for w in self._writers.values())
 
+    def compared(self) -> bool:
+        """Whether all files that earlier boots may have written are compared, and equal."""
+        writers = self._writers.values()
+        return bool(writers) and not any(w.core.compares for w in writers)
+
     def problem(self) -> str | None:
         problems = (w.problem for w in self._writers.values())
         return next((problem for problem in problems if problem), None)

@@ -142,11 +142,11 @@ class Startup:
         assert self._inputs is not None, "the inputs are open"
         state = replace(restored, operators=chain.align_state(restored.operators))
         directory = self._config.log_directory
-        if discarded := discard_marked(directory):
+        if discard_marked(directory):
             _log.warning("the output log was discarded: its epochs are computed again")
         log = self._open_log(chain)
         alone = self._config.segment.replicas == 1
-        earlier = continue_log(log, directory, state.epoch, alone, discarded)
+        earlier = continue_log(log, directory, state.epoch, alone)
         return Prepared(state, self._inputs, chain, log, earlier)
 
     def _subscribe(self, state: TaskState) -> StreamInputs:

@@ -46,7 +46,7 @@ _WAIT_INTERVALS = 3  # checkpoint intervals for which a checkpoint waits for a p
 _ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, because the chosen one seems not to
 AGREEMENT_WAIT_EPOCHS = 16
 """A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
-
+UNRESTORABLE = "checkpoint store: cannot be restored: "
 
 _NO_MANIFEST = (
     "it has no manifest, but task {task} has started from one: this is not the store of the "
@@ -83,12 +83,14 @@ class Committer:
         self._backoff = Backoff(_BACKOFF)
         self._saved: dict[Partition, dict[int, SavedEntry]] = {}
         self._refused: set[str] = set()
+        self._unrestorable: Mapping[str, str] = {}
         self._last_commit: float | None = None
         self._write_began = 0.0
         self._garbage_collected_at = float("-inf")
         self._generation_problems: tuple[str, ...] = ()
         self._store_problem: str | None = None
         self._garbage_problem: str | None = None
+        self._restore_failed = False
         self.newest: Manifest | None = None
         self.store_id: str | None = None
         self.duration_s: float | None = None
@@ -110,9 +112,17 @@ class Committer:
         """The manifest to restore from; None while a newer one may be in flight."""
         return self.own_manifest if self.phase is CommitPhase.READY else None
 
+    def is_refused(self, entry: str) -> bool:
+        """Whether an entry object must not be committed, reused or restored."""
+        return entry in self._refused or entry in self._unrestorable
+
+    def restorable(self, refs: Refs) -> Refs:
+        return tuple(ref for ref in refs if ref.object is None or not self.is_refused(ref.object))
+
     def problems(self, inputs: CommitInputs | None, now: float) -> list[str]:
         found = [*self._generation_problems]
         found += [text for text in (self._store_problem, self._garbage_problem) if text]
+        found += self._lost_entries(inputs)
         if inputs is not None and self._last_commit is not None and self.own_manifest is not None:
             max_wait_s = max(_STALLED_S, 3 * inputs.generation.checkpoint_interval_s)
             if inputs.running and now - self._last_commit > max_wait_s:
@@ -121,6 +131,26 @@ class Committer:
                     f"no checkpoint since epoch {self.own_manifest.epoch}: waiting for {late}"
                 )
         return found
+
+    def _lost_entries(self, inputs: CommitInputs | None) -> list[str]:
+        """One message: of a store that has lost much, each partition may have lost something."""
+        entries = self.own_manifest.entries if self.own_manifest is not None else {}
+        lost = [
+            (key, ref.epoch, self._unrestorable[ref.object])
+            for key, refs in sorted(entries.items())
+            for ref in refs
+            if ref.object is not None and ref.object in self._unrestorable
+        ]
+        if not lost:
+            return []
+        key, epoch, why = lost[0]
+        text = f"{UNRESTORABLE}the entry of {key} at epoch {epoch}: {why}"
+        if more := len(lost) - 1:
+            text += f"; {more} more entries"
+        runs = {p.key for p in inputs.running} if inputs is not None else set()
+        if stuck := sorted({key for key, _, _ in lost} - runs):
+            text += f"; no live replica can save {', '.join(stuck[:3])} again"
+        return [text]
 
     # --- events ---
 
@@ -146,8 +176,7 @@ class Committer:
         self.duration_s = now - self._write_began
         if now - self._garbage_collected_at < _GARBAGE_INTERVAL_S:
             return []
-        self._garbage_collected_at = now
-        return [CollectGarbage(retain)]
+        return self._collect_garbage(retain, now)
 
     def race_lost(self) -> list[Effect]:
         self._machine.step(CommitEvent.RACE_LOST)
@@ -156,10 +185,12 @@ class Committer:
     def entries_refused(self, objects: Sequence[str], message: str, now: float) -> list[Effect]:
         """Their replicas have to save again; until then, the partitions keep their old entries."""
         self._refused |= set(objects)
-        for partition, known in self._saved.items():
-            kept = {e: r for e, r in known.items() if r.ref.object not in self._refused}
-            self._saved[partition] = kept
+        self._drop_refused()
         return self._retry_later(CommitEvent.ENTRIES_REFUSED, message, now)
+
+    def _drop_refused(self) -> None:
+        for partition, known in self._saved.items():
+            self._saved[partition] = {e: r for e, r in known.items() if self.restorable((r.ref,))}
 
     def store_failed(self, message: str, now: float) -> list[Effect]:
         return self._retry_later(CommitEvent.STORE_FAILED, message, now)
@@ -170,8 +201,17 @@ class Committer:
         self._store_problem = f"checkpoint store: {message}"
         return []
 
-    def garbage_collected(self, problem: str | None) -> None:
+    def restore_failed(self) -> None:
+        """A task could not start from its restore point: the next clean-up looks for the cause."""
+        self._restore_failed = True
+
+    def garbage_collected(self, problem: str | None, unrestorable: Mapping[str, str]) -> bool:
+        """Whether other entries than before cannot be restored."""
         self._garbage_problem = f"checkpoint store: clean-up: {problem}" if problem else None
+        changed = self._unrestorable.keys() != unrestorable.keys()
+        self._unrestorable = unrestorable
+        self._drop_refused()
+        return changed
 
     def entries_saved(self, slot: Slot, done: Sequence[CheckpointDone]) -> None:
         """Entries that a replica has saved. They are kept when that replica dies."""
@@ -179,7 +219,7 @@ class Committer:
         least = self._newest_committed(partition)
         known = self._saved.setdefault(partition, {})
         for entry in done:
-            if entry.epoch > least and entry.object not in self._refused:
+            if entry.epoch > least and not self.is_refused(entry.object):
                 ref = EntryRef(entry.epoch, entry.object, entry.digest, entry.bytes)
                 known.setdefault(entry.epoch, SavedEntry(slot, ref))
 
@@ -224,8 +264,12 @@ class Committer:
     def _collect_garbage_when_due(self, retain: int, now: float) -> list[Effect]:
         if self.own_manifest is None or now - self._garbage_collected_at < _MAX_GARBAGE_INTERVAL_S:
             return []
+        return self._collect_garbage(retain, now)
+
+    def _collect_garbage(self, retain: int, now: float) -> list[Effect]:
+        sweeps, self._restore_failed = self._restore_failed, False
         self._garbage_collected_at = now
-        return [CollectGarbage(retain)]
+        return [CollectGarbage(retain, sweeps)]
 
     def covers(self, generation: Generation) -> bool:
         """Whether the start of this generation is committed, so that its tasks may begin."""
@@ -245,10 +289,16 @@ class Committer:
         if epoch == self.newest.epoch and not (progressed and is_due):
             return None
         kept = keep_entries(inputs.graph, available, self.newest.entries, inputs.progress)
+        if any(self._saves_again(kept[p.key], p) for p in self._awaited(inputs)):
+            return None
         fresh = {r.object for refs in kept.values() for r in refs if r.object is not None}
         fresh -= {r.object for refs in self.newest.entries.values() for r in refs}
         manifest = replace(self._next(inputs), epoch=epoch, entries=kept)
         return WriteManifest(manifest, fresh=tuple(sorted(fresh)))
+
+    def _saves_again(self, kept: Refs, partition: Partition) -> bool:
+        """Whether a partition has nothing yet in the place of an entry that cannot be restored."""
+        return not self.restorable(kept) or kept[0].epoch < self._newest_committed(partition)
 
     def _first_manifest(self, inputs: CommitInputs) -> WriteManifest:
         started = start_generation(self.newest, inputs.generation, inputs.graph, inputs.head_epoch)
@@ -269,15 +319,18 @@ class Committer:
         )
 
     def _complete_epoch(self, inputs: CommitInputs) -> int:
+        return min((self._newest_entry(p) for p in self._awaited(inputs)), default=NO_EPOCH)
+
+    def _awaited(self, inputs: CommitInputs) -> list[Partition]:
         """A partition that gets no input, or whose sink fails, is only waited for
         `max_wait_epochs`: it reports Live as long as it knows no newer epoch. That is longer than
         its replicas may take to agree: a reader's entry may have what they disagree on."""
-        best = [self._newest_entry(p) for p in inputs.running]
+        best = {p: self._newest_entry(p) for p in inputs.running}
         interval_epochs = inputs.generation.checkpoint_interval_epochs
         agreement_epochs = AGREEMENT_WAIT_EPOCHS + interval_epochs
         max_wait_epochs = max(_WAIT_INTERVALS * interval_epochs, agreement_epochs)
-        leader = max(best, default=NO_EPOCH)
-        return min((epoch for epoch in best if epoch >= leader - max_wait_epochs), default=NO_EPOCH)
+        leader = max(best.values(), default=NO_EPOCH)
+        return [p for p, epoch in best.items() if epoch >= leader - max_wait_epochs]
 
     def falls_behind(self, partition: Partition, epoch: int, interval_epochs: int) -> bool:
         """Whether a partition that has reached `epoch` has not saved an entry for too long."""
@@ -302,7 +355,8 @@ class Committer:
             saved = self._saved.get(partition, {}).values()
             fresh = [r.ref for r in saved if r.ref.epoch <= epoch]
             refs = [*fresh, *self.newest.entries[partition.key]]
-            found[partition] = tuple(sorted(refs, key=lambda r: -r.epoch))
+            known = tuple(sorted(refs, key=lambda r: -r.epoch))
+            found[partition] = self.restorable(known) or known
         return found
 
     def _set_newest(self, manifest: Manifest, now: float) -> None:

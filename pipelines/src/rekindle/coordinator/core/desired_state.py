@@ -34,7 +34,7 @@ def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequ
 @dataclass(frozen=True, slots=True)
 class DesiredState:
     """Inputs of the desired state of all tasks: this coordinator's newest manifest, the serving
-    replicas, the floors of streams, and the containment."""
+    replicas, the floors of streams, the containment, and which entries cannot be restored."""
 
     graph: Graph
     manifest: Manifest
@@ -43,6 +43,7 @@ class DesiredState:
     is_suspected: TaskPredicate
     falls_behind: Callable[[Task], bool]
     containment: Containment
+    is_refused: Callable[[str], bool]
 
     def fields_of(self, task: Task) -> dict[str, object]:
         """The fields of `PollRequest` for a task, except those that `ask_only` sets."""
@@ -59,10 +60,16 @@ class DesiredState:
             "saver": saver(replicas, self.is_suspected) in (task.slot, None)
             or self.falls_behind(task),
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
+            "refused": self._refused(task, committed.object),
             "sinks_through": self.containment.sinks_through(task.slot),
             "digests_of": self.containment.disputed_epochs(task.partition),
             "recompute": self.containment.must_restart(task.slot),
         }
+
+    def _refused(self, task: Task, committed: str | None) -> tuple[str, ...]:
+        saved = task.response.checkpoints if task.response is not None else ()
+        known = [*([committed] if committed is not None else []), *(done.object for done in saved)]
+        return tuple(name for name in known if self.is_refused(name))
 
     def _floor(self, task: Task) -> int | None:
         """The stream's floor, but not above the epochs that this task's own sinks have written."""

@@ -169,8 +169,9 @@ class Coordinator:
                 return self.committer.entries_refused(objects, message, now)
             case StoreFailed(message=message):
                 return self.committer.store_failed(message, now)
-            case GarbageCollected(problem=problem):
-                self.committer.garbage_collected(problem)
+            case GarbageCollected(problem=problem, unrestorable=unrestorable):
+                if self.committer.garbage_collected(problem, unrestorable):
+                    self._pacer.mark_urgent()
                 return []
             case FenceRaised(by=by):
                 return [StepDown(f"a newer coordinator has taken over: {by}")]
@@ -199,6 +200,8 @@ class Coordinator:
         if response.fence > self.fence:
             return [StepDown(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
         first = task.response is None
+        if response.phase is TaskPhase.FAILED and task.restores:
+            self.committer.restore_failed()
         news = self.membership.answered(task, response, now)
         if first:
             self.containment.first_response(task, self._graph)
@@ -235,13 +238,14 @@ class Coordinator:
         """Assign a restore point to a task that has just reported that it has none, and only then.
 
         It is the oldest entry kept for its partition, so that the task can compute all that its
-        readers may need. It does not change during this boot.
+        readers may need. It does not change during this boot. While all its entries are known to
+        be unrestorable it waits for a replica that saves one.
         """
         manifest = self.committer.restorable_manifest
         waits = task.response is not None and task.response.phase == TaskPhase.WAITING
         if not waits or task.assigned is not None or manifest is None or not self.ready:
             return []
-        refs = manifest.entries.get(task.partition.key)
+        refs = self.committer.restorable(manifest.entries.get(task.partition.key, ()))
         if not refs:
             return []
         entry = oldest(refs)
@@ -388,6 +392,7 @@ class Coordinator:
             self.is_suspected,
             self._falls_behind,
             self.containment,
+            self.committer.is_refused,
         )
         return poll.model_copy(update=desired.fields_of(task))
 

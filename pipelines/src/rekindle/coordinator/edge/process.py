@@ -119,8 +119,8 @@ class Process:
                 self._start(self._read())
             case WriteManifest():
                 self._start(self._write(effect))
-            case CollectGarbage(retain=retain):
-                self._start(self._collect(retain))
+            case CollectGarbage():
+                self._start(self._collect(effect))
             case ApplyStatus(report=report):
                 self._status.offer(report)
             case PollNow(slot=slot):
@@ -163,12 +163,13 @@ class Process:
             _log.info("manifest %d: epoch %d", written.seq, written.epoch)
             self.feed(ManifestWritten(written))
 
-    async def _collect(self, retain: int) -> None:
+    async def _collect(self, effect: CollectGarbage) -> None:
+        problem = None
         try:
-            await self._store.collect_garbage(retain)
-            self.feed(GarbageCollected())
+            await self._store.collect_garbage(effect.retain, effect.sweeps)
         except RekindleError as error:
-            self.feed(GarbageCollected(str(error)))
+            problem = str(error)
+        self.feed(GarbageCollected(problem, self._store.unrestorable))
 
     def _store_failed(self, error: RekindleError) -> None:
         _log.warning("%s", error)

@@ -9,7 +9,7 @@ Design: docs/design/checkpoints.md#the-store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
@@ -71,9 +71,14 @@ class CheckpointStore:
 
         return await self._run(f"writing manifest {effect.manifest.seq}", commit)
 
-    async def collect_garbage(self, retain: int) -> None:
+    @property
+    def unrestorable(self) -> Mapping[str, str]:
+        """The entries that could not be restored at the last clean-up, each with the reason."""
+        return self._opened[2].unrestorable if self._opened is not None else {}
+
+    async def collect_garbage(self, retain: int, sweeps: bool = False) -> None:
         manifests = await self._run("opening it", lambda m, _: m)
-        await asyncio.wrap_future(self._cleaner.submit(manifests.collect_garbage, retain))
+        await asyncio.wrap_future(self._cleaner.submit(manifests.collect_garbage, retain, sweeps))
 
     def _save_migrated(
         self, migration: StateMigration, manifests: ManifestStore, store: Store

@@ -84,6 +84,12 @@ class Task:
         return self.response.phase if self.response else TaskPhase.WAITING
 
     @property
+    def restores(self) -> bool:
+        """Whether it has a restore point, and has not started."""
+        begins = self.phase in (TaskPhase.WAITING, TaskPhase.RESTORING)
+        return self.assigned is not None and begins
+
+    @property
     def unknown(self) -> bool:
         """Whether it may be running with unknown progress."""
         return self.pod.runs and self.response is None and not self.failed_to_start

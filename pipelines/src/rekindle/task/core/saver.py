@@ -3,10 +3,14 @@
 At most PENDING states wait for the store. If it is slow, older ones are dropped, because only the
 newest checkpoint that all partitions have is committed; states up to the committed entry are not
 saved at all. A state that could not be saved is saved again after a back-off, unless newer ones
-have taken its place. A saved entry is reported until it is committed; only objects of the committed
-entry may be reused. Does not know log, sinks or engine.
+have taken its place. A saved entry is reported until it is committed.
 
-Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md.
+A save reuses objects of the newest entry that this task has saved and that may yet be committed, or
+of the committed one. Clean-up keeps both, and the coordinator refuses an entry whose objects are
+missing. Once it has refused one, nothing that was saved until then is reused: the next save has all
+of the state. Does not know log, sinks or engine.
+
+Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md#what-is-reused.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.events import Woken
 from rekindle.task.state import TaskState
 
@@ -38,6 +43,13 @@ class EntryCommitted:
     """The partition's entry `point` is in the newest manifest."""
 
     point: RestorePoint
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesRefused:
+    """These entries cannot be restored: objects that they need are missing or damaged."""
+
+    objects: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,9 @@ class SkipState:
     epoch: int
 
 
-SaverEvent = StateReached | EntryCommitted | EntrySaved | SaveFailed | SaveAbandoned | Woken
+SaverEvent = (
+    StateReached | EntryCommitted | EntriesRefused | EntrySaved | SaveFailed | SaveAbandoned | Woken
+)
 SaverEffect = SaveState | SkipState
 
 
@@ -83,6 +97,7 @@ class SaverCore:
         self._saving: TaskState | None = None
         self._saved: deque[CheckpointDone] = deque()
         self._committed: RestorePoint | None = None
+        self._distrusted = NO_EPOCH  # nothing of entries up to this epoch is reused
         self._failures = 0  # in a row
         self._retry_at = -math.inf
 
@@ -109,6 +124,8 @@ class SaverCore:
                     self._saved.popleft()
                 while self._pending and self._pending[0].epoch <= point.epoch:
                     self._pending.popleft()
+            case EntriesRefused(objects):
+                self._entries_refused(objects)
             case EntrySaved(done):
                 self._entry_saved(done)
             case SaveFailed(message):
@@ -125,7 +142,28 @@ class SaverCore:
         if self._saving is not None or not self._pending or now < self._retry_at:
             return []
         self._saving = self._pending.popleft()
-        return [SaveState(self._saving, self._committed.object if self._committed else None)]
+        return [SaveState(self._saving, self._reusable())]
+
+    def _reusable(self) -> str | None:
+        """The entry whose objects the next save may refer to."""
+        if self._saved:
+            newest = self._saved[-1]
+            return newest.object if newest.epoch > self._distrusted else None
+        committed = self._committed
+        if committed is None or committed.epoch <= self._distrusted:
+            return None
+        return committed.object
+
+    def _entries_refused(self, objects: frozenset[str]) -> None:
+        """What was saved until now may have the missing objects too, as may the save in progress;
+        each poll repeats what is refused."""
+        known = {done.object: done.epoch for done in self._saved}
+        if self._committed is not None and self._committed.object is not None:
+            known[self._committed.object] = self._committed.epoch
+        if any(known[name] > self._distrusted for name in objects & known.keys()):
+            saving = [self._saving.epoch] if self._saving is not None else []
+            self._distrusted = max([*known.values(), *saving])
+        self._saved = deque(done for done in self._saved if done.object not in objects)
 
     def _entry_saved(self, done: CheckpointDone) -> None:
         self._saving, self._failures, self.problem = None, 0, None

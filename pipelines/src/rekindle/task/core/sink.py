@@ -133,6 +133,7 @@ class SinkCore:
         self.conflict: str | None = None
         self.problem: str | None = None
         self._compare_from = compare_from
+        self._compare_through = NO_EPOCH
         self._through = through
         self._log_last = NO_EPOCH
         self._opened = False
@@ -156,6 +157,14 @@ class SinkCore:
         ready = self._call is None and not self._failures and self.may_write(self.next_epoch)
         return self.next_epoch if ready else None
 
+    @property
+    def compares(self) -> bool:
+        """Whether files of earlier boots are yet to be compared, or differ."""
+        if self._compare_from is None:
+            return False
+        written = self._opened and self.next_epoch > self._compare_through
+        return not written or self.conflict is not None
+
     def progress(self) -> SinkProgress:
         return SinkProgress(
             assigned=self.assigned, durable=self.next_epoch - 1, conflict=self.conflict
@@ -171,6 +180,7 @@ class SinkCore:
             case PauseChanged(through):
                 self._through = through
             case SinkOpened(last, first):
+                self._compare_through = last  # first: another thread reads `compares`
                 self._opened, self._call = True, None
                 self.next_epoch = max(self.next_epoch, self._first_to_write(last, first))
             case EpochWritten(epoch, conflict):

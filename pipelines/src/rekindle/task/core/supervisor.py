@@ -96,9 +96,11 @@ class KeepDigests:
 
 @dataclass(frozen=True, slots=True)
 class NoteCommitted:
-    """The partition's entry in the newest manifest; None if it has none."""
+    """The partition's entry in the newest manifest; None if it has none. `refused`: entries of the
+    partition that cannot be restored."""
 
     point: RestorePoint | None
+    refused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,7 @@ class SupervisorCore:
             RouteInputs(desired.upstreams),
             SetSinks(desired.sinks_through, desired.sinks),
             KeepDigests(desired.digests_of),
-            NoteCommitted(desired.committed),
+            NoteCommitted(desired.committed, frozenset(desired.refused)),
         ]
 
     def _truncate(self, durable: Sequence[int]) -> list[SupervisorEffect]:

@@ -19,6 +19,7 @@ from rekindle.errors import NotDeterministic
 from rekindle.protocol import (
     PollRequest,
     PollResponse,
+    RestorePoint,
     SinkAssignment,
     TaskPhase,
     TaskProblem,
@@ -56,6 +57,7 @@ from rekindle.task.core.parts import InputPositions, LogPositions, Parts, Saved,
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
 from rekindle.task.core.saver import (
+    EntriesRefused,
     EntryCommitted,
     EntrySaved,
     SaveAbandoned,
@@ -211,9 +213,8 @@ class TaskCore:
             case KeepDigests(epochs):
                 self.status.request_digests(epochs)
                 return []
-            case NoteCommitted(point):
-                self.status.committed(point.epoch if point is not None else NO_EPOCH)
-                return [] if point is None else [*self.saver.step(EntryCommitted(point), self._now)]
+            case NoteCommitted(point, refused):
+                return self._note_committed(point, refused)
             case StopSinks():
                 if self.parts is not None:
                     self.parts.sinks.cores.clear()
@@ -227,6 +228,17 @@ class TaskCore:
             case RouteInputs() | DiscardLog():
                 return [effect]
         assert_never(effect)
+
+    def _note_committed(
+        self, point: RestorePoint | None, refused: frozenset[str]
+    ) -> list[TaskEffect]:
+        self.status.committed(point.epoch if point is not None else NO_EPOCH)
+        effects: list[TaskEffect] = []
+        if point is not None:
+            effects += self.saver.step(EntryCommitted(point), self._now)
+        if refused:
+            effects += self.saver.step(EntriesRefused(refused), self._now)
+        return effects
 
     def _start(self, event: StartEvent) -> list[TaskEffect]:
         effects: list[TaskEffect] = []

@@ -1,0 +1,197 @@
+"""Somebody deletes what entries need: no such entry is committed once that is known, and all
+recovers as long as each partition has a replica.
+
+Random histories of losses and clean-ups, of replicas that die, freeze and come back, of slow sinks,
+and of coordinators that are replaced. Replica 0 of each partition may freeze, but does not end:
+what no replica has any more cannot be recovered.
+
+Design: docs/design/checkpoints.md#what-others-delete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from coordinator_world import World
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.coordinator.core.state_machine import Coordinator
+from rekindle.coordinator.model import (
+    CollectGarbage,
+    Effect,
+    EntriesRefused,
+    GarbageCollected,
+    WriteManifest,
+)
+from rekindle.protocol import CheckpointDone
+from rekindle.task.state import TaskState
+from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.built_once import built_once
+from rekindle_testing.fixtures.coordinator_parts import Part
+from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.simulated_task import SimulatedTask
+
+PARTS = (
+    Part("src", replicas=2),
+    Part("mid", ("src",), replicas=2, query=True),
+    Part("end", ("mid",), replicas=2, query=True),
+)
+
+
+class LossyWorld(World):
+    """An entry needs its own object and those of the entry that its save has reused. `lost`: the
+    entries whose own objects are gone; a clean-up, and a commit, find what needs them."""
+
+    def __init__(self) -> None:
+        self.lost: set[str] = set()
+        self.known: set[str] = set()
+        self.sweeps: list[bool] = []
+        self.reused: dict[str, str | None] = {}
+        super().__init__(PARTS)
+
+    def start_task(self, slot: Slot) -> SimulatedTask:
+        self.incarnations[slot] = self.incarnations.get(slot, 0) + 1
+        task = self.tasks[slot] = SimulatedTask(
+            slot,
+            self.incarnations[slot],
+            self.entries,
+            self.interval_epochs,
+            save=partial(self.save, slot),
+        )
+        task.is_lost, task.reused = self.is_lost, self.reused
+        self.list_pods()
+        return task
+
+    def save(self, slot: Slot, state: TaskState) -> CheckpointDone:
+        name = f"{slot.key}@{state.epoch}-{len(self.entries)}"
+        self.entries[name] = ("", state.chained_digest)
+        return CheckpointDone(epoch=state.epoch, object=name, digest=f"s{state.epoch}", bytes=1)
+
+    def is_lost(self, entry: str) -> bool:
+        needed: str | None = entry
+        while needed is not None and needed not in self.lost:
+            needed = self.reused.get(needed)
+        return needed is not None
+
+    def start_coordinator(self, linger: bool = False) -> None:
+        self.known = set()
+        super().start_coordinator(linger)
+
+    def perform(self, who: Coordinator, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case WriteManifest(fresh=fresh) if refused := tuple(filter(self.is_lost, fresh)):
+                    self.feed(EntriesRefused(refused, "state is missing"), who)
+                case CollectGarbage(sweeps=sweeps):
+                    self.sweeps.append(sweeps)
+                    self.clean_up()
+                case _:
+                    super().perform(who, [effect])
+
+    def write(self, who: Coordinator, manifest: Manifest) -> None:
+        before = self.store[-1].entries if self.store else {}
+        for key, refs in manifest.entries.items():
+            if broken := {r.object for r in refs} & self.known:
+                assert {r.object for r in before[key]} <= self.known, (key, broken)
+        super().write(who, manifest)
+
+    def clean_up(self) -> None:
+        self.known = set(filter(self.is_lost, self.needed()))
+        self.feed(GarbageCollected(None, dict.fromkeys(self.known, "state is missing")))
+
+    def needed(self) -> set[str]:
+        """Entries of the newest manifest, and those that may be committed."""
+        refs = [r for refs in self.store[-1].entries.values() for r in refs]
+        saved = [d.object for t in self.tasks.values() for d in t.response().checkpoints]
+        return {r.object for r in refs if r.object} | set(saved)
+
+    def lose(self, number: int) -> None:
+        names = {*self.needed(), *(self.reused.get(name) for name in self.needed())}
+        if left := sorted(name for name in names - self.lost if name is not None):
+            self.lost.add(left[number % len(left)])
+
+    def lose_all(self) -> None:
+        self.lost |= self.needed()
+
+
+@built_once
+def started() -> LossyWorld:
+    world = LossyWorld()
+    world.start_all()
+    world.run(9)
+    return world
+
+
+ACTIONS = st.sampled_from(
+    ["run"] * 6
+    + ["lose", "lose", "lose", "lose_all", "clean_up", "clean_up", "round"]
+    + ["kill", "start", "start", "reboot", "freeze", "thaw", "lag", "coordinator"]
+)
+
+
+def act(world: LossyWorld, action: str, number: int) -> None:
+    slots = list(world.generation.topology.slots())
+    slot = slots[number % len(slots)]
+    task = world.tasks.get(slot)
+    match action:
+        case "run":
+            world.run(1 + number % 6)
+        case "round":
+            world.round()
+        case "lose":
+            world.lose(number)
+        case "lose_all":
+            world.lose_all()
+        case "clean_up":
+            world.clean_up()
+        case "kill" if slot.replica:
+            world.kill(slot)
+        case "start" if task is None:
+            world.start_task(slot)
+        case "reboot" if task and slot.replica:
+            task.reboot()
+        case "freeze" if task:
+            task.frozen = True
+        case "thaw" if task:
+            task.frozen = False
+        case "lag" if task:
+            task.sink_lag = number % 20
+        case "coordinator":
+            world.start_coordinator()
+
+
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=5, max_size=40))
+def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, int]]) -> None:
+    world = started()
+    for action, number in history:
+        act(world, action, number)
+    for slot in world.generation.topology.slots():
+        task = world.tasks.get(slot) or world.start_task(slot)
+        task.frozen, task.sink_lag = False, 0
+    world.list_pods()
+    world.clean_up()
+    world.run(40)
+    newest = world.store[-1]
+    assert newest.epoch >= world.head - 2 * world.interval_epochs
+    assert not list(filter(world.is_lost, world.needed()))
+    assert {t.phase for t in world.tasks.values()} == {"Live"}
+    assert world.coordinator.problems(world.now) == ()
+
+
+def test_a_restore_that_fails_makes_the_next_clean_up_look_for_the_cause() -> None:
+    world = started()
+    slot = Slot("mid", 0, 1)
+    world.kill(slot)
+    world.lose_all()
+    task = world.start_task(slot)
+    while task.phase != "Failed":
+        world.poll(slot)
+    world.feed(world.response_of(task))
+    assert not any(world.sweeps)
+    world.run(15)
+    assert world.sweeps.count(True) == 1
+    assert world.tasks[slot].phase == "Live"

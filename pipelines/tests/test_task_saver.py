@@ -1,0 +1,96 @@
+"""The saver on a real store: what a replica that takes over uploads, and what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from state_parts import of_runs
+
+from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest
+from rekindle.checkpoints.manifests import ManifestStore
+from rekindle.checkpoints.state import StateStore
+from rekindle.checkpoints.store import Store
+from rekindle.engine.model import State
+from rekindle.engine.state.runs import Run
+from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.task.saver import CheckpointSaver
+from rekindle.task.state import TaskState
+from rekindle_testing.waiting import eventually
+
+ROWS = [np.random.default_rng(n).integers(0, 1 << 62, 20_000) for n in range(4)]
+STATE_BYTES = 100_000  # more than any entry, less than one run
+
+
+class Replica:
+    """A replica of a partition whose state does not change."""
+
+    def __init__(self, store: Store) -> None:
+        self.states = StateStore(store, "u")
+        self.state = State({"op": of_runs(*(Run(pa.table({"x": rows})) for rows in ROWS))})
+        self.saver = CheckpointSaver(self)
+
+    def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
+        return self.states.save("s", 0, state.epoch, 0, ("op",), state.operators, previous)
+
+    def load_entry(self, name: str) -> Entry:
+        return self.states.load_entry(name)
+
+    def reach(self, epoch: int) -> CheckpointDone:
+        self.saver.offer(TaskState(epoch, 0, self.state))
+        eventually(lambda: any(done.epoch == epoch for done in self.saver.done()))
+        return self.saver.done()[-1]
+
+    def commit(self, done: CheckpointDone) -> None:
+        self.saver.commit(RestorePoint(epoch=done.epoch, object=done.object))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def replicas(store: Store) -> Iterator[tuple[Replica, Replica]]:
+    both = Replica(store), Replica(store)
+    yield both
+    for replica in both:
+        replica.saver.stop(1)
+
+
+def test_a_replica_that_takes_over_uploads_its_state_once(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    """Its sinks are slow: none of its entries is committed."""
+    first, second = replicas
+    second.commit(first.reach(9))
+    uploaded = [second.reach(epoch).bytes > STATE_BYTES for epoch in (19, 29, 39, 49)]
+    assert uploaded == [True, False, False, False]
+
+
+def test_what_was_lost_is_uploaded_again(
+    replicas: tuple[Replica, Replica], store: Store, tmp_path: Path
+) -> None:
+    replica, manifests = replicas[0], ManifestStore(store, "u")
+
+    def commit(seq: int, done: CheckpointDone) -> None:
+        assert manifests.unusable([done.object]) == {}
+        entries = {"s/0": (EntryRef(done.epoch, done.object, done.digest),)}
+        assert manifests.write(Manifest(seq, done.epoch, 1, 1, "", entries))
+        replica.commit(done)
+
+    commit(1, replica.reach(9))
+    (lost,) = (tmp_path / "store" / "u" / "state").rglob("*.arrow")
+    lost.unlink()
+    manifests.collect_garbage(retain=1)
+    reusing = replica.reach(19)
+    assert list(manifests.unusable([reusing.object])) == [reusing.object]
+    replica.saver.refuse(frozenset({reusing.object, *manifests.unrestorable}))
+    assert replica.saver.done() == ()
+    again = replica.reach(29)
+    commit(2, again)
+    assert again.bytes > STATE_BYTES
+    replica.states.load(again.object)
