@@ -129,7 +129,7 @@ def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> Task
 class BenchTask:
     """The only task of a topology, about to do epoch `first`, its log below `directory`.
 
-    At most `max_epochs` epochs go into a job, and never more than the loop allows;
+    At most `max_epochs` epochs go into a call, and never more than the loop allows;
     `checkpoint_interval_epochs` is the topology's own if it is not given. `offer`, `run_next` and
     `commit_saved` are called by one thread.
     """

@@ -1,10 +1,10 @@
-"""How much faster a replay is than the live stream: many epochs a job against one.
+"""How much faster a replay is than the live stream: many epochs a call against one.
 
 .venv/bin/python benchmarks/engine_replay.py [--epochs 256] [--rows 500]
 
 An epoch of one second with `--rows` rows is the live rate; a replay takes all that is waiting, up
-to 64 epochs and 200,000 rows a job and never across a checkpoint epoch, which comes every tenth
-(docs/design/engine.md#calls); jobs of more epochs are what a longer checkpoint interval allows.
+to 64 epochs and 200,000 rows a call and never across a checkpoint epoch, which comes every tenth
+(docs/design/engine.md#calls); calls of more epochs are what a longer checkpoint interval allows.
 Prints rows per second and how many times the live rate that is.
 
 Timed is a task's own loop from the first epoch, in memory, until the last is in the output log:
@@ -47,7 +47,7 @@ class Replays:
         self._count = 0
 
     def run(self, epochs: Sequence[EpochInput], size: int) -> float:
-        """Seconds for all epochs with at most `size` in a job."""
+        """Seconds for all epochs with at most `size` in a call."""
         self._count += 1
         task = BenchTask(
             self._compiled,
@@ -97,7 +97,7 @@ def main() -> None:
                 }
                 has_target = size == replays.checkpoint_interval_epochs
                 met = values["times live"] >= TARGET if has_target else None
-                what = f"{kind}, {size} epochs a job"
+                what = f"{kind}, {size} epochs a call"
                 results.append(Row(what, values, TARGET if has_target else None, met))
                 print(line(results[-1]), flush=True)
         stop_session(session)

@@ -25,7 +25,7 @@ from rekindle.engine.model import DroppedRows
 from rekindle.engine.spark import archive_cache
 from rekindle.engine.spark import session as sessions
 from rekindle.reference import (
-    EPOCHS_PER_JOB,
+    EPOCHS_PER_CALL,
     Opened,
     OpenedSource,
     Progress,
@@ -194,10 +194,10 @@ def test_the_first_line_comes_before_what_takes_time(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0] == "[] 'rekindle run: topology.yaml'"
 
 
-def test_a_job_has_as_many_epochs_as_the_reference_has() -> None:
+def test_a_call_has_as_many_epochs_as_the_reference_has() -> None:
     parser = argparse.ArgumentParser()
     run_module.add_arguments(parser)
-    assert parser.parse_args(["t.yaml"]).epochs_per_job == EPOCHS_PER_JOB
+    assert parser.parse_args(["t.yaml"]).epochs_per_job == EPOCHS_PER_CALL
 
 
 def test_only_the_newest_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

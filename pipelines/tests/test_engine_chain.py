@@ -203,10 +203,10 @@ def test_epochs_without_changes_may_be_left_out(spark: Spark) -> None:
         assert state_digests(chain, other) == state_digests(chain, state)
 
 
-def test_bits_do_not_depend_on_epochs_in_a_job_nor_on_cores(
+def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
     spark: Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs of all sizes on two cores; mixed sizes on one and four; windows closed in portions."""
+    """Calls of all sizes on two cores; mixed sizes on one and four; windows closed in portions."""
     epochs = nasty_epochs(2, 14, 400, quiet=[7, 8])
     digests, states = [], []
     mixed = [3, 1, 7]

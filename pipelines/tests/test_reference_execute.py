@@ -128,10 +128,10 @@ def test_watermarks_are_the_minimum_and_end_with_the_last_input(tmp_path: Path) 
     assert [e.watermark == END_OF_INPUT for e in seen] == [False] * 10 + [True]
 
 
-@pytest.mark.parametrize("epochs_per_job", [1, 3, 64])
-def test_the_output_does_not_depend_on_the_blocks(tmp_path: Path, epochs_per_job: int) -> None:
-    run(tmp_path / "one", epochs_per_job=5)
-    run(tmp_path / "other", epochs_per_job=epochs_per_job)
+@pytest.mark.parametrize("epochs_per_call", [1, 3, 64])
+def test_the_output_does_not_depend_on_the_blocks(tmp_path: Path, epochs_per_call: int) -> None:
+    run(tmp_path / "one", epochs_per_call=5)
+    run(tmp_path / "other", epochs_per_call=epochs_per_call)
     for query in ("q", "everything"):
         urls = [f"file://{tmp_path}/{run}/{query}" for run in ("one", "other")]
         assert not compare_sinks(*urls)
@@ -160,7 +160,7 @@ def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_pa
 
 def test_it_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None:
     reported: list[RunEvent] = []
-    result, _ = run(tmp_path, until_epoch=4, epochs_per_job=2, report=reported.append)
+    result, _ = run(tmp_path, until_epoch=4, epochs_per_call=2, report=reported.append)
     opened, *progress = reported
     assert isinstance(opened, Opened)
     assert (opened.last_epoch, opened.epoch_interval_us) == (4, 1_000_000)

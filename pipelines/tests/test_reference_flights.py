@@ -36,9 +36,9 @@ def output(input: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(input, tmp_path_factory.mktemp("flights-output"), 64)
 
 
-def run(input: Path, output: Path, epochs_per_job: int) -> Path:
+def run(input: Path, output: Path, epochs_per_call: int) -> Path:
     name, spec = load_topology((EXAMPLE / "topology.yaml").read_text())
-    run_reference(spec, name, input=input, output=output, epochs_per_job=epochs_per_job)
+    run_reference(spec, name, input=input, output=output, epochs_per_call=epochs_per_call)
     return output
 
 
@@ -116,7 +116,7 @@ def test_storms_are_the_days_of_each_airport(input: Path, output: Path) -> None:
     assert_same_rows(got, wanted, ["window_end", "origin"])
 
 
-def test_results_do_not_depend_on_how_many_epochs_a_job_takes(
+def test_results_do_not_depend_on_how_many_epochs_a_call_takes(
     input: Path, output: Path, tmp_path: Path
 ) -> None:
     run(input, tmp_path / "single", 1)

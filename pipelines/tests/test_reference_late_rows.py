@@ -67,10 +67,10 @@ def rows_in_time() -> dict[int, int]:
     return counts
 
 
-def test_late_rows_do_not_depend_on_the_size_of_jobs(tmp_path: Path) -> None:
+def test_late_rows_do_not_depend_on_the_size_of_calls(tmp_path: Path) -> None:
     name, spec = load_topology(MANIFEST)
     large = run_reference(spec, name, output=tmp_path / "large")
-    small = run_reference(spec, name, output=tmp_path / "small", epochs_per_job=2)
+    small = run_reference(spec, name, output=tmp_path / "small", epochs_per_call=2)
     for query in ("by-key", "total"):
         urls = [f"file://{tmp_path}/{run}/{query}" for run in ("large", "small")]
         difference = compare_sinks(*urls)

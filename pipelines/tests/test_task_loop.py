@@ -49,7 +49,7 @@ def test_a_call_ends_at_a_checkpoint_epoch(world: World) -> None:
     assert counted(world.saved[0].operators, "sum") == sum(range(10))
 
 
-def test_a_job_is_bounded_in_rows(tmp_path: Path) -> None:
+def test_a_call_is_bounded_in_rows(tmp_path: Path) -> None:
     world = World(tmp_path, per_epoch=90_000)
     world.run_to(5)
     assert world.chain.calls == [[0, 1], [2, 3], [4]]

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
                 output=args.output,
                 input=args.input,
                 until_epoch=args.until_epoch,
-                epochs_per_job=args.epochs_per_job,
+                epochs_per_call=args.epochs_per_job,
                 spark=SparkStart(args.master, log, cache_root(os.environ) / DIRECTORY),
                 report=display.report,
             )

@@ -2,7 +2,7 @@
 
 from rekindle.reference.rewrite import redirect
 from rekindle.reference.run import (
-    EPOCHS_PER_JOB,
+    EPOCHS_PER_CALL,
     Opened,
     OpenedSource,
     Progress,
@@ -14,7 +14,7 @@ from rekindle.reference.run import (
 )
 
 __all__ = [
-    "EPOCHS_PER_JOB",
+    "EPOCHS_PER_CALL",
     "Opened",
     "OpenedSource",
     "Progress",

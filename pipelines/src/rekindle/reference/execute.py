@@ -123,7 +123,7 @@ class Execution:
 
 
 def blocks(
-    sources: Mapping[str, ReplayableSource], last_epoch: int, epochs_per_job: int
+    sources: Mapping[str, ReplayableSource], last_epoch: int, epochs_per_call: int
 ) -> Iterator[Block]:
     """Cut the sources into blocks, limited in rows and bytes like the calls of a task, without the
     epochs in which nothing changes."""
@@ -142,7 +142,7 @@ def blocks(
             cuts[name].append(EpochInput(epoch, before, watermarks[name], (cut.rows,)))
             rows += cut.rows.num_rows
             size += cut.rows.nbytes
-        full = len(epochs) >= epochs_per_job or rows >= MAX_ROWS or size >= CALL_BYTES
+        full = len(epochs) >= epochs_per_call or rows >= MAX_ROWS or size >= CALL_BYTES
         if following is None or full:
             yield Block(tuple(epochs), {name: tuple(inputs) for name, inputs in cuts.items()})
             cuts = {name: [] for name in sources}

@@ -31,7 +31,7 @@ from rekindle.topology.compile import compile_topology
 from rekindle.topology.model import Segment, Topology
 from rekindle.topology.spec import SourceSpec, TopologySpec
 
-EPOCHS_PER_JOB = 64
+EPOCHS_PER_CALL = 64
 _STATE_BYTES = 256 << 20
 """State of each chain in memory; the rest is in files."""
 _LOCAL_MASTER = re.compile(r"local(\[([1-9]\d{0,2}|\*)\])?")
@@ -111,7 +111,7 @@ def run_reference(
     output: Path | None,
     input: Path | None = None,
     until_epoch: int | None = None,
-    epochs_per_job: int = EPOCHS_PER_JOB,
+    epochs_per_call: int = EPOCHS_PER_CALL,
     spark: SparkStart = SparkStart(),
     report: Report = lambda event: None,
     make_chain: MakeChain | None = None,
@@ -139,7 +139,7 @@ def run_reference(
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
-        for block in blocks(sources, last, epochs_per_job):
+        for block in blocks(sources, last, epochs_per_call):
             execution.run_block(block)
             reported, rows = block.epochs[-1], rows + block.rows
             report(Progress(reported, last, rows, time.monotonic() - started))
