@@ -31,10 +31,10 @@ from rekindle.task.core.loop import (
     EpochsTaken,
     GiveUp,
     InvalidLoopEvent,
-    LoopCall,
     LoopCore,
     LoopEvent,
     LoopPhase,
+    LoopRequest,
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
@@ -55,7 +55,7 @@ ROWS = FakeRows()
 
 @dataclass
 class FakeShell:
-    """Inputs, an engine and a log in memory; each call succeeds or fails when a test says so."""
+    """Inputs, an engine and a log in memory; each request succeeds or fails when a test says so."""
 
     core: LoopCore = field(
         default_factory=lambda: LoopCore(
@@ -65,7 +65,7 @@ class FakeShell:
     now: float = 0.0
     released: int = -1
     taken: int = -1
-    call: LoopCall | None = None
+    request: LoopRequest | None = None
     log: list[str] = field(default_factory=list)
     chained: list[str] = field(default_factory=list)
     calls: list[list[int]] = field(default_factory=list)
@@ -90,8 +90,8 @@ class FakeShell:
                 case GiveUp(error):
                     self.error = error
                 case _:
-                    assert self.call is None, "one call at a time"
-                    self.call = effect
+                    assert self.request is None, "one request at a time"
+                    self.request = effect
 
     def wake(self) -> None:
         if self.core.wake_at is not None:
@@ -102,8 +102,8 @@ class FakeShell:
         self.released += 3
 
     def succeed(self) -> None:
-        call, self.call = self.call, None
-        match call:
+        request, self.request = self.request, None
+        match request:
             case TakeEpochs(bounds):
                 last = min(self.released, self.taken + bounds.max_epochs)
                 epochs = [made(e) for e in range(self.taken + 1, last + 1)]
@@ -124,23 +124,23 @@ class FakeShell:
         self.step(EpochsAppended(self.log[-1:]))
 
     def append_one_and_fail(self) -> None:
-        if isinstance(self.call, AppendEpochs) and len(self.call.outputs) > 1:
-            self.append(self.call.outputs[0])
+        if isinstance(self.request, AppendEpochs) and len(self.request.outputs) > 1:
+            self.append(self.request.outputs[0])
         self.fail()
 
     def fail(self) -> None:
-        if self.call is not None:
-            self.call = None
+        if self.request is not None:
+            self.request = None
             self.step(AttemptFailed("not now"))
 
     def crash(self) -> None:
-        if isinstance(self.call, ProcessEpochs) and len(self.call.epochs) > 1:
-            self.call = None
+        if isinstance(self.request, ProcessEpochs) and len(self.request.epochs) > 1:
+            self.request = None
             self.step(EngineFailed(EngineLost("the JVM died", -9)))
 
     def die(self) -> None:
-        if isinstance(self.call, TakeEpochs | ProcessEpochs):
-            self.call = None
+        if isinstance(self.request, TakeEpochs | ProcessEpochs):
+            self.request = None
             self.step(EngineDied("the JVM died"))
 
 
@@ -202,9 +202,9 @@ def test_all_is_computed_once_nothing_fails(moves: list[str]) -> None:
 
 
 @given(MOVES)
-def test_the_core_calls_or_says_when_to_wake_it(moves: list[str]) -> None:
+def test_the_core_requests_something_or_says_when_to_wake_it(moves: list[str]) -> None:
     shell = play(moves)
-    assert (shell.call is None) == (shell.core.wake_at is not None)
+    assert (shell.request is None) == (shell.core.wake_at is not None)
 
 
 @given(MOVES, st.sampled_from(sorted(set().union(*VALID.values()), key=lambda t: t.__name__)))
@@ -238,13 +238,13 @@ def test_a_call_that_is_too_large_is_halved() -> None:
     shell.released = 3
     shell.wake()
     shell.succeed()
-    assert isinstance(shell.call, ProcessEpochs)
-    shell.call = None
+    assert isinstance(shell.request, ProcessEpochs)
+    shell.request = None
     shell.step(EngineFailed(OutOfMemory("the heap is full")))
-    assert isinstance(shell.call, RestartEngine)
+    assert isinstance(shell.request, RestartEngine)
     shell.succeed()
-    assert isinstance(shell.call, ProcessEpochs)
-    assert [e.epoch for e in shell.call.epochs] == [0, 1]
+    assert isinstance(shell.request, ProcessEpochs)
+    assert [e.epoch for e in shell.request.epochs] == [0, 1]
     assert shell.problems == {"engine": "the heap is full"}, "until a call succeeds"
 
 
@@ -255,7 +255,7 @@ def test_an_engine_that_keeps_dying_ends_the_task() -> None:
     shell.succeed()
     for _ in range(MAX_CRASHES + 1):
         assert shell.error is None
-        shell.call = None
+        shell.request = None
         shell.step(EngineFailed(EngineLost("the JVM died (status 134)", 134)))
         shell.succeed()
     assert isinstance(shell.error, EngineLost)
@@ -266,6 +266,6 @@ def test_other_epochs_than_asked_for_are_a_bug() -> None:
     shell.released = 1
     shell.wake()
     shell.succeed()
-    shell.call = None
+    shell.request = None
     shell.step(EpochsProcessed((EpochOutput(1, 0, ROWS),), State()))
     assert "returned epochs [1] for [0, 1]" in str(shell.error)

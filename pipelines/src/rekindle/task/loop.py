@@ -39,10 +39,10 @@ from rekindle.task.core.loop import (
     EpochsProcessed,
     EpochsTaken,
     GiveUp,
-    LoopCall,
     LoopCore,
     LoopEffect,
     LoopEvent,
+    LoopRequest,
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
@@ -104,7 +104,7 @@ class EpochLoop:
         self._engine = engine
         self._call_size_file = call_size_file
         self._earlier = earlier
-        self._todo: LoopCall | None = None
+        self._todo: LoopRequest | None = None
         self._completed = 0  # epochs of the call that was completed last
         self._compared: EpochBatch | None = None  # the batch that could not be appended
 
@@ -124,25 +124,25 @@ class EpochLoop:
         that it has completed; 0 also after an engine was restarted in place of a call."""
         self._completed = 0
         self._find_dead_engine()
-        while (call := self._next_call()) is not None:
-            event = self._make(call, timeout_s)
+        while (request := self._next_request()) is not None:
+            event = self._perform(request, timeout_s)
             self._step(event)
             nothing_taken = isinstance(event, EpochsTaken) and not event.epochs
             if self._completed or nothing_taken or isinstance(event, EngineRestarted):
                 break
         return self._completed
 
-    def _next_call(self) -> LoopCall | None:
+    def _next_request(self) -> LoopRequest | None:
         """What the core asks for, after its back-off; None if the task has to stop."""
         while self._todo is None:
             wake_at = self._core.wake_at
-            assert wake_at is not None, "the loop's core neither calls nor waits"
+            assert wake_at is not None, "the loop's core neither asks for anything nor waits"
             now = time.monotonic()
             if wake_at > now and self._wait(wake_at - now):
                 return None
             self._step(Woken(), max(now, wake_at))
-        call, self._todo = self._todo, None
-        return call
+        request, self._todo = self._todo, None
+        return request
 
     def _step(self, event: LoopEvent, now: float | None = None) -> None:
         for effect in self._core.step(event, time.monotonic() if now is None else now):
@@ -168,16 +168,16 @@ class EpochLoop:
             case GiveUp(error):
                 raise error
 
-    # -- calls -----------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------
 
-    def _make(self, call: LoopCall, timeout_s: float) -> LoopEvent:
-        """Make a call; how it ended. Raises permanent errors."""
+    def _perform(self, request: LoopRequest, timeout_s: float) -> LoopEvent:
+        """Do what the core asks for; how it ended. Raises permanent errors."""
         try:
-            match call:
+            match request:
                 case TakeEpochs(bounds):
                     return EpochsTaken(self._inputs.take(bounds, timeout_s))
                 case ProcessEpochs():
-                    return self._process(call)
+                    return self._process(request)
                 case AppendEpochs(outputs):
                     return self._append(outputs)
                 case RestartEngine(job_bytes):

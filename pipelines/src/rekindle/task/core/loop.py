@@ -147,8 +147,8 @@ LoopEvent = (
     | EngineRestarted
     | Woken
 )
-LoopCall = TakeEpochs | ProcessEpochs | AppendEpochs | RestartEngine
-LoopEffect = LoopCall | SetProblem | EpochComputed | CallCompleted | CheckpointReached | GiveUp
+LoopRequest = TakeEpochs | ProcessEpochs | AppendEpochs | RestartEngine
+LoopEffect = LoopRequest | SetProblem | EpochComputed | CallCompleted | CheckpointReached | GiveUp
 
 
 # -- states --------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ VALID: Mapping[LoopPhase, frozenset[type]] = {
     LoopPhase.APPENDING: frozenset({EpochsAppended, AttemptFailed, Woken}),
     LoopPhase.RESTARTING: frozenset({EngineRestarted, AttemptFailed, Woken}),
 }
-"""The events that can happen in a phase; another one is a bug in the shell."""
+"""The events that can happen in a phase; another one is a bug in the caller."""
 
 _SUBJECTS = {
     LoopPhase.TAKING: "input",
@@ -328,11 +328,11 @@ class LoopCore:
         if not self._waiting or now < self._retry_at:
             return []
         failures = self._failures
-        effects = self._same_call(now)
+        effects = self._same_request(now)
         self._failures = failures
         return effects
 
-    def _same_call(self, now: float) -> list[LoopEffect]:
+    def _same_request(self, now: float) -> list[LoopEffect]:
         match self.phase:
             case LoopPhase.TAKING:
                 return self._take()

@@ -20,7 +20,7 @@ from rekindle.task.core.loop import (
     EpochsAppended,
     EpochsProcessed,
     EpochsTaken,
-    LoopCall,
+    LoopRequest,
 )
 from rekindle.task.core.saver import EntrySaved, SaveAbandoned, SaveFailed, SaverEffect
 from rekindle.task.core.sink import SinkEffect, SinkEvent
@@ -144,7 +144,7 @@ TaskEffect = (
     Respond
     | RefusePoll
     | CallSink
-    | LoopCall
+    | LoopRequest
     | SaverEffect
     | StartCall
     | CompleteStart
