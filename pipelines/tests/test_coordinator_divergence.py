@@ -163,7 +163,8 @@ def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
     digests = [f"d{e}" for e in range(30)]
     comparison.observed(computation(0), newest(chained(digests)))
     comparison.observed(computation(1), newest(chained([*digests[:20], "other", *digests[21:]])))
-    again = chained(digests[11:], 10)  # from an entry whose segments are cut differently
+    # Restored from an entry of a generation whose operators are fused into other segments.
+    again = chained(digests[11:], 10)
     comparison.observed(computation(1, boot="b"), again, 10)
     assert LEFT in comparison.disputes
     comparison.observed(computation(0, boot="b"), again, 10)

@@ -1,8 +1,8 @@
 """The first manifest of a generation: where its new partitions and queries start. Pure.
 
 It is committed before any task gets its restore point, so that all replicas and all later
-coordinators use the same one. Operators with the same id keep their state, even if segments are cut
-differently; new ones start empty at a checkpoint epoch that no task has reached.
+coordinators use the same one. Operators with the same id keep their state, even if they are fused
+into other segments; new ones start empty at a checkpoint epoch that no task has reached.
 
 Design: docs/design/coordinator.md#new-generations.
 """
@@ -126,17 +126,17 @@ class _Starter:
         return (empty_entry(max(self._start, *above) if above else self._start),)
 
     def _readable_entries(self, partition: Partition, refs: Refs) -> Refs:
-        """Only entries from which its inputs can still be read, even if these were cut
-        differently."""
+        """Only entries from which its inputs can still be read, even if their operators are fused
+        into other segments."""
         bases = [oldest(self._entries[i.key]).epoch for i in self._graph.inputs[partition]]
         base = max(bases, default=NO_EPOCH)
         kept = tuple(ref for ref in refs if ref.epoch >= base)
         if kept:
             return kept
         self._problems.append(
-            f"{partition.key} loses its state and starts empty at epoch {base + 1}: its inputs "
-            f"are cut into segments differently and do not have the epochs after {refs[0].epoch}; "
-            "if it stalls, delete its pods"
+            f"{partition.key} loses its state and starts empty at epoch {base + 1}: the "
+            "operators of its inputs are fused into other segments, which do not have the epochs "
+            f"after {refs[0].epoch}; if it stalls, delete its pods"
         )
         return (empty_entry(base),)
 
