@@ -117,8 +117,8 @@ def test_plans_with_state_are_planned_again(session: SparkSession, sql: str) -> 
 def test_a_schema_that_spark_would_change_is_planned_again(session: SparkSession) -> None:
     naive = pa.schema([pa.field("t", pa.timestamp("us"))])
     assert Planner(session).plan("SELECT t FROM a", {"a": naive}) is None
-    dated = pa.table([pa.array([NOON.replace(tzinfo=None)], pa.timestamp("us"))], schema=naive)
-    found = Query(session.newSession()).run("SELECT t FROM a", {"a": dated}, "test")
+    noon = pa.table([pa.array([NOON.replace(tzinfo=None)], pa.timestamp("us"))], schema=naive)
+    found = Query(session.newSession()).run("SELECT t FROM a", {"a": noon}, "test")
     assert found.column("t").to_pylist() == [NOON]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rekindle.topology.schema import Scalar
 from rekindle.topology.sql.aggregates import parse_aggregates, refused_aggregates
-from rekindle.topology.sql.dated import undated_as_null
+from rekindle.topology.sql.casts_without_date import time_without_date_as_null
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.row_wise import check_sql
 
@@ -142,7 +142,7 @@ def test_a_cast_with_a_date_or_a_format_is_accepted(item: str) -> None:
 
 def test_only_casts_to_timestamp_are_guarded() -> None:
     sql = "SELECT CAST(s AS DATE), to_timestamp(s, 'HH'), struct(1 AS timestamp), 'cast(s as x)'"
-    assert undated_as_null(sql) == sql
+    assert time_without_date_as_null(sql) == sql
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_only_casts_to_timestamp_are_guarded() -> None:
 )
 def test_a_cast_by_colons_guards_its_operand(item: str, text: str) -> None:
     guard = f"(CASE WHEN typeof({text}) LIKE 'string%' AND NOT"
-    before, found, after = undated_as_null(f"SELECT {item} FROM rows").partition(guard)
-    assert found, undated_as_null(item)
+    before, found, after = time_without_date_as_null(f"SELECT {item} FROM rows").partition(guard)
+    assert found, time_without_date_as_null(item)
     assert f"ELSE {text} END)::" in after
     assert before + text == f"SELECT {item}"[: len(before) + len(text)]
 
 
 def test_nested_casts_are_each_guarded() -> None:
-    guarded = undated_as_null("SELECT CAST(upper(s::timestamp) AS TIMESTAMP) FROM rows")
+    guarded = time_without_date_as_null("SELECT CAST(upper(s::timestamp) AS TIMESTAMP) FROM rows")
     assert guarded.count("typeof(s)") == 3, "the guard around it contains it three times"
 
 

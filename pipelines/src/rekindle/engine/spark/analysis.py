@@ -34,7 +34,7 @@ from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.topology.model import Node, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.sql.aggregates import added_values, can_be_summed, not_a_number
-from rekindle.topology.sql.dated import undated_as_null
+from rekindle.topology.sql.casts_without_date import time_without_date_as_null
 from rekindle.topology.windows.kind import END, START
 
 
@@ -131,7 +131,7 @@ class Analyzer:
             return
         name, source = window.node.name, window.node.inputs[0]
         columns = ", ".join(
-            f"{undated_as_null(sql)} AS a{i}" for i, sql in enumerate(added.values())
+            f"{time_without_date_as_null(sql)} AS a{i}" for i, sql in enumerate(added.values())
         )
         text = f"SELECT {columns} FROM {quote(source)}"
         kinds = self._ask(text, {source: before}, name)

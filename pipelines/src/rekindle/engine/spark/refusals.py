@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 )
 
 from rekindle.engine.spark.plans import class_name, each
-from rekindle.topology.sql.dated import STARTS_WITH_YEAR
+from rekindle.topology.sql.casts_without_date import STARTS_WITH_YEAR
 from rekindle.topology.sql.ddl import hint_for
 
 _PLAIN = (
@@ -51,7 +51,7 @@ _PLAIN = (
     ShortType,
     TimestampType,
 )
-_TIMED = re.compile(r"\btimestamp(_ltz)?\b")
+_TIMESTAMP_TYPE = re.compile(r"\btimestamp(_ltz)?\b")
 
 
 def refused_column(schema: StructType) -> str | None:
@@ -70,7 +70,7 @@ def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
     if there is none.
 
     Strings that are cast to TIMESTAMP without a date get the current date. Explicit casts have been
-    guarded (`rekindle.topology.sql.dated`); this finds implicit casts.
+    guarded (`rekindle.topology.sql.casts_without_date`); this finds implicit casts.
     """
     plan = frame._jdf.queryExecution().analyzed()
     nodes = json.loads(plan.toJSON())
@@ -118,7 +118,7 @@ def _casts_to_timestamp(tree: Any) -> Iterator[tuple[dict[str, Any], dict[str, A
     elif isinstance(tree, list):
         for at, node in enumerate(tree):
             cast = isinstance(node, dict) and node.get("class", "").endswith(".Cast")
-            if cast and _TIMED.search(json.dumps(node.get("dataType"))):
+            if cast and _TIMESTAMP_TYPE.search(json.dumps(node.get("dataType"))):
                 yield node, tree[at + 1]
             yield from _casts_to_timestamp(node)
 
@@ -139,18 +139,19 @@ def _texts_as_timestamp(plan: JavaObject) -> Iterator[str]:
 
 
 def _texts_in(expression: JavaObject) -> Iterator[str]:
-    if class_name(expression) == "Cast" and _TIMED.search(expression.dataType().catalogString()):
+    wanted = expression.dataType().catalogString() if class_name(expression) == "Cast" else ""
+    if _TIMESTAMP_TYPE.search(wanted):
         operand = expression.child()
         kind = operand.dataType().catalogString()
-        more = len(_TIMED.findall(expression.dataType().catalogString()))
-        gained = len(_TIMED.findall(kind)) < more
-        if "string" in kind and gained and not _is_dated(operand):
+        more = len(_TIMESTAMP_TYPE.findall(wanted))
+        gained = len(_TIMESTAMP_TYPE.findall(kind)) < more
+        if "string" in kind and gained and not _has_date(operand):
             yield str(operand.sql())
     for child in each(expression.children()):
         yield from _texts_in(child)
 
 
-def _is_dated(text: JavaObject) -> bool:
+def _has_date(text: JavaObject) -> bool:
     """Whether it is a literal with a date, or a guarded expression."""
     if class_name(text) == "Literal":
         return re.match(STARTS_WITH_YEAR, str(text.value())) is not None

@@ -22,7 +22,7 @@ from rekindle.engine.window_state import LATE, ROWS, UNTIMED, WINDOW
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.sql.aggregates import Decomposition, decompose
-from rekindle.topology.sql.dated import undated_as_null
+from rekindle.topology.sql.casts_without_date import time_without_date_as_null
 from rekindle.topology.windows.kind import END, START
 from rekindle.topology.windows.registry import windows_of
 
@@ -157,7 +157,7 @@ def step_sql(
     if step.begin is not None:
         blocks.append((step.begin.node.name, finals_sql(step.begin, step.system)))
     for node in step.sqls:
-        sql = undated_as_null(_operator(node).sql or "")
+        sql = time_without_date_as_null(_operator(node).sql or "")
         blocks.append((node.name, with_system_columns(sql, node.inputs, step.system)))
     if step.end is not None:
         inputs = [blocks[-1][0]] if blocks else sources
@@ -179,7 +179,9 @@ def is_divisible(step: Step, sources: Sequence[str]) -> bool:
 def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
     """SQL that computes the window operator's rows from closed windows."""
     keys = [f"__k{i} AS {quote(name)}" for i, name in enumerate(window.keys)]
-    finals = [f"{undated_as_null(sql)} AS {quote(a)}" for a, sql in window.decomposition.finals]
+    finals = [
+        f"{time_without_date_as_null(sql)} AS {quote(a)}" for a, sql in window.decomposition.finals
+    ]
     columns = ", ".join([*system, START, END, *keys, *finals])
     return f"SELECT {columns} FROM {quote(window.closed_view)}"
 
@@ -190,7 +192,7 @@ def _partials_sql(
     """SQL that aggregates each (group, pane, epoch) in row order, in a single Spark task."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
     group = ", ".join([*keys, WINDOW, EPOCH])
-    made = [(undated_as_null(p.sql), p.name) for p in window.decomposition.partials]
+    made = [(time_without_date_as_null(p.sql), p.name) for p in window.decomposition.partials]
     partials = "".join(f", {sql} AS {name}" for sql, name in made)
     hint = (
         f"REPARTITION(8, {', '.join([*keys, WINDOW])})"

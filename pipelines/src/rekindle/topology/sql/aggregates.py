@@ -28,7 +28,7 @@ from rekindle.topology.schema import (
     type_to_ddl,
 )
 from rekindle.topology.sql import functions
-from rekindle.topology.sql.dated import check_dates
+from rekindle.topology.sql.casts_without_date import check_dates
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.inference import infer_types, refused_type
 from rekindle.topology.sql.tokens import (

@@ -18,7 +18,7 @@ from sqlglot import exp
 from rekindle.errors import Problem
 from rekindle.topology.problems import NOT_SUPPORTED_YET, nearest
 from rekindle.topology.schema import Array, DataType, Field, Scalar, Schema, Struct
-from rekindle.topology.sql.dated import may_lack_date
+from rekindle.topology.sql.casts_without_date import may_lack_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.functions import WITHOUT_PARENTHESES
 from rekindle.topology.sql.inference import infer_types, is_large, is_timestamp, refused_type
@@ -89,8 +89,8 @@ def check_columns(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
 
 def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
     """Problems of casts to TIMESTAMP of strings inside a larger value, and of comparisons with
-    strings: unlike single strings they cannot be guarded (`topology.sql.dated`). If types are
-    unknown, Spark checks this later."""
+    strings: unlike single strings they cannot be guarded (`topology.sql.casts_without_date`).
+    If types are unknown, Spark checks this later."""
     found = []
     for cast in select.find_all(exp.Cast):
         nested = [kind for kind in cast.to.find_all(exp.DataType) if kind is not cast.to]

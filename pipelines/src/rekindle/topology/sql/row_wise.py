@@ -18,6 +18,7 @@ from rekindle.errors import Problem
 from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.schema import Field, Schema
 from rekindle.topology.sql import functions
+from rekindle.topology.sql.casts_without_date import check_dates
 from rekindle.topology.sql.columns import (
     VisibleColumns,
     check_casts,
@@ -25,7 +26,6 @@ from rekindle.topology.sql.columns import (
     copied_columns,
     output_columns,
 )
-from rekindle.topology.sql.dated import check_dates
 from rekindle.topology.sql.tokens import calls, check_functions, parse
 
 _PER_ROW = "sql works row by row"

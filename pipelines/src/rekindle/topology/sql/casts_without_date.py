@@ -1,8 +1,8 @@
 """Makes casts of strings to TIMESTAMP deterministic: strings without a date give NULL.
 
 Spark casts '5:17' to that time of the current day, so a replay on the next day would give other
-rows. `undated_as_null` rewrites casts and calls that parse strings without a given format, so that
-a string without a date gives NULL, like an invalid one. Pure; works on tokens.
+rows. `time_without_date_as_null` rewrites casts and calls that parse strings without a given
+format, so that a string without a date gives NULL, like an invalid one. Pure; works on tokens.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """
@@ -36,7 +36,7 @@ _READS_SCHEMA = frozenset({"from_csv", "from_json", "from_xml"})
 _READS_VARIANT = frozenset({"try_variant_get", "variant_get"})
 
 
-def undated_as_null(sql: str) -> str:
+def time_without_date_as_null(sql: str) -> str:
     """`sql` that gives NULL for strings without a date where they are cast to TIMESTAMP."""
     tokens = tokenize(sql)
     return _render(sql, tokens, _operands(tokens), 0, len(sql))
@@ -52,10 +52,11 @@ def may_lack_date(text: exp.Expr) -> bool:
 
 def check_dates(sql: str, tree: exp.Expr) -> list[Problem]:
     """Problems of casts that certainly use the clock, whatever the types of columns are."""
-    undated = [text for text in _cast_texts(tree) if _TIME_OF_DAY.match(text) is not None]
+    without_date = [text for text in _cast_texts(tree) if _TIME_OF_DAY.match(text) is not None]
     what = "as a TIMESTAMP has no date, and Spark would use the current one"
     found = [
-        Problem("", "NonDeterministic", f"'{text}' {what}", "write a date too") for text in undated
+        Problem("", "NonDeterministic", f"'{text}' {what}", "write a date too")
+        for text in without_date
     ]
     found += [_without_format(name) for name in _nested_parses(sql)]
     tokens = tokenize(sql)
@@ -86,8 +87,8 @@ def _operands(tokens: Sequence[Token]) -> list[_Operand]:
 def _colon_casts(tokens: Sequence[Token]) -> Iterator[int]:
     """Each `::` before a TIMESTAMP."""
     for at in range(1, len(tokens) - 1):
-        timed = tokens[at + 1].text.lower() in _TYPES
-        if tokens[at].token_type is TokenType.DCOLON and timed:
+        names_timestamp = tokens[at + 1].text.lower() in _TYPES
+        if tokens[at].token_type is TokenType.DCOLON and names_timestamp:
             yield at
 
 
@@ -116,8 +117,8 @@ def _render(
 
 def _guarded(text: str) -> str:
     """Spark evaluates typeof() when it plans: for other types the CASE is optimised away."""
-    undated = f"NOT (CAST({text} AS STRING) RLIKE '{STARTS_WITH_YEAR}')"
-    return f"CASE WHEN typeof({text}) LIKE 'string%' AND {undated} THEN NULL ELSE {text} END"
+    without_date = f"NOT (CAST({text} AS STRING) RLIKE '{STARTS_WITH_YEAR}')"
+    return f"CASE WHEN typeof({text}) LIKE 'string%' AND {without_date} THEN NULL ELSE {text} END"
 
 
 def _argument(tokens: Sequence[Token], at: int) -> tuple[int, int] | None:
@@ -190,8 +191,8 @@ def _nested_parses(sql: str) -> Iterator[str]:
         close = _closing(tokens, at + 1) or at + 1
         inside = tokens[at + 2 : close]
         texts = [t.text.lower() for t in inside if t.token_type is TokenType.STRING]
-        timed = any(re.search(r"\btimestamp(_ltz)?\b", text) for text in texts)
-        if timed and "timestampformat" not in texts:
+        names_timestamp = any(re.search(r"\btimestamp(_ltz)?\b", text) for text in texts)
+        if names_timestamp and "timestampformat" not in texts:
             yield name
 
 
