@@ -165,7 +165,7 @@ def test_the_table_is_as_wide_as_its_urls_where_there_is_no_terminal() -> None:
         rows={"alarms": 12_345, "q": 0},
         epochs_with_rows={"alarms": 7, "q": 0},
         urls={"alarms": url},
-        dropped={"w": DroppedRows(late=3, untimed=0), "x": DroppedRows()},
+        dropped={"w": DroppedRows(late=3, null_event_time=0), "x": DroppedRows()},
         epochs=10,
         seconds=1.5,
     )

@@ -164,7 +164,7 @@ def test_one_input_of_a_window_has_window_ends_and_the_other_row_times(spark: Sp
         (output,) = chain.process(State(), [epoch]).outputs
         found = output.rows.select(["c", "n"]).to_pylist()
         assert found == [{"c": 4, "n": 22}, {"c": 3, "n": 21}]
-        assert (chain.dropped["both"].late, chain.dropped["both"].untimed) == (0, 0)
+        assert (chain.dropped["both"].late, chain.dropped["both"].null_event_time) == (0, 0)
 
 
 LONG = """
@@ -362,12 +362,12 @@ def test_dropped_rows_are_counted(spark: Spark) -> None:
     chain = chain_of(window("size: 5m"), "w", spark)
     epochs = nasty_epochs(6, 10, 100)
     chain.process(State(), epochs)
-    late = untimed = 0
+    late = null_event_time = 0
     for e in epochs:
         for t in e.inputs[0].column("t").cast(pa.int64()).to_pylist():
-            untimed += t is None
+            null_event_time += t is None
             if t is not None:
                 late += t - t % (5 * MINUTE) + 5 * MINUTE <= e.watermark_before
-    assert (chain.dropped["w"].late, chain.dropped["w"].untimed) == (late, untimed)
+    assert (chain.dropped["w"].late, chain.dropped["w"].null_event_time) == (late, null_event_time)
     assert late
-    assert untimed
+    assert null_event_time

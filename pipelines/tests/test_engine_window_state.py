@@ -33,7 +33,7 @@ from rekindle.engine.state.operator import (
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
-from rekindle.engine.window_state import LATE, UNTIMED, WindowShape, advance, conform
+from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, WindowShape, advance, conform
 from rekindle.errors import StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
@@ -257,7 +257,7 @@ def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> No
     for rows, (_, late, _) in steps:
         for row in rows.to_pylist():
             for start in range(row["__w"] - SIZE + SLIDE, row["__w"] + 1, SLIDE):
-                if row["__w"] > UNTIMED and start + SIZE > late:
+                if row["__w"] > NULL_EVENT_TIME and start + SIZE > late:
                     key = (start, row["__k0"])
                     expected[key] = expected.get(key, 0) + (row["p1"] or 0)
     got: dict[Any, int] = {}
@@ -399,11 +399,11 @@ def test_dropped_rows_are_counted_and_never_kept() -> None:
     rows = table(
         [
             (None, LATE, 0, 3, 1.0, 1, 1.0, 1.0, None),
-            (None, UNTIMED, 0, 2, 1.0, 1, 1.0, 1.0, None),
+            (None, NULL_EVENT_TIME, 0, 2, 1.0, 1, 1.0, 1.0, None),
         ]
     )
     step = advance(SHAPE, EMPTY, rows, [(0, NO_WATERMARK, END_OF_INPUT)])
-    assert (step.late, step.untimed, step.closed.num_rows) == (3, 2, 0)
+    assert (step.late, step.null_event_time, step.closed.num_rows) == (3, 2, 0)
     assert step.state is EMPTY
 
 

@@ -365,7 +365,9 @@ def test_a_run_says_how_many_rows_each_operator_dropped(
             chain = super().__call__(segment)
             assert isinstance(chain, FakeChain)
             if segment.name == "keyed":
-                chain.dropped["keyed"] = DroppedRows(late=1000, untimed=len(self.made["keyed"]))
+                chain.dropped["keyed"] = DroppedRows(
+                    late=1000, null_event_time=len(self.made["keyed"])
+                )
             else:
                 chain.dropped[segment.name] = DroppedRows()
             return chain

@@ -150,8 +150,8 @@ def print_result(stream: TextIO, topology: str, result: ReferenceResult) -> None
         table.add_row(query, f"{rows:,}", f"{epochs:,}", result.urls.get(query, ""))
     console.print(table)
     for operator, dropped in result.dropped.items():
-        if dropped.late or dropped.untimed:
+        if dropped.late or dropped.null_event_time:
             console.print(
                 f"operator {operator} dropped {dropped.late:,} late rows, and "
-                f"{dropped.untimed:,} without event time"
+                f"{dropped.null_event_time:,} without event time"
             )

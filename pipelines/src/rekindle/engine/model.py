@@ -53,7 +53,7 @@ class DroppedRows:
     time."""
 
     late: int = 0
-    untimed: int = 0
+    null_event_time: int = 0
 
 
 class Chain(Protocol):

@@ -37,7 +37,7 @@ from rekindle.streams.digest import DIGEST_BYTES, digest_table
 WINDOW, ROWS = PANE, "__n"
 LATE = -(2**63) + 1
 """`__w` of the group that counts late rows, all of whose windows are closed."""
-UNTIMED = -(2**63) + 2
+NULL_EVENT_TIME = -(2**63) + 2
 """`__w` of the group that counts rows without event time."""
 
 Int64s = npt.NDArray[np.int64]
@@ -77,7 +77,7 @@ class Advance:
     state: OperatorState
     closed: pa.Table
     late: int
-    untimed: int
+    null_event_time: int
 
 
 def advance(
@@ -93,7 +93,7 @@ def advance(
     are late for it, and count for other windows of their pane that are still open. `files`: for
     closed windows that do not fit into memory. Raises DiskFull.
     """
-    rows, late, untimed = _split_markers(partials)
+    rows, late, null_event_time = _split_markers(partials)
     ordered = None if rows is None else _by_epoch(shape, rows)
     closed = ExternalSort(shape.closed, [EPOCH, WINDOW, *shape.key_names], files)
     for part in _split_call(shape, ordered, watermarks):
@@ -102,7 +102,7 @@ def advance(
         state = _close(shape, state, part, closed.add, files)
     if ordered is not None:
         state = compact(shape.runs, state)
-    return Advance(state, closed.sorted(), late, untimed)
+    return Advance(state, closed.sorted(), late, null_event_time)
 
 
 def conform(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
@@ -133,17 +133,17 @@ def _conform(wanted: pa.Schema, table: pa.Table, operator: str) -> pa.Table:
 
 
 def _split_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int]:
-    """The partials of panes, and the numbers of dropped rows (late, untimed)."""
+    """The partials of panes, and the numbers of dropped rows (late, NULL event time)."""
     if partials is None or not partials.num_rows:
         return None, 0, 0
     panes = partials.column(WINDOW).to_numpy()
-    marked = panes <= UNTIMED
-    late = untimed = 0
+    marked = panes <= NULL_EVENT_TIME
+    late = null_event_time = 0
     if marked.any():
         counts = partials.column(ROWS).to_numpy()
-        late, untimed = (int(counts[panes == m].sum()) for m in (LATE, UNTIMED))
+        late, null_event_time = (int(counts[panes == m].sum()) for m in (LATE, NULL_EVENT_TIME))
         partials = partials.filter(pa.array(~marked))
-    return (partials if partials.num_rows else None), late, untimed
+    return (partials if partials.num_rows else None), late, null_event_time
 
 
 @dataclass(frozen=True, slots=True)

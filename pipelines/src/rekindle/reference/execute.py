@@ -84,7 +84,7 @@ class Execution:
             for operator, rows in partition.chain.dropped.items():
                 total = sums.setdefault(operator, DroppedRows())
                 total.late += rows.late
-                total.untimed += rows.untimed
+                total.null_event_time += rows.null_event_time
         return sums
 
     def run_block(self, block: Block) -> None:

@@ -54,7 +54,7 @@ class EngineStarter:
         chain = self._make(job_bytes)
         for operator, rows in (before.dropped if before is not None else {}).items():
             chain.dropped[operator].late += rows.late
-            chain.dropped[operator].untimed += rows.untimed
+            chain.dropped[operator].null_event_time += rows.null_event_time
         return chain
 
     def _start(self) -> None:

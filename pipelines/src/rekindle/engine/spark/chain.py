@@ -249,7 +249,7 @@ class SparkChain:
         advanced = advance(shape, old, rows, watermarks, self._run_files)
         dropped = self._history.dropped[window.node.name]
         dropped.late += advanced.late
-        dropped.untimed += advanced.untimed
+        dropped.null_event_time += advanced.null_event_time
         return advanced.state, advanced.closed
 
 

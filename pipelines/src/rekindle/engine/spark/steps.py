@@ -18,7 +18,7 @@ from typing import assert_never
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE
 from rekindle.engine.spark.rewrite import quote, with_system_columns
 from rekindle.engine.window_assigners import WindowAssigner, assigner_of
-from rekindle.engine.window_state import LATE, ROWS, UNTIMED, WINDOW
+from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, ROWS, WINDOW
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.sql.aggregates import Decomposition, decompose
@@ -224,7 +224,7 @@ def _placed_sql(
     pane = window.windows.pane_sql(window.time)
     last_end = window.windows.last_end_sql(pane)
     marker = (
-        f"CASE WHEN {window.time} IS NULL THEN {UNTIMED}L"
+        f"CASE WHEN {window.time} IS NULL THEN {NULL_EVENT_TIME}L"
         f" WHEN {last_end} <= {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {WINDOW}"
     )
     keys = [_canonical(n, n in float_keys) + f" AS __k{i}" for i, n in enumerate(window.keys)]
