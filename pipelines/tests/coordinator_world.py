@@ -103,11 +103,11 @@ class World:
     def list_pods(self) -> None:
         self.feed(PodsListed(self.pods()))
 
-    def start_coordinator(self, linger: bool = False) -> None:
+    def start_coordinator(self, keep_old_coordinator: bool = False) -> None:
         """Kill -9 the coordinator and start its next incarnation; the old one may still run."""
         if self.fence:
-            self.zombie = self.coordinator if linger else None
-            if not linger:
+            self.zombie = self.coordinator if keep_old_coordinator else None
+            if not keep_old_coordinator:
                 self.held = []
         self.fence += 1
         self.coordinator = Coordinator(self.fence, wall_s=0.0)
@@ -189,13 +189,13 @@ class World:
     def response_of(self, task: SimulatedTask) -> PollAnswered:
         return PollAnswered(task.slot, task.incarnation, task.response())
 
-    def change_generation(self, generation: Generation, linger: bool = False) -> None:
-        """A new ConfigMap; pods of removed segments are deleted, or still run."""
+    def change_generation(self, generation: Generation, keep_old_pods: bool = False) -> None:
+        """A new ConfigMap; pods of removed segments are deleted, unless `keep_old_pods`."""
         self.generation = generation
         self.graph = build_graph(generation.topology)
         self.inputs |= self.graph.inputs
         slots = set(generation.topology.slots())
-        self.tasks = {s: t for s, t in self.tasks.items() if linger or s in slots}
+        self.tasks = {s: t for s, t in self.tasks.items() if keep_old_pods or s in slots}
         self.list_pods()
         self.feed(GenerationSeen(generation))
 
@@ -273,9 +273,9 @@ class World:
 
     def run(self, epochs: int) -> None:
         """Run without failures: each epoch takes four polling intervals."""
-        self.run_but(None, epochs)
+        self.run_with_idle(None, epochs)
 
-    def run_but(self, idle: Slot | None, epochs: int) -> None:
+    def run_with_idle(self, idle: Slot | None, epochs: int) -> None:
         """Like `run`, while one task responds but does nothing."""
         segments = list(dict.fromkeys(p.segment for p in self.inputs))
         for _ in range(epochs):

@@ -40,7 +40,7 @@ queries:
     return compile_topology(load_spec(yaml.safe_load(text)), "test", local=True)
 
 
-def nasty_rows(rng: np.random.Generator, count: int, base: int, spread: int) -> pa.Table:
+def edge_case_rows(rng: np.random.Generator, count: int, base: int, spread: int) -> pa.Table:
     """Doubles of magnitudes 1e-3 to 1e15, NaN, −0.0, NULLs everywhere, times on window borders."""
     v = rng.choice([-1.0, 1.0], count) * 10.0 ** rng.uniform(-3, 15, count)
     v[rng.random(count) < 0.02] = -0.0
@@ -66,18 +66,19 @@ def nasty_rows(rng: np.random.Generator, count: int, base: int, spread: int) -> 
     )
 
 
-def nasty_epochs(
-    seed: int, count: int, rows: int, *, quiet: Sequence[int] = ()
+def edge_case_epochs(
+    seed: int, count: int, rows: int, *, idle: Sequence[int] = ()
 ) -> list[EpochInput]:
-    """Epochs of a minute of event time each; some rows late by up to ten minutes."""
+    """Epochs of a minute of event time each; some rows late by up to ten minutes. `idle`: those
+    without rows, after which the watermark is what it was."""
     rng = np.random.default_rng(seed)
     epochs, before = [], NO_WATERMARK
     for number in range(count):
         base = (number + 30) * MINUTE
-        size = 0 if number in quiet else rows
-        now = nasty_rows(rng, size, base - 2 * MINUTE, 3 * MINUTE)
-        old = nasty_rows(rng, size // 20, base - 12 * MINUTE, 10 * MINUTE)
-        after = before if number in quiet else base - MINUTE
+        size = 0 if number in idle else rows
+        now = edge_case_rows(rng, size, base - 2 * MINUTE, 3 * MINUTE)
+        old = edge_case_rows(rng, size // 20, base - 12 * MINUTE, 10 * MINUTE)
+        after = before if number in idle else base - MINUTE
         epochs.append(EpochInput(number, before, after, (pa.concat_tables([now, old]),)))
         before = after
     return epochs

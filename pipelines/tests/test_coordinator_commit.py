@@ -199,14 +199,14 @@ def test_a_restore_point_survives_newer_checkpoints() -> None:
     world.rounds(2)
     given = world.tasks[BOTH].restored_from
     assert given == 7
-    world.run_but(BOTH, 10)
+    world.run_with_idle(BOTH, 10)
     assert world.store[-1].epoch > given
     assert next_polls(world)[Slot("left", 0, 0)].floor == given
 
 
 def test_the_first_manifest_of_a_coordinator_fences_the_older_one() -> None:
     world = started()
-    world.start_coordinator(linger=True)
+    world.start_coordinator(keep_old_coordinator=True)
     world.rounds(2)
     zombie = world.zombie
     assert zombie is not None
@@ -284,7 +284,7 @@ def test_the_lag_of_a_query_is_an_age() -> None:
     assert rows["q-both"]["stableEpoch"] >= 8
     world.tasks[BOTH].frozen = True
     stable = world.tasks[BOTH].position
-    world.run_but(BOTH, 6)
+    world.run_with_idle(BOTH, 6)
     row = next(q for q in world.reports[-1]["queries"] if q["name"] == "q-both")
     assert row["stableEpoch"] == stable
     assert 3.0 <= row["lagSeconds"] <= 7.0

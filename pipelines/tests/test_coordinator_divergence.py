@@ -359,7 +359,7 @@ def edited(replicas: int, edit: str) -> World:
     left = Part("left", ("src",), 2, replicas, query=True, edit=edit)
     both = Part("both", ("left", "right"), query=True, edit=edit)
     parts = (DIAMOND[0], left, DIAMOND[2], both)
-    world.change_generation(make_generation(parts, 2), linger=True)
+    world.change_generation(make_generation(parts, 2), keep_old_pods=True)
     for slot in world.generation.topology.slots():
         if slot not in world.tasks:
             world.start_task(slot)
@@ -398,7 +398,7 @@ def disputed_while_one_computes_again(corrupt: int) -> World:
     world = started()
     world.tasks[REPLICAS[corrupt]].corruption = "!"
     world.run(1)
-    world.run_but(REPLICAS[1], 2)
+    world.run_with_idle(REPLICAS[1], 2)
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
     return world
 
@@ -408,7 +408,7 @@ def test_a_new_coordinator_holds_back_what_the_one_before_did(corrupt: int) -> N
     world = disputed_while_one_computes_again(corrupt)
     before = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
     world.start_coordinator()
-    world.run_but(REPLICAS[1], 24)
+    world.run_with_idle(REPLICAS[1], 24)
     after = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
     assert after == before
     assert not [name for name in committed_objects(world) if "!" in name]
@@ -478,10 +478,10 @@ def test_sinks_of_a_task_that_computes_again_write_nothing() -> None:
 def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
     world = started()
     first, second = (world.tasks[slot] for slot in REPLICAS)
-    world.run_but(REPLICAS[1], 6)  # it stays at its epoch, and reports Live
+    world.run_with_idle(REPLICAS[1], 6)  # it stays at its epoch, and reports Live
     entry = world.store[-1].entries[LEFT.key][0]
     assert entry.epoch <= second.position < first.position
-    world.run_but(REPLICAS[1], 24)
+    world.run_with_idle(REPLICAS[1], 24)
     assert world.store[-1].entries[LEFT.key][0].epoch > entry.epoch
 
 
@@ -496,7 +496,7 @@ def test_a_readers_checkpoint_waits_for_its_inputs_agreement(
     world = World(parts, interval_epochs=interval_epochs)
     world.start_all()
     world.run(12)
-    world.run_but(behind, lag)
+    world.run_with_idle(behind, lag)
     world.tasks[leading].corruption = "!"
     world.tasks[leading].corrupt_from = world.head + 1
     for _ in range(lag + 1):

@@ -76,9 +76,9 @@ class LossyWorld(World):
             needed = self.reused.get(needed)
         return needed is not None
 
-    def start_coordinator(self, linger: bool = False) -> None:
+    def start_coordinator(self, keep_old_coordinator: bool = False) -> None:
         self.known = set()
-        super().start_coordinator(linger)
+        super().start_coordinator(keep_old_coordinator)
 
     def perform(self, who: Coordinator, effects: Iterable[Effect]) -> None:
         for effect in effects:

@@ -90,7 +90,7 @@ def edited() -> tuple[World, Slot, Slot]:
     """The definition of `both` is replaced; the tasks of the old one continue."""
     world = started()
     parts = [replace(p, edit="-2") if p.name == "both" else p for p in DIAMOND]
-    world.change_generation(make_generation(parts, 2), linger=True)
+    world.change_generation(make_generation(parts, 2), keep_old_pods=True)
     return world, Slot("both", 0, 0), Slot("both-2", 0, 0)
 
 

@@ -1,7 +1,7 @@
 """I5: no epoch is truncated, and no entry dropped, that a consumer may still need.
 
 Random histories of work, checkpoints, deaths, restores, freezes, store outages and coordinator
-restarts, with an old coordinator that lingers, of slow sinks and of edits. Each manifest must
+restarts, with an old coordinator that still runs, of slow sinks and of edits. Each manifest must
 satisfy I2 as well: all sinks have what it counts as written.
 
 Design: docs/design/coordinator.md#retention.
@@ -29,7 +29,7 @@ ACTIONS = st.sampled_from(
     + ["run"] * 7
     + ["kill", "kill", "start", "start", "reboot", "freeze", "freeze", "freeze", "thaw"]
     + ["lag", "lag", "edit"]
-    + ["coordinator", "coordinator", "linger", "zombie", "zombie", "store", "hold", "release"]
+    + ["coordinator", "coordinator", "keep_old", "zombie", "zombie", "store", "hold", "release"]
 )
 
 
@@ -67,8 +67,8 @@ def act(world: World, action: str, number: int) -> None:
             world.change_generation(edited(world.generation.number + 1))
         case "coordinator":
             world.start_coordinator()
-        case "linger":
-            world.start_coordinator(linger=True)
+        case "keep_old":
+            world.start_coordinator(keep_old_coordinator=True)
         case "zombie" if world.zombie:
             world.poll(slot, world.zombie)
         case "store":
@@ -157,7 +157,7 @@ def test_a_log_of_an_earlier_boot_does_not_move_the_position() -> None:
     world.rounds(2)
     assert world.tasks[mid].restored_from == 7
     world.work(mid, 1)
-    world.run_but(mid, 8)  # `end` reads from the log of `mid`, whose engine is still at 8
+    world.run_with_idle(mid, 8)  # `end` reads from the log of `mid`, whose engine is still at 8
     assert world.tasks[end].position > 11
     assert not world.missing()
     world.run(10)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from engine_fixtures import (
     MINUTE,
-    nasty_epochs,
+    edge_case_epochs,
     oracle,
     run,
     state_digests,
@@ -82,7 +82,7 @@ def window(size: str, keys: str = "k, g") -> str:
     ],
 )
 def test_windows_equal_those_of_an_oracle(spark: Spark, size: str, length: int, slide: int) -> None:
-    epochs = nasty_epochs(1, 12, 300, quiet=[5])
+    epochs = edge_case_epochs(1, 12, 300, idle=[5])
     last = epochs[-1]
     epochs.append(EpochInput(12, last.watermark, END_OF_INPUT, (last.inputs[0].slice(0, 0),)))
     chain = chain_of(window(size), "w", spark)
@@ -100,7 +100,7 @@ def test_windows_equal_those_of_an_oracle(spark: Spark, size: str, length: int, 
 
 
 def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
-    epochs = nasty_epochs(1, 6, 100, quiet=[])
+    epochs = edge_case_epochs(1, 6, 100, idle=[])
     chain = chain_of(window("size: 5m"), "w", spark)
     half = chain.process(State(), epochs[:3]).state
     ((operator, saved),) = half.operators.items()
@@ -190,7 +190,7 @@ LONG = """
 
 
 def test_epochs_without_changes_may_be_left_out(spark: Spark) -> None:
-    epochs = nasty_epochs(3, 12, 200, quiet=[0, 4, 5, 6, 11])
+    epochs = edge_case_epochs(3, 12, 200, idle=[0, 4, 5, 6, 11])
     changes = [e for e in epochs if e.inputs[0].num_rows or e.watermark != e.watermark_before]
     assert len(changes) == len(epochs) - 5
     chain = chain_of(LONG, "end", spark)
@@ -207,7 +207,7 @@ def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
     spark: Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls of all sizes on two cores; mixed sizes on one and four; windows closed in portions."""
-    epochs = nasty_epochs(2, 14, 400, quiet=[7, 8])
+    epochs = edge_case_epochs(2, 14, 400, idle=[7, 8])
     digests, states = [], []
     mixed = [3, 1, 7]
     runs = {"local[1]": [mixed], "local[2]": [[1], [14], mixed], "local[4]": [mixed]}
@@ -283,12 +283,12 @@ def test_bits_do_not_depend_on_memory(
 
 def test_an_epoch_that_changes_nothing_runs_no_job(spark: Spark) -> None:
     chain = chain_of(window("size: 5m"), "w", spark)
-    epochs = nasty_epochs(3, 3, 50)
-    empty = epochs[0].inputs[0].slice(0, 0)
+    epochs = edge_case_epochs(3, 3, 50)
+    no_rows = epochs[0].inputs[0].slice(0, 0)
     first = chain.process(State(), epochs[:1])
     jobs = chain.jobs
-    quiet = EpochInput(1, epochs[0].watermark, epochs[0].watermark + 1, (empty,))
-    second = chain.process(first.state, [quiet])
+    empty = EpochInput(1, epochs[0].watermark, epochs[0].watermark + 1, (no_rows,))
+    second = chain.process(first.state, [empty])
     assert chain.jobs == jobs
     assert second.outputs[0].rows.num_rows == 0
     assert second.outputs[0].rows.schema == chain.output_schema
@@ -302,7 +302,7 @@ def test_python_keeps_no_objects_in_the_jvm(
 ) -> None:
     spec = "{size: 1h, groupBy: [g], aggregate: 'sum(v) AS s'}"  # none closes
     chain = chain_of(f"- {{name: w, inputs: [rows], window: {spec}}}", "w", spark, method=method)
-    first, *rest = nasty_epochs(1, 3, rows)
+    first, *rest = edge_case_epochs(1, 3, rows)
     gc.disable()
     try:
         chain.process(State(), [first])
@@ -332,7 +332,7 @@ def test_row_wise_sql_keeps_order_and_hides_system_columns(spark: Spark) -> None
 """
     chain = chain_of(operators, "c", spark)
     assert chain.output_schema.names == ["n", "k", "js"]
-    epochs = nasty_epochs(4, 5, 100)
+    epochs = edge_case_epochs(4, 5, 100)
     result = chain.process(State(), epochs)
     assert chain.jobs == 1
     for epoch, output in zip(epochs, result.outputs, strict=True):
@@ -355,12 +355,12 @@ def test_a_failure_at_run_time_names_operator_and_epochs(spark: Spark) -> None:
     operators = f'- {{name: loud, inputs: [rows], sql: "{sql}"}}'
     chain = chain_of(operators, "loud", spark)
     with pytest.raises(OperatorFailed, match="operator loud, epochs 0 to 1"):
-        chain.process(State(), nasty_epochs(5, 2, 10))
+        chain.process(State(), edge_case_epochs(5, 2, 10))
 
 
 def test_dropped_rows_are_counted(spark: Spark) -> None:
     chain = chain_of(window("size: 5m"), "w", spark)
-    epochs = nasty_epochs(6, 10, 100)
+    epochs = edge_case_epochs(6, 10, 100)
     chain.process(State(), epochs)
     late = null_event_time = 0
     for e in epochs:

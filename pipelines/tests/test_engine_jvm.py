@@ -14,7 +14,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from engine_fixtures import nasty_epochs, topology
+from engine_fixtures import edge_case_epochs, topology
 
 from rekindle.engine.failure import EngineLost
 from rekindle.engine.model import State
@@ -146,7 +146,7 @@ def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path, cds_archive: Path) 
     spark = sessions.start_session("test", **use, on_exit=lambda _: died.set())
     compiled = topology('- {name: a, inputs: [rows], sql: "SELECT * FROM rows"}', "a")
     chain = SparkChain(compiled.segments[0], compiled, spark)
-    epochs = nasty_epochs(1, 1, 10)
+    epochs = edge_case_epochs(1, 1, 10)
     chain.process(State(), epochs)
     running = sessions.current_jvm()
     assert running is not None

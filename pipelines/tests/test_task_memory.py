@@ -210,8 +210,8 @@ def test_calls_after_repeated_kills_do_not_grow_again() -> None:
 
 def test_a_crash_in_small_calls_does_not_shrink_calls() -> None:
     sizes = CallSizes.of(plan_memory())
-    quiet = [EpochInput(n, 0, 0, (SCHEMA.empty_table(),)) for n in range(2)]
-    sizes.failed(quiet, EngineLost("killed", -9))
+    empty = [EpochInput(n, 0, 0, (SCHEMA.empty_table(),)) for n in range(2)]
+    sizes.failed(empty, EngineLost("killed", -9))
     assert sizes.next_call.max_epochs == 1
     sizes.succeeded(0)
     assert sizes.next_call.max_epochs == 1
