@@ -249,7 +249,7 @@ def test_readers_of_a_wrong_epoch_compute_again(corrupt: int) -> None:
     assert world.tasks[BOTH].wrong == ""
 
 
-def test_readers_of_a_retracted_result_compute_again() -> None:
+def test_readers_of_a_contradicted_result_compute_again() -> None:
     world = started()
     newest = world.tasks[REPLICAS[0]].position
     result = Contradiction(epoch=newest, message="epoch differs")

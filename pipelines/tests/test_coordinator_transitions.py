@@ -34,7 +34,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("inherited"), COMPUTATIONS, st.sampled_from(["", "x", "y"])),
     st.tuples(st.just("recompute"), st.lists(COMPUTATIONS, max_size=3), st.integers(0, 200)),
     st.tuples(st.just("configured"), st.integers(1, 3)),
-    st.tuples(st.just("checkpoint_contradicted"), COMPUTATIONS),
+    st.tuples(st.just("checkpoint_differed"), COMPUTATIONS),
 )
 
 
@@ -54,8 +54,8 @@ def apply(comparison: DigestComparison, event: tuple[object, ...]) -> None:
             comparison.request_recomputation(LEFT, alive, float(now))
         case ("configured", int(replicas)):
             comparison.configured({LEFT: replicas})
-        case ("checkpoint_contradicted", Computation() as by):
-            comparison.checkpoint_contradicted(by.slot, by.incarnation, 3)
+        case ("checkpoint_differed", Computation() as by):
+            comparison.checkpoint_differed(by.slot, by.incarnation, 3)
 
 
 @settings(deadline=None)

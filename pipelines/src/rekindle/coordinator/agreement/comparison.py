@@ -61,7 +61,7 @@ class DigestComparison:
         self._restarts: dict[Slot, Computation] = {}
         self._requested_at: dict[Partition, float] = {}
         self._untrusted: list[UntrustedOutput] = []
-        self._retracted: dict[Slot, Computation] = {}
+        self._contradicted: dict[Slot, Computation] = {}
         self._inherited: dict[Slot, Computation] = {}
         self._replicas: Mapping[Partition, int] | None = None  # as configured; None: unknown
 
@@ -140,12 +140,12 @@ class DigestComparison:
                 del record.digests[epoch]
         return sorted(fresh)
 
-    def result_retracted(self, by: Computation, epoch: int) -> bool:
+    def result_contradicted(self, by: Computation, epoch: int) -> bool:
         """A replica computed another result than an earlier boot of it had in its log, which
         readers may have used. True if this is new."""
-        if self._retracted.get(by.slot) == by:
+        if self._contradicted.get(by.slot) == by:
             return False
-        self._retracted[by.slot] = by
+        self._contradicted[by.slot] = by
         self._untrusted.append(UntrustedOutput(partition_of(by.slot), epoch - 1))
         return True
 
@@ -169,7 +169,7 @@ class DigestComparison:
         self._untrusted.append(UntrustedOutput(partition, after))
         return True
 
-    def checkpoint_contradicted(self, slot: Slot, incarnation: int, epoch: int) -> None:
+    def checkpoint_differed(self, slot: Slot, incarnation: int, epoch: int) -> None:
         """A replica saved another state at `epoch` than the committed checkpoint has."""
         message = f"its state after epoch {epoch} differs from the checkpoint's"
         self._mark_diverged(slot, incarnation, message)
@@ -190,7 +190,7 @@ class DigestComparison:
         partition = partition_of(slot)
         self._records.get(partition, {}).pop(slot, None)
         self._diverged.pop(slot, None)
-        self._retracted.pop(slot, None)
+        self._contradicted.pop(slot, None)
         self._inherited.pop(slot, None)
         self._restarts.pop(slot, None)
         dispute = self._disputes.get(partition)
@@ -304,12 +304,12 @@ class DigestComparison:
                 self._mark_diverged(slot, record.by.incarnation, f"epoch {dispute.epoch}: {what}")
 
     def _mark_all_diverged(
-        self, wrong: Iterable[Computation], epoch: int, witness: Computation
+        self, wrong: Iterable[Computation], epoch: int, matching: Computation
     ) -> None:
         for by in wrong:
             record = self._records[partition_of(by.slot)].get(by.slot)
             if record is None or record.by.incarnation == by.incarnation:
-                other = f"replica {witness.slot.replica} and one other computation have"
+                other = f"replica {matching.slot.replica} and one other computation have"
                 message = f"its epoch {epoch} differs from what {other}"
                 self._mark_diverged(by.slot, by.incarnation, message)
 

@@ -76,10 +76,10 @@ class Containment:
         by = Computation(slot, response.task.incarnation, response.boot_id)
         changed = self.comparison.observed(by, epoch_digests(response), response.restored_from)
         if response.contradiction is not None:
-            changed |= self.comparison.result_retracted(by, response.contradiction.epoch)
+            changed |= self.comparison.result_contradicted(by, response.contradiction.epoch)
         for done in response.checkpoints:
             if committer.contradicts(slot, done) and slot not in self.comparison.diverged:
-                self.comparison.checkpoint_contradicted(slot, by.incarnation, done.epoch)
+                self.comparison.checkpoint_differed(slot, by.incarnation, done.epoch)
                 changed = True
         if not changed:
             return False
