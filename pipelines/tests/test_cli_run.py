@@ -20,7 +20,7 @@ from rekindle.cli import run as run_module
 from rekindle.cli.amounts import readable_bytes, readable_duration
 from rekindle.cli.run_display import Bars, Lines, print_result, time_left_s
 from rekindle.connectors.source import SourceSummary
-from rekindle.engine.failure import EngineLost
+from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import DroppedRows
 from rekindle.engine.spark import archive_cache
 from rekindle.engine.spark import session as sessions
@@ -222,7 +222,7 @@ def test_spark_starts_from_the_archive_in_the_cache(
 
     def start(name: str, **options: object) -> None:
         started.update(options)
-        raise EngineLost("the JVM died")
+        raise EngineUnavailable("the JVM died")
 
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
     monkeypatch.setattr(sessions, "jvm_spec", lambda conf: conf)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rekindle.directories import cache_root, state_root
-from rekindle.engine.failure import EngineLost
+from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.spark import archive_cache
 from rekindle.engine.spark.jvm import JvmSpec
 
@@ -65,7 +65,7 @@ def test_an_interrupted_archive_is_created_again(tmp_path: Path, training: Train
 
 def test_a_failed_training_is_reported(tmp_path: Path, training: Training) -> None:
     training.fails = True
-    with pytest.raises(EngineLost, match="no room"):
+    with pytest.raises(EngineUnavailable, match="no room"):
         archive_cache.ensure_archive(tmp_path)
 
 

@@ -16,7 +16,7 @@ from zipfile import ZipFile
 import pytest
 from engine_fixtures import edge_case_epochs, topology
 
-from rekindle.engine.failure import EngineLost
+from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import State
 from rekindle.engine.spark import cds, jvm
 from rekindle.engine.spark import session as sessions
@@ -153,7 +153,7 @@ def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path, cds_archive: Path) 
     killed = time.monotonic()
     os.kill(running.process.pid, signal.SIGKILL)
     assert died.wait(5)
-    with pytest.raises(EngineLost, match="operator a, epochs 0 to 0"):
+    with pytest.raises(EngineUnavailable, match="operator a, epochs 0 to 0"):
         chain.process(State(), epochs)
     assert time.monotonic() - killed < 5
     sessions.stop_session(spark)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from engine_fixtures import topology
 
-from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
+from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory
 from rekindle.engine.model import State
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
@@ -121,7 +121,7 @@ def test_a_jvm_without_memory_is_reported(tmp_path: Path, cds_archive: Path) -> 
     spark = sessions.start_session("test", data_dir=tmp_path, cds_archive=cds_archive)
     epochs = wide_epochs(1, 1000, 10)
     chain = chain_of(sql, spark)
-    with pytest.raises(EngineLost, match=r"memory.*512m.*operator a, epochs 0 to 0") as lost:
+    with pytest.raises(EngineUnavailable, match=r"memory.*512m.*operator a, epochs 0 to 0") as lost:
         chain.process(State(), epochs)
     assert lost.value.out_of_memory
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rekindle.engine.failure import EngineLost
+from rekindle.engine.failure import EngineUnavailable
 from rekindle.errors import OperatorFailed
 
 pytest.importorskip("pyspark")
@@ -182,5 +182,5 @@ def test_a_jvm_that_dies_while_sending_is_an_error(
         yield iter([])
 
     monkeypatch.setattr(planned, "_load_from_socket", ends_early)
-    with pytest.raises(EngineLost):
+    with pytest.raises(EngineUnavailable):
         query.run(ROW_WISE, {"a": rows(0, 9)}, "test")

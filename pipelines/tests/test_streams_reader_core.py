@@ -12,8 +12,8 @@ from rekindle.streams.reader_core import (
     MAX_DEADLINE_S,
     AbandonCall,
     CallFailed,
-    CallLost,
     CallReturned,
+    CallThreadDied,
     ReadEpochs,
     ReaderCore,
     ReaderEvent,
@@ -101,7 +101,7 @@ class Upstream:
 
     def die(self) -> None:
         self.call = None
-        self.step(CallLost())
+        self.step(CallThreadDied())
 
 
 MOVES = histories(

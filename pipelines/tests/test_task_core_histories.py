@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from random_histories import histories
 
-from rekindle.engine.failure import EngineLost
+from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
 from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, TaskProblem
 from rekindle.task.core.loop import (
@@ -67,7 +67,7 @@ class World(SimulatedTask):
                 yield AttemptFailed("the file cannot be read")
             case ProcessEpochs(_, epochs) if self.crashes and len(epochs) > 1:
                 self.crashes -= 1
-                yield EngineFailed(EngineLost("the JVM died", -9))
+                yield EngineFailed(EngineUnavailable("the JVM died", -9))
             case ProcessEpochs() if "engine" in self.failing:
                 yield AttemptFailed("no disk space")
             case AppendEpochs(outputs) if "log" in self.failing:

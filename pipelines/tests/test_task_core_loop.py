@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_histories import histories
 
-from rekindle.engine.failure import EngineLost, OutOfMemory
+from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import EpochOutput, State
 from rekindle.engine.retry import MAX_CRASHES, CallSizes
@@ -136,7 +136,7 @@ class FakeShell:
     def crash(self) -> None:
         if isinstance(self.request, ProcessEpochs) and len(self.request.epochs) > 1:
             self.request = None
-            self.step(EngineFailed(EngineLost("the JVM died", -9)))
+            self.step(EngineFailed(EngineUnavailable("the JVM died", -9)))
 
     def die(self) -> None:
         if isinstance(self.request, TakeEpochs | ProcessEpochs):
@@ -256,9 +256,9 @@ def test_an_engine_that_keeps_dying_ends_the_task() -> None:
     for _ in range(MAX_CRASHES + 1):
         assert shell.error is None
         shell.request = None
-        shell.step(EngineFailed(EngineLost("the JVM died (status 134)", 134)))
+        shell.step(EngineFailed(EngineUnavailable("the JVM died (status 134)", 134)))
         shell.succeed()
-    assert isinstance(shell.error, EngineLost)
+    assert isinstance(shell.error, EngineUnavailable)
 
 
 def test_other_epochs_than_asked_for_are_a_bug() -> None:

@@ -10,7 +10,7 @@ import pytest
 from task_world import SCHEMA, Counting, World
 
 from rekindle.engine.bounds import CallBounds
-from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_exit
+from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory, describe_exit
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, State
 from rekindle.engine.retry import CallSizes, check_columns
@@ -18,7 +18,7 @@ from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.call_size_file import CallSize, CallSizeFile
 
-HEAP_FULL = EngineLost(describe_exit(3, "512m"), 3)
+HEAP_FULL = EngineUnavailable(describe_exit(3, "512m"), 3)
 
 
 class Limited(Counting):
@@ -42,9 +42,9 @@ class Engine:
     def __init__(self, chain: Limited) -> None:
         self.chain = chain
         self.job_bytes: list[int] = []
-        self.dead: EngineLost | None = None
+        self.dead: EngineUnavailable | None = None
 
-    def lost(self) -> EngineLost | None:
+    def lost(self) -> EngineUnavailable | None:
         return self.dead
 
     def restart(self, job_bytes: int) -> Limited:
@@ -74,7 +74,9 @@ def run(world: World, now: float) -> None:
     raise AssertionError(f"only epoch {world.log.last} after 100 calls")
 
 
-@pytest.mark.parametrize("error", [HEAP_FULL, OutOfMemory("direct buffers"), EngineLost("x", -9)])
+@pytest.mark.parametrize(
+    "error", [HEAP_FULL, OutOfMemory("direct buffers"), EngineUnavailable("x", -9)]
+)
 def test_a_call_without_memory_is_halved(tmp_path: Path, error: RekindleError) -> None:
     world, engine = limited_world(tmp_path, lambda es: error if len(es) > 2 else None)
     run(world, 10)
@@ -120,9 +122,9 @@ def test_an_epoch_that_never_fits_fails_the_task(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_keeps_dying_fails_the_task(tmp_path: Path) -> None:
-    crash = EngineLost("the JVM died (status 134)", 134)
+    crash = EngineUnavailable("the JVM died (status 134)", 134)
     world, engine = limited_world(tmp_path, lambda _: crash)
-    with pytest.raises(EngineLost, match="134"):
+    with pytest.raises(EngineUnavailable, match="134"):
         run(world, 1)
     assert len(engine.job_bytes) == 2
 
@@ -130,7 +132,7 @@ def test_an_engine_that_keeps_dying_fails_the_task(tmp_path: Path) -> None:
 def test_an_engine_that_dies_while_idle_is_restarted(tmp_path: Path) -> None:
     world, engine = limited_world(tmp_path, lambda _: None)
     run(world, 2)
-    engine.dead = EngineLost("the JVM died (status -9)", -9)
+    engine.dead = EngineUnavailable("the JVM died (status -9)", -9)
     run(world, 4)
     assert len(engine.job_bytes) == 1
     assert world.sums() == [0, 1, 3, 6]
@@ -211,7 +213,7 @@ def test_calls_after_repeated_kills_do_not_grow_again() -> None:
 def test_a_crash_in_small_calls_does_not_shrink_calls() -> None:
     sizes = CallSizes.of(plan_memory())
     empty = [EpochInput(n, 0, 0, (SCHEMA.empty_table(),)) for n in range(2)]
-    sizes.failed(empty, EngineLost("killed", -9))
+    sizes.failed(empty, EngineUnavailable("killed", -9))
     assert sizes.next_call.max_epochs == 1
     sizes.succeeded(0)
     assert sizes.next_call.max_epochs == 1

@@ -15,8 +15,8 @@ KILLED = frozenset({-9, 137})
 """By SIGKILL, which the kernel sends when a pod exceeds its memory limit."""
 
 
-class EngineLost(RekindleError):
-    """The JVM has exited with `status`; a new one must be started."""
+class EngineUnavailable(RekindleError):
+    """There is no JVM: it did not start, or has exited with `status`; a new one must be started."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from rekindle.engine.bounds import CallBounds
-from rekindle.engine.failure import EngineLost, OutOfMemory
+from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.memory import MIB, MemoryPlan, needed_bytes
 from rekindle.errors import EpochTooLarge
 from rekindle.streams.epochs import EpochInput
@@ -67,7 +67,7 @@ class CallSizes:
             self._most_epochs = None
         self._crashes = 0
 
-    def failed(self, call: Sequence[EpochInput], error: EngineLost | OutOfMemory) -> None:
+    def failed(self, call: Sequence[EpochInput], error: EngineUnavailable | OutOfMemory) -> None:
         """Make the next call smaller. Raises EpochTooLarge, or the error, if that is impossible."""
         by_memory = isinstance(error, OutOfMemory) or error.out_of_memory
         if len(call) > 1:

@@ -21,8 +21,8 @@ from rekindle.streams.reader_core import (
     WAIT_S,
     AbandonCall,
     CallFailed,
-    CallLost,
     CallReturned,
+    CallThreadDied,
     ReadEpochs,
     ReaderCore,
     ReaderEvent,
@@ -139,7 +139,7 @@ class PartitionReader:
         client: StreamClient | None = None
         with self._lock:
             if thread == self._current_thread:
-                self._step(CallLost())
+                self._step(CallThreadDied())
         try:
             while (call := self._next(thread)) is not None:
                 if client is None or client.address != call.address:

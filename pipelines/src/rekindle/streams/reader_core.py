@@ -70,7 +70,7 @@ class CallFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class CallLost:
+class CallThreadDied:
     """The thread in the call has died."""
 
 
@@ -90,7 +90,7 @@ class AbandonCall:
     """Do not wait for the call in progress."""
 
 
-ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | CallFailed | CallLost
+ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | CallFailed | CallThreadDied
 ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
 
 
@@ -121,7 +121,7 @@ class ReaderCore:
                 return self.choice.step(EpochsReceived(call.address, epochs), now)
             case CallFailed():
                 return self._call_failed(event, now)
-            case CallLost():
+            case CallThreadDied():
                 self._call = None
                 return []
         assert_never(event)

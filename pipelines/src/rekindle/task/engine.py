@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import Future
 
 from rekindle.arrow_types import arrow_schema
-from rekindle.engine.failure import EngineLost, describe_exit
+from rekindle.engine.failure import EngineUnavailable, describe_exit
 from rekindle.engine.memory import MIB
 from rekindle.engine.model import Chain
 from rekindle.engine.passthrough import PassThroughChain
@@ -40,16 +40,16 @@ class EngineStarter:
         else:
             threading.Thread(target=self._start, name="engine-start", daemon=True).start()
 
-    def lost(self) -> EngineLost | None:
+    def lost(self) -> EngineUnavailable | None:
         """Why the JVM is gone; None while it runs."""
         if (status := self._death) is None:
             return None
         heap = f"{self._config.memory.heap_bytes // MIB} MiB"
-        return EngineLost(f"{describe_exit(status, heap)}; it starts again", status)
+        return EngineUnavailable(f"{describe_exit(status, heap)}; it starts again", status)
 
     def restart(self, job_bytes: int) -> Chain:
         """The chain in a new JVM, or in the running one; counts of dropped rows are kept.
-        Raises EngineLost."""
+        Raises EngineUnavailable."""
         before = self._running
         chain = self._make(job_bytes)
         for operator, rows in (before.dropped if before is not None else {}).items():

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory
+from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, EpochOutput
 from rekindle.engine.retry import CallSizes, check_columns
@@ -64,12 +64,12 @@ _TRANSIENT = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
 class EngineRestarter(Protocol):
     """Restarts the chain's engine. A chain without a JVM needs none."""
 
-    def lost(self) -> EngineLost | None:
+    def lost(self) -> EngineUnavailable | None:
         """Why the engine is gone; None while it runs."""
         ...
 
     def restart(self, job_bytes: int) -> Chain:
-        """The chain in a new engine. Raises EngineLost."""
+        """The chain in a new engine. Raises EngineUnavailable."""
         ...
 
 
@@ -115,7 +115,7 @@ class EpochLoop:
 
     def run(self) -> None:
         """Run until the task has to stop. Raises permanent errors: OperatorFailed, EpochTooLarge,
-        Diverged, EngineLost."""
+        Diverged, EngineUnavailable."""
         while not self._wait(0):
             self.run_call(0.25)
 
@@ -195,7 +195,7 @@ class EpochLoop:
             result = self._chain.process(call.operators, call.epochs)
             succeeded = size
             return EpochsProcessed(result.outputs, result.state)
-        except (EngineLost, OutOfMemory) as error:
+        except (EngineUnavailable, OutOfMemory) as error:
             if self._engine is None:
                 raise
             return EngineFailed(error)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rekindle.engine.failure import EngineLost
+from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.spark import session
 from rekindle.engine.spark.cds import copies_of, key_file, key_of
 from rekindle.engine.spark.jvm import JvmSpec
@@ -44,7 +44,7 @@ def cached_archive(directory: Path, spec: JvmSpec) -> Path | None:
 
 def ensure_archive(directory: Path) -> Path:
     """The archive for this environment's JVM; creates it in a separate process if there is none.
-    Raises EngineLost with the end of that process's output."""
+    Raises EngineUnavailable with the end of that process's output."""
     spec = session.jvm_spec()
     archive = _path(directory, spec)
     directory.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,9 @@ def ensure_archive(directory: Path) -> Path:
         command = [sys.executable, "-m", "rekindle.engine.spark.training", str(archive)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise EngineLost(f"the AppCDS archive could not be created:\n{done.stderr[-2000:]}")
+            raise EngineUnavailable(
+                f"the AppCDS archive could not be created:\n{done.stderr[-2000:]}"
+            )
     remove_unused(directory, time.time())
     return archive
 

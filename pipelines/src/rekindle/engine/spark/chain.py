@@ -149,7 +149,7 @@ class SparkChain:
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         """Run epochs in their order. Raises OperatorFailed (operators, epochs), OutOfMemory,
-        DiskFull, EngineLost."""
+        DiskFull, EngineUnavailable."""
         _check_order(epochs)
         if not epochs:
             return ChainResult((), state)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from rekindle.engine.failure import EngineLost
+from rekindle.engine.failure import EngineUnavailable
 from rekindle.termination import signals_held_back
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def find_java() -> Path:
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if not found or not Path(found).exists():
-        raise EngineLost("no java: set JAVA_HOME to a JDK 17 or 21, or put java on the PATH")
+        raise EngineUnavailable("no java: set JAVA_HOME to a JDK 17 or 21, or put java on the PATH")
     return Path(found).resolve()
 
 
@@ -162,7 +162,7 @@ def find_jars(spark_home: Path) -> tuple[Path, ...]:
     found = (j for j in (spark_home / "jars").glob("*.jar") if not j.name.startswith(_LEFT_OUT))
     jars = sorted(found, key=lambda j: (_rank(j), j.name))
     if not jars:
-        raise EngineLost(f"no Spark jars in {spark_home / 'jars'}: install rekindle[spark]")
+        raise EngineUnavailable(f"no Spark jars in {spark_home / 'jars'}: install rekindle[spark]")
     return tuple(jars)
 
 
@@ -240,9 +240,13 @@ def _wait_for_gateway(process: subprocess.Popen[bytes], info: Path) -> tuple[int
     deadline = time.monotonic() + START_TIMEOUT_S
     while not info.exists():
         if process.poll() is not None:
-            raise EngineLost(f"the JVM ended with status {process.returncode} while starting")
+            raise EngineUnavailable(
+                f"the JVM ended with status {process.returncode} while starting"
+            )
         if time.monotonic() > deadline:
-            raise EngineLost(f"the JVM's gateway did not start within {START_TIMEOUT_S:.0f} s")
+            raise EngineUnavailable(
+                f"the JVM's gateway did not start within {START_TIMEOUT_S:.0f} s"
+            )
         time.sleep(0.01)
     data = info.read_bytes()  # the gateway renames it into place: port, length, secret
     port, length = struct.unpack_from(">ii", data)

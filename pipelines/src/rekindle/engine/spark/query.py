@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from rekindle.engine.failure import DiskFull, EngineLost, OutOfMemory, describe_exit
+from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory, describe_exit
 from rekindle.engine.spark.planned import PlannedQuery, Planner
 from rekindle.engine.spark.plans import HashAggregation
 from rekindle.engine.spark.session import BATCH_ROWS, current_jvm
@@ -50,7 +50,8 @@ class Query:
         """Number of Spark jobs so far."""
 
     def run(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
-        """Raises OperatorFailed, which begins with `what`, OutOfMemory, DiskFull, or EngineLost."""
+        """Raises OperatorFailed, which begins with `what`, OutOfMemory, DiskFull, or
+        EngineUnavailable."""
         rows = self._run(sql, views, what, hashed=False)
         assert rows is not None
         return rows
@@ -152,7 +153,7 @@ def _classify(error: Exception, what: str) -> Exception:
     jvm = current_jvm()
     if jvm is not None and not jvm.alive:
         status = jvm.process.returncode
-        return EngineLost(f"{describe_exit(status, jvm.spec.heap)}, during {what}", status)
+        return EngineUnavailable(f"{describe_exit(status, jvm.spec.heap)}, during {what}", status)
     if line := _first_with(lines, _NO_SPACE_TEXTS):
         return DiskFull(f"{what}: {_NO_ROOM}: {line}")
     if no_memory:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rekindle.engine.failure import EngineLost
+from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.engine.spark import cds
 from rekindle.engine.spark.jvm import Jvm, JvmSpec, find_jars, find_java, launch
@@ -82,7 +82,7 @@ def start_session(
     `conf` is the user's sparkConf, which has precedence. `memory` gives the sizes of the JVM.
     `cds_archive` was created by `engine.spark.training`; if it does not match, a warning is logged
     and the start is slower. `on_exit` is called in a thread with the exit status when the JVM
-    exits unexpectedly. `log_file`: for the output of the JVM. Raises EngineLost.
+    exits unexpectedly. `log_file`: for the output of the JVM. Raises EngineUnavailable.
     """
     global _jvm
     user = dict(conf or {})
@@ -205,7 +205,7 @@ def _spark_home() -> Path:
     """The directory of PySpark, without importing it."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise EngineLost("no pyspark: install rekindle[spark]")
+        raise EngineUnavailable("no pyspark: install rekindle[spark]")
     return Path(spec.origin).parent
 
 

@@ -20,7 +20,7 @@ from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.engine.bounds import CallBounds, take_ready
-from rekindle.engine.failure import EngineLost, OutOfMemory
+from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.model import EpochOutput, State
 from rekindle.engine.retry import CallSizes
 from rekindle.errors import RekindleError
@@ -67,7 +67,7 @@ class AttemptFailed:
 class EngineFailed:
     """The engine died in the call, or the call did not fit into memory."""
 
-    error: EngineLost | OutOfMemory
+    error: EngineUnavailable | OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class LoopCore:
         self._enter(LoopPhase.APPENDING)
         return [*self._recovered("engine"), AppendEpochs(outputs)]
 
-    def _engine_failed(self, error: EngineLost | OutOfMemory) -> list[LoopEffect]:
+    def _engine_failed(self, error: EngineUnavailable | OutOfMemory) -> list[LoopEffect]:
         try:
             self._sizes.failed(self._call, error)
         except RekindleError as permanent:
