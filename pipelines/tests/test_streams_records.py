@@ -20,7 +20,6 @@ from rekindle.streams.records import (
     Record,
     RecordKind,
     backward,
-    check_sum,
     encode_header,
     forward,
     header_at,
@@ -28,6 +27,7 @@ from rekindle.streams.records import (
     locate,
     outline,
     outlined,
+    verify_checksum,
     watermark_changes,
     watermarks,
 )
@@ -202,28 +202,28 @@ def test_an_empty_record_takes_16_bytes_for_each_new_watermark() -> None:
     assert (len(data), tail.records) == (4 * (ALIGN + WATERMARK_CHANGES_BYTES), 4)
 
 
-def test_records_beside_the_epochs_leave_them_consecutive() -> None:
+def test_control_records_leave_the_epochs_consecutive() -> None:
     data = bytearray()
     before = 0
     for kind, epoch, count in [
-        (RecordKind.WINDOW, 2, 0),
+        (RecordKind.WINDOW_CHECKPOINT, 2, 0),
         (RecordKind.TENTATIVE, 3, 2),
         (RecordKind.UNDO, 4, 0),
-        (RecordKind.WINDOW, 4, 0),
+        (RecordKind.WINDOW_CHECKPOINT, 4, 0),
         (RecordKind.TENTATIVE, 5, 1),
-        (RecordKind.REC_DONE, 5, 0),
+        (RecordKind.RECONCILIATION_DONE, 5, 0),
     ]:
         record = Record(kind, 2, epoch, count, 0, DIGESTS[1], len(data), 0, before)
         data += encode_header(record, 0)
         before = record.size
     found = list(forward(memoryview(data)))
     assert [(r.kind.name, r.epoch) for r in found] == [
-        ("WINDOW", 2),
+        ("WINDOW_CHECKPOINT", 2),
         ("TENTATIVE", 3),
         ("UNDO", 4),
-        ("WINDOW", 4),
+        ("WINDOW_CHECKPOINT", 4),
         ("TENTATIVE", 5),
-        ("REC_DONE", 5),
+        ("RECONCILIATION_DONE", 5),
     ]
     assert list(backward(memoryview(data))) == found[::-1]
     assert locate(memoryview(data), 0, len(data), 5) == 4 * ALIGN
@@ -261,7 +261,7 @@ def test_a_log_in_the_rows_of_a_record_is_not_taken_for_its_end() -> None:
     data = memoryview(filled([Epoch(2, DIGESTS[1], b"." * 64 + bytes(inner) + b"." * 64)])[0])
     (record,) = backward(data)
     assert (record.digest, record.start) == (DIGESTS[1], 0)
-    check_sum(data, header_at(data, 0))
+    verify_checksum(data, header_at(data, 0))
 
 
 @given(st.lists(st.integers(1, 40), max_size=300))

@@ -32,7 +32,7 @@ class Kind(StrEnum):
     STABLE = "STABLE"
     TENTATIVE = "TENTATIVE"
     UNDO = "UNDO"
-    REC_DONE = "REC_DONE"
+    RECONCILIATION_DONE = "REC_DONE"  # as DPC calls it
 
 
 @dataclass(frozen=True, slots=True)

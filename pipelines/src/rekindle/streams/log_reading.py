@@ -34,14 +34,14 @@ class View:
         self.copied_from = copied_from
 
     def records(self, epoch: int) -> Iterator[Record]:
-        """From the record that holds `epoch` on; sums are not looked at. Raises DamagedRecord."""
+        """From the record that holds `epoch` on, with checksums unread. Raises DamagedRecord."""
         begin = records.locate(self.content, self.start, self.end, epoch)
         return records.headers(self.content, begin, self.end)
 
     def watermark_changes(self, record: Record) -> memoryview:
         """As `records.watermark_changes`. Raises DamagedRecord if the record does not match its
         sum."""
-        records.check_sum(self.content, record)
+        records.verify_checksum(self.content, record)
         return records.watermark_changes(self.content, record)
 
 
@@ -76,7 +76,7 @@ class Reading:
         """Read the record's epoch, if it is not one too many."""
         if self._is_full(record.size):
             return False
-        records.check_sum(view.content, record)
+        records.verify_checksum(view.content, record)
         self._add(record.watermark, records.decode_rows(view.data, record), record)
         self.left -= record.size
         return True

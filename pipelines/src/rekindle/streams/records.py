@@ -3,7 +3,7 @@
     0   magic "RKL", the format's version "2"
     4   u8  kind; three bytes of zero
     8   u32 branch: 0 for the stable one, otherwise the attempt of a tentative one
-    12  u32 epochs that it covers: 1; more if they have no rows; 0 beside the epochs
+    12  u32 epochs that it covers: 1; more if they have no rows; 0: a control record
     16  i64 epoch: the first of them, or the one that it is about
     24  i64 watermark after the last of them
     32  digest of each of them
@@ -53,8 +53,8 @@ class RecordKind(IntEnum):
     STABLE = 1
     TENTATIVE = 2
     UNDO = 3  # of the tentative epochs from its own on
-    REC_DONE = 4  # corrections are complete through its epoch
-    WINDOW = 5  # checkpoint of an open window after its epoch
+    RECONCILIATION_DONE = 4  # DPC's REC_DONE: corrections are complete through its epoch
+    WINDOW_CHECKPOINT = 5  # checkpoint of an open window after its epoch
 
 
 _KINDS = {int(kind): kind for kind in RecordKind}
@@ -171,7 +171,7 @@ def watermarks(payload: memoryview, record: Record, epoch: int) -> Iterator[int]
 
 
 def header_at(data: memoryview, start: int) -> Record:
-    """The record at an offset, without a look at its sum. Raises DamagedRecord."""
+    """The record at an offset, without a look at its checksum. Raises DamagedRecord."""
     record = _parse(data, start)
     if record.end > len(data):
         raise DamagedRecord("an incomplete record", start)
@@ -201,8 +201,8 @@ def _parse(data: memoryview, start: int) -> Record:
     )
 
 
-def check_sum(data: memoryview, record: Record) -> None:
-    """Raises DamagedRecord if the record does not match its sum."""
+def verify_checksum(data: memoryview, record: Record) -> None:
+    """Raises DamagedRecord if the record does not match its checksum."""
     start, payload = record.start, record.payload
     found = zlib.crc32(data[payload : payload + record.length])
     if _SUM.unpack_from(data, start + _SUMMED)[0] != zlib.crc32(
@@ -212,8 +212,8 @@ def check_sum(data: memoryview, record: Record) -> None:
 
 
 def headers(data: memoryview, start: int, end: int) -> Iterator[Record]:
-    """The records from offset `start` to `end`, without a look at their sums. Raises DamagedRecord
-    where one does not follow the one before it."""
+    """The records from offset `start` to `end`, without a look at their checksums. Raises
+    DamagedRecord where one does not follow the one before it."""
     before: Record | None = None
     next_epoch: int | None = None
     while start < end:
@@ -231,7 +231,7 @@ def headers(data: memoryview, start: int, end: int) -> Iterator[Record]:
 def forward(data: memoryview) -> Iterator[Record]:
     """The sound records of a file from its beginning. Raises DamagedRecord where they end."""
     for record in headers(data, 0, len(data)):
-        check_sum(data, record)
+        verify_checksum(data, record)
         yield record
 
 
@@ -241,7 +241,7 @@ def backward(data: memoryview) -> Iterator[Record]:
         return
     record = _last(data)
     while True:
-        check_sum(data, record)
+        verify_checksum(data, record)
         yield record
         if not record.start:
             return
@@ -268,7 +268,7 @@ def _last(data: memoryview) -> Record:
                 try:
                     record = header_at(data, start)
                     if record.end == len(data):
-                        check_sum(data, record)
+                        verify_checksum(data, record)
                         return record
                 except DamagedRecord:
                     pass
@@ -304,7 +304,7 @@ def outline(data: memoryview) -> bytes:
 
 
 def outlined(content: memoryview) -> Iterator[tuple[Record, memoryview]]:
-    """The records of an outline, whose sums do not count, and their watermark changes. Raises
+    """The records of an outline, whose checksums do not count, and their watermark changes. Raises
     DamagedRecord."""
     start = 0
     while start < len(content):
