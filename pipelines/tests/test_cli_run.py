@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rekindle.cli import main
 from rekindle.cli import run as run_module
-from rekindle.cli.amounts import readable_bytes, readable_duration
+from rekindle.cli.formatting import readable_bytes, readable_duration
 from rekindle.cli.run_display import Bars, Lines, print_result, time_left_s
 from rekindle.connectors.source import SourceSummary
 from rekindle.engine.failure import EngineUnavailable
@@ -26,10 +26,10 @@ from rekindle.engine.spark import archive_cache
 from rekindle.engine.spark import session as sessions
 from rekindle.reference import (
     EPOCHS_PER_CALL,
-    Opened,
     OpenedSource,
     Progress,
     ReferenceResult,
+    SourcesOpened,
     SparkStarting,
 )
 
@@ -63,7 +63,7 @@ def read_source(
     return OpenedSource("a", summary, last_epoch, ("speedup", 60.0), computed=False)
 
 
-def lines(*events: Opened | SparkStarting | Progress) -> list[str]:
+def lines(*events: SourcesOpened | SparkStarting | Progress) -> list[str]:
     stream = io.StringIO()
     display = Lines(stream, "t", LOG)
     for event in events:
@@ -89,7 +89,7 @@ def test_the_start_has_rows_and_event_times_of_each_source() -> None:
     endless = OpenedSource(
         "c", SourceSummary(None, start, None), None, ("rowsPerSecond", 5.0), True
     )
-    assert lines(Opened((read_source(), timeless, endless), 7, 500_000)) == [
+    assert lines(SourcesOpened((read_source(), timeless, endless), 7, 500_000)) == [
         "t: source a: 10,000 rows, event time from 2013-01-01T00:00:00 to 2013-12-31T00:00:00",
         "t: source b: 10,000 rows, no event time",
         "t: source c: unbounded, event time from 1970-01-01T00:00:00 on",
@@ -115,24 +115,24 @@ UNIT = (
 def test_implausible_event_times_get_a_warning(
     first: str | None, last: str | None, warning: str | None
 ) -> None:
-    _, _, *warnings = lines(Opened((read_source(first, last),), 8, 1_000_000))
+    _, _, *warnings = lines(SourcesOpened((read_source(first, last),), 8, 1_000_000))
     assert warnings == ([] if warning is None else [f"t: warning: source a: {warning}"])
 
 
 def test_computed_event_times_get_no_warning() -> None:
     generated = replace(read_source("1970-01-01", "1970-01-02"), computed=True)
-    assert len(lines(Opened((generated,), 8, 1_000_000))) == 2
+    assert len(lines(SourcesOpened((generated,), 8, 1_000_000))) == 2
 
 
 def test_a_run_of_very_many_epochs_names_the_field_to_raise() -> None:
     slow = replace(read_source(last_epoch=31_514_400), replay_speed=("speedup", 1.0))
-    _, epochs, warning = lines(Opened((read_source(), slow), 31_514_401, 1_000_000))[1:]
+    _, epochs, warning = lines(SourcesOpened((read_source(), slow), 31_514_401, 1_000_000))[1:]
     assert epochs == "t: epochs 0 to 31,514,401, which take 364 d 18 h in a cluster"
     assert warning == (
         "t: warning: source a: speedup 1 makes 31,514,401 epochs, which take 364 d 18 h in a "
         "cluster; raise speedup"
     )
-    assert len(lines(Opened((slow,), 100, 1_000_000))) == 2
+    assert len(lines(SourcesOpened((slow,), 100, 1_000_000))) == 2
 
 
 def test_without_an_archive_the_warm_up_is_named() -> None:
@@ -144,7 +144,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, highlight=False)
     with Bars(console, "t", LOG) as bars:
-        bars.report(Opened((read_source(),), 99, 1_000_000))
+        bars.report(SourcesOpened((read_source(),), 99, 1_000_000))
         for n in range(50):
             bars.report(Progress(n, 99, 1000 * n, n / 10))
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())

@@ -241,8 +241,8 @@ ADAPTIVE = {"spark.sql.adaptive.enabled": "true"}
 @pytest.mark.parametrize(
     ("sql", "repeated", "conf", "hashes"),
     [
-        pytest.param(f"SELECT v, t, i {EXPLODED}", 1, {}, True, id="planned"),
-        pytest.param("SELECT v, t, n AS i FROM rows", GROUPS, {}, True, id="once"),
+        pytest.param(f"SELECT v, t, i {EXPLODED}", 1, {}, True, id="reused-plan"),
+        pytest.param("SELECT v, t, n AS i FROM rows", GROUPS, {}, True, id="plan-per-call"),
         pytest.param(f"SELECT v, t, i {EXPLODED}", 1, ADAPTIVE, False, id="an unknown plan"),
     ],
 )
@@ -295,7 +295,7 @@ def test_an_epoch_that_changes_nothing_runs_no_job(spark: Spark) -> None:
     assert state_digests(chain, second.state) == state_digests(chain, first.state)
 
 
-@pytest.mark.parametrize("rows", [10, BATCH_ROWS + 1], ids=["planned", "once"])
+@pytest.mark.parametrize("rows", [10, BATCH_ROWS + 1], ids=["reused-plan", "plan-per-call"])
 @pytest.mark.parametrize("method", [Aggregation.SORTED, None], ids=["sorted", "hashed"])
 def test_python_keeps_no_objects_in_the_jvm(
     spark: Spark, rows: int, method: Aggregation | None

@@ -19,7 +19,14 @@ from rekindle.connectors.source import SourceSummary
 from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochOutput, State
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
-from rekindle.reference import Opened, OpenedSource, RunEvent, SparkStart, redirect, run_reference
+from rekindle.reference import (
+    OpenedSource,
+    RunEvent,
+    SourcesOpened,
+    SparkStart,
+    redirect,
+    run_reference,
+)
 from rekindle.reference.rewrite import relative_paths
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 from rekindle.topology.load import load_topology
@@ -162,7 +169,7 @@ def test_it_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None
     reported: list[RunEvent] = []
     result, _ = run(tmp_path, until_epoch=4, epochs_per_call=2, report=reported.append)
     opened, *progress = reported
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, SourcesOpened)
     assert (opened.last_epoch, opened.epoch_interval_us) == (4, 1_000_000)
     assert opened.sources == (
         OpenedSource("a", SourceSummary(95, 0, 9_400_000), 9, ("rowsPerSecond", 10.0), True),

@@ -52,7 +52,7 @@ def terminated_by_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def signals_held_back() -> Iterator[set[int]]:
+def signals_blocked() -> Iterator[set[int]]:
     """For work that must not be interrupted: signals are delivered at its end. Yields the previous
     signal mask, for a child process that is started meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

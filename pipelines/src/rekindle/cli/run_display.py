@@ -23,9 +23,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from rekindle.cli.amounts import readable_duration
+from rekindle.cli.formatting import readable_duration
 from rekindle.cli.run_input import describe_input
-from rekindle.reference import Opened, Progress, ReferenceResult, RunEvent, SparkStarting
+from rekindle.reference import Progress, ReferenceResult, RunEvent, SourcesOpened, SparkStarting
 
 _LINE_EVERY_S = 5.0
 _UNWRAPPED_CHARS = 10_000
@@ -52,10 +52,10 @@ def _console(stream: TextIO, width: int | None = None) -> Console:
     return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
 
-def describe_start(event: Opened | SparkStarting, topology: str, log: Path) -> list[str]:
+def describe_start(event: SourcesOpened | SparkStarting, topology: str, log: Path) -> list[str]:
     """The lines about a step of the start."""
     match event:
-        case Opened():
+        case SourcesOpened():
             return [f"{topology}: {line}" for line in describe_input(event)]
         case SparkStarting():
             hint = "" if event.archive else "; run `rekindle warm-up` once to make this faster"
@@ -131,7 +131,7 @@ class Bars:
             return
         for line in describe_start(event, self._topology, self._log):
             self._bar.console.print(line)
-        if isinstance(event, Opened):
+        if isinstance(event, SourcesOpened):
             total = event.last_epoch + 1
             self._task = self._bar.add_task(self._topology, total=total, rows=0, left="")
 

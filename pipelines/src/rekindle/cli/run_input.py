@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rekindle.cli.amounts import readable_duration
-from rekindle.reference import Opened, OpenedSource
+from rekindle.cli.formatting import readable_duration
+from rekindle.reference import OpenedSource, SourcesOpened
 
 _FROM_US = int(np.datetime64("1980-01-01", "us").astype(np.int64))
 _TO_US = int(np.datetime64("2100-01-01", "us").astype(np.int64))
 _MANY_EPOCHS = 1_000_000
 
 
-def describe_input(opened: Opened) -> list[str]:
+def describe_input(opened: SourcesOpened) -> list[str]:
     """A line for each source and one for the run, then the warnings."""
     duration = _duration(opened.last_epoch + 1, opened)
     return [
@@ -53,7 +53,7 @@ def _unlikely(source: OpenedSource) -> Iterator[str]:
         yield f"it has event times after 2099; {hint}"
 
 
-def _slow(source: OpenedSource, opened: Opened) -> Iterator[str]:
+def _slow(source: OpenedSource, opened: SourcesOpened) -> Iterator[str]:
     if source.last_epoch is None or source.replay_speed is None:
         return
     epochs = min(source.last_epoch, opened.last_epoch) + 1
@@ -65,7 +65,7 @@ def _slow(source: OpenedSource, opened: Opened) -> Iterator[str]:
         )
 
 
-def _duration(epochs: int, opened: Opened) -> str:
+def _duration(epochs: int, opened: SourcesOpened) -> str:
     return readable_duration(epochs * opened.epoch_interval_us / 1_000_000)
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from rekindle.cli.amounts import readable_bytes, readable_duration
+from rekindle.cli.formatting import readable_bytes, readable_duration
 from rekindle.cli.status_view import (
     Checkpoint,
     QueryLine,

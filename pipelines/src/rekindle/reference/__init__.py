@@ -3,11 +3,11 @@
 from rekindle.reference.rewrite import redirect
 from rekindle.reference.run import (
     EPOCHS_PER_CALL,
-    Opened,
     OpenedSource,
     Progress,
     ReferenceResult,
     RunEvent,
+    SourcesOpened,
     SparkStart,
     SparkStarting,
     run_reference,
@@ -15,11 +15,11 @@ from rekindle.reference.run import (
 
 __all__ = [
     "EPOCHS_PER_CALL",
-    "Opened",
     "OpenedSource",
     "Progress",
     "ReferenceResult",
     "RunEvent",
+    "SourcesOpened",
     "SparkStart",
     "SparkStarting",
     "redirect",

@@ -62,7 +62,7 @@ class OpenedSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SourcesOpened:
     """The sources are open; `last_epoch` is the last one of the run."""
 
     sources: tuple[OpenedSource, ...]
@@ -87,7 +87,7 @@ class Progress:
     seconds: float
 
 
-RunEvent = Opened | SparkStarting | Progress
+RunEvent = SourcesOpened | SparkStarting | Progress
 Report = Callable[[RunEvent], None]
 
 
@@ -134,7 +134,7 @@ def run_reference(
         last = last_epoch_to_run(sources, until_epoch)
         _require_no_output(topology)  # before Spark starts, which takes seconds
         opened = tuple(_opened(topology, name, source) for name, source in sources.items())
-        report(Opened(opened, last, topology.spec.epoch_interval))
+        report(SourcesOpened(opened, last, topology.spec.epoch_interval))
         make = make_chain or stack.enter_context(_spark_chains(topology, spark, work, report))
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO
 
 from rekindle.engine.failure import EngineUnavailable
-from rekindle.termination import signals_held_back
+from rekindle.termination import signals_blocked
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ def launch(
         process: subprocess.Popen[bytes] | None = None
         try:
             # A signal in the middle of Popen would leave an unknown process.
-            with signals_held_back() as mask, _opened(log_file) as output:
+            with signals_blocked() as mask, _opened(log_file) as output:
                 process = subprocess.Popen(
                     [
                         str(spec.java),
