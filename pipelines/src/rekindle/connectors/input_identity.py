@@ -19,7 +19,7 @@ from rekindle.errors import SourceFailed
 from rekindle.objects import to_json
 
 _FORMAT = 1
-_CHUNK_BYTES = 4 << 20
+_READ_BYTES = 4 << 20
 _TAGS = ("ETag", "etag")
 
 
@@ -47,7 +47,7 @@ def _identify(fs: Any, path: str) -> InputFile:
         return InputFile(path, int(info["size"]), f"etag:{tag}")
     digest, size = hashlib.blake2b(digest_size=16), 0
     with fs.open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
+        while chunk := file.read(_READ_BYTES):
             digest.update(chunk)
             size += len(chunk)
     return InputFile(path, size, f"blake2b:{digest.hexdigest()}")
