@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from rekindle import names
 from rekindle.errors import Problem
 from rekindle.topology.model import Slot, Topology
-from rekindle_operator.catalog import Compiled, Rejected, StillCompiling, compile_spec
 from rekindle_operator.cluster.convert import as_of_generation
 from rekindle_operator.cluster.model import PodView, Snapshot, TopologyView, record_digest
+from rekindle_operator.compiled_specs import Compiled, Rejected, StillCompiling, compile_spec
 from rekindle_operator.dataplane import DataPlane
 from rekindle_operator.pod_policy import refused_by_policy, refused_by_task_limit
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, DryRunPods

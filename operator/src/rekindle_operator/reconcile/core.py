@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rekindle.names import COORDINATOR_SLOT
-from rekindle_operator.catalog import StillCompiling, start_pass
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
+from rekindle_operator.compiled_specs import StillCompiling, start_pass
 from rekindle_operator.reconcile.actions import (
     Action,
     CreateToken,

@@ -10,13 +10,18 @@ import pytest
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
-from rekindle_operator import catalog
+from rekindle_operator import compiled_specs
 from rekindle_operator.cluster.model import Snapshot
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_testing.waiting import eventually
 
 _TOPOLOGIES = 1100
-_LARGE = {"podTemplate": {"metadata": {"annotations": {"text": "x" * catalog._LARGE_CHARS}}}}
+_LARGE = {"podTemplate": {"metadata": {"annotations": {"text": "x" * compiled_specs._LARGE_CHARS}}}}
+
+
+def forget_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restart of the operator."""
+    monkeypatch.setattr(compiled_specs, "_COMPILED_SPECS", compiled_specs._CompiledSpecs())
 
 
 @pytest.fixture
@@ -24,19 +29,19 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of topologies, in the order in which they are compiled."""
     names: list[str] = []
 
-    def compile_one(name: str, _: str) -> catalog.SpecResult:
+    def compile_one(name: str, _: str) -> compiled_specs.SpecResult:
         names.append(name)
-        return catalog.Rejected(())
+        return compiled_specs.Rejected(())
 
-    monkeypatch.setattr(catalog, "_compile", compile_one)
-    monkeypatch.setattr(catalog, "_CACHE", catalog._Cache())
+    monkeypatch.setattr(compiled_specs, "_compile", compile_one)
+    forget_results(monkeypatch)
     return names
 
 
 def run_pass(specs: dict[str, Any]) -> None:
-    catalog.start_pass()
+    compiled_specs.start_pass()
     for name, spec in specs.items():
-        catalog.compile_spec(name, spec)
+        compiled_specs.compile_spec(name, spec)
 
 
 def test_each_of_many_specs_is_compiled_once(compiled: list[str]) -> None:
@@ -55,7 +60,7 @@ def test_a_spec_that_changed_is_compiled_again(compiled: list[str]) -> None:
 def test_the_cache_is_bounded(compiled: list[str]) -> None:
     for n in range(10 * _TOPOLOGIES):
         run_pass({"edited": {"n": n}, "kept": {}})
-    assert len(catalog._CACHE) <= 1026
+    assert len(compiled_specs._COMPILED_SPECS) <= 1026
     assert compiled.count("kept") == 1
 
 
@@ -68,39 +73,40 @@ def test_a_pass_without_topologies_drops_none(compiled: list[str]) -> None:
 
 def test_each_pass_begins_with_the_cache(cluster: ModelCluster) -> None:
     cluster.settle()
-    assert any(name == "flights" for name, _ in catalog._CACHE._used)
+    assert any(name == "flights" for name, _ in compiled_specs._COMPILED_SPECS._used)
     reconcile(Snapshot(), cluster.now)
-    assert not catalog._CACHE._used
+    assert not compiled_specs._COMPILED_SPECS._used
 
 
 def test_a_spec_is_still_compiled_before_any_pass() -> None:
-    assert isinstance(catalog.compile_spec("flights", flights_spec()), catalog.Compiled)
+    result = compiled_specs.compile_spec("flights", flights_spec())
+    assert isinstance(result, compiled_specs.Compiled)
 
 
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Large specs take until the event is set."""
-    released, compile_one = threading.Event(), catalog._compile
+    released, compile_one = threading.Event(), compiled_specs._compile
 
-    def compile_slowly(name: str, text: str) -> catalog.SpecResult:
-        if len(text) >= catalog._LARGE_CHARS and "quick" not in text:
+    def compile_slowly(name: str, text: str) -> compiled_specs.SpecResult:
+        if len(text) >= compiled_specs._LARGE_CHARS and "quick" not in text:
             assert released.wait(60)
         if "broken" in text:
             raise ValueError("broken")
         return compile_one(name, text)
 
-    monkeypatch.setattr(catalog, "_compile", compile_slowly)
-    monkeypatch.setattr(catalog, "_CACHE", catalog._Cache())
-    monkeypatch.setattr(catalog, "_WAIT_S", 0.01)
+    monkeypatch.setattr(compiled_specs, "_compile", compile_slowly)
+    forget_results(monkeypatch)
+    monkeypatch.setattr(compiled_specs, "_WAIT_S", 0.01)
     yield released
     released.set()
 
 
 def is_compiled(name: str, spec: dict[str, Any]) -> bool:
-    catalog.start_pass()
+    compiled_specs.start_pass()
     try:
-        catalog.compile_spec(name, spec)
-    except catalog.StillCompiling:
+        compiled_specs.compile_spec(name, spec)
+    except compiled_specs.StillCompiling:
         return False
     return True
 
@@ -115,7 +121,8 @@ def test_large_specs_are_compiled_beside_the_passes(release: threading.Event) ->
 
 
 def test_a_huge_spec_delays_no_large_one(release: threading.Event) -> None:
-    huge = {"podTemplate": {"metadata": {"annotations": {"huge": "x" * catalog._HUGE_CHARS}}}}
+    text = "x" * compiled_specs._HUGE_CHARS
+    huge = {"podTemplate": {"metadata": {"annotations": {"huge": text}}}}
     for number in range(3):
         assert not is_compiled(f"huge {number}", huge)
     eventually(lambda: is_compiled("large", {**_LARGE, "quick": 1}))
@@ -175,7 +182,7 @@ def test_a_topology_of_which_nothing_is_compiled_yet_is_unknown(
     running.edit("flights", **_LARGE)
     settle_until(running, lambda: is_accepted(running))
     release.clear()
-    monkeypatch.setattr(catalog, "_CACHE", catalog._Cache())  # the operator was restarted
+    forget_results(monkeypatch)
     pods = set(running.raw_pods)
     running.settle()
     assert running.condition("Ready")["reason"] == "Compiling"

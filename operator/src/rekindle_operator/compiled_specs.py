@@ -70,7 +70,7 @@ class _Job:
             self.result = error
 
 
-class _Cache:
+class _CompiledSpecs:
     """Results by key. For the thread that reconciles."""
 
     def __init__(self) -> None:
@@ -132,12 +132,12 @@ def _is_huge(key: _Key) -> bool:
     return len(key[1]) >= _HUGE_CHARS
 
 
-_CACHE = _Cache()
+_COMPILED_SPECS = _CompiledSpecs()
 
 
 def start_pass() -> None:
     """Bound the cache: beyond its limit, what the last pass has not used is dropped."""
-    _CACHE.start_pass()
+    _COMPILED_SPECS.start_pass()
 
 
 def compile_spec(name: str, spec: Mapping[str, Any]) -> SpecResult:
@@ -145,7 +145,7 @@ def compile_spec(name: str, spec: Mapping[str, Any]) -> SpecResult:
     The image plays no part: records have one where a spec has the default."""
     if isinstance(spec.get("image"), str):
         spec = {field: value for field, value in spec.items() if field != "image"}
-    return _CACHE.compiled((name, json.dumps(spec, sort_keys=True)))
+    return _COMPILED_SPECS.compiled((name, json.dumps(spec, sort_keys=True)))
 
 
 def _compile(name: str, text: str) -> SpecResult:
