@@ -112,7 +112,7 @@ def test_a_used_up_share_delays_no_replicas_of_others() -> None:
     nodes = shared(capacity(node("n", 9)), small=Amounts(2, 100, 10))
     plan = make_plan([query("Q", 1, "a")], pods, [spare], nodes)
     assert dict(plan.nodes) == {"spare": "n"}
-    assert plan.over_share == {("ns/t", "Q")}
+    assert plan.over_namespace_limit == {("ns/t", "Q")}
 
 
 def test_queries_of_a_namespace_share_its_limit() -> None:
@@ -121,7 +121,7 @@ def test_queries_of_a_namespace_share_its_limit() -> None:
     nodes = shared(capacity(node("n", 9)), small=Amounts(3, 100, 10))
     plan = make_plan(queries, pods, [], nodes)
     assert sorted(started(plan)) == ["A", "C"]
-    assert plan.over_share == {("ns/t", "B")}
+    assert plan.over_namespace_limit == {("ns/t", "B")}
 
 
 @pytest.mark.parametrize(

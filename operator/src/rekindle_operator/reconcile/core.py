@@ -62,7 +62,7 @@ from rekindle_operator.reconcile.status import (
     build_status,
     failed_status,
     owned,
-    without_fast_fields,
+    without_per_epoch_fields,
 )
 from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.recovery.plan import Plan
@@ -195,7 +195,7 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
 def _make_plan(inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
     plan_inputs = [n.plan_input for n in needs]
     states = [s for plan_input in plan_inputs for s in plan_input.states]
-    withdrawn = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.of_what_ran}
+    withdrawn = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.pod_had_run}
     coordinators = [n.coordinator.pod for n in needs if n.coordinator.pod is not None]
     return plan_all(plan_inputs, measure_capacity(inputs, withdrawn, coordinators))
 
@@ -243,7 +243,9 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     taken = dict(reserved_by(plan_input.replacements))
     if coordinator.incarnation is not None:
         taken[COORDINATOR_SLOT] = coordinator.incarnation
-    health = health_of(context, states, plan_input.surplus, plan.over_share_of(view.key))
+    health = health_of(
+        context, states, plan_input.surplus, plan.queries_over_namespace_limit(view.key)
+    )
     # The recovery status of a generation that only another version can compile is kept.
     running = context.running is not None
     recovery = update_recovery(context, states, health, plan) if running else None
@@ -253,7 +255,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     )
     actions: list[Action] = []
     if built.written != owned(view.status):
-        urgent = without_fast_fields(built.written) != without_fast_fields(view.status)
+        urgent = without_per_epoch_fields(built.written) != without_per_epoch_fields(view.status)
         reserves = frozenset(
             SlotRef(view.uid, slot, incarnation)
             for slot, incarnation in taken.items()

@@ -25,7 +25,9 @@ _LIVE_WITHIN_EPOCHS = 10
 its upstream starts, a task receives nothing newer, and reports Live."""
 _LIVE_WITHIN_S = 5.0
 _SHOWN_PARTITIONS = 5
-_OVER_SHARE = "the namespace has used its share of the cluster; the administrator sets the limit"
+_OVER_NAMESPACE_LIMIT = (
+    "the namespace has used its share of the cluster; the administrator sets the limit"
+)
 
 
 class ReplicaState(IntEnum):
@@ -103,10 +105,11 @@ def health_of(
     context: ReconcileContext,
     states: Sequence[SlotState],
     surplus: Iterable[PodView],
-    over_share: Container[str] = (),
+    over_namespace_limit: Container[str] = (),
 ) -> Health:
-    """`surplus`: replicas that an edit removes, and that serve until others do. `over_share`:
-    queries that wait because their namespace has used its share of the cluster; "" for all."""
+    """`surplus`: replicas that an edit removes, and that serve until others do.
+    `over_namespace_limit`: queries that wait because their namespace has used its share of the
+    cluster; "" for all."""
     replicas: dict[Partition, list[ReplicaState]] = defaultdict(list)
     for state in states:
         replicas[state.slot.segment, state.slot.partition].append(replica_state(context, state))
@@ -119,9 +122,10 @@ def health_of(
         for key, found in replicas.items()
     }
     queries = context.running.topology.spec.queries if context.running else ()
+    all_over_limit = "" in over_namespace_limit
     return Health(
         queries=tuple(
-            _query(context, q, states, partitions, "" in over_share or q.name in over_share)
+            _query(context, q, states, partitions, all_over_limit or q.name in over_namespace_limit)
             for q in queries
         ),
         live=sum(replica_state(context, s) is ReplicaState.LIVE for s in states),
@@ -162,7 +166,7 @@ def _query(
     query: QuerySpec,
     states: Sequence[SlotState],
     partitions: Mapping[Partition, ReplicaState],
-    over_share: bool,
+    over_namespace_limit: bool,
 ) -> QueryHealth:
     assert context.running is not None
     if context.suspended:
@@ -172,8 +176,8 @@ def _query(
     worst = max(needed.values(), default=ReplicaState.WAITING)
     worst_names = [f"{names[s]}/{p}" for (s, p), state in needed.items() if state is worst]
     reasons = sorted({_reason(context, s) for s in states if _is_of(s, needed)} - {""})
-    if over_share:
-        reasons.insert(0, _OVER_SHARE)
+    if over_namespace_limit:
+        reasons.insert(0, _OVER_NAMESPACE_LIMIT)
     report = context.report.queries.get(query.name)
     lag_s = report.lag_s if report and context.stale_since is None else None
     is_behind = lag_s is not None and lag_s > _live_within_s(context, query.name)

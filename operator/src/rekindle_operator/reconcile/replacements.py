@@ -75,7 +75,7 @@ def _lost_at(state: SlotState, now: float) -> float | None:
         return state.refused.lost_at
     if state.loss is None:
         return None
-    if not state.loss.of_what_ran and state.pod is not None:
+    if not state.loss.pod_had_run and state.pod is not None:
         return state.pod.lost_at
     return now
 

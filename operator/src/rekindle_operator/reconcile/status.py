@@ -36,8 +36,8 @@ from rekindle_operator.topology_status import (
 )
 
 _OF_THE_COORDINATOR = "dataPlane"
-_FAST = ("lag", "checkpoint")
-_FAST_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
+_PER_EPOCH = ("lag", "checkpoint")
+_PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
 """Fields that change with every epoch: of the status, and of the entries of its lists."""
 
 
@@ -128,12 +128,14 @@ def owned(status: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def without_fast_fields(status: Mapping[str, Any]) -> dict[str, Any]:
-    slow = {key: value for key, value in owned(status).items() if key not in _FAST}
-    for key, fast in _FAST_IN.items():
-        if key in slow:
-            slow[key] = [{k: v for k, v in item.items() if k not in fast} for item in slow[key]]
-    return slow
+def without_per_epoch_fields(status: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in owned(status).items() if key not in _PER_EPOCH}
+    for key, per_epoch in _PER_EPOCH_IN.items():
+        if key in kept:
+            kept[key] = [
+                {k: v for k, v in item.items() if k not in per_epoch} for item in kept[key]
+            ]
+    return kept
 
 
 def _phase(context: ReconcileContext, health: Health, recovery: RecoveryStatus) -> TopologyPhase:

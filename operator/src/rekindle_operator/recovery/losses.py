@@ -53,7 +53,7 @@ class Loss(StrEnum):
     OUTDATED = "the topology was edited before it had started"
 
     @property
-    def of_what_ran(self) -> bool:
+    def pod_had_run(self) -> bool:
         """Whether something that ran was lost; otherwise a pod is replaced before it ran."""
         return self not in (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.OUTDATED)
 

@@ -55,11 +55,12 @@ class Plan:
     order: tuple[RankedQuery, ...]  # that start now
     waiting: tuple[RankedQuery, ...]  # that do not fit
     nodes: Mapping[str, str]  # pod key -> node, the spares' too
-    over_share: frozenset[tuple[str, str]] = frozenset()  # that wait for their namespace's share
+    # that wait until their namespace uses less
+    over_namespace_limit: frozenset[tuple[str, str]] = frozenset()
 
-    def over_share_of(self, topology: str) -> frozenset[str]:
+    def queries_over_namespace_limit(self, topology: str) -> frozenset[str]:
         """Its queries that wait for that; "" for all of them, if it recovers in one block."""
-        return frozenset(query for key, query in self.over_share if key == topology)
+        return frozenset(query for key, query in self.over_namespace_limit if key == topology)
 
 
 def density(query: DownQuery, cost: Mapping[str, float], users: Mapping[str, int]) -> float:
