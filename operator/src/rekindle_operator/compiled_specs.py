@@ -142,7 +142,7 @@ def start_pass() -> None:
 
 def compile_spec(name: str, spec: Mapping[str, Any]) -> SpecResult:
     """Parse, validate, compile. Reports all problems, not only the first. Raises StillCompiling.
-    The image plays no part: records have one where a spec has the default."""
+    The image plays no part: generation records have one where a spec has the default."""
     if isinstance(spec.get("image"), str):
         spec = {field: value for field, value in spec.items() if field != "image"}
     return _COMPILED_SPECS.compiled((name, json.dumps(spec, sort_keys=True)))

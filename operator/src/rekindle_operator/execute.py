@@ -266,7 +266,7 @@ class Executor:
     def _create(self, path: str, manifest: Manifest) -> None:
         """Names are deterministic: an object of this topology that already exists is the right one.
         Raises ApiException if it belongs to another, as while an older one is being deleted, and if
-        it is a record of a generation with another content."""
+        it is a generation record with another content."""
         response = self._call("POST", path, manifest, ok=409)
         if response is None:
             self._check_owner(f"{path}/{manifest['metadata']['name']}", manifest)

@@ -167,8 +167,8 @@ class TopologyStatus:
     redundancy: str = ""
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     incarnations: Mapping[str, int] = field(default_factory=dict)  # reserved, by slot key
-    # By generation: the digest of its accepted record, empty if it is not accepted. None: a version
-    # of the operator without this list wrote the status.
+    # By generation: the digest of its accepted generation record, empty if it is not accepted.
+    # None: a version of the operator without this list wrote the status.
     generations: Mapping[int, str] | None = field(default_factory=dict)
 
     def condition(self, kind: str) -> ConditionEntry:

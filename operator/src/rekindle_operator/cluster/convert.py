@@ -225,9 +225,9 @@ def _is_on(annotation: str | None) -> bool:
 
 def as_of_generation(view: TopologyView, config: ConfigView) -> TopologyView:
     """The topology as it was in the accepted generation that `config` records."""
-    record = json.loads(config.text)
-    spec = record["spec"]
-    if image := record.get("image"):
+    generation_record = json.loads(config.text)
+    spec = generation_record["spec"]
+    if image := generation_record.get("image"):
         spec = {**spec, "image": image}
     return TopologyView(
         namespace=view.namespace,

@@ -149,7 +149,7 @@ class LeaseView:
 
 @dataclass(frozen=True, slots=True)
 class ConfigView:
-    """A ConfigMap with the labels of a generation's record; `text` is its topology.json."""
+    """A ConfigMap with the labels of a generation record; `text` is its topology.json."""
 
     namespace: str
     name: str
@@ -258,12 +258,12 @@ class Snapshot:
 
 
 def record_digest(text: str) -> str:
-    """Of the data of a generation's record."""
+    """Of the data of a generation record."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def without_forged(snapshot: Snapshot) -> Snapshot:
-    """Pods with a forged owner count as foreign, and records of generations with one are left out.
+    """Pods with a forged owner count as foreign, and generation records with one are left out.
     Anyone who may create an object can write an owner reference into it, so it belongs to a
     topology only if its namespace and label agree."""
     owners = {t.uid: (t.namespace, t.name) for t in snapshot.topologies}

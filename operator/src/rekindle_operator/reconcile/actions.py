@@ -109,7 +109,7 @@ class OpenGate:
 class WriteStatus:
     """Server-side apply of all that the operator owns of the status. Not urgent: only numbers that
     change with every epoch have changed. `reserves`: incarnations that no status has had before.
-    `accepts`: it has the digest of a record that no status has had before."""
+    `accepts`: it has the digest of a generation record that no status has had before."""
 
     namespace: str
     name: str

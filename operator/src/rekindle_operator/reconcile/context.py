@@ -1,8 +1,8 @@
 """One topology in a reconcile pass: which generation runs, what is wrong with the newest. Pure.
 
-A generation is accepted when the status has the digest of its record and the record, a ConfigMap,
-exists (`reconcile.records`). An edit that is refused changes no pods: the newest accepted
-generation stays in force.
+A generation is accepted when the status has the digest of its generation record (a ConfigMap), and
+the record exists (`reconcile.records`). An edit that is refused changes no pods: the newest
+accepted generation stays in force.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -23,8 +23,8 @@ from rekindle_operator.pod_policy import refused_by_policy, refused_by_task_limi
 from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, DryRunPods
 from rekindle_operator.reconcile.records import (
     KEPT_GENERATIONS,
-    Records,
-    find_records,
+    GenerationRecords,
+    find_generation_records,
     foreign_record,
     listed_generations,
 )
@@ -110,7 +110,7 @@ class ReconcileContext:
 def build_context(view: TopologyView, inputs: PassInputs) -> tuple[ReconcileContext, list[Action]]:
     """The context, and the actions that accept its newest generation."""
     snapshot, settings = inputs.snapshot, inputs.settings
-    records = find_records(view, snapshot)
+    records = find_generation_records(view, snapshot)
     running = _newest_running(view, records)
     previous_slots = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
     accepted = _Acceptance(running)
@@ -145,7 +145,7 @@ class _Acceptance:
 
 
 def _accept(
-    view: TopologyView, running: Running | None, records: Records, inputs: PassInputs
+    view: TopologyView, running: Running | None, records: GenerationRecords, inputs: PassInputs
 ) -> _Acceptance:
     """Compile it, check it against the administrator's policy, check its pods by a dry run in the
     API server; then record it."""
@@ -178,7 +178,7 @@ def _accept(
 
 
 def _record(
-    fresh: Running, running: Running | None, records: Records, defaults: PodDefaults
+    fresh: Running, running: Running | None, records: GenerationRecords, defaults: PodDefaults
 ) -> _Acceptance:
     """Of a generation that may run. A record that exists already is never replaced."""
     manifest = generation_record(fresh.view, defaults.image)
@@ -200,7 +200,7 @@ def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefau
     return "" if running.view.spec.get("image", wanted) == wanted else wanted
 
 
-def _newest_running(view: TopologyView, records: Records) -> Running | None:
+def _newest_running(view: TopologyView, records: GenerationRecords) -> Running | None:
     """None also if another version of the operator accepted what this one cannot compile: its pods
     stay unchanged. With an older record they would be deleted. Raises StillCompiling."""
     if not records.accepted:
@@ -228,7 +228,7 @@ def _dry_run(fresh: Running, defaults: PodDefaults) -> DryRunPods | Problem:
     return DryRunPods(view.namespace, view.uid, view.generation, tuple(pods))
 
 
-def _unused_records(context: ReconcileContext, records: Records) -> list[Action]:
+def _unused_records(context: ReconcileContext, records: GenerationRecords) -> list[Action]:
     """Deletes accepted records that no pod mounts and that are older than the newest few."""
     pods = context.inputs.snapshot.pods
     mounted = {p.generation for p in pods if p.owner_uid == context.view.uid}

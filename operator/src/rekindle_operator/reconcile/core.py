@@ -164,7 +164,7 @@ def report_undecided(
     generations: Mapping[int, str] | None = None,
 ) -> TopologyActions:
     """Of a topology for which nothing can be decided: only its status. `generations`: digests of
-    accepted records, if they differ from those of the last status."""
+    accepted generation records, if they differ from those of the last status."""
     if generations is None:
         generations = view.own_status.generations
     status = failed_status(view, problem, now, generations)

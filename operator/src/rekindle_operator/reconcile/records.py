@@ -1,4 +1,4 @@
-"""Records of generations: the ConfigMaps by which generations are accepted. Pure.
+"""Generation records: the ConfigMaps by which generations are accepted. Pure.
 
 Anyone who may create ConfigMaps in the namespace can write one that looks like a record, before or
 instead of the operator. So a record counts only if `status.generations` has its digest. The status
@@ -21,7 +21,7 @@ KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their 
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class GenerationRecords:
     """The ConfigMaps under the names of a topology's records, by generation. `digests`: of the
     accepted ones, by generation."""
 
@@ -38,7 +38,7 @@ class Records:
         return next((c for c in self.found if c.generation == generation), None)
 
 
-def find_records(view: TopologyView, snapshot: Snapshot) -> Records:
+def find_generation_records(view: TopologyView, snapshot: Snapshot) -> GenerationRecords:
     named = (
         c
         for c in snapshot.configs
@@ -48,10 +48,10 @@ def find_records(view: TopologyView, snapshot: Snapshot) -> Records:
     digests = view.own_status.generations
     if digests is None:  # a version of the operator without this list accepted what is there
         digests = {c.generation: c.digest for c in found if c.generation <= view.generation}
-    return Records(found, digests)
+    return GenerationRecords(found, digests)
 
 
-def listed_generations(records: Records, generation: int, digest: str) -> dict[int, str]:
+def listed_generations(records: GenerationRecords, generation: int, digest: str) -> dict[int, str]:
     """What `status.generations` is to have: the digests of accepted records that exist, those of
     the newest few in any case, and the newest generation even if it has no digest yet. So the list
     is never empty, and a status without it was written by an older version.

@@ -2,8 +2,8 @@
 
 Replacements come first, in the order of the plan whatever their topology; then clean-up; then
 status and Events. An action waits for another one only where it would be wrong without it: the pod
-of a new incarnation for the status that reserves it and for what it mounts or reads, the record of
-a generation for the status that has its digest, a coordinator for its ServiceAccount, an Event for
+of a new incarnation for the status that reserves it and for what it mounts or reads, a generation
+record for the status that has its digest, a coordinator for its ServiceAccount, an Event for
 the status that it explains.
 
 Design: docs/design/recovery.md#order-of-actions.

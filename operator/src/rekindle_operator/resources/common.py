@@ -1,4 +1,4 @@
-"""What all created objects share: owner, labels; the record of a generation. Pure.
+"""What all created objects share: owner, labels; generation records. Pure.
 
 Design: docs/design/kubernetes.md#objects.
 """

@@ -37,7 +37,7 @@ from rekindle_operator.settings import PodDefaults
 
 CONTAINER = names.TASK_CONTAINER
 GRACE_S = 60
-_RECORD_VOLUME = "topology"
+_TOPOLOGY_VOLUME = "topology"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREPARED_SOURCES_BYTES = 1024**3  # bytes, on the same volume as the output log
 
@@ -83,7 +83,7 @@ def task_pod(
 
 def _shape(view: TopologyView, spec: Manifest) -> str:
     """Without the ConfigMap, whose name is different in each generation."""
-    volumes = [v for v in spec["volumes"] if v["name"] != _RECORD_VOLUME]
+    volumes = [v for v in spec["volumes"] if v["name"] != _TOPOLOGY_VOLUME]
     return shape_of(view.namespace, {**spec, "volumes": volumes}, view.spec.get("sparkConf"))
 
 
@@ -113,7 +113,7 @@ def _base_spec(
     checkpoint = view.spec.get("checkpoint") or {}
     volumes, mounts = store_volumes(checkpoint)
     scratch = {"sizeLimit": str(2 * topology.spec.log_budget + _PREPARED_SOURCES_BYTES)}
-    record = {"name": names.config_name(view.name, generation)}
+    generation_record = {"name": names.config_name(view.name, generation)}
     spec: Manifest = {
         "restartPolicy": "Always",
         "automountServiceAccountToken": False,
@@ -122,7 +122,7 @@ def _base_spec(
         "tolerations": list(TOLERATE_LOST_NODE),
         "securityContext": secure_pod(),
         "volumes": [
-            {"name": _RECORD_VOLUME, "configMap": record},
+            {"name": _TOPOLOGY_VOLUME, "configMap": generation_record},
             {"name": "data", "emptyDir": scratch},
             *volumes,
         ],
@@ -139,7 +139,7 @@ def _base_spec(
                     {"name": "control", "containerPort": CONTROL_PORT},
                 ],
                 "volumeMounts": [
-                    {"name": _RECORD_VOLUME, "mountPath": TOPOLOGY_MOUNT, "readOnly": True},
+                    {"name": _TOPOLOGY_VOLUME, "mountPath": TOPOLOGY_MOUNT, "readOnly": True},
                     {"name": "data", "mountPath": DATA_MOUNT},
                     *mounts,
                 ],
