@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rekindle import names
 from rekindle.topology.model import Slot
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import (
     Endpoint,
     NodeView,
@@ -17,7 +17,9 @@ START = 1_800_000_000.0
 
 
 def node(name: str, **more: object) -> NodeView:
-    made = NodeView(name, f"uid-{name}", 1, True, 0.0, False, (), {}, Amounts(4000, 8 << 30, 50))
+    made = NodeView(
+        name, f"uid-{name}", 1, True, 0.0, False, (), {}, ResourceAmounts(4000, 8 << 30, 50)
+    )
     usual = {"kubelet": Endpoint("127.0.0.1", 10250)}
     return replace(made, **{**usual, **more})  # type: ignore[arg-type]
 
@@ -32,7 +34,7 @@ def task(number: int, on: str) -> PodView:
         START,
         "Running",
         on,
-        Amounts(),
+        ResourceAmounts(),
         owner_uid="uid-t",
         topology="t",
         role=names.ROLE_TASK,

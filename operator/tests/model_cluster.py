@@ -16,7 +16,7 @@ from model_state import KUBERNETES_GRACE_S, ModelState, view_of
 
 from rekindle import names
 from rekindle_operator.cluster.amounts import total
-from rekindle_operator.cluster.containers import failing_since, preparing_since
+from rekindle_operator.cluster.containers import creating_containers_since, failing_since
 from rekindle_operator.cluster.convert import config_view
 from rekindle_operator.cluster.model import (
     DryRunResult,
@@ -25,7 +25,7 @@ from rekindle_operator.cluster.model import (
     Snapshot,
     record_digest,
 )
-from rekindle_operator.cluster.stamps import stamp_phases
+from rekindle_operator.cluster.phase_times import phase_times
 from rekindle_operator.reconcile.actions import (
     Action,
     AvoidNode,
@@ -83,9 +83,11 @@ class ModelCluster(ModelState):
 
     def snapshot(self) -> Snapshot:
         pods = self.pods()
-        self.phases = stamp_phases(self.phases, pods, self.now)
+        self.phases = phase_times(self.phases, pods, self.now)
         self.failing = failing_since(self.failing, pods, self.now)
-        self.preparing = preparing_since(self.preparing, pods, self.now)
+        self.creating_containers = creating_containers_since(
+            self.creating_containers, pods, self.now
+        )
         return Snapshot(
             **{**self.views(pods), **self.stalled},
             configs=tuple(config_view(c) for c in self.configs.values()),
@@ -93,7 +95,7 @@ class ModelCluster(ModelState):
             reports=dict(self.reports),
             kubelet_probes=self.kubelet_probes(),
             pod_probes=self.pod_probes(pods),
-            phase_since={uid: stamp.at for uid, stamp in self.phases.items()},
+            phase_since={uid: phase.at for uid, phase in self.phases.items()},
             quarantined=dict(self.quarantined),
             dry_runs=dict(self.dry_runs),
             refusals=self.refused.by_ref,
@@ -101,7 +103,7 @@ class ModelCluster(ModelState):
                 {n.name: n.uid for n in self.nodes.values()}, self.now
             ),
             failing_since=self.failing,
-            preparing_since=self.preparing,
+            creating_containers_since=self.creating_containers,
         )
 
     # --- time passes -----------------------------------------------------------
@@ -161,11 +163,13 @@ class ModelCluster(ModelState):
             here = [p for p in self.pods_on(name) if not p.ended]
             if not (node.allocatable - total(p.requests for p in here)).covers(pod.requests):
                 # Only a coordinator may have taken the capacity: the plan does not include those.
-                assert pod.pinned is None or any(p.role == names.ROLE_COORDINATOR for p in here)
+                assert pod.required_node is None or any(
+                    p.role == names.ROLE_COORDINATOR for p in here
+                )
                 continue
             assert not has_other_replica(pod, here), f"I6: a replica of {pod.name} is on {name}"
             if not all(pod.selector[k] == node.labels.get(k) for k in pod.selector):
-                assert pod.pinned is None, "planned for a node that its selector rules out"
+                assert pod.required_node is None, "planned for a node that its selector rules out"
                 continue
             raw["spec"]["nodeName"] = name
             ready = [] if pod.name in self.stuck else [{"type": "Ready", "status": "True"}]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from rekindle import names
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.convert import pod_view, topology_view
 from rekindle_operator.cluster.model import (
     DryRunResult,
@@ -25,8 +25,8 @@ from rekindle_operator.cluster.model import (
     SlotRef,
     TopologyView,
 )
+from rekindle_operator.cluster.phase_times import PhaseTime
 from rekindle_operator.cluster.refusals import Refusals
-from rekindle_operator.cluster.stamps import Stamp
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.settings import Settings
@@ -53,7 +53,7 @@ class ModelState:
         self.refused = Refusals({})
         self.unsuitable = UnsuitableNodes({})
         self.failing: dict[str, float] = {}  # pod uid -> since when
-        self.preparing: dict[str, float] = {}  # pod uid -> since when
+        self.creating_containers: dict[str, float] = {}  # pod uid -> since when
         self.events: list[EmitEvent] = []
         self.binding = True
         self.died_at: dict[str, float] = {}
@@ -72,7 +72,7 @@ class ModelState:
         self.report_delay_s = 0.0  # how old what coordinators write is when the operator reads it
         self.reports_lost = False  # coordinators cannot write; their Leases are still renewed
         self.reports: dict[str, float] = {}  # topology uid -> when its report was last known true
-        self.phases: Mapping[str, Stamp] = {}
+        self.phases: Mapping[str, PhaseTime] = {}
         self.stalled: dict[str, tuple[Any, ...]] = {}  # kind -> what its watch has delivered so far
 
     # --- changes ---------------------------------------------------------------
@@ -90,7 +90,7 @@ class ModelState:
             cordoned=False,
             taints=more.get("taints", ()),
             labels={"kubernetes.io/hostname": name, **more.get("labels", {})},
-            allocatable=Amounts(cpu_m, memory, 50, more.get("others", ())),
+            allocatable=ResourceAmounts(cpu_m, memory, 50, more.get("others", ())),
         )
 
     def lose_node(self, name: str) -> None:

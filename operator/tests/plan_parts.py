@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rekindle_operator.cluster.amounts import Amounts, total
+from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.model import NodeView
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace
 from rekindle_operator.recovery.plan import DownQuery
@@ -20,7 +20,7 @@ def node(name: str, cpu_m: int, memory: int = 100, pods: int = 10, **more: Any) 
         cordoned=False,
         taints=more.get("taints", ()),
         labels=more.get("labels", {}),
-        allocatable=Amounts(cpu_m, memory, pods),
+        allocatable=ResourceAmounts(cpu_m, memory, pods),
     )
 
 
@@ -31,7 +31,7 @@ def capacity(*nodes: NodeView) -> Capacity:
 
 
 def pod(key: str, cpu_m: int = 1, memory: int = 1, group: str = "", replica: int = 0) -> PodToPlace:
-    return PodToPlace(key, Amounts(cpu_m, memory, 1), group or key, replica)
+    return PodToPlace(key, ResourceAmounts(cpu_m, memory, 1), group or key, replica)
 
 
 def query(name: str, priority: int, *needs: str, has_waited_long: bool = False) -> DownQuery:

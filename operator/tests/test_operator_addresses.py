@@ -9,7 +9,7 @@ from kubelet_parts import START, node, task
 from kubernetes import client
 
 from rekindle_operator.cluster.addresses import nodes_with_own_addresses, pods_with_own_addresses
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import Endpoint, PodView
 
@@ -43,7 +43,9 @@ def addresses(*pods: PodView) -> list[str]:
 
 def test_the_newest_pod_has_the_address() -> None:
     assert addresses(pod(1, "dead", "10.1.0.3"), pod(2, "new", "10.1.0.3")) == ["", "10.1.0.3"]
-    foreign = PodView("x", "x", "x", 1, START + 9, "Running", "new", Amounts(), ip="10.1.0.3")
+    foreign = PodView(
+        "x", "x", "x", 1, START + 9, "Running", "new", ResourceAmounts(), ip="10.1.0.3"
+    )
     assert addresses(pod(1, "dead", "10.1.0.3"), foreign) == ["", "10.1.0.3"]
 
 

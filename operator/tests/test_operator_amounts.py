@@ -8,7 +8,7 @@ import pytest
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.convert import pod_requests
 
 GPU = "nvidia.com/gpu"
@@ -56,7 +56,7 @@ def test_devices_disk_and_overhead_are_requests_too() -> None:
     resources = {"limits": {GPU: 1}, "requests": {"ephemeral-storage": "1Ki", "cpu": 1}}
     spec = {"containers": [{"resources": resources}], "overhead": {"memory": "2Ki", "cpu": "1m"}}
     others = (("ephemeral-storage", 1024), (GPU, 1))
-    assert pod_requests(spec) == Amounts(1001, 2048, 1, others)
+    assert pod_requests(spec) == ResourceAmounts(1001, 2048, 1, others)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_devices_disk_and_overhead_are_requests_too() -> None:
     [({GPU: "1"}, True), ({GPU: "0"}, False), ({}, False), ({"amd.com/gpu": "1"}, False)],
 )
 def test_a_node_without_the_device_does_not_cover_it(node: Any, covered: bool) -> None:
-    assert Amounts.parse(node).covers(Amounts.parse({GPU: 1}, 0)) is covered
+    assert ResourceAmounts.parse(node).covers(ResourceAmounts.parse({GPU: 1}, 0)) is covered
 
 
 def test_used_devices_are_subtracted() -> None:
-    free = Amounts.parse({GPU: 2}) - Amounts.parse({GPU: 1}, 0)
-    assert free.covers(Amounts.parse({GPU: 1}, 0))
-    assert not free.covers(Amounts.parse({GPU: 2}, 0))
+    free = ResourceAmounts.parse({GPU: 2}) - ResourceAmounts.parse({GPU: 1}, 0)
+    assert free.covers(ResourceAmounts.parse({GPU: 1}, 0))
+    assert not free.covers(ResourceAmounts.parse({GPU: 2}, 0))
 
 
 def test_tasks_that_request_a_gpu_are_planned_on_gpu_nodes_only() -> None:

@@ -20,17 +20,19 @@ from rekindle_operator.reconcile.actions import (
     TopologyActions,
     WriteStatus,
 )
-from rekindle_operator.reconcile.schedule import Stage, Step, schedule
+from rekindle_operator.reconcile.schedule import ActionOrder, ScheduledAction, schedule
 from rekindle_operator.retries import Retries
 from rekindle_testing.waiting import wait_for
 
 _DEADLINE_S = 10.0
 
 
-def step(name: str, owner: str = "t", stage: Stage = Stage.PLACE, after: str = "") -> Step:
+def scheduled(
+    name: str, owner: str = "t", order: ActionOrder = ActionOrder.PLACE, after: str = ""
+) -> ScheduledAction:
     """Of a topology in a namespace of its own, unless `owner` names both."""
     action = DeleteConfig(owner.partition("/")[0], name)
-    return Step(owner, action, name, stage, (0, 0), (after,) if after else ())
+    return ScheduledAction(owner, action, name, order, (0, 0), (after,) if after else ())
 
 
 @dataclass
@@ -41,16 +43,16 @@ class Doer:
     skipped: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
 
-    def __call__(self, step: Step) -> Outcome:
-        if step.key.startswith("hang"):
+    def __call__(self, scheduled: ScheduledAction) -> Outcome:
+        if scheduled.key.startswith("hang"):
             self.released.wait(_DEADLINE_S)
-        self.done.append(step.key)
-        if step.key.startswith("bug"):
-            raise KeyError(step.key)
-        return Outcome.FAILED if step.key.startswith("fail") else Outcome.DONE
+        self.done.append(scheduled.key)
+        if scheduled.key.startswith("bug"):
+            raise KeyError(scheduled.key)
+        return Outcome.FAILED if scheduled.key.startswith("fail") else Outcome.DONE
 
-    def skip(self, step: Step) -> None:
-        self.skipped.append(step.key)
+    def skip(self, scheduled: ScheduledAction) -> None:
+        self.skipped.append(scheduled.key)
 
 
 @pytest.fixture
@@ -69,8 +71,8 @@ def dispatcher(
 
 
 def test_calls_that_hang_delay_no_other_topology(doer: Doer) -> None:
-    hanging = [step(f"hang{n}", "bad") for n in range(20)]
-    others = [step(f"good{n}", "good") for n in range(20)]
+    hanging = [scheduled(f"hang{n}", "bad") for n in range(20)]
+    others = [scheduled(f"good{n}", "good") for n in range(20)]
     started = time.monotonic()
     dispatcher(doer).run([*hanging, *others])
     assert time.monotonic() - started < _DEADLINE_S / 2
@@ -87,16 +89,16 @@ def test_however_many_namespaces_hang_the_others_are_served(
     hanging: list[int], good: int, data: Any
 ) -> None:
     """`hanging`: topologies in each namespace all of whose calls hang, whatever comes first."""
-    steps = [
-        step(f"hang{space}-{topology}-{n}", f"bad{space}/t{topology}")
+    actions = [
+        scheduled(f"hang{space}-{topology}-{n}", f"bad{space}/t{topology}")
         for space, topologies in enumerate(hanging)
         for topology in range(topologies)
         for n in range(4)
     ]
-    wanted = [step(f"ok{n}", f"good{n % good}/t") for n in range(2 * good)]
+    wanted = [scheduled(f"ok{n}", f"good{n % good}/t") for n in range(2 * good)]
     doer = Doer()
     try:
-        dispatcher(doer).run(data.draw(st.permutations([*steps, *wanted])))
+        dispatcher(doer).run(data.draw(st.permutations([*actions, *wanted])))
         assert sorted(doer.done) == sorted(s.key for s in wanted)
     finally:
         doer.released.set()
@@ -105,14 +107,14 @@ def test_however_many_namespaces_hang_the_others_are_served(
 def test_a_hanging_namespace_gets_two_workers(
     doer: Doer,
 ) -> None:
-    bad = [step(f"hang{n}", f"bad/t{n}") for n in range(8)]
-    good = [step(f"ok{n}", f"good/t{n}") for n in range(8)]
+    bad = [scheduled(f"hang{n}", f"bad/t{n}") for n in range(8)]
+    good = [scheduled(f"ok{n}", f"good/t{n}") for n in range(8)]
     begun: list[str] = []
 
-    def do(step: Step) -> Outcome:
-        begun.append(step.key)
+    def do(scheduled: ScheduledAction) -> Outcome:
+        begun.append(scheduled.key)
         doer.released.wait(_DEADLINE_S)
-        return doer(step)
+        return doer(scheduled)
 
     doing = Dispatcher(do, doer.skip, lambda: 0.0, lambda: True, Retries(lambda: 1.0), 8, 60.0)
     running = threading.Thread(target=doing.run, args=([*bad, *good],))
@@ -126,8 +128,8 @@ def test_a_hanging_namespace_gets_two_workers(
 
 def test_a_call_that_hangs_is_not_repeated(doer: Doer) -> None:
     doing = dispatcher(doer)
-    doing.run([step("hang")])
-    doing.run([step("hang"), step("next", after="hang")])
+    doing.run([scheduled("hang")])
+    doing.run([scheduled("hang"), scheduled("next", after="hang")])
     assert doer.skipped == ["next"], "its result is unknown"
     doer.released.set()
     wait_for("the call ends", lambda: doer.done == ["hang"])
@@ -135,26 +137,30 @@ def test_a_call_that_hangs_is_not_repeated(doer: Doer) -> None:
 
 def test_an_event_is_kept_for_the_next_pass(doer: Doer) -> None:
     doing = dispatcher(doer, workers=1)
-    doing.run([step("hang"), step("event", stage=Stage.EMIT, after="hang")])
+    doing.run([scheduled("hang"), scheduled("event", order=ActionOrder.EMIT, after="hang")])
     doer.released.set()
     wait_for("the call ends", lambda: doer.done == ["hang"])
     doing.run([])
     assert doer.done == ["hang", "event"]
 
 
-def test_dependents_of_a_failed_step_are_skipped(doer: Doer) -> None:
-    steps = [step("fail"), step("child", after="fail"), step("grandchild", after="child")]
-    dispatcher(doer, workers=1).run([*steps, step("other")])
+def test_dependents_of_a_failed_action_are_skipped(doer: Doer) -> None:
+    actions = [
+        scheduled("fail"),
+        scheduled("child", after="fail"),
+        scheduled("grandchild", after="child"),
+    ]
+    dispatcher(doer, workers=1).run([*actions, scheduled("other")])
     assert doer.done == ["fail", "other"]
     assert sorted(doer.skipped) == ["child", "grandchild"]
 
 
-def test_a_worker_that_fails_between_two_steps_ends_no_pass(doer: Doer) -> None:
-    def skip(_: Step) -> None:
+def test_a_worker_that_fails_between_two_actions_ends_no_pass(doer: Doer) -> None:
+    def skip(_: ScheduledAction) -> None:
         raise KeyError("an internal error")
 
     doing = Dispatcher(doer, skip, lambda: 0.0, lambda: True, Retries(lambda: 1.0), 1)
-    doing.run([step("fail"), step("child", after="fail"), step("other")])
+    doing.run([scheduled("fail"), scheduled("child", after="fail"), scheduled("other")])
     assert doer.done == ["fail", "other"]
 
 
@@ -162,16 +168,16 @@ def test_an_error_of_the_operator_is_retried_with_back_off(doer: Doer) -> None:
     now = [0.0]
     doing = dispatcher(doer, workers=1, clock=lambda: now[0])
     for _ in range(100):
-        doing.run([step("bug"), step("other")])
+        doing.run([scheduled("bug"), scheduled("other")])
         now[0] += 1.0
     assert doer.done.count("other") == 100
     assert 5 <= doer.done.count("bug") <= 12
 
 
 def test_dependents_start_after_what_they_need(doer: Doer) -> None:
-    steps = [step("hang", stage=Stage.PREPARE), step("pod", after="hang")]
+    actions = [scheduled("hang", order=ActionOrder.PREPARE), scheduled("pod", after="hang")]
     threading.Timer(STALL_S / 100, doer.released.set).start()
-    dispatcher(doer).run(steps)
+    dispatcher(doer).run(actions)
     assert doer.done == ["hang", "pod"]
 
 
@@ -202,8 +208,8 @@ def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int)
         decisions.append(TopologyActions(uid, (*(pod for pod, _ in created), write), ranks=ranks))
     done: list[str] = []
 
-    def do(step: Step) -> Outcome:
-        name = getattr(step.action, "name", "")
+    def do(scheduled: ScheduledAction) -> Outcome:
+        name = getattr(scheduled.action, "name", "")
         done.append(name)
         if name.startswith("bug"):
             raise KeyError(name)
@@ -228,7 +234,7 @@ def test_back_off_grows_to_half_a_minute_and_no_further(jitters: list[float]) ->
     assert all(wait >= 15.0 for wait in waits[8:])
 
 
-def test_back_off_forgets_steps_that_are_not_retried() -> None:
+def test_back_off_forgets_actions_that_are_not_retried() -> None:
     retries = Retries(lambda: 1.0)
     retries.failed("k", 0.0)
     retries.forget_old(599.0)

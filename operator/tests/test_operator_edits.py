@@ -11,7 +11,7 @@ from flights_example import flights_spec, with_replicas
 from model_cluster import ModelCluster
 
 from rekindle.errors import Problem
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import DryRunResult, record_digest
 
 
@@ -201,8 +201,8 @@ def test_a_fused_tasks_limits_are_the_highest_of_its_nodes(cluster: ModelCluster
     for name in cluster.tasks():
         resources = cluster.raw_pods[name]["spec"]["containers"][0]["resources"]
         assert resources["limits"] in limits
-        requested = Amounts.parse(resources["requests"])
-        assert requested == Amounts.parse(resources["limits"])
+        requested = ResourceAmounts.parse(resources["requests"])
+        assert requested == ResourceAmounts.parse(resources["limits"])
         fused += resources["limits"] == limits[0]
     assert fused
 

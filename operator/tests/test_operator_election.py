@@ -289,7 +289,7 @@ def test_a_leader_that_cannot_renew_stops_acting_first() -> None:
     leader = leading()
     leader = leader.after_failure(Span(0.5, 1.5))
     assert leader.leads(1.5)
-    assert not leader.leads(TIMING.act_s)
+    assert not leader.leads(TIMING.renew_deadline_s)
     assert leader.is_holder
     again = leader.after_write(record("a", "3"), Span(5.0, 5.1))
     assert again.leads(5.2)
@@ -319,13 +319,13 @@ def test_a_leader_creates_a_deleted_lease_again() -> None:
     assert deleted.leads(0.6)
     made = deleted.after_write(replace(record("a", "9"), uid="new"), Span(0.6, 0.7))
     assert made.leads(0.8), "by its last renewal"
-    assert not made.leads(TIMING.act_s), "another may have led by a third Lease"
+    assert not made.leads(TIMING.renew_deadline_s), "another may have led by a third Lease"
     assert not made.has_led
 
 
 def test_timing_that_allows_two_leaders_is_refused() -> None:
     with pytest.raises(ValueError, match="must be less than"):
-        ElectionTiming(lease_s=2, act_s=2.0)
+        ElectionTiming(lease_s=2, renew_deadline_s=2.0)
 
 
 def test_a_lease_is_read_as_it_was_written() -> None:

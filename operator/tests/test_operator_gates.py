@@ -18,7 +18,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 def opened(cluster: ModelCluster, topology: str = "flights") -> dict[str, str | None]:
     """Pods whose gate is open and that no node took, and the node that each is for."""
     tasks = cluster.tasks(topology).values()
-    return {p.name: p.pinned for p in tasks if p.node is None and not p.gates}
+    return {p.name: p.required_node for p in tasks if p.node is None and not p.gates}
 
 
 def test_an_unbound_pod_is_planned_again(cluster: ModelCluster) -> None:
@@ -143,5 +143,5 @@ def test_a_gated_pod_with_a_required_node_uses_no_capacity(cluster: ModelCluster
     )
     cluster.add_node("a")
     cluster.settle()
-    assert {p.pinned for p in cluster.tasks("greedy").values()} == {"a"}
+    assert {p.required_node for p in cluster.tasks("greedy").values()} == {"a"}
     assert set(cluster.query_states("flights").values()) == {"Live"}

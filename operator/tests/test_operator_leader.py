@@ -16,7 +16,7 @@ from rekindle_operator.lease import lease_body
 from rekindle_operator.settings import Election
 from rekindle_testing.waiting import eventually
 
-TIMING = ElectionTiming(lease_s=1, act_s=0.3, renew_s=0.1, retry_s=0.05)
+TIMING = ElectionTiming(lease_s=1, renew_deadline_s=0.3, renew_s=0.1, retry_s=0.05)
 
 
 def owner_references(lease: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -202,7 +202,10 @@ def _owners(server: LeaseServer) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("timing", "timeout_s"),
-    [(ElectionTiming(), 1.0), (ElectionTiming(lease_s=15, act_s=10, renew_s=2, retry_s=2), 4.0)],
+    [
+        (ElectionTiming(), 1.0),
+        (ElectionTiming(lease_s=15, renew_deadline_s=10, renew_s=2, retry_s=2), 4.0),
+    ],
 )
 def test_calls_of_longer_timings_may_take_longer(timing: ElectionTiming, timeout_s: float) -> None:
     """Otherwise no replica could lead where each call takes more than a second."""

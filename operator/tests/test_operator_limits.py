@@ -10,7 +10,7 @@ from flights_example import flights_spec
 from model_cluster import ModelCluster
 from plan_parts import capacity, node, pod, query, started
 
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.limits import NamespaceLimits, read_limits
 from rekindle_operator.reconcile.events import readable
 from rekindle_operator.recovery.pack import Capacity
@@ -82,7 +82,7 @@ def test_a_namespace_over_its_share_waits_and_has_a_reason() -> None:
     for name in "ab":
         cluster.add_node(name, cpu_m=4000)
     cluster.settle()
-    used = sum(p.requests.cpu_m for p in cluster.pods() if p.node or p.pinned)
+    used = sum(p.requests.cpu_m for p in cluster.pods() if p.node or p.required_node)
     assert 0 < used <= 2000
     waits = [q["waitingFor"] for q in cluster.status()["queries"] if q["state"] == "Waiting"]
     assert waits
@@ -102,14 +102,14 @@ def test_a_blocking_topology_over_its_share_has_a_reason() -> None:
     assert all("the namespace has used its share of the cluster" in w for w in waits)
 
 
-def shared(of: Capacity, **left: Amounts) -> Capacity:
+def shared(of: Capacity, **left: ResourceAmounts) -> Capacity:
     return Capacity(of.nodes, of.allocatable, left)
 
 
 def test_a_used_up_share_delays_no_replicas_of_others() -> None:
     pods = {"a": replace(pod("a", 4), namespace="small")}
     spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
-    nodes = shared(capacity(node("n", 9)), small=Amounts(2, 100, 10))
+    nodes = shared(capacity(node("n", 9)), small=ResourceAmounts(2, 100, 10))
     plan = make_plan([query("Q", 1, "a")], pods, [spare], nodes)
     assert dict(plan.nodes) == {"spare": "n"}
     assert plan.over_namespace_limit == {("ns/t", "Q")}
@@ -118,7 +118,7 @@ def test_a_used_up_share_delays_no_replicas_of_others() -> None:
 def test_queries_of_a_namespace_share_its_limit() -> None:
     pods = {n: replace(pod(n, 2), namespace="small") for n in ("a", "b")} | {"c": pod("c", 2)}
     queries = [query("A", 9, "a"), query("B", 8, "b"), query("C", 1, "c")]
-    nodes = shared(capacity(node("n", 9)), small=Amounts(3, 100, 10))
+    nodes = shared(capacity(node("n", 9)), small=ResourceAmounts(3, 100, 10))
     plan = make_plan(queries, pods, [], nodes)
     assert sorted(started(plan)) == ["A", "C"]
     assert plan.over_namespace_limit == {("ns/t", "B")}

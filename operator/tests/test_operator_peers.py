@@ -6,19 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import NodeView, PodView, ProbeResults, Snapshot
-from rekindle_operator.cluster.stamps import stamp_phases
+from rekindle_operator.cluster.phase_times import phase_times
 from rekindle_operator.reconcile.actions import DeletePod
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import Election, Settings
 
 NOW = 1_800_000_000.0
-SETTINGS = Settings(release="rekindle", election=Election(namespace="system", identity="leader"))
+SETTINGS = Settings(
+    helm_release="rekindle", election=Election(namespace="system", identity="leader")
+)
 
 
 def node(name: str, ready: bool) -> NodeView:
-    return NodeView(name, name, 1, ready, NOW - 60, False, (), {}, Amounts.parse({"cpu": "4"}))
+    return NodeView(
+        name, name, 1, ready, NOW - 60, False, (), {}, ResourceAmounts.parse({"cpu": "4"})
+    )
 
 
 def peer(name: str, on: str, **changes: object) -> PodView:
@@ -30,8 +34,8 @@ def peer(name: str, on: str, **changes: object) -> PodView:
         created_at=NOW - 600,
         phase="Running",
         node=on,
-        requests=Amounts.parse({"cpu": "100m"}),
-        release="rekindle",
+        requests=ResourceAmounts.parse({"cpu": "100m"}),
+        helm_release="rekindle",
         accepted=True,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
@@ -77,9 +81,9 @@ def test_the_leader_never_deletes_itself() -> None:
 
 
 def test_replicas_of_another_release_are_not_deleted() -> None:
-    assert deleted(peer("c", "down", release="other")) == []
+    assert deleted(peer("c", "down", helm_release="other")) == []
     assert deleted(peer("c", "down", namespace="elsewhere")) == []
-    assert deleted(peer("c", "down"), settings=replace(SETTINGS, release="")) == []
+    assert deleted(peer("c", "down"), settings=replace(SETTINGS, helm_release="")) == []
 
 
 def test_a_new_replica_is_not_deleted_at_once_again() -> None:
@@ -103,4 +107,4 @@ def test_the_age_of_a_replica_counts_from_when_this_process_saw_it() -> None:
 
 def test_replicas_are_stamped_when_they_have_a_node() -> None:
     (bound, free) = peer("b", "up"), replace(peer("c", "up"), node=None)
-    assert set(stamp_phases({}, [bound, free], NOW)) == {bound.uid}
+    assert set(phase_times({}, [bound, free], NOW)) == {bound.uid}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_parts import capacity, node, pod, query, started
 
-from rekindle_operator.cluster.amounts import Amounts, total
+from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.model import Taint, Toleration
 from rekindle_operator.recovery.affinity import matches, required_terms
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
@@ -61,13 +61,15 @@ def test_taints_and_selectors_are_obeyed() -> None:
     labelled = node("labelled", 9, labels={"disk": "ssd"})
     everywhere = capacity(tainted, labelled)
     tolerant = Toleration("dedicated", "Equal", "x", "")
-    placed = pack([PodToPlace("t", Amounts(1), "t", 0, (), (tolerant,))], capacity(tainted))
+    placed = pack([PodToPlace("t", ResourceAmounts(1), "t", 0, (), (tolerant,))], capacity(tainted))
     assert placed is not None
     assert pack([pod("i")], capacity(tainted)) is None
-    chosen = pack([PodToPlace("s", Amounts(1), "s", 0, (("disk", "ssd"),))], everywhere)
+    chosen = pack([PodToPlace("s", ResourceAmounts(1), "s", 0, (("disk", "ssd"),))], everywhere)
     assert chosen is not None
     assert chosen.nodes == {"s": "labelled"}
-    assert pack([PodToPlace("s", Amounts(1), "s", 0, (("disk", "hdd"),))], everywhere) is None
+    assert (
+        pack([PodToPlace("s", ResourceAmounts(1), "s", 0, (("disk", "hdd"),))], everywhere) is None
+    )
 
 
 def test_the_search_finds_what_best_fit_misses() -> None:
@@ -97,20 +99,22 @@ def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
 
 def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
     """Capacity of nodes that the query cannot use, and what is left after all that it lacks."""
-    big = PodToPlace("big", Amounts(8, 1, 1), "big", 0, selector=(("disk", "ssd"),))
+    big = PodToPlace("big", ResourceAmounts(8, 1, 1), "big", 0, selector=(("disk", "ssd"),))
     spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
     plain, ssd = node("plain", 8), node("ssd", 8, labels={"disk": "ssd"})
-    used = NodeCapacity(ssd, ssd.allocatable - Amounts(4, 1, 1))
-    nodes = Capacity({"plain": NodeCapacity(plain, Amounts(1, 9, 9)), "ssd": used}, ssd.allocatable)
+    used = NodeCapacity(ssd, ssd.allocatable - ResourceAmounts(4, 1, 1))
+    nodes = Capacity(
+        {"plain": NodeCapacity(plain, ResourceAmounts(1, 9, 9)), "ssd": used}, ssd.allocatable
+    )
     plan = make_plan([query("Q", 1, "big")], {"big": big}, [spare], nodes)
     assert dict(plan.nodes) == {"spare": "plain"}
 
 
 def test_a_query_that_lacks_a_device_reserves_no_cpu() -> None:
-    gpu = PodToPlace("g", Amounts(1, 1, 1, (("gpu", 1),)), "g", 0)
+    gpu = PodToPlace("g", ResourceAmounts(1, 1, 1, (("gpu", 1),)), "g", 0)
     spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
-    whole = Amounts(8, 100, 10, (("gpu", 1),))
-    taken = NodeCapacity(replace(node("n", 8), allocatable=whole), Amounts(4, 99, 9))
+    whole = ResourceAmounts(8, 100, 10, (("gpu", 1),))
+    taken = NodeCapacity(replace(node("n", 8), allocatable=whole), ResourceAmounts(4, 99, 9))
     plan = make_plan([query("Q", 1, "g")], {"g": gpu}, [spare], Capacity({"n": taken}, whole))
     assert dict(plan.nodes) == {"spare": "n"}
 
@@ -129,14 +133,16 @@ def test_no_spare_takes_what_a_waiting_query_may_need(
 ) -> None:
     """Whatever capacity the nodes get: what would fit without the spares fits beside them."""
     pods = {
-        f"i{n}": PodToPlace(f"i{n}", Amounts(cpu, 1, 1), f"i{n}", 0, selector=(("disk", "ssd"),))
+        f"i{n}": PodToPlace(
+            f"i{n}", ResourceAmounts(cpu, 1, 1), f"i{n}", 0, selector=(("disk", "ssd"),)
+        )
         for n, cpu in enumerate(missing)
     }
     made = {}
     for n, (free, used, has_ssd) in enumerate(nodes):
         labels = {"disk": "ssd"} if has_ssd else {}
         made[f"n{n}"] = NodeCapacity(
-            node(f"n{n}", free + used, labels=labels), Amounts(free, 90, 9)
+            node(f"n{n}", free + used, labels=labels), ResourceAmounts(free, 90, 9)
         )
     available = Capacity(made, total(b.node.allocatable for b in made.values()))
     extra = [SpareReplica(pod(f"s{n}", cpu), 5, "") for n, cpu in enumerate(spares)]
@@ -163,10 +169,12 @@ def test_no_spare_takes_what_a_waiting_query_may_need(
 
 
 def test_quantities_read_as_kubernetes_writes_them() -> None:
-    assert Amounts.parse({"cpu": "250m", "memory": "1Gi", "pods": "110"}) == Amounts(
-        250, 1 << 30, 110
+    assert ResourceAmounts.parse(
+        {"cpu": "250m", "memory": "1Gi", "pods": "110"}
+    ) == ResourceAmounts(250, 1 << 30, 110)
+    assert ResourceAmounts.parse({"cpu": 2, "memory": "1500M"}, pods=1) == ResourceAmounts(
+        2000, 1_500_000_000, 1
     )
-    assert Amounts.parse({"cpu": 2, "memory": "1500M"}, pods=1) == Amounts(2000, 1_500_000_000, 1)
 
 
 _PARTS = st.dictionaries(
@@ -259,7 +267,7 @@ def test_a_spare_that_fits_nowhere_changes_no_placement(
         SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), rank, "")
         for n, (cpu, rank) in enumerate(spares)
     ]
-    nowhere = PodToPlace("z", Amounts(1, 1, 1), "z", 1, selector=(("disk", "none"),))
+    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, selector=(("disk", "none"),))
     without = make_plan(queries, pods, others, available)
     impossible = make_plan(queries, pods, [*others, SpareReplica(nowhere, priority, "")], available)
     assert impossible == without
@@ -324,7 +332,7 @@ def test_terms_are_alternatives_and_their_requirements_are_not() -> None:
 
 def test_a_task_is_packed_only_where_its_node_affinity_lets_it() -> None:
     terms = required_terms(affinity(expression("disk", "In", "fast")))
-    wanted = PodToPlace("i", Amounts(1, 1, 1), "i", 0, affinity=terms)
+    wanted = PodToPlace("i", ResourceAmounts(1, 1, 1), "i", 0, affinity=terms)
     nodes = capacity(node("a", 9), node("b", 2, labels={"disk": "fast"}))
     placement = pack([wanted], nodes)
     assert placement is not None
@@ -335,17 +343,17 @@ def test_a_task_is_packed_only_where_its_node_affinity_lets_it() -> None:
 def test_an_overcommitted_node_reduces_no_other_capacity() -> None:
     over, well = node("a", 4), node("b", 4)
     nodes = {
-        "a": NodeCapacity(over, Amounts(-3, 50, 5)),
-        "b": NodeCapacity(well, Amounts(4, 50, 5)),
+        "a": NodeCapacity(over, ResourceAmounts(-3, 50, 5)),
+        "b": NodeCapacity(well, ResourceAmounts(4, 50, 5)),
     }
-    placement = pack([pod("i", 4)], Capacity(nodes, Amounts(8, 200, 20)))
+    placement = pack([pod("i", 4)], Capacity(nodes, ResourceAmounts(8, 200, 20)))
     assert placement is not None
     assert placement.nodes == {"i": "b"}
 
 
 def test_a_query_that_fits_no_node_leaves_the_others_spread() -> None:
     pods = {f"x{n}": pod(f"x{n}", 5, memory=5) for n in range(4)}
-    nowhere = PodToPlace("z", Amounts(1, 1, 1), "z", 0, selector=(("disk", "none"),))
+    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 0, selector=(("disk", "none"),))
     nodes = capacity(*(node(f"n{n}", 50) for n in range(4)))
     plan = make_plan(
         [query("q", 1, *pods), query("other", 9, "z", has_waited_long=True)],

@@ -134,13 +134,13 @@ def _check_no_slot_is_on_a_lost_node(cluster: ModelCluster) -> None:
         for pod in cluster.tasks(topology).values():
             if pod.incarnation > getattr(newest.get(pod.slot), "incarnation", 0):
                 newest[pod.slot] = pod
-        assert not [p.name for p in newest.values() if p.node in lost or p.pinned in lost]
+        assert not [p.name for p in newest.values() if p.node in lost or p.required_node in lost]
 
 
 def _check_capacity(cluster: ModelCluster) -> None:
     """I6: bound pods and pods with an open gate fit."""
     for name, node in cluster.nodes.items():
-        here = [p for p in cluster.pods() if name in (p.node, p.pinned) and not p.ended]
+        here = [p for p in cluster.pods() if name in (p.node, p.required_node) and not p.ended]
         coordinators = [p for p in here if p.role == "coordinator"]
         tasks = [p for p in here if p not in coordinators]
         if tasks:
@@ -163,6 +163,6 @@ def _check_no_single_task_query_fits(cluster: ModelCluster) -> None:
             continue
         for name in usable.keys() - snapshot.unsuitable.get(gated[0].shape, frozenset()):
             node = usable[name]
-            here = [p for p in snapshot.pods if name in (p.node, p.pinned)]
+            here = [p for p in snapshot.pods if name in (p.node, p.required_node)]
             left = node.allocatable - total(p.requests for p in here)
             assert unplaced or not left.covers(gated[0].requests), f"it fits on {name}"

@@ -10,7 +10,7 @@ import pytest
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
-from rekindle_operator.cluster.containers import container_error, is_preparing
+from rekindle_operator.cluster.containers import container_error, is_creating_containers
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 
@@ -28,7 +28,7 @@ class RefusingCluster(ModelCluster):
         self.broken: dict[str, dict[str, Any]] = {}  # node -> state of the container there
 
     def _bind(self, raw: dict[str, Any], pod: PodView) -> bool:
-        if pod.role == "task" and pod.pinned in self.ports_taken:
+        if pod.role == "task" and pod.required_node in self.ports_taken:
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             condition["message"] = f"0/9 nodes are available: 1 {self.scheduler_message}"
             raw["status"] = {"phase": "Pending", "conditions": [condition]}
@@ -168,7 +168,7 @@ def test_a_query_reports_that_it_waits_for_containers(cluster: RefusingCluster) 
 
 
 @pytest.mark.parametrize(
-    ("spec", "status", "preparing"),
+    ("spec", "status", "creating_containers"),
     [
         ({}, {}, False),
         ({"nodeName": "a"}, {}, True),
@@ -189,9 +189,9 @@ def test_a_query_reports_that_it_waits_for_containers(cluster: RefusingCluster) 
     ],
 )
 def test_a_node_prepares_a_pod_until_a_container_runs(
-    spec: Any, status: Any, preparing: bool
+    spec: Any, status: Any, creating_containers: bool
 ) -> None:
-    assert is_preparing(spec, status) == preparing
+    assert is_creating_containers(spec, status) == creating_containers
 
 
 def test_a_task_that_keeps_crashing_is_replaced_elsewhere(cluster: RefusingCluster) -> None:

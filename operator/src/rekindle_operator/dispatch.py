@@ -1,10 +1,10 @@
-"""Executes the steps of a pass, several at a time, so that none blocks another.
+"""Executes the actions of a pass, several at a time, so that none blocks another.
 
-Each step has its own back-off. A topology, and a namespace while others wait, gets a few of the
+Each action has its own back-off. A topology, and a namespace while others wait, gets a few of the
 workers at most. A call that hangs no longer counts, and a namespace in which several hang gets no
-more workers: however many namespaces hang, the others are served. A pass ends when all steps are
-done, or when the rest waits for calls that hang. Those continue, and their steps are not started a
-second time meanwhile. Steps that have not started are decided again by the next pass, except
+more workers: however many namespaces hang, the others are served. A pass ends when all actions are
+done, or when the rest waits for calls that hang. Those continue, and their actions are not started
+a second time meanwhile. Actions that have not started are decided again by the next pass, except
 Events: they are kept, since no later pass finds them again.
 
 Design: docs/design/recovery.md#order-of-actions.
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from rekindle_operator.metrics import RECONCILE_ERRORS
-from rekindle_operator.reconcile.schedule import Stage, Step
+from rekindle_operator.reconcile.schedule import ActionOrder, ScheduledAction
 from rekindle_operator.retries import Retries
 
 WORKERS = 8
@@ -43,49 +43,49 @@ class Outcome(Enum):
 
 
 @dataclass(slots=True)
-class _RunningStep:
+class _RunningAction:
     owner: str
     namespace: str
     since: float  # monotonic
 
 
 class _Queue:
-    """Steps that have not started, in order, and their number by namespace."""
+    """Actions that have not started, in order, and their number by namespace."""
 
-    def __init__(self, steps: Iterable[Step] = ()) -> None:
-        self._steps = list(steps)
-        self._by_namespace = Counter(s.namespace for s in self._steps)
+    def __init__(self, actions: Iterable[ScheduledAction] = ()) -> None:
+        self._actions = list(actions)
+        self._by_namespace = Counter(s.namespace for s in self._actions)
 
-    def __iter__(self) -> Iterator[Step]:
-        return iter(self._steps)
+    def __iter__(self) -> Iterator[ScheduledAction]:
+        return iter(self._actions)
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._actions)
 
     @property
     def namespaces(self) -> Iterable[str]:
         return self._by_namespace.keys()
 
-    def remove(self, step: Step) -> None:
-        self._steps.remove(step)
-        self._by_namespace[step.namespace] -= 1
-        if not self._by_namespace[step.namespace]:
-            del self._by_namespace[step.namespace]
+    def remove(self, action: ScheduledAction) -> None:
+        self._actions.remove(action)
+        self._by_namespace[action.namespace] -= 1
+        if not self._by_namespace[action.namespace]:
+            del self._by_namespace[action.namespace]
 
-    def insert(self, step: Step) -> None:
-        """After all steps of the same order."""
-        later = (i for i, s in enumerate(self._steps) if s.order > step.order)
-        self._steps.insert(next(later, len(self._steps)), step)
-        self._by_namespace[step.namespace] += 1
+    def insert(self, action: ScheduledAction) -> None:
+        """After all actions of the same order."""
+        later = (i for i, s in enumerate(self._actions) if s.sort_key > action.sort_key)
+        self._actions.insert(next(later, len(self._actions)), action)
+        self._by_namespace[action.namespace] += 1
 
 
 class Dispatcher:
-    """`skipped` gets each step that is not executed because one that it depends on failed."""
+    """`skipped` gets each action that is not executed because one that it depends on failed."""
 
     def __init__(
         self,
-        do: Callable[[Step], Outcome],
-        skipped: Callable[[Step], None],
+        do: Callable[[ScheduledAction], Outcome],
+        skipped: Callable[[ScheduledAction], None],
         clock: Callable[[], float],
         allowed: Callable[[], bool],
         retries: Retries,
@@ -103,33 +103,33 @@ class Dispatcher:
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="action")
         self._changed = threading.Condition()
         self._queue = _Queue()
-        self._running: dict[str, _RunningStep] = {}
+        self._running: dict[str, _RunningAction] = {}
         self._blocked: set[str] = set()  # keys of this pass that are not done
         self._cleans_up = False
-        self._events: deque[Step] = deque(maxlen=_MAX_EVENTS)
+        self._events: deque[ScheduledAction] = deque(maxlen=_MAX_EVENTS)
 
-    def run(self, steps: Iterable[Step]) -> None:
+    def run(self, actions: Iterable[ScheduledAction]) -> None:
         with self._changed:
-            self._start_pass(list(steps))
-            self._start_steps()
+            self._start_pass(list(actions))
+            self._start_actions()
             while not self._is_over():
                 self._changed.wait(self._stall_s / 4)
-                self._start_steps()  # in case a worker did not
+                self._start_actions()  # in case a worker did not
             self._keep_events()
             self._queue = _Queue()
 
-    def _start_pass(self, steps: list[Step]) -> None:
+    def _start_pass(self, actions: list[ScheduledAction]) -> None:
         now = self._clock()
         self._retries.forget_old(now)
-        waiting = [*steps, *self._events]
+        waiting = [*actions, *self._events]
         self._events.clear()
         fresh = [s for s in waiting if s.key not in self._running]
         self._queue = _Queue(s for s in fresh if self._retries.is_due(s.key, now))
         due = {s.key for s in self._queue}
-        # Steps that run, or wait for their back-off, are not done; nor are their dependents.
-        not_done = {s.key for s in steps if s.key not in due}
-        self._blocked = {s.key for s in steps}
-        self._cleans_up = any(s.stage is Stage.CLEAN_UP for s in self._queue)
+        # Actions that run, or wait for their back-off, are not done; nor are their dependents.
+        not_done = {s.key for s in actions if s.key not in due}
+        self._blocked = {s.key for s in actions}
+        self._cleans_up = any(s.order is ActionOrder.CLEAN_UP for s in self._queue)
         for key in not_done:
             self._drop_dependents(key)
 
@@ -140,22 +140,22 @@ class Dispatcher:
         return hanging and (not self._queue or self._next() is None)
 
     def _keep_events(self) -> None:
-        events = [s for s in self._queue if s.stage is Stage.EMIT]
-        for step in events:
+        events = [s for s in self._queue if s.order is ActionOrder.EMIT]
+        for action in events:
             if len(self._events) == _MAX_EVENTS:
                 logger.warning("too many Events are queued; dropped: %s", self._events[0].key)
-            self._events.append(replace(step, after=()))
+            self._events.append(replace(action, after=()))
 
     # --- with the lock --------------------------------------------------------
 
-    def _start_steps(self) -> None:
-        while (step := self._next()) is not None:
-            self._queue.remove(step)
-            running = _RunningStep(step.owner, step.namespace, time.monotonic())
-            self._running[step.key] = running
-            self._pool.submit(self._work, step)
+    def _start_actions(self) -> None:
+        while (action := self._next()) is not None:
+            self._queue.remove(action)
+            running = _RunningAction(action.owner, action.namespace, time.monotonic())
+            self._running[action.key] = running
+            self._pool.submit(self._work, action)
 
-    def _next(self) -> Step | None:
+    def _next(self) -> ScheduledAction | None:
         running, now = self._running.values(), time.monotonic()
         hanging = [r for r in running if now - r.since >= self._stall_s]
         if len(running) - len(hanging) >= self._workers or len(running) >= self._threads:
@@ -165,70 +165,70 @@ class Dispatcher:
         used = Counter(r.namespace for r in running)
         waiting = {name for name in self._queue.namespaces if hangs[name] < _MAX_HANGING}
         first = {name for name in waiting if used[name] < _WORKERS_PER_NAMESPACE}
-        other: Step | None = None  # if the namespaces that come first have nothing to start
-        for step in self._ready():
-            if step.namespace not in waiting or busy[step.owner] >= _WORKERS_PER_TOPOLOGY:
+        other: ScheduledAction | None = None  # if those that come first have nothing to start
+        for action in self._ready():
+            if action.namespace not in waiting or busy[action.owner] >= _WORKERS_PER_TOPOLOGY:
                 continue
-            if step.namespace in first:
-                return step
-            other = other or step
+            if action.namespace in first:
+                return action
+            other = other or action
             if not first:
                 break
         return other
 
-    def _ready(self) -> Iterator[Step]:
-        """Steps that depend on nothing unfinished, in order."""
-        placing: set[str] = set()  # owners whose replacements wait for a running step
-        for step in self._queue:
-            if step.stage <= Stage.PLACE:
-                placing.add(step.owner)
-            elif step.owner in placing:
+    def _ready(self) -> Iterator[ScheduledAction]:
+        """Actions that depend on nothing unfinished, in order."""
+        placing: set[str] = set()  # owners whose replacements wait for a running action
+        for action in self._queue:
+            if action.order <= ActionOrder.PLACE:
+                placing.add(action.owner)
+            elif action.owner in placing:
                 continue
-            if step.key not in self._running and not any(k in self._blocked for k in step.after):
-                yield step
+            if action.key not in self._running and self._blocked.isdisjoint(action.after):
+                yield action
 
     def _drop_dependents(self, key: str) -> None:
         dependents = [s for s in self._queue if key in s.after]
-        for step in dependents:
-            if step in self._queue:
-                self._queue.remove(step)
-                self._skipped(step)
-                self._drop_dependents(step.key)
+        for action in dependents:
+            if action in self._queue:
+                self._queue.remove(action)
+                self._skipped(action)
+                self._drop_dependents(action.key)
 
     # --- a worker -------------------------------------------------------------
 
-    def _work(self, step: Step) -> None:
-        outcome = self._outcome(step)
+    def _work(self, action: ScheduledAction) -> None:
+        outcome = self._outcome(action)
         with self._changed:
-            del self._running[step.key]
+            del self._running[action.key]
             match outcome:
                 case Outcome.DONE:
-                    self._retries.succeeded(step.key)
-                    self._blocked.discard(step.key)
+                    self._retries.succeeded(action.key)
+                    self._blocked.discard(action.key)
                 case Outcome.FAILED:
-                    wait_s = self._retries.failed(step.key, self._clock())
-                    logger.warning("retrying %s in %.1f s", step.key, wait_s)
-                    self._drop_dependents(step.key)
+                    wait_s = self._retries.failed(action.key, self._clock())
+                    logger.warning("retrying %s in %.1f s", action.key, wait_s)
+                    self._drop_dependents(action.key)
                 case Outcome.REFUSED:
-                    self._refused(step)
+                    self._refused(action)
                 case None:
                     self._queue = _Queue()
-            self._start_steps()
+            self._start_actions()
             self._changed.notify_all()
 
-    def _refused(self, step: Step) -> None:
+    def _refused(self, action: ScheduledAction) -> None:
         """A quota may count pods that this pass deletes."""
-        self._drop_dependents(step.key)
-        if self._cleans_up and step.stage is Stage.PLACE:
-            self._queue.insert(replace(step, stage=Stage.CREATE_AGAIN, after=()))
+        self._drop_dependents(action.key)
+        if self._cleans_up and action.order is ActionOrder.PLACE:
+            self._queue.insert(replace(action, order=ActionOrder.CREATE_AGAIN, after=()))
 
-    def _outcome(self, step: Step) -> Outcome | None:
+    def _outcome(self, action: ScheduledAction) -> Outcome | None:
         """None: this replica no longer leads, and must not change anything."""
         if not self._allowed():
             return None
         try:
-            return self._do(step)
+            return self._do(action)
         except Exception:
             RECONCILE_ERRORS.inc()
-            logger.exception("%s failed because of an error in the operator", step.key)
+            logger.exception("%s failed because of an error in the operator", action.key)
             return Outcome.FAILED

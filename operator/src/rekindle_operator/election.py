@@ -3,9 +3,9 @@
 At most one candidate leads at any moment, whatever clocks show and however long a process was
 paused, if all clocks run at about the same rate:
 
-- A leader leads for `act_s` after its last successful renewal *began*.
+- A leader leads for `renew_deadline_s` after its last successful renewal *began*.
 - Another candidate takes the Lease only after it has itself seen the same version of it for
-  `lease_s`, which is longer than `act_s`, and only if the version is still the same.
+  `lease_s`, which is longer than `renew_deadline_s`, and only if the version is still the same.
 - A deleted Lease proves nothing about the leader. A candidate that creates a new one leads only
   by a renewal that begins `lease_s` after it first saw the new Lease. By then, a leader by the
   deleted one has stopped.
@@ -25,16 +25,16 @@ _LONGEST_LEASE_S = 60.0  # even if someone edits the Lease
 @dataclass(frozen=True, slots=True)
 class ElectionTiming:
     lease_s: int = 2  # silence after which another may lead; whole seconds in the API
-    act_s: float = 1.6  # shorter than `lease_s` by the time of one call
+    renew_deadline_s: float = 1.6  # shorter than `lease_s` by the time of one call
     renew_s: float = 0.4
     retry_s: float = 0.25
     slow_call_s: float = 0.5  # a longer call is a sign of a slow API server, not of a lost leader
 
     def __post_init__(self) -> None:
-        if not 0 < self.renew_s < self.act_s < self.lease_s:
+        if not 0 < self.renew_s < self.renew_deadline_s < self.lease_s:
             raise ValueError(
                 f"leader election: renewSeconds ({self.renew_s}) must be less than "
-                f"renewDeadlineSeconds ({self.act_s}), and that less than leaseSeconds "
+                f"renewDeadlineSeconds ({self.renew_deadline_s}), and that less than leaseSeconds "
                 f"({self.lease_s})"
             )
 
@@ -79,7 +79,7 @@ class Candidate:
     term: int = 0
 
     def leads(self, now: float) -> bool:
-        return self.renewed_at is not None and now - self.renewed_at < self.timing.act_s
+        return self.renewed_at is not None and now - self.renewed_at < self.timing.renew_deadline_s
 
     @property
     def is_holder(self) -> bool:

@@ -46,7 +46,7 @@ from rekindle_operator.reconcile.actions import (
     TopologyActions,
     WriteStatus,
 )
-from rekindle_operator.reconcile.schedule import Step, schedule
+from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
 from rekindle_operator.resources.common import TOKEN_KEY, Manifest
 from rekindle_operator.retries import Retries
 
@@ -82,8 +82,8 @@ class Executor:
     def run(self, decisions: Iterable[TopologyActions]) -> None:
         self._dispatcher.run(schedule(decisions))
 
-    def _attempt(self, step: Step) -> Outcome:
-        action = step.action
+    def _attempt(self, scheduled: ScheduledAction) -> Outcome:
+        action = scheduled.action
         try:
             if isinstance(action, CreatePod):
                 self._cluster.remember_attempt(action.ref, action.lost_at)
@@ -92,23 +92,26 @@ class Executor:
             ACTIONS.labels(f"{type(action).__name__}Failed").inc()
             self._cluster.mark_dirty()
             logger.warning(
-                "%s of %s failed: %s", step.key, step.owner or "no topology", _describe(error)
+                "%s of %s failed: %s",
+                scheduled.key,
+                scheduled.owner or "no topology",
+                _describe(error),
             )
             # A task's pod is reported by the queries that wait for it.
             if not isinstance(action, CreatePod) or action.is_coordinator:
-                self._cluster.action_failed(step.owner, step.key, _describe(error))
+                self._cluster.action_failed(scheduled.owner, scheduled.key, _describe(error))
             if not isinstance(action, CreatePod):
                 return Outcome.FAILED
             self._cluster.remember_refusal(action.ref, _message(error), action.lost_at)
             return Outcome.REFUSED
         ACTIONS.labels(type(action).__name__).inc()
-        self._cluster.action_succeeded(step.key)
+        self._cluster.action_succeeded(scheduled.key)
         return Outcome.DONE
 
-    def _skipped(self, step: Step) -> None:
+    def _skipped(self, scheduled: ScheduledAction) -> None:
         """The status may have been written: then the incarnation is reserved and still unused."""
-        if isinstance(step.action, CreatePod):
-            self._cluster.remember_attempt(step.action.ref, step.action.lost_at)
+        if isinstance(scheduled.action, CreatePod):
+            self._cluster.remember_attempt(scheduled.action.ref, scheduled.action.lost_at)
 
     def _do(self, action: Action) -> None:
         match action:

@@ -1,5 +1,5 @@
 """Health probes of kubelets and pods: the I/O around `recovery.kubelets` and
-`recovery.unreported`.
+`recovery.late_reports`.
 
 A pod is probed with a request for its /livez; any response counts. A kubelet is probed with a TLS
 handshake, which needs no permission in the cluster. The kernel of a frozen process accepts a
@@ -23,7 +23,7 @@ from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import Endpoint, PodView, Snapshot
 from rekindle_operator.cluster.probes import TICK_S
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
-from rekindle_operator.recovery.unreported import pods_to_probe
+from rekindle_operator.recovery.late_reports import pods_to_probe
 from rekindle_operator.settings import Timing
 
 _CLOSE_TIMEOUT_S = 1.0
@@ -70,7 +70,7 @@ class KubeletProbe:
     def _probe_due_pods(self, snapshot: Snapshot, now: float) -> None:
         probes = self._cluster.pod_probes
         probes.ticked(now)
-        probes.retain({pod.uid for pod in snapshot.pods if pod.is_watched})
+        probes.retain({pod.uid for pod in snapshot.pods if pod.is_managed})
         for pod in pods_to_probe(snapshot, probes.open, now, self._timing):
             probes.sent(pod.uid, now)
             self._start(self._probe_pod(pod))

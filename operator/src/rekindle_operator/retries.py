@@ -1,4 +1,4 @@
-"""When each action that failed is tried again, by the key of its step. Pure."""
+"""When each action that failed is tried again, by its key. Pure."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Timing:
     coordinator_pull_s: float = 300.0  # its node prepares it: a large image on a slow network
     unbound_s: float = 5.0  # the scheduler binds in milliseconds or refuses
     container_error_s: float = 60.0  # a kubelet retries three times meanwhile
-    preparation_s: float = 300.0  # no container is created: longer than pulling a large image
+    container_creation_s: float = 300.0  # longer than pulling a large image
     refusal_s: float = 120.0  # a pod that fails later than that had been accepted
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes reports NotReady
     redundancy_hold_s: float = 60.0  # how long capacity is kept for a waiting query
@@ -71,7 +71,7 @@ class Settings:
     namespace: str | None = None  # None: all namespaces
     probe_kubelets: bool = True
     own_node: str = ""  # the node of this replica
-    release: str = ""  # label of the pods of its peers; empty: lost peers are not replaced
+    helm_release: str = ""  # label of the pods of its peers; empty: lost peers are not replaced
     http_bind: str = "0.0.0.0"
     http_port: int = 8080
     log_level: str = "INFO"
@@ -97,7 +97,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         limits=read_limits(env),
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
         own_node=env.get("REKINDLE_OPERATOR_NODE", ""),
-        release=env.get("REKINDLE_RELEASE", ""),
+        helm_release=env.get("REKINDLE_RELEASE", ""),
         probe_kubelets=_is_on(env, "REKINDLE_PROBE_KUBELETS"),
         http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),
         http_port=int(env.get("REKINDLE_HTTP_PORT", "8080")),
@@ -109,7 +109,9 @@ def _election_timing(env: Mapping[str, str]) -> ElectionTiming:
     defaults = ElectionTiming()
     return ElectionTiming(
         lease_s=int(env.get("REKINDLE_LEASE_SECONDS", defaults.lease_s)),
-        act_s=float(env.get("REKINDLE_RENEW_DEADLINE_SECONDS", defaults.act_s)),
+        renew_deadline_s=float(
+            env.get("REKINDLE_RENEW_DEADLINE_SECONDS", defaults.renew_deadline_s)
+        ),
         renew_s=float(env.get("REKINDLE_RENEW_SECONDS", defaults.renew_s)),
         retry_s=float(env.get("REKINDLE_RETRY_SECONDS", defaults.retry_s)),
     )

@@ -14,7 +14,7 @@ _NO_DEVICES = ("ephemeral-storage", "hugepages-", "attachable-volumes-")
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class ResourceAmounts:
     """What a pod requests, or what a node has left. `others`: extended resources,
     ephemeral-storage and the like, sorted by name, each in its own unit."""
 
@@ -24,7 +24,9 @@ class Amounts:
     others: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def parse(cls, quantities: Mapping[str, Any] | None, pods: int | None = None) -> Amounts:
+    def parse(
+        cls, quantities: Mapping[str, Any] | None, pods: int | None = None
+    ) -> ResourceAmounts:
         """From `requests` (pass `pods=1`) or from `allocatable` (which has `pods`)."""
         quantities = quantities or {}
         others = (
@@ -39,45 +41,45 @@ class Amounts:
             others=tuple((name, amount) for name, amount in others if amount),
         )
 
-    def __add__(self, other: Amounts) -> Amounts:
+    def __add__(self, other: ResourceAmounts) -> ResourceAmounts:
         others = self.others or other.others
-        return Amounts(
+        return ResourceAmounts(
             self.cpu_m + other.cpu_m,
             self.memory + other.memory,
             self.pods + other.pods,
             _combined(self.others, other.others, operator.add) if others else (),
         )
 
-    def __sub__(self, other: Amounts) -> Amounts:
+    def __sub__(self, other: ResourceAmounts) -> ResourceAmounts:
         others = self.others or other.others
-        return Amounts(
+        return ResourceAmounts(
             self.cpu_m - other.cpu_m,
             self.memory - other.memory,
             self.pods - other.pods,
             _combined(self.others, other.others, operator.sub) if others else (),
         )
 
-    def highest(self, other: Amounts) -> Amounts:
+    def highest(self, other: ResourceAmounts) -> ResourceAmounts:
         """The larger amount of each resource."""
-        return Amounts(
+        return ResourceAmounts(
             max(self.cpu_m, other.cpu_m),
             max(self.memory, other.memory),
             max(self.pods, other.pods),
             _combined(self.others, other.others, max),
         )
 
-    def scaled(self, factor: float) -> Amounts:
+    def scaled(self, factor: float) -> ResourceAmounts:
         """Rounded down."""
         others = tuple((name, int(amount * factor)) for name, amount in self.others)
         cpu_m, memory, pods = (int(n * factor) for n in (self.cpu_m, self.memory, self.pods))
-        return Amounts(cpu_m, memory, pods, others)
+        return ResourceAmounts(cpu_m, memory, pods, others)
 
-    def clamped(self) -> Amounts:
+    def clamped(self) -> ResourceAmounts:
         """Without negative amounts: an overcommitted node takes nothing from other nodes."""
         others = tuple((name, amount) for name, amount in self.others if amount > 0)
-        return Amounts(max(self.cpu_m, 0), max(self.memory, 0), max(self.pods, 0), others)
+        return ResourceAmounts(max(self.cpu_m, 0), max(self.memory, 0), max(self.pods, 0), others)
 
-    def covers(self, requests: Amounts) -> bool:
+    def covers(self, requests: ResourceAmounts) -> bool:
         """Only resources that are requested are compared, as the scheduler does."""
         return (
             (requests.cpu_m == 0 or requests.cpu_m <= self.cpu_m)
@@ -90,17 +92,17 @@ class Amounts:
         have = dict(self.others)
         return all(amount == 0 or amount <= have.get(name, 0) for name, amount in requested)
 
-    def restricted_to(self, requests: Amounts) -> Amounts:
+    def restricted_to(self, requests: ResourceAmounts) -> ResourceAmounts:
         """Only the resources that are requested."""
         requested = {name for name, amount in requests.others if amount}
-        return Amounts(
+        return ResourceAmounts(
             self.cpu_m if requests.cpu_m else 0,
             self.memory if requests.memory else 0,
             self.pods if requests.pods else 0,
             tuple((name, amount) for name, amount in self.others if name in requested),
         )
 
-    def share_of(self, whole: Amounts) -> float:
+    def share_of(self, whole: ResourceAmounts) -> float:
         """Sum of the shares of all resources: one number for the cost of several."""
         share = self.basic_share_of(whole)
         if self.others:
@@ -108,7 +110,7 @@ class Amounts:
             share += sum(_share(amount, total_of.get(name, 0)) for name, amount in self.others)
         return share
 
-    def basic_share_of(self, whole: Amounts) -> float:
+    def basic_share_of(self, whole: ResourceAmounts) -> float:
         """The same for what every node has: CPU, memory, pods."""
         if whole.cpu_m > 0 and whole.memory > 0 and whole.pods > 0:
             # The common case, computed for each node and each task of a plan.
@@ -120,7 +122,7 @@ class Amounts:
             + _share(self.pods, whole.pods)
         )
 
-    def has_devices_besides(self, requests: Amounts) -> bool:
+    def has_devices_besides(self, requests: ResourceAmounts) -> bool:
         """Whether there are devices (extended resources) that `requests` does not need."""
         if not self.others:
             return False
@@ -130,11 +132,11 @@ class Amounts:
             for name, amount in self.others
         )
 
-    def with_pod_level(self, quantities: Mapping[str, Any]) -> Amounts:
+    def with_pod_level(self, quantities: Mapping[str, Any]) -> ResourceAmounts:
         """Pod-level `resources` replace the sum over the containers (KEP-2837)."""
-        given = Amounts.parse(quantities, 0)
+        given = ResourceAmounts.parse(quantities, 0)
         pages = {name: amount for name, amount in given.others if name.startswith("hugepages-")}
-        return Amounts(
+        return ResourceAmounts(
             given.cpu_m if "cpu" in quantities else self.cpu_m,
             given.memory if "memory" in quantities else self.memory,
             self.pods,
@@ -161,8 +163,8 @@ def _combined(
     return tuple((name, combine(left.get(name, 0), right.get(name, 0))) for name in names)
 
 
-def total(amounts: Iterable[Amounts]) -> Amounts:
-    result = Amounts()
+def total(amounts: Iterable[ResourceAmounts]) -> ResourceAmounts:
+    result = ResourceAmounts()
     for each in amounts:
         result = result + each
     return result

@@ -23,7 +23,7 @@ from urllib3.exceptions import HTTPError
 
 from rekindle import names
 from rekindle_operator.cluster.addresses import nodes_with_own_addresses, pods_with_own_addresses
-from rekindle_operator.cluster.containers import failing_since, preparing_since
+from rekindle_operator.cluster.containers import creating_containers_since, failing_since
 from rekindle_operator.cluster.convert import (
     Json,
     config_view,
@@ -45,10 +45,10 @@ from rekindle_operator.cluster.model import (
     Snapshot,
     TopologyView,
 )
+from rekindle_operator.cluster.phase_times import PhaseTime, phase_times
 from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.cluster.reports import ReportAges
-from rekindle_operator.cluster.stamps import Stamp, stamp_phases
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 
 _STALLED_S = 10.0  # twice the time to end a watch and open it again
@@ -89,9 +89,9 @@ class ClusterCache:
         self._dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self._refusals = Refusals({})
         self._unsuitable = UnsuitableNodes({})
-        self._phases: Mapping[str, Stamp] = {}
+        self._phases: Mapping[str, PhaseTime] = {}
         self._failing_since: dict[str, float] = {}
-        self._preparing_since: dict[str, float] = {}
+        self._creating_containers_since: dict[str, float] = {}
         self._timers_reset_at = 0.0
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
         selectors = {"label_selector": names.LABEL_TOPOLOGY}
@@ -268,20 +268,22 @@ class ClusterCache:
             self.kubelet_probes.reset_timers(self._timers_reset_at)
             self.pod_probes.reset_timers(self._timers_reset_at)
 
-    def _stamp_failing(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
+    def _pods_failing_since(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
             self._failing_since = failing_since(self._failing_since, pods, self._clock())
             return self._failing_since
 
-    def _stamp_preparing(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
+    def _pods_creating_containers_since(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
-            self._preparing_since = preparing_since(self._preparing_since, pods, self._clock())
-            return self._preparing_since
+            self._creating_containers_since = creating_containers_since(
+                self._creating_containers_since, pods, self._clock()
+            )
+            return self._creating_containers_since
 
-    def _stamp_phases(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
+    def _pods_in_phase_since(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
-            self._phases = stamp_phases(self._phases, pods, self._clock())
-            return {uid: stamp.at for uid, stamp in self._phases.items()}
+            self._phases = phase_times(self._phases, pods, self._clock())
+            return {uid: phase.at for uid, phase in self._phases.items()}
 
     def _refusals_without(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, Refusal]:
         with self._lock:
@@ -320,9 +322,9 @@ class ClusterCache:
             dry_runs=dry_runs,
             refusals=self._refusals_without(pods),
             unsuitable=self._unsuitable.by_shape({n.name: n.uid for n in nodes}, self._clock()),
-            phase_since=self._stamp_phases(pods),
-            failing_since=self._stamp_failing(pods),
-            preparing_since=self._stamp_preparing(pods),
+            phase_since=self._pods_in_phase_since(pods),
+            failing_since=self._pods_failing_since(pods),
+            creating_containers_since=self._pods_creating_containers_since(pods),
         )
 
 

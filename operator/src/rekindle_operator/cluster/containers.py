@@ -43,7 +43,7 @@ def _failure(ended: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     return f"{text}: {ended['message']}" if ended.get("message") else text
 
 
-def is_preparing(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+def is_creating_containers(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     """The node has created no container yet (ContainerCreating): volumes, network or image are
     missing, and only Events say which. False if an init container runs, or a container reports an
     error."""
@@ -62,11 +62,15 @@ def is_preparing(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     return not init_runs and not container_error(status)
 
 
-def preparing_since(
+def creating_containers_since(
     before: Mapping[str, float], pods: Iterable[PodView], now: float
 ) -> dict[str, float]:
-    """Since when each pod of a topology is preparing, by uid and this process's clock."""
-    return {p.uid: before.get(p.uid, now) for p in pods if p.topology is not None and p.preparing}
+    """Since when each pod of a topology creates its containers, by uid and this process's clock."""
+    return {
+        p.uid: before.get(p.uid, now)
+        for p in pods
+        if p.topology is not None and p.creating_containers
+    }
 
 
 def failing_since(

@@ -11,8 +11,8 @@ from typing import Any
 
 from rekindle import names
 from rekindle.topology.model import Slot
-from rekindle_operator.cluster.amounts import Amounts, total
-from rekindle_operator.cluster.containers import container_error, is_preparing
+from rekindle_operator.cluster.amounts import ResourceAmounts, total
+from rekindle_operator.cluster.containers import container_error, is_creating_containers
 from rekindle_operator.cluster.model import (
     ConfigView,
     Endpoint,
@@ -44,11 +44,11 @@ def rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
-def pod_requests(spec: Json) -> Amounts:
+def pod_requests(spec: Json) -> ResourceAmounts:
     """As the scheduler counts. Init containers run one after another, beside the sidecars (init
     containers with `restartPolicy: Always`) that were started before them (KEP-753)."""
     requests = total(_container_requests(c) for c in spec.get("containers") or ())
-    sidecars, starting = Amounts(), Amounts()
+    sidecars, starting = ResourceAmounts(), ResourceAmounts()
     for container in spec.get("initContainers") or ():
         need = _container_requests(container)
         if container.get("restartPolicy") == "Always":
@@ -57,10 +57,10 @@ def pod_requests(spec: Json) -> Amounts:
         else:
             starting = starting.highest(need + sidecars)
     requests = _with_pod_level(requests.highest(starting), spec.get("resources") or {})
-    return requests + Amounts.parse(spec.get("overhead"), pods=1)
+    return requests + ResourceAmounts.parse(spec.get("overhead"), pods=1)
 
 
-def _with_pod_level(requests: Amounts, resources: Json) -> Amounts:
+def _with_pod_level(requests: ResourceAmounts, resources: Json) -> ResourceAmounts:
     """Pod-level requests. Where no container requests anything, the pod-level limit counts."""
     if not resources:
         return requests
@@ -70,10 +70,10 @@ def _with_pod_level(requests: Amounts, resources: Json) -> Amounts:
     return requests.with_pod_level({**filled, **(resources.get("requests") or {})})
 
 
-def _container_requests(container: Json) -> Amounts:
+def _container_requests(container: Json) -> ResourceAmounts:
     resources = container.get("resources") or {}
     # A container without a request gets its limit as the request.
-    return Amounts.parse(
+    return ResourceAmounts.parse(
         {**(resources.get("limits") or {}), **(resources.get("requests") or {})}, 0
     )
 
@@ -108,7 +108,7 @@ def pod_view(raw: Json) -> PodView:
         topology=labels.get(names.LABEL_TOPOLOGY),
         role=labels.get(names.LABEL_ROLE),
         ip=str(status.get("podIP") or ""),
-        release=labels.get(names.LABEL_OPERATOR, ""),
+        helm_release=labels.get(names.LABEL_OPERATOR, ""),
         image=annotations.get(names.ANNOTATION_IMAGE) or _image(spec),
         slot=_slot(labels),
         segment_name=labels.get(names.LABEL_SEGMENT_NAME, ""),
@@ -117,10 +117,10 @@ def pod_view(raw: Json) -> PodView:
         template=annotations.get(names.ANNOTATION_TEMPLATE, ""),
         shape=annotations.get(names.ANNOTATION_SHAPE, ""),
         container_error=container_error(status),
-        preparing=is_preparing(spec, status),
+        creating_containers=is_creating_containers(spec, status),
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
-        pinned=None if bound else pinned_node(spec.get("affinity")),
+        required_node=None if bound else required_node(spec.get("affinity")),
         attempt=_integer(annotations.get(names.ANNOTATION_ATTEMPT)),
         refusal=_failure_message(status) if bound else _scheduler_message(status),
         lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
@@ -131,8 +131,8 @@ def pod_view(raw: Json) -> PodView:
     )
 
 
-def pinned_node(affinity: Json | None) -> str | None:
-    """The node that an opened gate requires (`resources.task.pinned_affinity`)."""
+def required_node(affinity: Json | None) -> str | None:
+    """The node that an opened gate requires (`resources.task.required_node_affinity`)."""
     node_affinity = (affinity or {}).get("nodeAffinity") or {}
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     for term in required.get("nodeSelectorTerms") or ():
@@ -157,7 +157,7 @@ def node_view(raw: Json) -> NodeView:
             Taint(t["key"], t.get("value", ""), t["effect"]) for t in spec.get("taints") or ()
         ),
         labels=meta.get("labels") or {},
-        allocatable=Amounts.parse(status.get("allocatable")),
+        allocatable=ResourceAmounts.parse(status.get("allocatable")),
         kubelet=_kubelet(status),
         created_at=parse_time(meta.get("creationTimestamp")),
     )

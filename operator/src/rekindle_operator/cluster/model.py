@@ -17,7 +17,7 @@ from typing import Any
 from rekindle.errors import Problem
 from rekindle.names import COORDINATOR_SLOT, ROLE_COORDINATOR
 from rekindle.topology.model import Slot
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.dataplane import DataPlane, read_data_plane
 from rekindle_operator.topology_status import TopologyStatus, read_topology_status
 
@@ -60,7 +60,7 @@ class NodeView:
     cordoned: bool
     taints: tuple[Taint, ...]
     labels: Mapping[str, str]
-    allocatable: Amounts
+    allocatable: ResourceAmounts
     kubelet: Endpoint | None = None  # as its status reports it
     created_at: float = 0.0
 
@@ -80,7 +80,7 @@ class PodView:
     created_at: float
     phase: str  # Pending | Running | Succeeded | Failed | Unknown
     node: str | None
-    requests: Amounts
+    requests: ResourceAmounts
     terminating: bool = False
     accepted: bool = False  # the kubelet of its node has started to handle it
     ready: bool = False
@@ -89,7 +89,7 @@ class PodView:
     topology: str | None = None
     role: str | None = None
     ip: str = ""
-    release: str = ""  # of the operator that it is a replica of
+    helm_release: str = ""  # of the operator that it is a replica of
     image: str = ""  # that it was created with; admission may have changed it since
     slot: Slot | None = None
     segment_name: str = ""
@@ -98,10 +98,10 @@ class PodView:
     template: str = ""  # digest of what it was made from
     shape: str = ""  # digest of its spec, see `resources.shape`
     container_error: str = ""  # why its containers do not run
-    preparing: bool = False  # its node has created no container yet, and no error is known
+    creating_containers: bool = False  # its node has created none yet, and no error is known
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
-    pinned: str | None = None  # the node that an open gate requires
+    required_node: str | None = None  # the node that an open gate requires
     attempt: int = 0  # earlier incarnations that were not bound, or that a kubelet refused
     refusal: str = ""  # message of the scheduler; of its kubelet if it has failed
     lost_at: float | None = None  # when the pod it replaces was lost
@@ -115,9 +115,9 @@ class PodView:
         return self.phase in ("Succeeded", "Failed")
 
     @property
-    def is_watched(self) -> bool:
+    def is_managed(self) -> bool:
         """A pod of a topology, or of an operator: the operator watches its node."""
-        return self.topology is not None or bool(self.release)
+        return self.topology is not None or bool(self.helm_release)
 
     def as_foreign(self) -> PodView:
         """As a pod of no topology, which only uses capacity."""
@@ -250,9 +250,9 @@ class Snapshot:
     )  # (uid, generation)
     refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
-    phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid, see `cluster.stamps`
+    phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid: `cluster.phase_times`
     failing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
-    preparing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
+    creating_containers_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action
 

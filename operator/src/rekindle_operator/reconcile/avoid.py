@@ -33,7 +33,7 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
             continue
         match state.loss:
             case Loss.UNBOUND:
-                node, why = pod.pinned, pod.refusal
+                node, why = pod.required_node, pod.refusal
             case Loss.REFUSED:
                 node, why = pod.node, pod.refusal
             case Loss.CANNOT_START | Loss.CRASHING:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from rekindle.names import GATE, ROLE_COORDINATOR, ROLE_TASK
-from rekindle_operator.cluster.amounts import Amounts, total
+from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.convert import tolerations_of
 from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.limits import NamespaceLimits
@@ -69,10 +69,10 @@ def measure_capacity(
 def _capacity_of(pod: PodView) -> str | None:
     """The node whose capacity it uses. A required node alone reserves nothing: any user may write
     one into a pod that is gated, or that the scheduler has refused."""
-    if pod.node is not None or pod.pinned is None:
+    if pod.node is not None or pod.required_node is None:
         return pod.node
     waits = GATE in pod.gates if pod.topology is not None else bool(pod.gates or pod.refusal)
-    return None if waits else pod.pinned
+    return None if waits else pod.required_node
 
 
 def _from_coordinator(spec: Manifest) -> PodToPlace:
@@ -84,9 +84,9 @@ def _from_coordinator(spec: Manifest) -> PodToPlace:
 def _remaining_shares(
     snapshot: Snapshot,
     used: Mapping[str, Iterable[PodView]],
-    allocatable: Amounts,
+    allocatable: ResourceAmounts,
     limits: NamespaceLimits,
-) -> dict[str, Amounts]:
+) -> dict[str, ResourceAmounts]:
     """By namespace with topologies and a limited share."""
     shares = {t.namespace: limits.max_share(t.namespace) for t in snapshot.topologies}
     left = {name: allocatable.scaled(share) for name, share in shares.items() if share < 1.0}

@@ -40,8 +40,8 @@ _DRY_RUN_RETRY_S = 30.0  # a quota or a webhook may have been the reason for a r
 
 @dataclass(frozen=True, slots=True)
 class PassInputs:
-    """What all topologies of a pass share. `now`: seconds since 1970, by the clock that stamped the
-    snapshot."""
+    """What all topologies of a pass share. `now`: seconds since 1970, by the clock of the times in
+    the snapshot."""
 
     snapshot: Snapshot
     losses: LossAssessment

@@ -92,8 +92,8 @@ class TopologyNeeds:
 
 
 def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Action]:
-    """`now`: seconds since 1970, by the clock that stamped the snapshot."""
-    return [step.action for step in schedule(reconcile_all(snapshot, now, settings))]
+    """`now`: seconds since 1970, by the clock of the times in the snapshot."""
+    return [scheduled.action for scheduled in schedule(reconcile_all(snapshot, now, settings))]
 
 
 def reconcile_all(
@@ -106,26 +106,26 @@ def reconcile_all(
     snapshot = without_forged(snapshot)
     losses = assess_nodes(snapshot, now, settings.timing)
     inputs = PassInputs(snapshot, losses, now, settings)
-    steps = IsolatedSteps()
+    topologies = IsolatedTopologies()
 
     # 2. Open the context of each topology, and observe its slots.
     views = {view.uid: view for view in snapshot.topologies}
-    observed = steps.run(lambda view: _observe(view, inputs), views)
+    observed = topologies.run(lambda view: _observe(view, inputs), views)
 
     # 3. Find what each topology needs: pods, a coordinator.
-    needs = steps.run(_find_needs, observed)
+    needs = topologies.run(_find_needs, observed)
 
     # 4. Make one plan over all topologies: which queries come back, on which nodes.
     plan = _make_plan(inputs, list(needs.values()))
 
     # 5. Decide the actions of each topology: status, Events, pods, gates.
-    decisions = steps.run(lambda found: _decide(found, plan), needs)
+    decisions = topologies.run(lambda found: _decide(found, plan), needs)
 
-    # 6. Report topologies for which a step failed. Accepting a newer generation may correct it.
+    # 6. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [
         _report_failure(view, error, observed.get(uid), now)
         for uid, view in views.items()
-        if (error := steps.errors.get(uid)) is not None
+        if (error := topologies.errors.get(uid)) is not None
     ]
 
     # 7. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
@@ -140,18 +140,18 @@ def reconcile_all(
     ]
 
 
-class IsolatedSteps:
-    """Runs a step for each topology in isolation. `errors`: by uid."""
+class IsolatedTopologies:
+    """Calls functions for each topology in isolation. `errors`: by uid."""
 
     def __init__(self) -> None:
         self.errors: dict[str, Exception] = {}
 
-    def run(self, step: Callable[[T], R], inputs: Mapping[str, T]) -> dict[str, R]:
-        """The results of those for which the step did not fail."""
+    def run(self, function: Callable[[T], R], inputs: Mapping[str, T]) -> dict[str, R]:
+        """The results of those for which it did not fail."""
         results = {}
         for uid, value in inputs.items():
             try:
-                results[uid] = step(value)
+                results[uid] = function(value)
             except Exception as error:
                 self.errors[uid] = error
         return results

@@ -183,7 +183,7 @@ def readable(density: float) -> str:
 
 
 def _queries(change: Change) -> Iterator[EventText]:
-    stamp = change.entry.started_at or f"generation {change.context.view.generation}"
+    recovery_id = change.entry.started_at or f"generation {change.context.view.generation}"
     known_down = {q.name for q in change.old_entry.queries if not q.live_after}
     for query in change.new.queries.values():
         before = change.old.queries.get(query.name)
@@ -191,8 +191,8 @@ def _queries(change: Change) -> Iterator[EventText]:
         if query.state is None or query.state is old_state:
             continue
         was_live = query.name not in known_down
-        details = f"{query.name} at {stamp}: {query.waiting_for or 'waits for nothing'}"
-        dedup_key = f"{stamp} {query.name} {_incarnations(change, query.name)}"
+        details = f"{query.name} at {recovery_id}: {query.waiting_for or 'waits for nothing'}"
+        dedup_key = f"{recovery_id} {query.name} {_incarnations(change, query.name)}"
         for announced in query_changes(old_state, query.state, was_live, details):
             yield _query_event(change, query, announced, dedup_key)
 

@@ -91,7 +91,7 @@ def _removal(context: ReconcileContext, state: SlotState) -> DeletePod | None:
     if pod is None or loss is None or pod.terminating:
         return None  # Terminating on a lost node: see `terminating_on_lost_nodes`
     grace_s = 0 if losses.is_on_lost_node(pod) else _SHORT_GRACE_S
-    frees = loss is Loss.UNBOUND and pod.pinned in losses.usable
+    frees = loss is Loss.UNBOUND and pod.required_node in losses.usable
     return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, loss.value, frees)
 
 

@@ -36,7 +36,7 @@ from rekindle_operator.reconcile.actions import (
 )
 
 
-class Stage(IntEnum):
+class ActionOrder(IntEnum):
     """`PREPARE` and `PLACE` are interleaved in the order of the plan; the others follow."""
 
     PREPARE = 0
@@ -53,14 +53,14 @@ _LAST: Rank = (2, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """`key` is the identity of the action, the same in each pass; `after`: keys of steps that must
-    have been done before, if they are in the same pass."""
+class ScheduledAction:
+    """`key` is the identity of the action, the same in each pass; `after`: keys of actions that
+    must have been done before, if they are in the same pass."""
 
     owner: str
     action: Action
     key: str
-    stage: Stage
+    order: ActionOrder
     rank: Rank
     after: tuple[str, ...] = ()
 
@@ -70,30 +70,30 @@ class Step:
         return getattr(self.action, "namespace", "")
 
     @property
-    def order(self) -> tuple[int, Rank, int]:
-        return max(self.stage, Stage.PLACE), self.rank, self.stage
+    def sort_key(self) -> tuple[int, Rank, int]:
+        return max(self.order, ActionOrder.PLACE), self.rank, self.order
 
 
-def schedule(decisions: Iterable[TopologyActions]) -> list[Step]:
+def schedule(decisions: Iterable[TopologyActions]) -> list[ScheduledAction]:
     """Each action once, although several topologies may need it."""
-    chosen: dict[str, Step] = {}
-    for step in sorted(
-        (s for decision in decisions for s in _steps(decision)), key=lambda s: s.order
+    chosen: dict[str, ScheduledAction] = {}
+    for scheduled in sorted(
+        (s for decision in decisions for s in _scheduled(decision)), key=lambda s: s.sort_key
     ):
-        chosen.setdefault(step.key, step)
+        chosen.setdefault(scheduled.key, scheduled)
     return list(chosen.values())
 
 
-def _steps(decision: TopologyActions) -> Iterator[Step]:
+def _scheduled(decision: TopologyActions) -> Iterator[ScheduledAction]:
     status = next((a for a in decision.actions if isinstance(a, WriteStatus)), None)
     created = (a for a in decision.actions if isinstance(a, CreatePod))
     most_urgent = min((_rank(decision, a.name) for a in created), default=_LAST)
     for action in decision.actions:
-        stage = _stage(action)
-        needed = stage is Stage.PREPARE and _is_waited_for(action)
+        order = _order(action)
+        needed = order is ActionOrder.PREPARE and _is_waited_for(action)
         rank = most_urgent if needed else _own_rank(decision, action)
         after = _after(action, decision.actions, status)
-        yield Step(decision.owner, action, key_of(action), stage, rank, after)
+        yield ScheduledAction(decision.owner, action, key_of(action), order, rank, after)
 
 
 def _is_waited_for(action: Action) -> bool:
@@ -115,24 +115,24 @@ def _rank(decision: TopologyActions, name: str) -> Rank:
     return decision.ranks.get(name, _LAST)
 
 
-def _stage(action: Action) -> Stage:
+def _order(action: Action) -> ActionOrder:
     match action:
         case QuarantineNode() | AvoidNode():
-            return Stage.PREPARE
+            return ActionOrder.PREPARE
         case CreateConfig() | CreateToken() | EnsureAccess() | EnsureLease():
-            return Stage.PREPARE
+            return ActionOrder.PREPARE
         case WriteStatus():
-            return Stage.PREPARE if action.reserves or action.accepts else Stage.REPORT
+            return ActionOrder.PREPARE if action.reserves or action.accepts else ActionOrder.REPORT
         case DeletePod():
-            return Stage.PREPARE if action.frees else Stage.CLEAN_UP
+            return ActionOrder.PREPARE if action.frees else ActionOrder.CLEAN_UP
         case CreatePod() | OpenGate():
-            return Stage.PLACE
+            return ActionOrder.PLACE
         case DryRunPods():
-            return Stage.VALIDATE
+            return ActionOrder.VALIDATE
         case DeleteConfig():
-            return Stage.CLEAN_UP
+            return ActionOrder.CLEAN_UP
         case EmitEvent():
-            return Stage.EMIT
+            return ActionOrder.EMIT
         case _:
             assert_never(action)
 

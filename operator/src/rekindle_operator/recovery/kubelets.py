@@ -14,7 +14,7 @@ from collections.abc import Iterable, Set
 from math import inf
 
 from rekindle_operator.cluster.model import NodeView, ProbeResults, Snapshot
-from rekindle_operator.recovery.unreported import unreported_nodes
+from rekindle_operator.recovery.late_reports import nodes_with_late_reports
 from rekindle_operator.settings import Timing
 
 _CONTROLS = 3  # other kubelets that are probed for comparison
@@ -94,12 +94,12 @@ def kubelets_to_probe(
     counts as Ready for a while. `busy`: uids with an open probe."""
     free = [n for n in snapshot.nodes if n.kubelet is not None and n.uid not in busy]
     free.sort(key=lambda n: _probed_at(n, snapshot))
-    ours = [p for p in snapshot.pods if p.is_watched and not p.ended]
+    ours = [p for p in snapshot.pods if p.is_managed and not p.ended]
     occupied = {p.node for p in ours}
     silent = snapshot.silent_since
     suspects = {p.node for p in ours if p.ref in silent} if silent else set()
     suspects |= {n.name for n in snapshot.nodes if not n.ready and n.name in occupied}
-    suspects |= unreported_nodes(snapshot, now, timing)
+    suspects |= nodes_with_late_reports(snapshot, now, timing)
     urgent = _controls(free, suspects, snapshot) if suspects else []
     urgent += [n for n in free if n.name in suspects]
     urgent += [n for n in free if n.name in occupied and _has_unanswered(n, snapshot, now, timing)]

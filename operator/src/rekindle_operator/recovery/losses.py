@@ -30,8 +30,8 @@ from rekindle_operator.recovery.kubelets import (
     responds_now,
     unresponsive_nodes,
 )
+from rekindle_operator.recovery.late_reports import silent_with_late_reports
 from rekindle_operator.recovery.unready import assess_unready
-from rekindle_operator.recovery.unreported import silent_unreported
 from rekindle_operator.settings import Timing
 
 _MIN_SIGNALS = 2
@@ -119,7 +119,9 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     # A coordinator belongs to a tenant: its reports decide about its own tasks, not about nodes.
     cut_off = _cut_off(credible, silent & kubelet_responds, evidence, snapshot, timing)
     silent -= kubelet_responds
-    silent |= silent_unreported(snapshot, silent_kubelets, now, timing) - evidence.covered_nodes
+    silent |= (
+        silent_with_late_reports(snapshot, silent_kubelets, now, timing) - evidence.covered_nodes
+    )
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
     unresponsive = unresponsive_nodes(snapshot, now, timing) - evidence.alive_nodes - lost.keys()
@@ -207,11 +209,11 @@ def loss_of_pod(
 def _loss_of_open(
     pod: PodView, assessment: LossAssessment, now: float, timing: Timing
 ) -> Loss | None:
-    if pod.gates or pod.pinned is None:
+    if pod.gates or pod.required_node is None:
         return None
     if assessment.problem:
         return None
-    if pod.pinned not in assessment.usable:
+    if pod.required_node not in assessment.usable:
         return Loss.UNBOUND
     return Loss.UNBOUND if _has_timed_out(pod, now, timing) else None
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from rekindle_operator.cluster.amounts import Amounts, total
+from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.model import NodeView, Toleration
 from rekindle_operator.recovery.affinity import Term, matches
 
@@ -25,7 +25,7 @@ class PodToPlace:
     """A pod to place. `group` is its partition: two replicas of one group never share a node."""
 
     key: str
-    requests: Amounts
+    requests: ResourceAmounts
     group: str
     replica: int
     selector: tuple[tuple[str, str], ...] = ()
@@ -47,7 +47,7 @@ class NodeCapacity:
     """A usable node, its free capacity, and the (group, replica) of the pods on it."""
 
     node: NodeView
-    free: Amounts
+    free: ResourceAmounts
     replicas: frozenset[tuple[str, int]] = frozenset()
 
     def admits(self, pod: PodToPlace) -> bool:
@@ -89,8 +89,8 @@ class Capacity:
     def __init__(
         self,
         nodes: Mapping[str, NodeCapacity],
-        allocatable: Amounts,
-        share_left: Mapping[str, Amounts] | None = None,
+        allocatable: ResourceAmounts,
+        share_left: Mapping[str, ResourceAmounts] | None = None,
     ) -> None:
         self.nodes = dict(nodes)
         self.allocatable = allocatable  # of all usable nodes; costs are shares of it
@@ -106,10 +106,10 @@ class Capacity:
         """Whether they are within the shares of their namespaces."""
         if not self.share_left:
             return True
-        requested: dict[str, Amounts] = {}
+        requested: dict[str, ResourceAmounts] = {}
         for pod in pods:
             if pod.namespace in self.share_left:
-                before = requested.get(pod.namespace, Amounts())
+                before = requested.get(pod.namespace, ResourceAmounts())
                 requested[pod.namespace] = before + pod.requests
         return all(
             self.share_left[namespace].covers(requests) for namespace, requests in requested.items()
@@ -147,7 +147,7 @@ def pack(
 def _may_fit(pods: Sequence[PodToPlace], capacity: Capacity) -> bool:
     """False if more is needed than all nodes have left, or no node takes one of the pods."""
     free = (n.free.clamped() for n in capacity.nodes.values())
-    left = total(f for f in free if f.covers(Amounts(pods=1)))
+    left = total(f for f in free if f.covers(ResourceAmounts(pods=1)))
     return left.covers(total(p.requests for p in pods)) and all(capacity.fits(pod) for pod in pods)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from rekindle_operator.cluster.amounts import Amounts, total
+from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, PodToPlace, pack
 
 
@@ -218,8 +218,8 @@ class _Reserved:
     on it if it were empty; by namespace that has a share, of all its missing pods. A spare that
     leaves these free, of each resource that it requests itself, keeps no such query waiting."""
 
-    by_node: Mapping[str, Amounts]
-    by_namespace: Mapping[str, Amounts]
+    by_node: Mapping[str, ResourceAmounts]
+    by_namespace: Mapping[str, ResourceAmounts]
 
     @classmethod
     def of(cls, reserved_pods: Sequence[PodToPlace], capacity: Capacity) -> _Reserved:
@@ -236,9 +236,10 @@ class _Reserved:
             name: total(pod.requests for pod in reserved_pods if pod.namespace == name)
             for name in capacity.share_left
         }
+        nothing = ResourceAmounts()
         return cls(
-            {name: requests for name, requests in by_node.items() if requests != Amounts()},
-            {name: requests for name, requests in by_namespace.items() if requests != Amounts()},
+            {name: requests for name, requests in by_node.items() if requests != nothing},
+            {name: requests for name, requests in by_namespace.items() if requests != nothing},
         )
 
     def excluded_nodes(self, spare: PodToPlace, capacity: Capacity) -> frozenset[str] | None:
@@ -255,6 +256,6 @@ class _Reserved:
         )
 
 
-def _plus_reserved(requests: Amounts, reserved: Amounts) -> Amounts:
+def _plus_reserved(requests: ResourceAmounts, reserved: ResourceAmounts) -> ResourceAmounts:
     """The sum, of only the resources that are requested."""
     return requests + reserved.restricted_to(requests)

@@ -39,7 +39,7 @@ class StartFailures:
 
     def problem_of(self, pod: PodView) -> str:
         """Why it does not run: the status of its containers, or that there are none yet."""
-        since = self._snapshot.preparing_since.get(pod.uid)
+        since = self._snapshot.creating_containers_since.get(pod.uid)
         if (
             pod.container_error
             or since is None
@@ -54,7 +54,8 @@ class StartFailures:
         if pod.container_error:
             since, timeout_s = self._snapshot.failing_since, self._timing.container_error_s
         else:
-            since, timeout_s = self._snapshot.preparing_since, self._timing.preparation_s
+            since = self._snapshot.creating_containers_since
+            timeout_s = self._timing.container_creation_s
         limit_s = growing_timeout(timeout_s).wait_s(pod.attempt + 1)
         return pod.uid in since and self._now - since[pod.uid] >= limit_s
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from rekindle import names
 from rekindle.protocol import CONTROL_PORT
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.common import (
     TOLERATE_LOST_NODE,
@@ -34,7 +34,7 @@ from rekindle_operator.resources.task import CONTAINER as TASK
 from rekindle_operator.settings import PodDefaults
 
 REQUESTS = {"cpu": "50m", "memory": "160Mi"}
-COORDINATOR_REQUESTS = Amounts.parse(REQUESTS, pods=1)
+COORDINATOR_REQUESTS = ResourceAmounts.parse(REQUESTS, pods=1)
 
 
 def coordinator_pod(

@@ -236,11 +236,12 @@ def _not_with_other_replicas(view: TopologyView, slot: Slot) -> Manifest:
 def open_gate_patch(pod: PodView, node: str, now: float) -> list[Manifest]:
     """JSON patch. Its tests fail if the pod or its gate is another one than planned."""
     index = pod.gates.index(names.GATE)
+    affinity = required_node_affinity(pod.affinity or {}, node)
     return [
         {"op": "test", "path": "/metadata/uid", "value": pod.uid},
         {"op": "test", "path": f"/spec/schedulingGates/{index}/name", "value": names.GATE},
         {"op": "remove", "path": f"/spec/schedulingGates/{index}"},
-        {"op": "add", "path": "/spec/affinity", "value": pinned_affinity(pod.affinity or {}, node)},
+        {"op": "add", "path": "/spec/affinity", "value": affinity},
         {
             "op": "add",
             "path": "/metadata/annotations",
@@ -249,7 +250,7 @@ def open_gate_patch(pod: PodView, node: str, now: float) -> list[Manifest]:
     ]
 
 
-def pinned_affinity(affinity: Mapping[str, Any], node: str) -> Manifest:
+def required_node_affinity(affinity: Mapping[str, Any], node: str) -> Manifest:
     """Adds the node as a requirement to each term, since terms are ORed."""
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
     node_affinity = dict(affinity.get("nodeAffinity") or {})

@@ -18,7 +18,7 @@ from rekindle_operator.settings import Timing
 _MAX_AT_ONCE = 32  # probes in a tick
 
 
-def unreported_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+def nodes_with_late_reports(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
     """Nodes with pods of a topology whose report is late."""
     late = {uid for uid, at in snapshot.reports.items() if now - at >= timing.report_late_s}
     if not late:
@@ -29,10 +29,10 @@ def unreported_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozense
 def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) -> list[PodView]:
     """One of each node at intervals; at every tick those that no coordinator reports on, and those
     with an unanswered probe. `busy`: uids with a probe in flight."""
-    urgent = unreported_nodes(snapshot, now, timing)
+    urgent = nodes_with_late_reports(snapshot, now, timing)
     chosen: dict[str, PodView] = {}
     for pod in snapshot.pods:
-        if pod.node and pod.is_watched and pod.ready and pod.ip and not pod.terminating:
+        if pod.node and pod.is_managed and pod.ready and pod.ip and not pod.terminating:
             known = chosen.get(pod.node)
             if known is None or _preference(pod, snapshot) < _preference(known, snapshot):
                 chosen[pod.node] = pod
@@ -50,12 +50,12 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
     return due[:_MAX_AT_ONCE]
 
 
-def silent_unreported(
+def silent_with_late_reports(
     snapshot: Snapshot, silent_kubelets: Set[str], now: float, timing: Timing
 ) -> frozenset[str]:
     """Nodes whose kubelet and whose pod are silent."""
-    peers = {p.node for p in snapshot.pods if p.node and p.release}
-    suspects = (unreported_nodes(snapshot, now, timing) | peers) & silent_kubelets
+    peers = {p.node for p in snapshot.pods if p.node and p.helm_release}
+    suspects = (nodes_with_late_reports(snapshot, now, timing) | peers) & silent_kubelets
     if not suspects:
         return frozenset()
     last_response_at = _last_response_at(snapshot)

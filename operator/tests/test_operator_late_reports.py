@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rekindle_operator.cluster.amounts import Amounts
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import (
     Endpoint,
     NodeView,
@@ -19,8 +19,8 @@ from rekindle_operator.cluster.model import (
 )
 from rekindle_operator.probe import pod_responds
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
+from rekindle_operator.recovery.late_reports import pods_to_probe
 from rekindle_operator.recovery.losses import Loss, assess_nodes, loss_of_pod
-from rekindle_operator.recovery.unreported import pods_to_probe
 from rekindle_operator.settings import Timing
 
 NOW = 1_800_000_000.0
@@ -30,7 +30,7 @@ SILENT = ProbeResults(sent_at=NOW - 0.2, responded_at=NOW - 8.0, unanswered_sinc
 
 
 def node(name: str) -> NodeView:
-    amounts = Amounts.parse({"cpu": "4"})
+    amounts = ResourceAmounts.parse({"cpu": "4"})
     kubelet = Endpoint("127.0.0.1", 10250)
     return NodeView(name, name, 1, True, NOW - 600, False, (), {}, amounts, kubelet)
 
@@ -44,7 +44,7 @@ def pod(name: str, on: str) -> PodView:
         created_at=NOW - 600,
         phase="Running",
         node=on,
-        requests=Amounts.parse({"cpu": "1"}),
+        requests=ResourceAmounts.parse({"cpu": "1"}),
         ready=True,
         was_ready=True,
         owner_uid="t",
@@ -153,7 +153,7 @@ def test_a_pod_that_never_responded_is_probed_last() -> None:
 def peers_only(snapshot: Snapshot) -> Snapshot:
     """The same pods, as replicas of the operator; there is no topology."""
     peers = tuple(
-        replace(p, topology=None, role=None, owner_uid=None, release="rekindle")
+        replace(p, topology=None, role=None, owner_uid=None, helm_release="rekindle")
         for p in snapshot.pods
     )
     return replace(snapshot, topologies=(), reports={}, pods=peers)

@@ -14,19 +14,19 @@ from rekindle_operator.cluster.model import PodView
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class PhaseTime:
     phase: str
     at: float
 
 
-def stamp_phases(
-    before: Mapping[str, Stamp], pods: Iterable[PodView], now: float
-) -> Mapping[str, Stamp]:
-    """By uid, for those of these pods that have a node. Other stamps are dropped."""
-    stamps = {}
+def phase_times(
+    before: Mapping[str, PhaseTime], pods: Iterable[PodView], now: float
+) -> Mapping[str, PhaseTime]:
+    """By uid, for those of these pods that have a node. Other times are dropped."""
+    times = {}
     for pod in pods:
-        if pod.node is not None and (pod.role == ROLE_COORDINATOR or pod.release):
+        if pod.node is not None and (pod.role == ROLE_COORDINATOR or pod.helm_release):
             known = before.get(pod.uid)
             same = known is not None and known.phase == pod.phase
-            stamps[pod.uid] = known if known is not None and same else Stamp(pod.phase, now)
-    return stamps
+            times[pod.uid] = known if known is not None and same else PhaseTime(pod.phase, now)
+    return times
