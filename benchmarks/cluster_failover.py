@@ -92,7 +92,7 @@ def main() -> None:
 def _rows_of_single_losses() -> list[Row]:
     with (
         working_directory("bench") as directory,
-        EmbeddedCluster(directory, nodes=TASK_NODES, report=print) as cluster,
+        EmbeddedCluster(directory, nodes=TASK_NODES, on_progress=print) as cluster,
     ):
         for_tasks = list(cluster.nodes)
         cluster.control_plane.kubectl("cordon", *for_tasks)
@@ -126,7 +126,7 @@ def _rows_of_single_losses() -> list[Row]:
 def _rows_of_burst() -> list[Row]:
     with (
         working_directory("bench") as directory,
-        EmbeddedCluster(directory, nodes=BURST_NODES, report=print) as cluster,
+        EmbeddedCluster(directory, nodes=BURST_NODES, on_progress=print) as cluster,
     ):
         cluster.make_volume("rekindle")
         cluster.install()

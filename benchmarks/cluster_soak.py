@@ -33,7 +33,7 @@ def main() -> None:
     epochs = parser.parse_args().epochs
     with (
         working_directory("soak") as directory,
-        EmbeddedCluster(directory, nodes=5, report=print) as cluster,
+        EmbeddedCluster(directory, nodes=5, on_progress=print) as cluster,
     ):
         flights.prepare_input(cluster.shared / "input")
         cluster.make_volume("rekindle")

@@ -70,7 +70,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
     A test that stops parts of it creates its own.
     """
-    with ControlPlane(tmp_path_factory.mktemp("control-plane"), report=print) as running:
+    with ControlPlane(tmp_path_factory.mktemp("control-plane"), on_progress=print) as running:
         yield running
 
 

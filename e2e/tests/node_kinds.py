@@ -55,9 +55,11 @@ def make_cluster(
         case "existing":
             return ExistingCluster(directory, ExistingSettings.of(os.environ), print)
         case "kind":
-            return KindCluster(directory, KindSettings.of(os.environ), nodes=nodes, report=print)
+            return KindCluster(
+                directory, KindSettings.of(os.environ), nodes=nodes, on_progress=print
+            )
     return EmbeddedCluster(
-        directory, nodes=nodes, kind=ProcessNodes(), settings=settings, report=print
+        directory, nodes=nodes, kind=ProcessNodes(), settings=settings, on_progress=print
     )
 
 
@@ -90,7 +92,7 @@ def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
 @contextlib.contextmanager
 def flights_cluster(directory: Path, kind: NodeKind, **options: Any) -> Iterator[EmbeddedCluster]:
     """With Rekindle, the claim `rekindle` and the input of the flights example."""
-    with EmbeddedCluster(directory, kind=kind, report=print, **options) as cluster:
+    with EmbeddedCluster(directory, kind=kind, on_progress=print, **options) as cluster:
         prepare_flights(cluster)
         yield cluster
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(tmp_path_factory.mktemp("control-plane"), report=print) as running:
+    with ControlPlane(tmp_path_factory.mktemp("control-plane"), on_progress=print) as running:
         yield running
 
 

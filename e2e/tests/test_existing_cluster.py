@@ -46,7 +46,9 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def existing(volume: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     """Somebody's cluster, without Rekindle."""
-    with EmbeddedCluster(tmp_path_factory.mktemp("existing"), nodes=5, report=print) as cluster:
+    with EmbeddedCluster(
+        tmp_path_factory.mktemp("existing"), nodes=5, on_progress=print
+    ) as cluster:
         yield cluster
 
 

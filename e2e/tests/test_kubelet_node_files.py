@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle_testing.embedded.cache import acquire, no_report
+from rekindle_testing.embedded.cache import acquire
 from rekindle_testing.embedded.kubelet_node import files, mounts, removal
 from rekindle_testing.embedded.kubelet_node.addresses import (
     ALL,
@@ -42,6 +42,7 @@ from rekindle_testing.embedded.kubelet_node.state_file import (
     parse,
     to_line,
 )
+from rekindle_testing.progress import no_progress
 
 DATA = Path("/d")
 
@@ -243,7 +244,7 @@ def test_a_node_has_copies_of_databases_and_links_to_the_rest(tmp_path: Path) ->
         file = entry / "containerd" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    template = Template("overlayfs", acquire(entry, lambda _: pytest.fail("made"), no_report))
+    template = Template("overlayfs", acquire(entry, lambda _: pytest.fail("made"), no_progress))
     link(template, root)
     found = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
     assert found == {*written, f"{snapshots}/snapshots/1"}

@@ -62,7 +62,7 @@ def machine() -> None:
 
 @pytest.fixture(scope="module")
 def network(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeNetwork]:
-    with NodeNetwork(tmp_path_factory.mktemp("network"), report=print) as network:
+    with NodeNetwork(tmp_path_factory.mktemp("network"), on_progress=print) as network:
         yield network
 
 
@@ -71,7 +71,7 @@ def control_plane(
     network: NodeNetwork, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
     settings = Settings(api_address=network.host)
-    with ControlPlane(tmp_path_factory.mktemp("control"), settings, report=print) as running:
+    with ControlPlane(tmp_path_factory.mktemp("control"), settings, on_progress=print) as running:
         yield running
 
 
@@ -498,7 +498,7 @@ def test_a_killed_test_leaves_nothing_behind_the_next_up(
     with another_cluster(tmp_path, mode) as (process, facts):
         process.kill()
         process.wait()
-    with NodeNetwork(tmp_path / "next", report=print):
+    with NodeNetwork(tmp_path / "next", on_progress=print):
         records = [r for r in parse(facts["records"]) if "brief" in str(r)]
         assert removal.leftovers(records) == []
     assert left_of(facts) == []

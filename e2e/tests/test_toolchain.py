@@ -18,7 +18,6 @@ from rekindle_testing.embedded.cache import (
     cache_root,
     content_key,
     make_once,
-    no_report,
     prune,
 )
 from rekindle_testing.embedded.go_modules import (
@@ -45,6 +44,7 @@ from rekindle_testing.embedded.toolchain import (
     ensure_node,
     parse_minor,
 )
+from rekindle_testing.progress import no_progress
 
 # Of a module with both, the line that replaces it is the last one.
 _REQUIRED_OR_REPLACED = r"^(?:\t|replace )(\S+) (?:=> \S+ )?(v\S+)"
@@ -83,7 +83,7 @@ def test_an_entry_is_built_once(tmp_path: Path) -> None:
         (directory / "file").write_text("content")
 
     for _ in range(2):
-        entry = make_once(tmp_path / "cache" / "entry", make, no_report)
+        entry = make_once(tmp_path / "cache" / "entry", make, no_progress)
         assert (entry / "file").read_text() == "content"
     assert len(made) == 1
 
@@ -94,7 +94,7 @@ def test_an_entry_whose_build_failed_does_not_exist(tmp_path: Path) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        make_once(tmp_path / "entry", fail, no_report)
+        make_once(tmp_path / "entry", fail, no_progress)
     assert [path.name for path in tmp_path.iterdir()] == ["entry.lock"]
 
 
@@ -106,7 +106,7 @@ def test_a_second_build_waits_for_the_first(tmp_path: Path) -> None:
         in_making.set()
         assert waited.wait(10)
 
-    first = threading.Thread(target=make_once, args=(entry, make, no_report))
+    first = threading.Thread(target=make_once, args=(entry, make, no_progress))
     first.start()
     assert in_making.wait(10)
     assert make_once(entry, lambda directory: pytest.fail("twice"), lambda line: waited.set())
@@ -127,13 +127,13 @@ make_once(Path({str(entry)!r}), make, print)
     assert subprocess.run([sys.executable, "-c", script]).returncode < 0
     assert not entry.exists()
     assert len(list(tmp_path.glob(".entry-*"))) == 1
-    make_once(entry, lambda directory: (directory / "all").touch(), no_report)
+    make_once(entry, lambda directory: (directory / "all").touch(), no_progress)
     assert [path.name for path in entry.iterdir()] == ["all"]
     assert not list(tmp_path.glob(".entry-*"))
 
 
 def acquired(directory: Path, name: str, *, used_at_s: int) -> AcquiredEntry:
-    entry = acquire(directory / name, lambda scratch: None, no_report)
+    entry = acquire(directory / name, lambda scratch: None, no_progress)
     os.utime(directory / f"{name}.use", (used_at_s, used_at_s))
     return entry
 
@@ -148,7 +148,7 @@ def test_entries_that_were_used_last_are_kept(tmp_path: Path) -> None:
     (tmp_path / ".b-half").mkdir()
     prune(tmp_path, 2)
     assert entries(tmp_path) == {"a", "c"}
-    acquire(tmp_path / "c", lambda scratch: pytest.fail("twice"), no_report).release()
+    acquire(tmp_path / "c", lambda scratch: pytest.fail("twice"), no_progress).release()
     prune(tmp_path, 1)
     assert entries(tmp_path) == {"c"}
 
@@ -169,7 +169,7 @@ def test_an_entry_that_is_being_made_is_kept(tmp_path: Path) -> None:
         prune(tmp_path, 0)
         assert directory.is_dir()
 
-    acquire(tmp_path / "a", make, no_report).release()
+    acquire(tmp_path / "a", make, no_progress).release()
     assert entries(tmp_path) == {"a"}
 
 
@@ -209,7 +209,7 @@ def test_a_go_that_is_too_old_is_skipped(tmp_path: Path, monkeypatch: pytest.Mon
     new = program(tmp_path / "usual" / "go", "go version go1.99.0 linux/amd64")
     monkeypatch.setattr(go_modules, "_USUAL_GO", new)
     old = program(tmp_path / "old" / "go", "go version go1.20.1 linux/amd64")
-    found = go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", no_report)
+    found = go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", no_progress)
     assert found.program == new
 
 
@@ -223,7 +223,7 @@ def test_without_go_the_error_says_what_to_do(
     monkeypatch.setattr(go_modules, "_install_wheel", no_index)
     old = program(tmp_path / "old" / "go", "go version go1.20.1 linux/amd64")
     with pytest.raises(GoError, match=r"go1\.20\.1.*no network.*KUBEBUILDER_ASSETS"):
-        go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", no_report)
+        go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", no_progress)
 
 
 def test_a_requirement_is_found_in_both_forms() -> None:
@@ -270,13 +270,13 @@ def test_programs_of_a_node_are_built_alone(
 ) -> None:
     built = []
 
-    def build(binaries: Sequence[Binary], go: object, cache: Path, report: object) -> Path:
+    def build(binaries: Sequence[Binary], go: object, cache: Path, on_progress: object) -> Path:
         built.append([binary.name for binary in binaries])
         return cache / "built"
 
     monkeypatch.setattr(toolchain, "build", build)
     monkeypatch.setattr(toolchain, "find_go", lambda *_: None)
-    found = ensure_node(no_report, {"REKINDLE_CACHE": str(tmp_path)})
+    found = ensure_node(no_progress, {"REKINDLE_CACHE": str(tmp_path)})
     assert built == [["node", "pause"]]
     assert found.kube_proxy == tmp_path / "built/kube-proxy"
 
@@ -301,7 +301,7 @@ SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"
 
 def test_complete_assets_are_used_unchanged(tmp_path: Path) -> None:
     environment = assets(tmp_path, *SERVERS, "kubectl")
-    binaries = ensure_control_plane(no_report, environment)
+    binaries = ensure_control_plane(no_progress, environment)
     assert binaries.kube_controller_manager == tmp_path / "kube-controller-manager"
     assert binaries.kubectl == tmp_path / "kubectl"
 
@@ -309,23 +309,23 @@ def test_complete_assets_are_used_unchanged(tmp_path: Path) -> None:
 def test_a_kubectl_near_the_servers_version_is_used(tmp_path: Path) -> None:
     environment = assets(tmp_path / "assets", *SERVERS)
     kubectl = program(tmp_path / "assets/path/kubectl", "Client Version: v1.33.2-dispatcher")
-    assert ensure_control_plane(no_report, environment).kubectl == kubectl
+    assert ensure_control_plane(no_progress, environment).kubectl == kubectl
 
 
 def test_assets_too_old_for_the_controllers_built_here_are_refused(tmp_path: Path) -> None:
     environment = assets(tmp_path, "etcd", "kube-apiserver", version="v1.31.0")
     with pytest.raises(ToolchainError, match=r"kube-controller-manager, kube-scheduler.*1\.31"):
-        ensure_control_plane(no_report, environment)
+        ensure_control_plane(no_progress, environment)
 
 
 def test_assets_that_are_no_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="KUBEBUILDER_ASSETS"):
-        ensure_control_plane(no_report, {"KUBEBUILDER_ASSETS": str(tmp_path / "none")})
+        ensure_control_plane(no_progress, {"KUBEBUILDER_ASSETS": str(tmp_path / "none")})
 
 
 def test_a_helm_3_on_path_is_used(tmp_path: Path) -> None:
     helm = program(tmp_path / "helm", "v3.19.0+g3d8990f")
-    assert ensure_helm(no_report, {"PATH": f"{tmp_path}:/bin"}) == helm
+    assert ensure_helm(no_progress, {"PATH": f"{tmp_path}:/bin"}) == helm
 
 
 @pytest.mark.parametrize("version", ["v3.13.3+gc8b9489", "v4.0.1+g12500dd"])
@@ -334,7 +334,7 @@ def test_another_helm_is_not_used(
 ) -> None:
     program(tmp_path / "helm", version)
     monkeypatch.setattr(toolchain, "_ensure", lambda *_: {"helm": tmp_path / "pinned"})
-    assert ensure_helm(no_report, {"PATH": f"{tmp_path}:/bin"}) == tmp_path / "pinned"
+    assert ensure_helm(no_progress, {"PATH": f"{tmp_path}:/bin"}) == tmp_path / "pinned"
 
 
 def test_all_missing_programs_are_built_together(
@@ -342,19 +342,19 @@ def test_all_missing_programs_are_built_together(
 ) -> None:
     built = []
 
-    def build(binaries: Sequence[Binary], go: object, cache: Path, report: object) -> Path:
+    def build(binaries: Sequence[Binary], go: object, cache: Path, on_progress: object) -> Path:
         built.append([binary.name for binary in binaries])
         return cache / "built"
 
     monkeypatch.setattr(toolchain, "build", build)
     monkeypatch.setattr(toolchain, "find_go", lambda *_: None)
     environment = assets(tmp_path, "kube-apiserver", version=KUBERNETES.version())
-    binaries = ensure_control_plane(no_report, environment)
+    binaries = ensure_control_plane(no_progress, environment)
     assert built == [["kubernetes", "etcd"]]
     assert binaries.kube_apiserver == tmp_path / "kube-apiserver"
     assert binaries.etcd == tmp_path / "cache/built/etcd"
     nothing = {"REKINDLE_CACHE": str(tmp_path / "cache"), "PATH": "/nowhere"}
-    assert ensure_helm(no_report, nothing) == tmp_path / "cache/built/helm"
+    assert ensure_helm(no_progress, nothing) == tmp_path / "cache/built/helm"
     assert built[1:] == [["kubernetes", "etcd", "helm"]]
 
 

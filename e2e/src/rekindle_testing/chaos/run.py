@@ -30,6 +30,7 @@ from rekindle_testing.harness.log_keeper import LogKeeper
 from rekindle_testing.harness.nodes import NodeShape
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.paths import ROOT
+from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import DeadlineError, wait_for
 
 BUILD = ROOT / "build" / "chaos"
@@ -40,8 +41,6 @@ _START_S = 90  # of input, before the first round
 _ROUND_S = 60 + int(ADVANCE_WITHIN_S)  # of input, for each round
 _NO_STALE_LIVE = StaleLive("", 0.0, 0.0)
 _END_S = 20  # of input that must be left, or an advance would have to stop
-
-Report = Callable[[str], None]
 
 
 class RoundFailure(AssertionError):
@@ -81,7 +80,7 @@ class SeedResult:
 def run_seed(
     seed: int,
     rounds: int,
-    report: Report,
+    on_progress: OnProgress,
     *,
     faults: Sequence[Fault] = tuple(Fault),
     build: Path = BUILD,
@@ -91,13 +90,13 @@ def run_seed(
     evidence = build / str(seed)
     shutil.rmtree(evidence, ignore_errors=True)
     evidence.mkdir(parents=True)
-    report(str(plan))
+    on_progress(str(plan))
     with tempfile.TemporaryDirectory(prefix="rekindle-chaos-") as directory:
-        run = _Run(plan, Path(directory), report)
+        run = _Run(plan, Path(directory), on_progress)
         with run.started():
             failure = run.run_rounds()
             if failure:
-                report(f"seed {seed}: FAILED: {failure}")
+                on_progress(f"seed {seed}: FAILED: {failure}")
                 texts = {"plan.txt": str(plan), "failure.txt": failure, "steps.txt": run.steps}
                 keep_evidence(evidence, run.cluster, run.keeper, texts)
                 shutil.copytree(run.expected, evidence / "expected", dirs_exist_ok=True)
@@ -110,18 +109,18 @@ def run_seed(
 class _Run:
     """Everything of one seed while it runs."""
 
-    def __init__(self, plan: Plan, directory: Path, report: Report) -> None:
+    def __init__(self, plan: Plan, directory: Path, on_progress: OnProgress) -> None:
         self.plan = plan
         self.results: list[RoundResult] = []
         self.history = directory / "history.jsonl"
         self.expected = directory / "expected"
-        self._report = report
+        self._on_progress = on_progress
         self._log: list[str] = []
         self._input_s = _START_S + _ROUND_S * len(plan.rounds)
         self._documents = topologies.documents(self._input_s)
         # Room for two tasks on each, and for a coordinator and an operator.
         shape = NodeShape(cpu="1300m", memory="4Gi")
-        self.cluster = EmbeddedCluster(directory, nodes=NODES, shape=shape, report=report)
+        self.cluster = EmbeddedCluster(directory, nodes=NODES, shape=shape, on_progress=on_progress)
         self.keeper = LogKeeper(self.cluster.kind, self.cluster.node_directory, directory / "kept")
         self._references = {
             name: Reference(document, self.cluster.shared, self.expected / name)
@@ -289,7 +288,7 @@ class _Run:
         line = f"{time.strftime('%H:%M:%S')}  {text}"
         self._log.append(line)
         self._sampler.note(text)
-        self._report(line)
+        self._on_progress(line)
 
 
 def _rounded(seconds: float) -> float:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Interruption) -> None:
     runtime = runtime_directory()
-    with EmbeddedCluster(directory, nodes=nodes, report=_say) as cluster:
+    with EmbeddedCluster(directory, nodes=nodes, on_progress=_say) as cluster:
         _say("copying the example's input, 336,776 flights")
         flights.prepare_input(cluster.shared / "input")
         cluster.make_volume(_VOLUME)

@@ -26,7 +26,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rekindle-demo-") as directory:
         # Room for one task on each node, so that every node that returns brings back one.
         shape = NodeShape(cpu="800m", memory="2Gi")
-        cluster = EmbeddedCluster(Path(directory), nodes=9, shape=shape, report=screen.print)
+        cluster = EmbeddedCluster(Path(directory), nodes=9, shape=shape, on_progress=screen.print)
         scenario = Scenario(cluster, screen, build)
         with ThreadPoolExecutor(1) as pool:
             reference = pool.submit(scenario.execute_reference)

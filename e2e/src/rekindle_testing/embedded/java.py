@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, no_report
 from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.progress import OnProgress, no_progress
 
 SUITABLE = (17, 21)
 
@@ -25,12 +25,14 @@ class JavaError(EmbeddedError):
     """There is no suitable Java and none could be installed."""
 
 
-def ensure_java(report: Report = no_report, environment: Mapping[str, str] | None = None) -> Path:
+def ensure_java(
+    on_progress: OnProgress = no_progress, environment: Mapping[str, str] | None = None
+) -> Path:
     """JAVA_HOME of a Java 17 or 21; installs Debian's as root where there is none."""
     environment = os.environ if environment is None else environment
     found = find_java(environment)
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        _install(report)
+        _install(on_progress)
         found = find_java(environment)
     if found is None:
         raise JavaError(
@@ -68,13 +70,13 @@ def _homes(environment: Mapping[str, str], jvm_directory: Path) -> Iterator[Path
         yield from sorted(jvm_directory.iterdir())
 
 
-def _install(report: Report) -> None:
+def _install(on_progress: OnProgress) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     quiet = ["apt-get", "-qq", "-o", "Dpkg::Use-Pty=0"]
     subprocess.run([*quiet, "update"], env=environment, capture_output=True, timeout=600)
     for version in SUITABLE:
         package = f"openjdk-{version}-jre-headless"
-        report(f"installing {package}")
+        on_progress(f"installing {package}")
         install = [*quiet, "install", "-y", "--no-install-recommends", package]
         done = subprocess.run(install, env=environment, capture_output=True, timeout=1800)
         if done.returncode == 0:

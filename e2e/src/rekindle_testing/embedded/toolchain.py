@@ -18,10 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, cache_root, no_report
+from rekindle_testing.embedded.cache import cache_root
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.go_modules import NODE_MODULE, Binary, build, find_go
 from rekindle_testing.embedded.java import ensure_java
+from rekindle_testing.progress import OnProgress, no_progress
 
 __all__ = [
     "ControlPlaneBinaries",
@@ -102,31 +103,33 @@ class NodeBinaries:
 
 
 def ensure_control_plane(
-    report: Report = no_report, environment: Mapping[str, str] | None = None
+    on_progress: OnProgress = no_progress, environment: Mapping[str, str] | None = None
 ) -> ControlPlaneBinaries:
     """All programs of a control plane; builds for minutes when none are cached."""
-    programs = _ensure(os.environ if environment is None else environment, report)
+    programs = _ensure(os.environ if environment is None else environment, on_progress)
     names = (field.name for field in fields(ControlPlaneBinaries))
     return ControlPlaneBinaries(*(programs[name.replace("_", "-")] for name in names))
 
 
-def ensure_helm(report: Report = no_report, environment: Mapping[str, str] | None = None) -> Path:
+def ensure_helm(
+    on_progress: OnProgress = no_progress, environment: Mapping[str, str] | None = None
+) -> Path:
     """The helm on PATH if it is a version 3.14 or later, else the pinned one."""
     environment = os.environ if environment is None else environment
-    return (_suitable_helm(environment) or _ensure(environment, report))["helm"]
+    return (_suitable_helm(environment) or _ensure(environment, on_progress))["helm"]
 
 
 def ensure_node(
-    report: Report = no_report, environment: Mapping[str, str] | None = None
+    on_progress: OnProgress = no_progress, environment: Mapping[str, str] | None = None
 ) -> NodeBinaries:
     """The programs of a kubelet node; builds for minutes when none are cached."""
     environment = os.environ if environment is None else environment
     cache = cache_root(environment)
-    directory = build([NODE, PAUSE], find_go(environment, cache, report), cache, report)
+    directory = build([NODE, PAUSE], find_go(environment, cache, on_progress), cache, on_progress)
     return NodeBinaries(directory / "kubelet", directory / "kube-proxy", directory / "pause")
 
 
-def _ensure(environment: Mapping[str, str], report: Report) -> dict[str, Path]:
+def _ensure(environment: Mapping[str, str], on_progress: OnProgress) -> dict[str, Path]:
     """All programs, of which those that are not found are built, all at once."""
     found = _from_assets(environment) | _suitable_helm(environment)
     missing = [name for name in _SERVERS if name not in found]
@@ -138,7 +141,7 @@ def _ensure(environment: Mapping[str, str], report: Report) -> dict[str, Path]:
     if not wanted:
         return found
     cache = cache_root(environment)
-    directory = build(wanted, find_go(environment, cache, report), cache, report)
+    directory = build(wanted, find_go(environment, cache, on_progress), cache, on_progress)
     return {name: directory / name for b in wanted for name in b.programs} | found
 
 
@@ -206,16 +209,16 @@ def _output_of(*command: str) -> str:
 
 
 def main() -> int:
-    def report(line: str) -> None:
+    def on_progress(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     try:
         with ThreadPoolExecutor() as pool:
-            java = pool.submit(ensure_java, report)
-            binaries = ensure_control_plane(report)
+            java = pool.submit(ensure_java, on_progress)
+            binaries = ensure_control_plane(on_progress)
             for field in fields(binaries):
                 print(f"{field.name.replace('_', '-')}: {getattr(binaries, field.name)}")
-            print(f"helm: {ensure_helm(report)}")
+            print(f"helm: {ensure_helm(on_progress)}")
             print(f"java: {java.result()}")
     except EmbeddedError as error:
         print(f"error: {error}", file=sys.stderr)

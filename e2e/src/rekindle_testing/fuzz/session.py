@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, Seen, Wa
 from rekindle_testing.fuzz.generator import Case, edit, is_edited
 from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
 from rekindle_testing.harness.operator_process import Operator, install_crds, operator_kubeconfig
+from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import DeadlineError, wait_for
 
 _START_TIMEOUT_S = 60.0
@@ -305,9 +306,9 @@ def _is_decided(seen: Seen) -> bool:
 
 
 @contextlib.contextmanager
-def session(directory: Path, report: Callable[[str], None]) -> Iterator[Session]:
+def session(directory: Path, on_progress: OnProgress) -> Iterator[Session]:
     """A control plane of its own: no node joins it, so all pods stay pending."""
-    with ControlPlane(directory / "plane", report=report) as plane:
+    with ControlPlane(directory / "plane", on_progress=on_progress) as plane:
         install_crds(plane)
         plane.kubectl("create", "namespace", NAMESPACE)
         operator = Operator(operator_kubeconfig(plane), directory, "operator")

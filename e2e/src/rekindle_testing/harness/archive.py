@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from rekindle_testing.embedded.cache import cache_root
+from rekindle_testing.progress import OnProgress
 
 
-def ensure_cds_archive(java_home: Path, report: Callable[[str], None]) -> Path:
+def ensure_cds_archive(java_home: Path, on_progress: OnProgress) -> Path:
     """Path of the archive for this JDK and Spark; creates it (about 30 s) if there is none."""
-    report("looking for the AppCDS archive of Spark's JVM, or creating it")
+    on_progress("looking for the AppCDS archive of Spark's JVM, or creating it")
     # In its own process, with another JDK than this environment's.
     made = subprocess.run(
         [

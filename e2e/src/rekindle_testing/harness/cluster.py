@@ -19,7 +19,8 @@ from typing import Any
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.harness.installed import Cluster
-from rekindle_testing.harness.nodes import Node, NodeKind, NodeShape, ProcessNodes, Report
+from rekindle_testing.harness.nodes import Node, NodeKind, NodeShape, ProcessNodes
+from rekindle_testing.progress import OnProgress, no_progress
 
 NAMESPACE = "default"
 SYSTEM = "rekindle-system"
@@ -40,7 +41,7 @@ class EmbeddedCluster(Cluster):
         kind: NodeKind | None = None,
         shape: NodeShape | None = None,
         settings: Settings | None = None,
-        report: Report = lambda _: None,
+        on_progress: OnProgress = no_progress,
     ) -> None:
         self.directory = directory
         self.shared = directory / "shared"
@@ -49,7 +50,7 @@ class EmbeddedCluster(Cluster):
         self.nodes = {}
         self._node_count = nodes
         self._shape = shape or NodeShape()
-        self._report = report
+        self._on_progress = on_progress
         self._dead: list[Node] = []
         self._cleanup = contextlib.ExitStack()
         self._numbers = itertools.count(1)
@@ -62,14 +63,14 @@ class EmbeddedCluster(Cluster):
         self.kind.prepare_shared(self.shared)
         try:
             self._cleanup.callback(self.kind.stop)
-            self.kind.start(self.directory, self._report)
+            self.kind.start(self.directory, self._on_progress)
             settings = replace(self._settings, api_address=self.kind.api_address)
             self.control_plane = ControlPlane(self.directory / "control-plane", settings)
-            self._report("starting etcd, kube-apiserver, controller manager, scheduler")
+            self._on_progress("starting etcd, kube-apiserver, controller manager, scheduler")
             self._cleanup.callback(self.control_plane.stop)
             self.control_plane.start()
             self._connect()
-            self._report(f"starting {self._node_count} {self.kind.name} nodes")
+            self._on_progress(f"starting {self._node_count} {self.kind.name} nodes")
             started = [self.launch_node() for _ in range(self._node_count)]
             for namespace in (NAMESPACE, SYSTEM):
                 self.make_restricted(namespace)

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
@@ -21,6 +21,7 @@ from rekindle import names
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.toolchain import ensure_helm
 from rekindle_testing.paths import ROOT
+from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import wait_for
 
 MOUNT = "/var/lib/rekindle"
@@ -62,7 +63,7 @@ class Cluster(ABC):
     core: client.CoreV1Api
     custom: client.CustomObjectsApi
     coordination: client.CoordinationV1Api
-    _report: Callable[[str], None]
+    _on_progress: OnProgress
 
     def __enter__(self) -> Self:
         self.start()
@@ -165,7 +166,7 @@ class Cluster(ABC):
 
     def helm(self, verb: str, *arguments: str, timeout_s: float) -> None:
         command = [
-            *(str(ensure_helm(self._report)), verb, RELEASE, *arguments),
+            *(str(ensure_helm(self._on_progress)), verb, RELEASE, *arguments),
             *("--namespace", self.system, "--wait", "--timeout", f"{timeout_s:.0f}s"),
         ]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}

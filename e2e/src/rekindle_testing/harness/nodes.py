@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,8 +24,8 @@ from rekindle_testing.embedded.toolchain import ensure_java
 from rekindle_testing.harness.archive import ensure_cds_archive
 from rekindle_testing.harness.installed import ClusterNode
 from rekindle_testing.images.archives import ensure_archives
+from rekindle_testing.progress import OnProgress
 
-Report = Callable[[str], None]
 POD_USER = 10001
 """User and group of both images."""
 
@@ -73,7 +73,7 @@ class NodeKind(Protocol):
     def prepare_shared(self, directory: Path) -> None:
         """Let pods write to a directory of this machine."""
 
-    def start(self, directory: Path, report: Report) -> None: ...
+    def start(self, directory: Path, on_progress: OnProgress) -> None: ...
     def stop(self) -> None: ...
     def make(
         self, name: str, plane: ControlPlane, directory: Path, zone: str, shape: NodeShape
@@ -102,12 +102,12 @@ class ProcessNodes:
     def __init__(self) -> None:
         self._images: Mapping[str, Image] = {}
 
-    def start(self, directory: Path, report: Report) -> None:
-        java_home = ensure_java(report)
+    def start(self, directory: Path, on_progress: OnProgress) -> None:
+        java_home = ensure_java(on_progress)
         binaries = Path(sys.executable).parent
         environment = {
             "JAVA_HOME": str(java_home),
-            "REKINDLE_CDS_ARCHIVE": str(ensure_cds_archive(java_home, report)),
+            "REKINDLE_CDS_ARCHIVE": str(ensure_cds_archive(java_home, on_progress)),
             "PYTHONUNBUFFERED": "1",
         }
         path = (str(binaries), str(java_home / "bin"))
@@ -170,12 +170,12 @@ class KubeletNodes:
     def api_address(self) -> str:
         return self.network.host
 
-    def start(self, directory: Path, report: Report) -> None:
-        ensure_machine(report)
-        built = ensure_archives(report)
+    def start(self, directory: Path, on_progress: OnProgress) -> None:
+        ensure_machine(on_progress)
+        built = ensure_archives(on_progress)
         self.operator_image, self.pipelines_image = built["operator"].tag, built["pipelines"].tag
         self._archives = [archive.path for archive in built.values()]
-        network = NodeNetwork(directory / "network", report=report)
+        network = NodeNetwork(directory / "network", on_progress=on_progress)
         network.up()
         self._network = network
 

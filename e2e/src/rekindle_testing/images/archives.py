@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, content_key
+from rekindle_testing.embedded.cache import content_key
 from rekindle_testing.images.build import WORK, Builder, exclusive_lock, version
 from rekindle_testing.images.starts import IMAGES
 from rekindle_testing.paths import ROOT
+from rekindle_testing.progress import OnProgress
 
 _KEY_FILE = WORK / "archives.key"
 # Those of .dockerignore.
@@ -30,12 +31,12 @@ class ImageArchive:
     tag: str
 
 
-def ensure_archives(report: Report) -> dict[str, ImageArchive]:
+def ensure_archives(on_progress: OnProgress) -> dict[str, ImageArchive]:
     """By the name of the image; takes minutes if something has to be built."""
     with exclusive_lock():
         if not (_KEY_FILE.exists() and _KEY_FILE.read_text() == _key()):
             with recorded():
-                builder = Builder.here(report)
+                builder = Builder.here(on_progress)
                 for image in IMAGES:
                     builder.save(image, builder.build(image))
         paths = {image.name: WORK / f"{image.name}.tar" for image in IMAGES}

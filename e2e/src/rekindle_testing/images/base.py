@@ -11,11 +11,12 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, content_key, make_once
+from rekindle_testing.embedded.cache import content_key, make_once
 from rekindle_testing.images import programs
 from rekindle_testing.images.engines import IN_NAMESPACES
 from rekindle_testing.images.errors import ImageError
 from rekindle_testing.paths import ROOT
+from rekindle_testing.progress import OnProgress
 
 DIRECTORY = ROOT / "images" / "base"
 _NEEDED = {"debootstrap": "debootstrap", "unshare": "util-linux", "tar": "tar"}
@@ -67,7 +68,7 @@ def version() -> str:
     return content_key([*files, ("machine", platform.machine().encode())])
 
 
-def make_root(cache: Path, report: Report, log: Path) -> Path:
+def make_root(cache: Path, on_progress: OnProgress, log: Path) -> Path:
     """A directory with root.tar, made once."""
     entry = cache / "images" / f"base-{version()}"
     if entry.is_dir():
@@ -84,11 +85,11 @@ def make_root(cache: Path, report: Report, log: Path) -> Path:
             "this machine lacks: install them, or name a base that the engine has with BASE=..."
         )
     if missing:
-        programs.install([*missing, "debian-archive-keyring", "gpgv"], report, log)
-    report("no registry is reached: making the base image with debootstrap (once)")
+        programs.install([*missing, "debian-archive-keyring", "gpgv"], on_progress, log)
+    on_progress("no registry is reached: making the base image with debootstrap (once)")
 
     def make(directory: Path) -> None:
         command = [*IN_NAMESPACES, str(DIRECTORY / "make-root.sh"), str(directory)]
         programs.run_or_fail("debootstrap", command, log, timeout_s=_DEBOOTSTRAP_S)
 
-    return make_once(entry, make, report)
+    return make_once(entry, make, on_progress)

@@ -12,12 +12,13 @@ from typing import Self
 
 import yaml
 
-from rekindle_testing.embedded.cache import Report, cache_root
+from rekindle_testing.embedded.cache import cache_root
 from rekindle_testing.images import base, programs
 from rekindle_testing.images.engines import Engine, EngineKind, choose
 from rekindle_testing.images.errors import ImageError, NoEngine
 from rekindle_testing.images.starts import IMAGES, Image
 from rekindle_testing.paths import ROOT
+from rekindle_testing.progress import OnProgress
 
 WORK = ROOT / "build" / "images"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -30,9 +31,9 @@ _STORAGE_BYTES = 12_000_000_000
 class Builder:
     """An engine with what it needs to build this checkout's images."""
 
-    def __init__(self, engine: Engine, report: Report) -> None:
+    def __init__(self, engine: Engine, on_progress: OnProgress) -> None:
         self.engine = engine
-        self._report = report
+        self._on_progress = on_progress
         self._version = version()
         self._clear()
         self._base = base.choose(
@@ -43,18 +44,18 @@ class Builder:
         )
 
     @classmethod
-    def here(cls, report: Report) -> Self:
+    def here(cls, on_progress: OnProgress) -> Self:
         """With the engine of this machine."""
-        engine = find_engine(report)
-        report(f"building with {engine.kind}")
-        return cls(engine, report)
+        engine = find_engine(on_progress)
+        on_progress(f"building with {engine.kind}")
+        return cls(engine, on_progress)
 
     def build(self, image: Image) -> str:
         """Its tag."""
         tag = self.engine.tag(image.name, self._version)
         log = WORK / f"{image.name}.log"
         shown = log.relative_to(ROOT)
-        self._report(f"{tag}: building (the first time takes minutes), log in {shown}")
+        self._on_progress(f"{tag}: building (the first time takes minutes), log in {shown}")
         command = self.engine.build(
             tag,
             ROOT / "images" / image.name / "Dockerfile",
@@ -70,7 +71,7 @@ class Builder:
             timeout_s=_BUILD_S,
             environment={"TMPDIR": str(WORK / "tmp")} if is_buildah else None,
         )
-        self._report(f"{tag}: built in {done.seconds:.0f} s")
+        self._on_progress(f"{tag}: built in {done.seconds:.0f} s")
         return tag
 
     def save(self, image: Image, tag: str) -> Path:
@@ -78,7 +79,7 @@ class Builder:
         archive = WORK / f"{image.name}.tar"
         archive.unlink(missing_ok=True)
         self.run(self.engine.save(tag, archive))
-        self._report(f"{tag}: written to {archive.relative_to(ROOT)}")
+        self._on_progress(f"{tag}: written to {archive.relative_to(ROOT)}")
         return archive
 
     def run(self, command: Sequence[str]) -> str:
@@ -103,7 +104,7 @@ class Builder:
         (WORK / "tmp").mkdir(parents=True)
         if _size(self.engine.storage) > _STORAGE_BYTES:
             shown = self.engine.storage.relative_to(ROOT)
-            self._report(f"emptying {shown}: it has more than 12 GB of old layers")
+            self._on_progress(f"emptying {shown}: it has more than 12 GB of old layers")
             shutil.rmtree(self.engine.storage)
         self.run(self.engine.buildah("rm", "--all"))
 
@@ -113,13 +114,13 @@ class Builder:
         there = programs.run(self.prepared(self.engine.inspect(tag)), timeout_s=_COMMAND_S)
         if there.exit_code == 0:
             return tag
-        context = base.make_root(cache_root(os.environ), self._report, WORK / "base.log")
+        context = base.make_root(cache_root(os.environ), self._on_progress, WORK / "base.log")
         command = self.prepared(self.engine.build(tag, base.DIRECTORY / "Dockerfile", context))
         programs.run_or_fail("the base image", command, WORK / "base-image.log", timeout_s=_BUILD_S)
         return tag
 
 
-def find_engine(report: Report) -> Engine:
+def find_engine(on_progress: OnProgress) -> Engine:
     """ENGINE, or else the first that works; it installs buildah where none does, as root on Debian.
     Raises NoEngine."""
 
@@ -129,7 +130,7 @@ def find_engine(report: Report) -> Engine:
 
     kind = choose(os.environ, works)
     if kind is None and programs.can_install():
-        programs.install(["buildah"], report, WORK / "install.log")
+        programs.install(["buildah"], on_progress, WORK / "install.log")
         kind = choose(os.environ, works)
     if kind is None:
         raise NoEngine(

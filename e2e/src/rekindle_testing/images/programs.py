@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from rekindle_testing.embedded.cache import Report
 from rekindle_testing.embedded.process_node import syscalls
 from rekindle_testing.images.errors import ImageError
+from rekindle_testing.progress import OnProgress
 
 _GRACE_S = 5.0
 
@@ -101,9 +101,9 @@ def can_install() -> bool:
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
-def install(packages: Sequence[str], report: Report, log: Path) -> None:
+def install(packages: Sequence[str], on_progress: OnProgress, log: Path) -> None:
     """With apt-get, as root."""
-    report(f"installing {', '.join(packages)}")
+    on_progress(f"installing {', '.join(packages)}")
     quiet = ["apt-get", "-qq", "-o", "Dpkg::Use-Pty=0"]
     environment = {"DEBIAN_FRONTEND": "noninteractive"}
     run([*quiet, "update"], timeout_s=600, environment=environment)

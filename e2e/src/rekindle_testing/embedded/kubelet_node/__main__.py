@@ -13,34 +13,34 @@ from rekindle_testing.embedded.toolchain import ensure_control_plane, ensure_nod
 
 def prepare() -> None:
     try:
-        ensure_machine(_report)
+        ensure_machine(_print_line)
     except KubeletNodesUnsupported as error:
         # No failure: the tests are skipped for the same reason.
-        _report(f"nothing is prepared: {error}")
+        _print_line(f"nothing is prepared: {error}")
         return
-    ensure_control_plane(_report)
-    ensure_node(_report)
-    ensure_busybox(_report)
+    ensure_control_plane(_print_line)
+    ensure_node(_print_line)
+    ensure_busybox(_print_line)
 
 
 def clean() -> None:
-    sweep(report=_report)
+    sweep(on_progress=_print_line)
 
 
 def main() -> int:
     commands = {"prepare": prepare, "clean": clean}
     if len(sys.argv) != 2 or sys.argv[1] not in commands:
-        _report(f"usage: python -m {__package__} {'|'.join(commands)}")
+        _print_line(f"usage: python -m {__package__} {'|'.join(commands)}")
         return 2
     try:
         commands[sys.argv[1]]()
     except EmbeddedError as error:
-        _report(f"error: {error}")
+        _print_line(f"error: {error}")
         return 1
     return 0
 
 
-def _report(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -106,10 +106,10 @@ class KubeletNode:
 
     def start(self) -> None:
         """Return at once, unless images are to be unpacked; `wait_ready` waits."""
-        report = self._network.report
-        binaries = self._binaries or ensure_node(report)
+        on_progress = self._network.on_progress
+        binaries = self._binaries or ensure_node(on_progress)
         self._template = template = image_store.acquire_template(
-            self._archives, binaries.pause, self.data, report
+            self._archives, binaries.pause, self.data, on_progress
         )
         self._network.state.record(Cgroup(self._cgroup), Directory(str(self.data)))
         self.logs.mkdir(parents=True)

@@ -17,21 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import (
-    AcquiredEntry,
-    Report,
-    acquire,
-    cache_root,
-    content_key,
-    no_report,
-    prune,
-)
+from rekindle_testing.embedded.cache import AcquiredEntry, acquire, cache_root, content_key, prune
 from rekindle_testing.embedded.kubelet_node import commands, files, mounts
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import identity
 from rekindle_testing.embedded.kubelet_node.images import pause_archive
 from rekindle_testing.embedded.kubelet_node.network import await_in, child_of
 from rekindle_testing.embedded.processes import Process, Supervisor
+from rekindle_testing.progress import OnProgress, no_progress
 
 KEPT = 3
 """Templates in the cache, besides those in use. One has every image twice: in the layers of its
@@ -65,7 +58,7 @@ class Template:
 
 
 def acquire_template(
-    archives: Sequence[Path], pause: Path, data: Path, report: Report = no_report
+    archives: Sequence[Path], pause: Path, data: Path, on_progress: OnProgress = no_progress
 ) -> Template:
     """One with these images, and with that of every pod's sandbox, for a node whose data are in
     this directory; made if there is none."""
@@ -85,14 +78,14 @@ def acquire_template(
     def make(scratch: Path) -> None:
         prune(directory, KEPT - 1)
         names = ", ".join(archive.name for archive in archives) or "no archives"
-        report(f"unpacking the images of kubelet nodes, once: {names}")
+        on_progress(f"unpacking the images of kubelet nodes, once: {names}")
         pause_tar = scratch / "pause.tar"
         pause_tar.write_bytes(sandbox)
         _unpack([pause_tar, *archives], scratch, snapshotter)
         if _contents(archives) != contents:
             raise KubeletNodeError(f"image archives were replaced while they were read: {names}")
 
-    return Template(snapshotter, acquire(directory / key, make, report))
+    return Template(snapshotter, acquire(directory / key, make, on_progress))
 
 
 def link(template: Template, root: Path) -> None:

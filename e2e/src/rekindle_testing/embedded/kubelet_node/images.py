@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, cache_root, content_key, make_once, no_report
+from rekindle_testing.embedded.cache import cache_root, content_key, make_once
 from rekindle_testing.embedded.kubelet_node import packages
 from rekindle_testing.embedded.kubelet_node.files import PAUSE_IMAGE
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
+from rekindle_testing.progress import OnProgress, no_progress
 
 BUSYBOX_IMAGE = "docker.io/rekindle/busybox:dev"
 
@@ -24,16 +25,16 @@ def pause_archive(program: Path) -> bytes:
     return archive(PAUSE_IMAGE, {"pause": program.read_bytes()}, ["/pause"])
 
 
-def ensure_busybox(report: Report = no_report) -> Path:
+def ensure_busybox(on_progress: OnProgress = no_progress) -> Path:
     """A docker-archive of BUSYBOX_IMAGE: a shell, a server, a client."""
     key = content_key([("applets", " ".join(_APPLETS).encode())])
     entry = cache_root(os.environ) / "images" / f"{_BUSYBOX}-{key}"
-    made = make_once(entry, lambda directory: _make_busybox(directory, report), report)
+    made = make_once(entry, lambda directory: _make_busybox(directory, on_progress), on_progress)
     return made / "image.tar"
 
 
-def _make_busybox(directory: Path, report: Report) -> None:
-    report(f"taking {_BUSYBOX} from Debian")
+def _make_busybox(directory: Path, on_progress: OnProgress) -> None:
+    on_progress(f"taking {_BUSYBOX} from Debian")
     files = directory / "files"
     files.mkdir()
     packages.download(_BUSYBOX, files)

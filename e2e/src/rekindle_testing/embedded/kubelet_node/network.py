@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, no_report
 from rekindle_testing.embedded.kubelet_node import cgroups, commands, removal
 from rekindle_testing.embedded.kubelet_node.addresses import (
     NODES,
@@ -32,6 +31,7 @@ from rekindle_testing.embedded.kubelet_node.state_file import (
     StateFile,
 )
 from rekindle_testing.embedded.processes import Process, Supervisor
+from rekindle_testing.progress import OnProgress, no_progress
 
 _POLL_S = 0.02
 _TIMEOUT_S = 10.0
@@ -53,10 +53,10 @@ class NodeNetwork:
         directory: Path,
         *,
         state_directory: Path = STATE_DIRECTORY,
-        report: Report = no_report,
+        on_progress: OnProgress = no_progress,
     ) -> None:
         self._state_directory = state_directory
-        self.report = report
+        self.on_progress = on_progress
         self._directory = directory.absolute()
         self.supervisor = Supervisor(self._directory / "logs")
         self._state: StateFile | None = None
@@ -98,7 +98,7 @@ class NodeNetwork:
         return f"rekindle-kubelet-{self.addresses.index}"
 
     def up(self) -> None:
-        removal.sweep(self._state_directory, self.report)
+        removal.sweep(self._state_directory, self.on_progress)
         self._state, self._cluster = self._claim()
         try:
             self._make()

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, no_report
 from rekindle_testing.embedded.kubelet_node import cgroups, commands
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.files import CNI_PLUGINS
+from rekindle_testing.progress import OnProgress, no_progress
 
 # A program of each package, by which it is found.
 PACKAGES = {
@@ -29,7 +29,7 @@ PACKAGES = {
 _QUIET = ("apt-get", "-qq", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=300")
 
 
-def ensure_machine(report: Report = no_report) -> None:
+def ensure_machine(on_progress: OnProgress = no_progress) -> None:
     """Raises KubeletNodesUnsupported, with the reason, where there can be no kubelet nodes; as
     root on Debian it installs what is missing."""
     if not sys.platform.startswith("linux"):
@@ -37,7 +37,7 @@ def ensure_machine(report: Report = no_report) -> None:
     if os.geteuid() != 0:
         raise KubeletNodesUnsupported("kubelet nodes need root: they make namespaces and cgroups")
     if packages := missing(_is_there):
-        _install(packages, report)
+        _install(packages, on_progress)
     try:
         commands.run(["unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "true"])
     except KubeletNodeError as error:
@@ -68,14 +68,14 @@ def download(package: str, directory: Path) -> None:
     archive.unlink()
 
 
-def _install(packages: Sequence[str], report: Report) -> None:
+def _install(packages: Sequence[str], on_progress: OnProgress) -> None:
     names = " ".join(packages)
     if shutil.which("apt-get") is None:
         raise KubeletNodesUnsupported(
             f"kubelet nodes need what Debian has in the packages {names}, and there is no apt-get "
             "to install them: install your system's"
         )
-    report(f"installing {names}")
+    on_progress(f"installing {names}")
     here = Path("/")
     _apt(["update"], here)
     done = _apt(["install", "-y", "--no-install-recommends", *packages], here)

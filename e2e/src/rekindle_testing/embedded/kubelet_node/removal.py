@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import Report, no_report
 from rekindle_testing.embedded.kubelet_node import cgroups, commands, mounts
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.state_file import (
@@ -22,28 +21,29 @@ from rekindle_testing.embedded.kubelet_node.state_file import (
     StateFile,
 )
 from rekindle_testing.embedded.process_node import syscalls
+from rekindle_testing.progress import OnProgress, no_progress
 
 _TIMEOUT_S = 20.0
 _POLL_S = 0.02
 
 
-def sweep(directory: Path = STATE_DIRECTORY, report: Report = no_report) -> None:
+def sweep(directory: Path = STATE_DIRECTORY, on_progress: OnProgress = no_progress) -> None:
     """Remove what processes have left that ended without doing so."""
     for path in sorted(directory.glob("*.jsonl")):
         state = StateFile.claim(path)
         if state is None:
             continue
         with contextlib.closing(state):
-            remove_all(state, report)
+            remove_all(state, on_progress)
 
 
-def remove_all(state: StateFile, report: Report = no_report) -> None:
+def remove_all(state: StateFile, on_progress: OnProgress = no_progress) -> None:
     """Remove what a file that is claimed names, and empty the file."""
     records = state.records()
     if not records:
         return
     if present := leftovers(records):
-        report(f"removing {len(present)} leftovers of kubelet nodes named by {state.path}")
+        on_progress(f"removing {len(present)} leftovers of kubelet nodes named by {state.path}")
     remove(records)
     if present := leftovers(records):
         raise KubeletNodeError(

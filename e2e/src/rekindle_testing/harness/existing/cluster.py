@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from rekindle_testing.harness.existing.nodes import NO_MACHINES, ExistingNode
 from rekindle_testing.harness.existing.settings import Settings
 from rekindle_testing.harness.existing.transfer import Volume
 from rekindle_testing.harness.installed import CHART, Cluster, Unsupported
+from rekindle_testing.progress import OnProgress, no_progress
 from rekindle_testing.waiting import wait_for
 
 _OPERATOR = "app.kubernetes.io/name=rekindle-operator"
@@ -45,13 +45,13 @@ class ExistingCluster(Cluster):
     nodes: dict[str, ExistingNode]
 
     def __init__(
-        self, directory: Path, settings: Settings, report: Callable[[str], None] = lambda _: None
+        self, directory: Path, settings: Settings, on_progress: OnProgress = no_progress
     ) -> None:
         self.directory = directory
         self.shared = directory / "copy-of-volume"
         self.nodes = {}
         self._settings = settings
-        self._report = report
+        self._on_progress = on_progress
         self._run = RunNames(secrets.token_hex(3))
         self.namespace, self.system = self._run.namespace, self._run.system
         self._volume: Volume | None = None
@@ -97,13 +97,13 @@ class ExistingCluster(Cluster):
         self.kubectl("config", "set-context", "--current", f"--namespace={self.namespace}")
         context = self.kubectl("config", "current-context").strip()
         server = self.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
-        self._report(f"existing cluster {context} at {server}, namespace {self.namespace}")
+        self._on_progress(f"existing cluster {context} at {server}, namespace {self.namespace}")
 
     def _remove_earlier(self) -> None:
         for earlier in leftovers.earlier_runs(self.kubectl):
             leftovers.refuse_if_alive(self.kubectl, earlier, _now)
-            self._report(f"removing what an earlier run left: {earlier.id}")
-            leftovers.remove(self.kubectl, self._programs.helm, earlier, self._report)
+            self._on_progress(f"removing what an earlier run left: {earlier.id}")
+            leftovers.remove(self.kubectl, self._programs.helm, earlier, self._on_progress)
 
     def _remove(self) -> None:
         if self._volume is not None:
@@ -112,8 +112,8 @@ class ExistingCluster(Cluster):
                 self._delete_topologies()
                 self._volume.clear()
             except Exception as error:  # all else is still removed
-                self._report(f"files may be left on the volume: {error}")
-        leftovers.remove(self.kubectl, self._programs.helm, self._run, self._report)
+                self._on_progress(f"files may be left on the volume: {error}")
+        leftovers.remove(self.kubectl, self._programs.helm, self._run, self._on_progress)
 
     def _delete_topologies(self) -> None:
         self.kubectl("delete", CRD, "--all", "-n", self.namespace, timeout_s=120)

@@ -20,6 +20,7 @@ from rekindle import names
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness.cluster_programs import Refused
 from rekindle_testing.harness.installed import RELEASE
+from rekindle_testing.progress import OnProgress
 
 LABEL_RUN = "harness.rekindle.dev/run"
 CRD = f"{names.PLURAL}.{names.GROUP}"
@@ -29,7 +30,6 @@ _ALIVE_S = 60.0
 _CLUSTER_KINDS = "clusterroles,clusterrolebindings,priorityclasses"
 _OF_RELEASE = "meta.helm.sh/release-namespace"
 
-Report = Callable[[str], None]
 Clock = Callable[[], datetime]
 
 
@@ -129,35 +129,35 @@ def refuse_if_alive(kubectl: Kubectl, run: RunNames, now: Clock) -> None:
         )
 
 
-def remove(kubectl: Kubectl, helm: Helm, run: RunNames, report: Report) -> None:
+def remove(kubectl: Kubectl, helm: Helm, run: RunNames, on_progress: OnProgress) -> None:
     """Can be repeated and interrupted. Topologies and the release go before their namespaces,
     since the name of the release's namespace is how its other objects are found."""
     for node in items(kubectl, "nodes", "-l", f"{LABEL_RUN}={run.id}"):
-        report(f"uncordoning {node['metadata']['name']}")
+        on_progress(f"uncordoning {node['metadata']['name']}")
         kubectl("uncordon", node["metadata"]["name"])
         kubectl("label", "node", node["metadata"]["name"], f"{LABEL_RUN}-")
     if kubectl("get", "crd", CRD, "--ignore-not-found", "-o", "name"):
         kubectl("delete", CRD, "--all", "-n", run.namespace, timeout_s=120)
     if RELEASE in helm("list", "--all", "--short", "--namespace", run.system).split():
-        report(f"uninstalling the release in {run.system}")
+        on_progress(f"uninstalling the release in {run.system}")
         options = ("--namespace", run.system, "--wait", "--timeout", "90s")
         helm("uninstall", RELEASE, *options, timeout_s=120)
     for item in items(kubectl, _CLUSTER_KINDS):
         if item["metadata"].get("annotations", {}).get(_OF_RELEASE) == run.system:
             kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found")
-    report(f"deleting the namespaces {run.namespace} and {run.system}")
+    on_progress(f"deleting the namespaces {run.namespace} and {run.system}")
     namespaces = (run.namespace, run.system)
     kubectl("delete", "namespace", *namespaces, "--ignore-not-found", timeout_s=300)
-    _remove_crd(kubectl, run, report)
+    _remove_crd(kubectl, run, on_progress)
 
 
-def _remove_crd(kubectl: Kubectl, run: RunNames, report: Report) -> None:
+def _remove_crd(kubectl: Kubectl, run: RunNames, on_progress: OnProgress) -> None:
     """Only if the run installed it; deleting it would delete all topologies."""
     if not kubectl("get", "crd", "-l", f"{LABEL_RUN}={run.id}", "-o", "name"):
         return
     others = {i["metadata"]["namespace"] for i in items(kubectl, CRD, "--all-namespaces")}
     if others:
         kubectl("label", "crd", CRD, f"{LABEL_RUN}-")
-        report(f"the CRD stays: there are topologies in {', '.join(sorted(others))}")
+        on_progress(f"the CRD stays: there are topologies in {', '.join(sorted(others))}")
     else:
         kubectl("delete", "crd", CRD, "--ignore-not-found", timeout_s=120)

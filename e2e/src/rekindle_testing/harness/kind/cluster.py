@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rekindle_testing.harness.kind.nodes import KindNode, docker
 from rekindle_testing.harness.kind.settings import Settings
 from rekindle_testing.harness.nodes import POD_USER
 from rekindle_testing.images.archives import ensure_archives
+from rekindle_testing.progress import OnProgress, no_progress
 from rekindle_testing.waiting import wait_for
 
 NAME = "rekindle-e2e"
@@ -44,14 +45,14 @@ class KindCluster(Cluster):
         settings: Settings,
         *,
         nodes: int = 5,
-        report: Callable[[str], None] = lambda _: None,
+        on_progress: OnProgress = no_progress,
     ) -> None:
         self.directory = directory
         self.shared = directory / "shared"
         self.nodes = {}
         self._settings = settings
         self._node_count = nodes
-        self._report = report
+        self._on_progress = on_progress
         self._dead: list[KindNode] = []
         self._images = settings.images
         self._cleanup = contextlib.ExitStack()
@@ -64,7 +65,7 @@ class KindCluster(Cluster):
         try:
             self._cleanup.enter_context(_exclusive_lock())
             if NAME in _kind("get", "clusters").split():
-                self._report("deleting the kind cluster that an earlier run has left")
+                self._on_progress("deleting the kind cluster that an earlier run has left")
                 _kind("delete", "cluster", "--name", NAME, timeout_s=_CREATE_S)
             self._create()
             self._connect()
@@ -86,7 +87,7 @@ class KindCluster(Cluster):
             self.shared.chmod(0o777)
         path = self.directory / "kind.json"
         path.write_text(json.dumps(configuration(self._node_count, self.shared)))
-        self._report(f"kind creates {NAME} with {self._node_count} workers")
+        self._on_progress(f"kind creates {NAME} with {self._node_count} workers")
         self._cleanup.callback(_kind, "delete", "cluster", "--name", NAME, timeout_s=_CREATE_S)
         image = ("--image", self._settings.node_image) if self._settings.node_image else ()
         files = ("--config", str(path), "--kubeconfig", str(self.kubeconfig))
@@ -96,7 +97,7 @@ class KindCluster(Cluster):
     def _load_images(self) -> None:
         """Built ones by their archives; given ones from Docker, or the nodes pull them."""
         if self._images is None:
-            built = ensure_archives(self._report)
+            built = ensure_archives(self._on_progress)
             self._images = (built["operator"].tag, built["pipelines"].tag)
             for archive in built.values():
                 load = ("load", "image-archive", str(archive.path))
