@@ -13,29 +13,31 @@ from node_kinds import flights_cluster, kubelet_nodes, storms
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
-from rekindle_testing.images.build import find_engine
-from rekindle_testing.images.errors import NoEngine
+from rekindle_testing.images.build import find_container_engine
+from rekindle_testing.images.errors import NoContainerEngine
 from rekindle_testing.paths import ROOT
 
 pytestmark = [pytest.mark.smoke, pytest.mark.kubelet, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
-def engine() -> None:
+def container_engine() -> None:
     try:
-        find_engine(print)
-    except NoEngine as error:
+        find_container_engine(print)
+    except NoContainerEngine as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
-def cluster(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+def cluster(
+    container_engine: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedCluster]:
     directory = tmp_path_factory.mktemp("smoke")
     with flights_cluster(directory, kubelet_nodes(), nodes=3) as cluster:
         yield cluster
 
 
-def test_both_images_are_built_and_start(engine: None) -> None:
+def test_both_images_are_built_and_start(container_engine: None) -> None:
     command = [sys.executable, "-m", "rekindle_testing.images"]
     environment = {**os.environ, "ARCHIVES": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -15,7 +15,7 @@ import yaml
 from rekindle_testing.embedded.cache import cache_root
 from rekindle_testing.images import base, programs
 from rekindle_testing.images.engines import Engine, EngineKind, choose
-from rekindle_testing.images.errors import ImageError, NoEngine
+from rekindle_testing.images.errors import ImageError, NoContainerEngine
 from rekindle_testing.images.starts import IMAGES, Image
 from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
@@ -46,7 +46,7 @@ class Builder:
     @classmethod
     def here(cls, on_progress: OnProgress) -> Self:
         """With the engine of this machine."""
-        engine = find_engine(on_progress)
+        engine = find_container_engine(on_progress)
         on_progress(f"building with {engine.kind}")
         return cls(engine, on_progress)
 
@@ -120,9 +120,9 @@ class Builder:
         return tag
 
 
-def find_engine(on_progress: OnProgress) -> Engine:
+def find_container_engine(on_progress: OnProgress) -> Engine:
     """ENGINE, or else the first that works; it installs buildah where none does, as root on Debian.
-    Raises NoEngine."""
+    Raises NoContainerEngine."""
 
     def works(kind: EngineKind) -> bool:
         usable = kind is not EngineKind.BUILDAH or os.geteuid() == 0
@@ -133,7 +133,7 @@ def find_engine(on_progress: OnProgress) -> Engine:
         programs.install(["buildah"], on_progress, WORK / "install.log")
         kind = choose(os.environ, works)
     if kind is None:
-        raise NoEngine(
+        raise NoContainerEngine(
             "neither Docker nor podman works here, nor buildah as root. Start or install one "
             "of them; as root on Debian or Ubuntu, `make images` installs buildah itself"
         )

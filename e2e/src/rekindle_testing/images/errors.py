@@ -5,5 +5,5 @@ class ImageError(Exception):
     """The message says what failed and what to do."""
 
 
-class NoEngine(ImageError):
+class NoContainerEngine(ImageError):
     """Nothing on this machine can build images."""
