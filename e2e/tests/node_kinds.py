@@ -16,8 +16,8 @@ from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupporte
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.existing.cluster import ExistingCluster
-from rekindle_testing.harness.existing.settings import Settings as ExistingSettings
+from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
+from rekindle_testing.harness.existing_cluster.settings import Settings as ExistingSettings
 from rekindle_testing.harness.installed import Cluster
 from rekindle_testing.harness.kind.cluster import KindCluster
 from rekindle_testing.harness.kind.settings import Settings as KindSettings

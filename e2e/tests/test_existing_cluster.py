@@ -17,9 +17,9 @@ import pytest
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.cluster_programs import Refused
-from rekindle_testing.harness.existing.cluster import ExistingCluster
-from rekindle_testing.harness.existing.leftovers import LEASE
-from rekindle_testing.harness.existing.settings import Settings
+from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
+from rekindle_testing.harness.existing_cluster.leftovers import LEASE
+from rekindle_testing.harness.existing_cluster.settings import Settings
 from rekindle_testing.harness.nodes import ProcessNodes
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
@@ -147,8 +147,8 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
 _RUN_AND_WAIT = """
 import os, sys, time
 from pathlib import Path
-from rekindle_testing.harness.existing.cluster import ExistingCluster
-from rekindle_testing.harness.existing.settings import Settings
+from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
+from rekindle_testing.harness.existing_cluster.settings import Settings
 cluster = ExistingCluster(Path(sys.argv[1]), Settings.of(os.environ), lambda _: None)
 cluster.start()
 cluster.make_volume("rekindle")

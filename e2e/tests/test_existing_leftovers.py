@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rekindle_testing.harness.cluster_programs import Refused
-from rekindle_testing.harness.existing import leftovers
-from rekindle_testing.harness.existing.cluster import with_fs_group
-from rekindle_testing.harness.existing.leftovers import LABEL_RUN, RunNames
-from rekindle_testing.harness.existing.settings import Settings
+from rekindle_testing.harness.existing_cluster import leftovers
+from rekindle_testing.harness.existing_cluster.cluster import with_fs_group
+from rekindle_testing.harness.existing_cluster.leftovers import LABEL_RUN, RunNames
+from rekindle_testing.harness.existing_cluster.settings import Settings
 from rekindle_testing.harness.installed import image_values
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rekindle_testing.harness.cluster_programs import Refused
-from rekindle_testing.harness.existing.cluster import ExistingCluster
-from rekindle_testing.harness.existing.leftovers import CRD
-from rekindle_testing.harness.existing.settings import Settings
+from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
+from rekindle_testing.harness.existing_cluster.leftovers import CRD
+from rekindle_testing.harness.existing_cluster.settings import Settings
 
 SETTINGS = Settings("/home/someone/config", "operator:1", "pipelines:1", "nfs")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rekindle_testing.harness.existing import in_pod, transfer
-from rekindle_testing.harness.existing.transfer import TransferError, Volume, pod_manifest
+from rekindle_testing.harness.existing_cluster import in_pod, transfer
+from rekindle_testing.harness.existing_cluster.transfer import TransferError, Volume, pod_manifest
 
 
 class Core:
@@ -38,14 +38,14 @@ class Core:
     def create_namespaced_pod(self, namespace: str, body: dict[str, Any]) -> None:
         name = body["metadata"]["name"]
         self.created.append(name)
-        chunks = self.scratch / name
-        chunks.mkdir()
+        parts = self.scratch / name
+        parts.mkdir()
         for volume in body["spec"]["volumes"]:
             for source in volume.get("projected", {}).get("sources", ()):
                 key = source["configMap"]["name"]
-                (chunks / key).write_bytes(self.maps[key])
+                (parts / key).write_bytes(self.maps[key])
         _, _, program, _, _, *words = body["spec"]["containers"][0]["args"]
-        command = [sys.executable, "-c", program, str(self.root), str(chunks), *words]
+        command = [sys.executable, "-c", program, str(self.root), str(parts), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.logs[name] = done.stderr + done.stdout
         self.phases[name] = "Failed" if done.returncode else "Succeeded"
@@ -77,7 +77,7 @@ def _write(path: Path, content: bytes) -> None:
 def test_a_folder_arrives_in_several_config_maps(
     core: Core, volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "_CHUNK_BYTES", 50)
+    monkeypatch.setattr(transfer, "_MAP_PART_BYTES", 50)
     _write(tmp_path / "local/input/a.csv", bytes(range(256)) * 4)
     _write(tmp_path / "local/input/deep/b.csv", b"b")
     volume.write(tmp_path / "local", "input")
@@ -97,7 +97,7 @@ def test_a_single_file_replaces_the_one_before(core: Core, volume: Volume, tmp_p
 def test_a_read_folder_is_as_on_the_volume(
     core: Core, volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
 ) -> None:
-    monkeypatch.setattr(transfer, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(transfer, "_LOG_PART_BYTES", part_bytes)
     _write(core.root / "t/output/q/0-0-5.parquet", b"rows")
     _write(core.root / "t/other", b"other")
     _write(tmp_path / "local/t/output/q/old", b"of before")

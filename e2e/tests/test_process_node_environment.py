@@ -11,14 +11,14 @@ from rekindle_testing.embedded.process_node import containers, environment, quan
 from rekindle_testing.embedded.process_node.containers import ImageError, PodContext
 from rekindle_testing.embedded.process_node.environment import ConfigError, Reference
 from rekindle_testing.embedded.process_node.fields import (
+    DownwardValues,
     FieldError,
-    PodFacts,
     field_value,
     resource_value,
 )
 from rekindle_testing.embedded.process_node.settings import Image
 
-FACTS = PodFacts("127.7.1.1", "127.7.0.1", {"cpu": "4", "memory": "8Gi"})
+DOWNWARD_VALUES = DownwardValues("127.7.1.1", "127.7.0.1", {"cpu": "4", "memory": "8Gi"})
 POD: dict[str, Any] = {
     "metadata": {
         "name": "task-0",
@@ -97,12 +97,12 @@ def test_references_expand_as_in_kubernetes(text: str, expanded: str) -> None:
     ],
 )
 def test_the_downward_api_has_fields_of_the_pod(path: str, value: str) -> None:
-    assert field_value(POD, path, FACTS) == value
+    assert field_value(POD, path, DOWNWARD_VALUES) == value
 
 
 def test_an_unknown_field_is_refused() -> None:
     with pytest.raises(FieldError, match=r"status\.phase"):
-        field_value(POD, "status.phase", FACTS)
+        field_value(POD, "status.phase", DOWNWARD_VALUES)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_resources_are_rounded_up_with_the_node_as_default(
     container: str, resource: str, divisor: str, value: str
 ) -> None:
     reference = {"resource": resource, "divisor": divisor}
-    assert resource_value(POD, reference, container, FACTS) == value
+    assert resource_value(POD, reference, container, DOWNWARD_VALUES) == value
 
 
 def objects() -> dict[Reference, dict[str, Any] | None]:
@@ -133,7 +133,9 @@ def objects() -> dict[Reference, dict[str, Any] | None]:
 
 
 def built(container: dict[str, Any]) -> dict[str, str]:
-    return environment.build(POD, {"name": "main", **container}, objects(), {"BASE": "b"}, FACTS)
+    return environment.build(
+        POD, {"name": "main", **container}, objects(), {"BASE": "b"}, DOWNWARD_VALUES
+    )
 
 
 def test_env_overrides_env_from_and_uses_earlier_variables() -> None:
@@ -214,7 +216,7 @@ def test_the_shim_gets_path_variables_and_mounts_in_order(tmp_path: Path) -> Non
     }
     context = PodContext(
         pod=pod,
-        facts=FACTS,
+        downward_values=DOWNWARD_VALUES,
         images={"img": Image(path=("/opt/x/bin",), env={"JAVA_HOME": "/opt/java"})},
         volumes=volumes,
         service_variables={"KUBERNETES_SERVICE_HOST": "127.0.0.1"},

@@ -13,7 +13,7 @@ import pytest
 from rekindle_testing.embedded.process_node import logs, payloads
 from rekindle_testing.embedded.process_node.api import ApiClient
 from rekindle_testing.embedded.process_node.environment import ConfigError, Objects, Reference
-from rekindle_testing.embedded.process_node.fields import PodFacts
+from rekindle_testing.embedded.process_node.fields import DownwardValues
 from rekindle_testing.embedded.process_node.indexes import IndexTakenError, Reservation
 from rekindle_testing.embedded.process_node.logs import LogQuery
 from rekindle_testing.embedded.process_node.memory import ProcessTree
@@ -21,7 +21,7 @@ from rekindle_testing.embedded.process_node.objects import TokenReader
 from rekindle_testing.embedded.process_node.payloads import File
 from rekindle_testing.embedded.process_node.shim import Log, timestamp
 
-FACTS = PodFacts("127.7.1.1", "127.7.0.1", {"cpu": "4", "memory": "8Gi"})
+DOWNWARD_VALUES = DownwardValues("127.7.1.1", "127.7.0.1", {"cpu": "4", "memory": "8Gi"})
 POD: dict[str, Any] = {
     "metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {"a": "1"}},
     "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]},
@@ -149,7 +149,7 @@ def test_a_projection_joins_its_sources() -> None:
         },
     }
     objects: Objects = {Reference("ConfigMap", "cm"): {"data": {"a": "1", "b": "2"}}}
-    files = payloads.payload(POD, volume, objects, {"token": "t"}, FACTS)
+    files = payloads.payload(POD, volume, objects, {"token": "t"}, DOWNWARD_VALUES)
     assert files == {
         "token": File(b"t", 0o600),
         "x/a": File(b"1", 0o440),
@@ -166,7 +166,7 @@ def test_a_missing_key_of_a_volume_is_named() -> None:
     source = {"name": "cm", "items": [{"key": "z", "path": "z"}]}
     objects: Objects = {Reference("ConfigMap", "cm"): {"data": {}}}
     with pytest.raises(ConfigError, match="no key 'z'"):
-        payloads.payload(POD, {"name": "v", "configMap": source}, objects, {}, FACTS)
+        payloads.payload(POD, {"name": "v", "configMap": source}, objects, {}, DOWNWARD_VALUES)
 
 
 def test_a_volume_is_updated_atomically(tmp_path: Path) -> None:

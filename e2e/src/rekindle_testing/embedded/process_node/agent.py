@@ -16,7 +16,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rekindle_testing.embedded.process_node import admission
-from rekindle_testing.embedded.process_node.actions import Actions
 from rekindle_testing.embedded.process_node.admission import Refusal
 from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
 from rekindle_testing.embedded.process_node.events import EventRecorder
@@ -25,6 +24,7 @@ from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.node_object import NodeObject
 from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
 from rekindle_testing.embedded.process_node.pod_worker import NodeServices, PodWorker
+from rekindle_testing.embedded.process_node.probe_executor import ProbeExecutor
 from rekindle_testing.embedded.process_node.quantities import parse_rounded_up
 from rekindle_testing.embedded.process_node.server import KubeletServer
 from rekindle_testing.embedded.process_node.settings import NodeSettings
@@ -45,7 +45,7 @@ class Agent:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._api = ApiClient(Path(settings.kubeconfig))
         self._node = NodeObject(self._api, settings)
-        self._actions = Actions()
+        self._probe_executor = ProbeExecutor()
         self._last_address = _FIRST_ADDRESS - 1
         self.workers: dict[str, PodWorker] = {}
         url = urlsplit(self._api.url)
@@ -55,7 +55,7 @@ class Agent:
             events=EventRecorder(self._api, settings.name),
             objects=ObjectReader(self._api, settings.timing.volume_refresh_s / 2),
             tokens=TokenReader(self._api),
-            actions=self._actions,
+            probe_executor=self._probe_executor,
             admit=self._admit,
             service_variables={
                 "KUBERNETES_SERVICE_HOST": url.hostname or "",

@@ -30,16 +30,16 @@ _R0, _R1, _R2 = 0, 1, 2
 _LOAD, _STORE, _MOVE, _EXIT, _UNLESS_EQUAL, _IF_EQUAL = 0x61, 0x63, 0xB4, 0x95, 0x55, 0x15
 
 
-def confine_group(cgroup: Path, address: str) -> None:
+def restrict_bind_of_group(cgroup: Path, address: str) -> None:
     """Create the group of a pod; without bpf() the pod is not restricted."""
     cgroup.mkdir(exist_ok=True)
     try:
-        confine(cgroup, address)
+        restrict_bind(cgroup, address)
     except OSError as error:
         log.warning("pods can bind to any address: %s", error)
 
 
-def confine(cgroup: Path, address: str) -> None:
+def restrict_bind(cgroup: Path, address: str) -> None:
     """For new sockets of the group's processes; OSError if it is not permitted."""
     word = int.from_bytes(socket.inet_aton(address), "little", signed=True)
     # An IPv6 socket on every address takes IPv4 too: it gets the mapped address.

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rekindle_testing.embedded.process_node.actions import ActionError, Actions
 from rekindle_testing.embedded.process_node.attempts import Attempt
 from rekindle_testing.embedded.process_node.fields import Json
+from rekindle_testing.embedded.process_node.probe_executor import ProbeExecutor, ProbeFailed
 from rekindle_testing.embedded.process_node.probes import (
     ProbeKind,
     ProbeRun,
@@ -32,21 +32,21 @@ from rekindle_testing.embedded.process_node.status import ContainerView
 
 log = logging.getLogger(__name__)
 
-Report = Callable[[str, str, str], None]
+RecordEvent = Callable[[str, str, str], None]
 
 
 class Container:
-    """`report(kind, reason, message)` records an Event; `changed` wakes the pod's worker."""
+    """`record_event(kind, reason, message)` records an Event; `changed` wakes the pod's worker."""
 
     def __init__(
         self,
         spec: Json,
         is_init: bool,
         directory: Path,
-        actions: Actions,
+        probe_executor: ProbeExecutor,
         backoff: BackoffPolicy,
         changed: Callable[[], None],
-        report: Report,
+        record_event: RecordEvent,
     ) -> None:
         self.spec = spec
         self.name: str = spec["name"]
@@ -56,10 +56,10 @@ class Container:
         self.last: Exit | None = None
         self.crashes = Crashes()
         self.waiting: tuple[str, str] | None = None
-        self._actions = actions
+        self._probe_executor = probe_executor
         self._backoff = backoff
         self._changed = changed
-        self._report = report
+        self._record_event = record_event
         self._pod_ip = ""
         self._runs: dict[ProbeKind, ProbeRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,12 +87,12 @@ class Container:
     def start(self, spec: dict[str, Any], pod_ip: str) -> None:
         if self.attempt is not None:
             self.last = self.attempt.exit()
-            self._forget_older()
+            self._delete_older_attempts()
         self.waiting = None
         self._ended.clear()
         self.attempt = Attempt.start(self.next_directory(), spec, self._on_exit)
         self._start_probes(pod_ip, None)
-        self._report("Normal", "Started", f"Started container {self.name}")
+        self._record_event("Normal", "Started", f"Started container {self.name}")
 
     def adopt(self, pod_ip: str, status: Json | None) -> None:
         """Adopt the attempts of an earlier agent; `status` is the last one in the API."""
@@ -158,7 +158,7 @@ class Container:
     async def _stop(self, deadline: Callable[[], float]) -> None:
         attempt = self.attempt
         assert attempt is not None
-        self._report("Normal", "Killing", f"Stopping container {self.name}")
+        self._record_event("Normal", "Killing", f"Stopping container {self.name}")
         attempt.send(signal.SIGTERM)
         while attempt.running:
             remaining_s = deadline() - time.time()
@@ -175,11 +175,11 @@ class Container:
         if ended := self.exit:
             self.crashes = self.crashes.after(ended, self._backoff)
             if ended.reason == "StartError":
-                self._report("Warning", "Failed", f"Error: {ended.message}")
+                self._record_event("Warning", "Failed", f"Error: {ended.message}")
         self._ended.set()
         self._changed()
 
-    def _forget_older(self) -> None:
+    def _delete_older_attempts(self) -> None:
         """Keep only the log of the ended attempt, and delete the one before it."""
         assert self.attempt is not None
         for name in ("layers", "root"):
@@ -219,25 +219,25 @@ class Container:
             self._runs[kind] = self._runs[kind].record(failure is None)
             if failure is not None:
                 title = f"{kind.capitalize()} probe failed: {failure}"
-                self._report("Warning", "Unhealthy", title)
+                self._record_event("Warning", "Unhealthy", title)
             if self._runs[kind].passed != before:
                 self._changed()
             await asyncio.sleep(spec.period_s)
 
     async def _check(self, probe: Json, timeout_s: float) -> str | None:
         try:
-            await self._act(probe, timeout_s)
-        except ActionError as error:
+            await self._execute(probe, timeout_s)
+        except ProbeFailed as error:
             return str(error)
         return None
 
-    async def _act(self, action: Json, timeout_s: float) -> None:
+    async def _execute(self, probe: Json, timeout_s: float) -> None:
         assert self.attempt is not None
         pid, variables = self.attempt.pid, {}
-        if "exec" in action:
+        if "exec" in probe:
             spec: Json = json.loads((self.attempt.directory / "spec.json").read_text())
             variables = spec["environment"]
-        await self._actions.run(action, self.spec, self._pod_ip, pid, variables, timeout_s)
+        await self._probe_executor.run(probe, self.spec, self._pod_ip, pid, variables, timeout_s)
 
 
 async def _wait_forked(attempt: Attempt) -> None:

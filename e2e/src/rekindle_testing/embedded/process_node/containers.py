@@ -13,7 +13,7 @@ from typing import Any
 
 from rekindle_testing.embedded.process_node import environment
 from rekindle_testing.embedded.process_node.environment import ConfigError, Objects
-from rekindle_testing.embedded.process_node.fields import Json, PodFacts
+from rekindle_testing.embedded.process_node.fields import DownwardValues, Json
 from rekindle_testing.embedded.process_node.settings import Image
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -29,7 +29,7 @@ class PodContext:
     """What all containers of one pod share."""
 
     pod: Json
-    facts: PodFacts
+    downward_values: DownwardValues
     images: Mapping[str, Image]
     volumes: Mapping[str, Path]
     # Variables of the Service of the API server, as in every container.
@@ -67,7 +67,7 @@ def shim_spec(
     """What `shim.main` reads; `directory` is the attempt's."""
     image = find_image(container, context.images)
     variables = environment.build(
-        context.pod, container, objects, context.service_variables, context.facts
+        context.pod, container, objects, context.service_variables, context.downward_values
     )
     return {
         "argv": command_line(container, image, variables),

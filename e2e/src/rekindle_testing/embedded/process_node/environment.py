@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rekindle_testing.embedded.process_node.fields import (
+    DownwardValues,
     FieldError,
     Json,
-    PodFacts,
     field_value,
     resource_value,
 )
@@ -56,22 +56,26 @@ def references(container: Json) -> Iterator[Reference]:
         if "secretRef" in source:
             yield Reference("Secret", source["secretRef"]["name"])
     for variable in container.get("env") or []:
-        origin = variable.get("valueFrom") or {}
-        if "configMapKeyRef" in origin:
-            yield Reference("ConfigMap", origin["configMapKeyRef"]["name"])
-        if "secretKeyRef" in origin:
-            yield Reference("Secret", origin["secretKeyRef"]["name"])
+        value_from = variable.get("valueFrom") or {}
+        if "configMapKeyRef" in value_from:
+            yield Reference("ConfigMap", value_from["configMapKeyRef"]["name"])
+        if "secretKeyRef" in value_from:
+            yield Reference("Secret", value_from["secretKeyRef"]["name"])
 
 
 def build(
-    pod: Json, container: Json, objects: Objects, base: Mapping[str, str], facts: PodFacts
+    pod: Json,
+    container: Json,
+    objects: Objects,
+    base: Mapping[str, str],
+    downward_values: DownwardValues,
 ) -> dict[str, str]:
     """`base` (the image's and the node's) first, then envFrom, then env in order."""
     variables = dict(base)
     for source in container.get("envFrom") or []:
         variables.update(_from_source(source, objects))
     for variable in container.get("env") or []:
-        value = _value(pod, container, variable, objects, variables, facts)
+        value = _value(pod, container, variable, objects, variables, downward_values)
         if value is not None:
             variables[variable["name"]] = value
     return variables
@@ -97,22 +101,24 @@ def _value(
     variable: Json,
     objects: Objects,
     variables: Mapping[str, str],
-    facts: PodFacts,
+    downward_values: DownwardValues,
 ) -> str | None:
-    origin = variable.get("valueFrom")
-    if not origin:
+    value_from = variable.get("valueFrom")
+    if not value_from:
         return expand(variable.get("value", ""), variables)
     try:
-        if "fieldRef" in origin:
-            return field_value(pod, origin["fieldRef"]["fieldPath"], facts)
-        if "resourceFieldRef" in origin:
-            return resource_value(pod, origin["resourceFieldRef"], container["name"], facts)
+        if "fieldRef" in value_from:
+            return field_value(pod, value_from["fieldRef"]["fieldPath"], downward_values)
+        if "resourceFieldRef" in value_from:
+            return resource_value(
+                pod, value_from["resourceFieldRef"], container["name"], downward_values
+            )
     except FieldError as error:
         raise ConfigError(f"env {variable['name']}: {error}") from error
     for kind, field in (("ConfigMap", "configMapKeyRef"), ("Secret", "secretKeyRef")):
-        if field in origin:
-            return _key(Reference(kind, origin[field]["name"]), origin[field], objects)
-    raise ConfigError(f"env {variable['name']}: valueFrom {sorted(origin)} is not supported")
+        if field in value_from:
+            return _key(Reference(kind, value_from[field]["name"]), value_from[field], objects)
+    raise ConfigError(f"env {variable['name']}: valueFrom {sorted(value_from)} is not supported")
 
 
 def _key(reference: Reference, selector: Json, objects: Objects) -> str | None:

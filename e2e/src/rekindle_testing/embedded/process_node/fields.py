@@ -22,7 +22,7 @@ class FieldError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class PodFacts:
+class DownwardValues:
     """Values of the downward API that are not in the pod's object."""
 
     pod_ip: str
@@ -30,7 +30,7 @@ class PodFacts:
     allocatable: Mapping[str, str]
 
 
-def field_value(pod: Json, path: str, facts: PodFacts) -> str:
+def field_value(pod: Json, path: str, downward_values: DownwardValues) -> str:
     meta, spec = pod["metadata"], pod["spec"]
     if match := _SUBSCRIPT.fullmatch(path):
         values: dict[str, str] = meta.get(match[1]) or {}
@@ -46,13 +46,15 @@ def field_value(pod: Json, path: str, facts: PodFacts) -> str:
         case "spec.serviceAccountName":
             return str(spec.get("serviceAccountName", "default"))
         case "status.podIP" | "status.podIPs":
-            return facts.pod_ip
+            return downward_values.pod_ip
         case "status.hostIP" | "status.hostIPs":
-            return facts.host_ip
+            return downward_values.host_ip
     raise FieldError(f"fieldRef {path!r} is not supported by a process node")
 
 
-def resource_value(pod: Json, reference: Json, default_container: str, facts: PodFacts) -> str:
+def resource_value(
+    pod: Json, reference: Json, default_container: str, downward_values: DownwardValues
+) -> str:
     """`limits.X` falls back on the allocatable of the node, `requests.X` on the limit and then
     0."""
     name = reference.get("containerName") or default_container
@@ -65,7 +67,7 @@ def resource_value(pod: Json, reference: Json, default_container: str, facts: Po
     limit = (resources.get("limits") or {}).get(resource)
     match kind:
         case "limits":
-            text = limit or facts.allocatable.get(resource, "0")
+            text = limit or downward_values.allocatable.get(resource, "0")
         case "requests":
             text = (resources.get("requests") or {}).get(resource) or limit or "0"
         case _:

@@ -19,7 +19,7 @@ from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node import syscalls
 from rekindle_testing.embedded.process_node.indexes import Reservation
 from rekindle_testing.embedded.process_node.memory import ProcessTree
-from rekindle_testing.embedded.process_node.partition import (
+from rekindle_testing.embedded.process_node.network_partition import (
     Partition,
     PartitionUnsupported,
     cgroup2_mount,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rekindle_testing.embedded.process_node.api import ApiError, Unreachable
-from rekindle_testing.embedded.process_node.fields import Json, PodFacts
+from rekindle_testing.embedded.process_node.fields import DownwardValues, Json
 from rekindle_testing.embedded.process_node.volumes import VolumeError, Volumes
 
 log = logging.getLogger(__name__)
@@ -18,19 +18,19 @@ log = logging.getLogger(__name__)
 class Mounts:
     """Decides when `Volumes` are prepared, refreshed, and checked for their size.
 
-    `report(message)`: a problem of a volume. `evict(message)`: a volume exceeds its limit.
+    `record_problem(message)`: a problem of a volume. `evict(message)`: a volume exceeds its limit.
     """
 
     def __init__(
         self,
         volumes: Volumes,
         refresh_s: float,
-        report: Callable[[str], None],
+        record_problem: Callable[[str], None],
         evict: Callable[[str], None],
     ) -> None:
         self._volumes = volumes
         self._refresh_s = refresh_s
-        self._report = report
+        self._record_problem = record_problem
         self._evict = evict
         self._next_refresh = 0.0
         self._refresher: asyncio.Task[None] | None = None
@@ -40,7 +40,7 @@ class Mounts:
         """The directory of each volume, once it is prepared."""
         return self._volumes.paths
 
-    async def sync(self, pod: Json, facts: PodFacts) -> float | None:
+    async def sync(self, pod: Json, downward_values: DownwardValues) -> float | None:
         """Prepare or refresh what is due.
 
         Returns the time of the next call, or None while a volume is missing.
@@ -50,14 +50,14 @@ class Mounts:
             return float("inf")
         if not names <= set(self.paths):
             try:
-                await self._volumes.prepare(pod, facts)
+                await self._volumes.prepare(pod, downward_values)
             except VolumeError as error:
-                self._report(f"MountVolume.SetUp failed: {error}")
+                self._record_problem(f"MountVolume.SetUp failed: {error}")
                 return None
         elif time.time() < self._next_refresh:
             return self._next_refresh
         elif self._refresher is None or self._refresher.done():
-            self._refresher = asyncio.create_task(self._refresh(pod, facts))
+            self._refresher = asyncio.create_task(self._refresh(pod, downward_values))
         self._next_refresh = time.time() + self._refresh_s
         return self._next_refresh
 
@@ -66,15 +66,15 @@ class Mounts:
             self._refresher.cancel()
         self._volumes.remove()
 
-    async def _refresh(self, pod: Json, facts: PodFacts) -> None:
+    async def _refresh(self, pod: Json, downward_values: DownwardValues) -> None:
         """Concurrently with the worker's loop, which does not wait for the API server.
 
         A failure leaves the files as they are.
         """
         try:
-            await self._volumes.refresh(pod, facts)
+            await self._volumes.refresh(pod, downward_values)
         except VolumeError as error:
-            self._report(f"MountVolume.SetUp failed: {error}")
+            self._record_problem(f"MountVolume.SetUp failed: {error}")
         except (ApiError, Unreachable) as error:
             log.warning("pod %s: volumes not refreshed: %s", pod["metadata"]["name"], error)
         if problem := await asyncio.to_thread(self._volumes.exceeded_limit, pod):

@@ -20,8 +20,8 @@ from rekindle_testing.embedded.process_node.environment import (
     file_data,
 )
 from rekindle_testing.embedded.process_node.fields import (
+    DownwardValues,
     Json,
-    PodFacts,
     field_value,
     resource_value,
 )
@@ -55,7 +55,11 @@ def references(volume: Json) -> Iterator[Reference]:
 
 
 def payload(
-    pod: Json, volume: Json, objects: Objects, tokens: Mapping[str, str], facts: PodFacts
+    pod: Json,
+    volume: Json,
+    objects: Objects,
+    tokens: Mapping[str, str],
+    downward_values: DownwardValues,
 ) -> Payload:
     """`tokens`: path of the projection -> token."""
     holder: Json = volume.get("projected") or volume_sources(volume)[0][1]
@@ -67,7 +71,7 @@ def payload(
         elif kind == "downwardAPI":
             for item in source.get("items") or []:
                 mode = item.get("mode") or default
-                files[item["path"]] = File(_downward(pod, item, facts).encode(), mode)
+                files[item["path"]] = File(_downward(pod, item, downward_values).encode(), mode)
         else:
             files |= _keys(kind, source, objects, default)
     return files
@@ -120,10 +124,10 @@ def _reference(kind: str, source: Json) -> Reference | None:
     return None
 
 
-def _downward(pod: Json, item: Json, facts: PodFacts) -> str:
+def _downward(pod: Json, item: Json, downward_values: DownwardValues) -> str:
     if "fieldRef" in item:
-        return field_value(pod, item["fieldRef"]["fieldPath"], facts)
-    return resource_value(pod, item["resourceFieldRef"], "", facts)
+        return field_value(pod, item["fieldRef"]["fieldPath"], downward_values)
+    return resource_value(pod, item["resourceFieldRef"], "", downward_values)
 
 
 def _keys(kind: str, source: Json, objects: Objects, default_mode: int) -> Payload:

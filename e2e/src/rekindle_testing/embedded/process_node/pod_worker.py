@@ -25,17 +25,17 @@ from rekindle_testing.embedded.process_node import (
     status,
     syscalls,
 )
-from rekindle_testing.embedded.process_node.actions import Actions
 from rekindle_testing.embedded.process_node.admission import Refusal
 from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
 from rekindle_testing.embedded.process_node.container import Container
 from rekindle_testing.embedded.process_node.containers import ImageError, PodContext
 from rekindle_testing.embedded.process_node.environment import ConfigError
 from rekindle_testing.embedded.process_node.events import EventRecorder
-from rekindle_testing.embedded.process_node.fields import Json, PodFacts
+from rekindle_testing.embedded.process_node.fields import DownwardValues, Json
 from rekindle_testing.embedded.process_node.mounts import Mounts
 from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
 from rekindle_testing.embedded.process_node.pod_object import PodObject
+from rekindle_testing.embedded.process_node.probe_executor import ProbeExecutor
 from rekindle_testing.embedded.process_node.restarts import should_restart
 from rekindle_testing.embedded.process_node.settings import NodeSettings
 from rekindle_testing.embedded.process_node.status import PodView
@@ -56,7 +56,7 @@ class NodeServices:
     events: EventRecorder
     objects: ObjectReader
     tokens: TokenReader
-    actions: Actions
+    probe_executor: ProbeExecutor
     admit: Callable[[Json], Refusal | None]
     service_variables: dict[str, str]
 
@@ -88,7 +88,9 @@ class PodWorker:
         spec = pod["spec"]
         self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
         self.main = [self._container(c, False) for c in spec["containers"]]
-        self.facts = PodFacts(pod_ip, services.settings.address, services.settings.capacity)
+        self.downward_values = DownwardValues(
+            pod_ip, services.settings.address, services.settings.capacity
+        )
         # Before other pods are admitted, since this one uses capacity.
         self._adopt()
         self._publisher = asyncio.create_task(self._keep_published())
@@ -181,7 +183,7 @@ class PodWorker:
             self._event("Warning", contract.FIELDS_IGNORED, "; ".join(ignored))
         (self.directory / "hosts").write_text(containers.hosts(self.pod, self.pod_ip))
         if self._cgroup is not None:
-            binding.confine_group(self._cgroup, self.pod_ip)
+            binding.restrict_bind_of_group(self._cgroup, self.pod_ip)
 
     async def _advance(self) -> float:
         """Take all steps that are possible now; returns the time of the next call."""
@@ -192,7 +194,7 @@ class PodWorker:
         return min(deadline, await self._advance_containers())
 
     async def _advance_containers(self) -> float:
-        if (refresh_at := await self._mounts.sync(self.pod, self.facts)) is None:
+        if (refresh_at := await self._mounts.sync(self.pod, self.downward_values)) is None:
             return time.time() + _RETRY_S
         next_at = refresh_at
         for container in self.init:
@@ -338,7 +340,7 @@ class PodWorker:
             spec,
             is_init,
             self.directory / "containers" / spec["name"],
-            self._services.actions,
+            self._services.probe_executor,
             self._services.settings.timing.backoff,
             self._wake.set,
             self._event,
@@ -377,7 +379,7 @@ class PodWorker:
         settings = self._services.settings
         return PodContext(
             pod=self.pod,
-            facts=self.facts,
+            downward_values=self.downward_values,
             images=settings.images,
             volumes=self._mounts.paths,
             service_variables=self._services.service_variables,

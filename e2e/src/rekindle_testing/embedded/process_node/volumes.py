@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rekindle_testing.embedded.process_node import payloads, quantities, syscalls
 from rekindle_testing.embedded.process_node.environment import ConfigError
-from rekindle_testing.embedded.process_node.fields import FieldError, Json, PodFacts
+from rekindle_testing.embedded.process_node.fields import DownwardValues, FieldError, Json
 from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
 
 
@@ -28,19 +28,19 @@ class Volumes:
         self._tokens = tokens
         self.paths: dict[str, Path] = {}
 
-    async def prepare(self, pod: Json, facts: PodFacts) -> None:
+    async def prepare(self, pod: Json, downward_values: DownwardValues) -> None:
         for volume in pod["spec"].get("volumes") or []:
             try:
-                self.paths[volume["name"]] = await self._prepare(pod, volume, facts)
+                self.paths[volume["name"]] = await self._prepare(pod, volume, downward_values)
             except (ConfigError, FieldError, ValueError, OSError) as error:
                 raise VolumeError(f"volume {volume['name']!r}: {error}") from error
 
-    async def refresh(self, pod: Json, facts: PodFacts) -> None:
+    async def refresh(self, pod: Json, downward_values: DownwardValues) -> None:
         """Write files from objects, labels and tokens again."""
         for volume in pod["spec"].get("volumes") or []:
             if payloads.volume_sources(volume) and volume["name"] in self.paths:
                 try:
-                    await self._write(pod, volume, self.paths[volume["name"]], facts)
+                    await self._write(pod, volume, self.paths[volume["name"]], downward_values)
                 except (ConfigError, FieldError, OSError) as error:
                     # The files stay as they are, as with a kubelet.
                     raise VolumeError(f"volume {volume['name']!r}: {error}") from error
@@ -58,7 +58,7 @@ class Volumes:
                     )
         return None
 
-    async def _prepare(self, pod: Json, volume: Json, facts: PodFacts) -> Path:
+    async def _prepare(self, pod: Json, volume: Json, downward_values: DownwardValues) -> Path:
         path: Path = self._directory / volume["name"]
         if source := volume.get("hostPath"):
             return _host_path(source)
@@ -68,7 +68,7 @@ class Volumes:
         fresh = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         if payloads.volume_sources(volume):
-            await self._write(pod, volume, path, facts)
+            await self._write(pod, volume, path, downward_values)
         elif fresh:
             path.chmod(0o777)
             empty = volume.get("emptyDir") or {}
@@ -78,7 +78,9 @@ class Volumes:
                 syscalls.mount("tmpfs", str(path), "tmpfs", data=f"mode=777{size}")
         return path
 
-    async def _write(self, pod: Json, volume: Json, path: Path, facts: PodFacts) -> None:
+    async def _write(
+        self, pod: Json, volume: Json, path: Path, downward_values: DownwardValues
+    ) -> None:
         namespace = pod["metadata"]["namespace"]
         objects = await self._objects.read(namespace, payloads.references(volume))
         tokens = {
@@ -86,7 +88,7 @@ class Volumes:
             for kind, source in payloads.volume_sources(volume)
             if kind == "serviceAccountToken"
         }
-        payloads.write(path, payloads.payload(pod, volume, objects, tokens, facts))
+        payloads.write(path, payloads.payload(pod, volume, objects, tokens, downward_values))
 
     def remove(self) -> None:
         for path in self._directory.glob("*"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from kubernetes import client
 
-from rekindle_testing.harness.existing.leftovers import LABEL_RUN, Kubectl, RunNames
+from rekindle_testing.harness.existing_cluster.leftovers import LABEL_RUN, Kubectl, RunNames
 from rekindle_testing.harness.installed import Unsupported
 from rekindle_testing.waiting import wait_for
 

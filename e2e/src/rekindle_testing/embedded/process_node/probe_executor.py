@@ -17,12 +17,12 @@ import aiohttp
 from rekindle_testing.embedded.process_node.fields import Json
 
 
-class ActionError(Exception):
-    """The action could not be executed, or its result is a failure."""
+class ProbeFailed(Exception):
+    """The probe could not be executed, or its result is a failure."""
 
 
-class Actions:
-    """One object for the agent: all actions share an HTTP session."""
+class ProbeExecutor:
+    """One object for the agent: all probes share an HTTP session."""
 
     def __init__(self) -> None:
         # A probe checks whether the server accepts connections, so it opens a new one.
@@ -34,24 +34,24 @@ class Actions:
 
     async def run(
         self,
-        action: Json,
+        probe: Json,
         container: Json,
         pod_ip: str,
         pid: int | None,
         environment: Mapping[str, str],
         timeout_s: float,
     ) -> None:
-        """An httpGet or exec; raises ActionError with the reason."""
+        """An httpGet or exec; raises ProbeFailed with the reason."""
         try:
             async with asyncio.timeout(timeout_s):
-                if "httpGet" in action:
-                    await self._http(action["httpGet"], container, pod_ip)
-                elif "exec" in action:
-                    await _exec(action["exec"]["command"], pid, environment)
+                if "httpGet" in probe:
+                    await self._http(probe["httpGet"], container, pod_ip)
+                elif "exec" in probe:
+                    await _exec(probe["exec"]["command"], pid, environment)
                 else:
-                    raise ActionError(f"a process node does not support {sorted(action)}")
+                    raise ProbeFailed(f"a process node does not support {sorted(probe)}")
         except TimeoutError:
-            raise ActionError(f"timed out after {timeout_s:g} s") from None
+            raise ProbeFailed(f"timed out after {timeout_s:g} s") from None
 
     async def _http(self, get: Json, container: Json, pod_ip: str) -> None:
         host = get.get("host") or pod_ip
@@ -69,16 +69,16 @@ class Actions:
             ) as response:
                 if not 200 <= response.status < 400:
                     body = (await response.content.read(200)).decode(errors="replace")
-                    raise ActionError(
+                    raise ProbeFailed(
                         f"HTTP probe failed with statuscode: {response.status} {body}"
                     )
         except (aiohttp.ClientError, OSError) as error:
-            raise ActionError(f"Get {scheme}://{host}:{port}{path}: {error}") from error
+            raise ProbeFailed(f"Get {scheme}://{host}:{port}{path}: {error}") from error
 
 
 async def _exec(command: list[str], pid: int | None, environment: Mapping[str, str]) -> None:
     if pid is None:
-        raise ActionError("the container has not started")
+        raise ProbeFailed("the container has not started")
     process = await asyncio.create_subprocess_exec(
         *enter_command(pid),
         *command,
@@ -96,7 +96,7 @@ async def _exec(command: list[str], pid: int | None, environment: Mapping[str, s
             os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
         text = output[:500].decode(errors="replace").strip()
-        raise ActionError(f"command exited with {process.returncode}: {text}")
+        raise ProbeFailed(f"command exited with {process.returncode}: {text}")
 
 
 def enter_command(pid: int) -> list[str]:
@@ -110,7 +110,7 @@ def named_port(container: Json, port: int | str) -> int:
     for known in container.get("ports") or []:
         if known.get("name") == port:
             return int(known["containerPort"])
-    raise ActionError(f"container {container['name']!r} has no port named {port!r}")
+    raise ProbeFailed(f"container {container['name']!r} has no port named {port!r}")
 
 
 def _without_verification() -> ssl.SSLContext:

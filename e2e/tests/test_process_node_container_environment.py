@@ -15,7 +15,7 @@ import pytest
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods, container_of
 from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
-from rekindle_testing.embedded.process_node.partition import cgroup2_mount
+from rekindle_testing.embedded.process_node.network_partition import cgroup2_mount
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 CORE = "/api/v1/namespaces/default"
 
 
-def can_confine() -> bool:
+def can_restrict_bind() -> bool:
     return cgroup2_mount() is not None and os.geteuid() == 0
 
 
@@ -32,8 +32,8 @@ def node(
     control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProcessNode]:
     images = {"machine": Image(path=("/opt/first",), env={"FLAVOUR": "plain"}, workdir="/work/dir")}
-    directory = tmp_path_factory.mktemp("node") / "furnished"
-    node = ProcessNode("furnished", control_plane, directory, images=images, timing=QUICK)
+    directory = tmp_path_factory.mktemp("node") / "configured"
+    node = ProcessNode("configured", control_plane, directory, images=images, timing=QUICK)
     node.start()
     try:
         node.wait_ready()
@@ -116,7 +116,7 @@ def test_pods_have_their_own_addresses_in_the_nodes_range(node: ProcessNode, pod
     assert {ip.split(".")[:2] == node.address.split(".")[:2] for ip in addresses} == {True}
 
 
-@pytest.mark.skipif(not can_confine(), reason="needs root, cgroup v2 and bpf()")
+@pytest.mark.skipif(not can_restrict_bind(), reason="needs root, cgroup v2 and bpf()")
 def test_pods_that_bind_to_every_address_do_not_conflict(node: ProcessNode, pods: Pods) -> None:
     script = python(
         """
@@ -244,8 +244,8 @@ def test_a_missing_config_map_is_awaited_and_updates_arrive(node: ProcessNode, p
 
 
 def test_a_missing_key_of_a_variable_is_a_config_error(node: ProcessNode, objects: Pods) -> None:
-    origin = {"secretKeyRef": {"name": "given", "key": "nothing"}}
-    objects.create("keyless", on(node, "true", env=[{"name": "A", "valueFrom": origin}]))
+    value_from = {"secretKeyRef": {"name": "given", "key": "nothing"}}
+    objects.create("keyless", on(node, "true", env=[{"name": "A", "valueFrom": value_from}]))
 
     def is_waiting(pod: dict[str, Any]) -> bool:
         waiting = container_of(pod)["state"].get("waiting", {})

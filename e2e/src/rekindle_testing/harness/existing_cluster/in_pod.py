@@ -15,10 +15,10 @@ from pathlib import Path
 _PARTS = ".transfer"  # archives that are read in parts
 
 
-def main(root: Path, chunks: Path, verb: str, *words: str) -> dict[str, object]:
+def main(root: Path, parts: Path, verb: str, *words: str) -> dict[str, object]:
     answer: dict[str, object] = {}
     if verb == "write":
-        content = b"".join(part.read_bytes() for part in sorted(chunks.glob("transfer-*")))
+        content = b"".join(part.read_bytes() for part in sorted(parts.glob("transfer-*")))
         with tarfile.open(fileobj=io.BytesIO(content)) as tar:
             for member in tar:
                 # The user of the pod becomes the owner.

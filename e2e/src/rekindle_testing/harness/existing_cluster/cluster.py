@@ -25,11 +25,11 @@ from rekindle_testing.harness.cluster_programs import (
     find_kubectl,
     run,
 )
-from rekindle_testing.harness.existing import leftovers
-from rekindle_testing.harness.existing.leftovers import CRD, Heartbeat, RunNames, items
-from rekindle_testing.harness.existing.nodes import NO_MACHINES, ExistingNode
-from rekindle_testing.harness.existing.settings import Settings
-from rekindle_testing.harness.existing.transfer import Volume
+from rekindle_testing.harness.existing_cluster import leftovers
+from rekindle_testing.harness.existing_cluster.leftovers import CRD, Heartbeat, RunNames, items
+from rekindle_testing.harness.existing_cluster.nodes import NO_MACHINES, ExistingNode
+from rekindle_testing.harness.existing_cluster.settings import Settings
+from rekindle_testing.harness.existing_cluster.transfer import Volume
 from rekindle_testing.harness.installed import CHART, Cluster, Unsupported
 from rekindle_testing.progress import OnProgress, no_progress
 from rekindle_testing.waiting import wait_for

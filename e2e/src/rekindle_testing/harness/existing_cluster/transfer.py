@@ -21,12 +21,12 @@ from typing import Any
 
 from kubernetes import client
 
-from rekindle_testing.harness.existing import in_pod
+from rekindle_testing.harness.existing_cluster import in_pod
 from rekindle_testing.harness.installed import MOUNT
 from rekindle_testing.waiting import wait_for
 
-_CHUNK_BYTES = 700_000
-_PART_BYTES = 4_000_000  # of an archive in a log, which has it in base64
+_MAP_PART_BYTES = 700_000  # of an archive in a ConfigMap
+_LOG_PART_BYTES = 4_000_000  # of an archive in a log, which has it in base64
 _ENDED = ("Succeeded", "Failed")
 
 Logs = Callable[[str], str]
@@ -64,12 +64,12 @@ class Volume:
         content = io.BytesIO()
         with tarfile.open(fileobj=content, mode="w:gz") as tar:
             tar.add(base / path, arcname=path)
-        chunks = list(_chunks(content.getvalue(), _CHUNK_BYTES))
+        parts = list(_split(content.getvalue(), _MAP_PART_BYTES))
         number = next(self._numbers)
-        made = [f"transfer-{number}-{i:04}" for i in range(len(chunks))]
+        made = [f"transfer-{number}-{i:04}" for i in range(len(parts))]
         try:
-            for name, chunk in zip(made, chunks, strict=True):
-                data = {name: base64.b64encode(chunk).decode()}
+            for name, part in zip(made, parts, strict=True):
+                data = {name: base64.b64encode(part).decode()}
                 body: Any = {"metadata": {"name": name}, "binaryData": data}
                 self._core.create_namespaced_config_map(self._namespace, body)
             self._run(number, "write", maps=made)
@@ -82,7 +82,7 @@ class Volume:
         size, archive = 1, b""
         while len(archive) < size:
             number, offset = next(self._numbers), str(len(archive))
-            answer = self._run(number, "read", path, offset, str(_PART_BYTES))
+            answer = self._run(number, "read", path, offset, str(_LOG_PART_BYTES))
             part = base64.b64decode(answer["data"])
             if not part or hashlib.sha256(part).hexdigest() != answer["sha256"]:
                 raise TransferError(f"the log of the pod that read {path} is damaged")
@@ -148,13 +148,13 @@ def pod_manifest(
     mounts = [{"name": "volume", "mountPath": MOUNT}]
     if maps:
         sources = [{"configMap": {"name": each}} for each in maps]
-        volumes.append({"name": "chunks", "projected": {"sources": sources}})
-        mounts.append({"name": "chunks", "mountPath": "/var/lib/chunks"})
+        volumes.append({"name": "parts", "projected": {"sources": sources}})
+        mounts.append({"name": "parts", "mountPath": "/var/lib/parts"})
     program = Path(in_pod.__file__).read_text()
     container = {
         "name": "volume",
         "image": image,
-        "args": ["python", "-c", program, MOUNT, "/var/lib/chunks", *words],
+        "args": ["python", "-c", program, MOUNT, "/var/lib/parts", *words],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -175,7 +175,7 @@ def pod_manifest(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def _chunks(content: bytes, size: int) -> list[bytes]:
+def _split(content: bytes, size: int) -> list[bytes]:
     return [content[i : i + size] for i in range(0, len(content), size)]
 
 
