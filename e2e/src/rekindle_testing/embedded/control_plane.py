@@ -216,7 +216,7 @@ class ControlPlane:
         return f"https://{self.settings.api_address}:{ports.api_server}"
 
     def _issue_credentials(self, authority: CertificateAuthority) -> Credentials:
-        store = CertificateAuthority.create(authority.directory / "etcd", "rekindle-etcd")
+        etcd_authority = CertificateAuthority.create(authority.directory / "etcd", "rekindle-etcd")
         local = [components.LOOPBACK, "localhost"]
         # The names by which pods of any cluster call their API server.
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
@@ -225,9 +225,9 @@ class ControlPlane:
         addresses = list(dict.fromkeys([*local, self.settings.api_address]))
         return Credentials(
             authority=authority.pair,
-            etcd_authority=store.pair.certificate,
-            etcd_member=store.issue_server("member", "etcd", local, also_client=True),
-            etcd_client=store.issue_client("client", "kube-apiserver"),
+            etcd_authority=etcd_authority.pair.certificate,
+            etcd_member=etcd_authority.issue_server("member", "etcd", local, also_client=True),
+            etcd_client=etcd_authority.issue_client("client", "kube-apiserver"),
             api_server=authority.issue_server(
                 "kube-apiserver", "kube-apiserver", [*addresses, *names]
             ),
@@ -241,8 +241,8 @@ class ControlPlane:
     def _start_components(self) -> None:
         installed = self._installation
         ports, credentials = installed.ports, installed.credentials
-        store = components.etcd(self.directory / "etcd", ports, credentials)
-        self._launch("etcd", installed.binaries.etcd, store)
+        etcd = components.etcd(self.directory / "etcd", ports, credentials)
+        self._launch("etcd", installed.binaries.etcd, etcd)
         # It retries until etcd responds.
         self._launch_api_server()
         self._await_api_server()

@@ -27,19 +27,19 @@ _MAX_OPERATORS = 6
 _LARGE = 0.02  # chance of tens of operators, or of many partitions
 
 
-def spec(draw: random.Random) -> dict[str, Any]:
-    large = draw.random() < _LARGE
-    sources = [_source(f"s{n}", draw) for n in range(draw.randint(1, 2))]
+def spec(rng: random.Random) -> dict[str, Any]:
+    large = rng.random() < _LARGE
+    sources = [_source(f"s{n}", rng) for n in range(rng.randint(1, 2))]
     rows = [s["name"] for s in sources]  # streams with the columns of the sources
     operators, unread = [], list(rows)
-    for n in range(draw.randint(20, 50) if large else draw.randint(0, _MAX_OPERATORS)):
-        inputs = draw.sample(rows, 2 if len(rows) > 1 and draw.random() < 0.2 else 1)
-        operator = _operator(f"o{n}", inputs, draw)
+    for n in range(rng.randint(20, 50) if large else rng.randint(0, _MAX_OPERATORS)):
+        inputs = rng.sample(rows, 2 if len(rows) > 1 and rng.random() < 0.2 else 1)
+        operator = _operator(f"o{n}", inputs, rng)
         operators.append(operator)
         unread = [name for name in unread if name not in inputs] + [operator["name"]]
         if "sql" in operator:
             rows.append(operator["name"])
-    queries = [_query(f"q{n}", name, draw) for n, name in enumerate(unread)]
+    queries = [_query(f"q{n}", name, rng) for n, name in enumerate(unread)]
     made: dict[str, Any] = {
         "checkpoint": {"store": "file:///var/lib/rekindle/checkpoints", "volume": "shared"},
         "sources": sources,
@@ -47,17 +47,17 @@ def spec(draw: random.Random) -> dict[str, Any]:
     }
     if operators:
         made["operators"] = operators
-    if draw.random() < 0.2:
+    if rng.random() < 0.2:
         made["replicas"] = 2
-    if draw.random() < 0.1:
+    if rng.random() < 0.1:
         amounts = {"cpu": "250m", "memory": "1Gi"}
         made["resources"] = {"requests": amounts, "limits": {"memory": "2Gi"}}
     return made
 
 
-def _source(name: str, draw: random.Random) -> dict[str, Any]:
+def _source(name: str, rng: random.Random) -> dict[str, Any]:
     made: dict[str, Any] = {"name": name, "schema": _COLUMNS, "eventTime": {"column": "at"}}
-    if draw.random() < 0.5:
+    if rng.random() < 0.5:
         made["generator"] = {**_GENERATOR, "columns": dict(_GENERATOR["columns"])}
     else:
         url = f"file:///input/{name}.csv"
@@ -65,27 +65,27 @@ def _source(name: str, draw: random.Random) -> dict[str, Any]:
     return made
 
 
-def _operator(name: str, inputs: list[str], draw: random.Random) -> dict[str, Any]:
+def _operator(name: str, inputs: list[str], rng: random.Random) -> dict[str, Any]:
     made: dict[str, Any] = {"name": name, "inputs": inputs}
-    if len(inputs) == 1 and draw.random() < 0.4:
+    if len(inputs) == 1 and rng.random() < 0.4:
         made["window"] = {
-            **draw.choice(_WINDOWS),
+            **rng.choice(_WINDOWS),
             "groupBy": ["city"],
-            "aggregate": draw.choice(_AGGREGATES),
+            "aggregate": rng.choice(_AGGREGATES),
         }
-        if draw.random() < 0.5:
-            made |= {"keyBy": ["city"], "partitions": draw.choice((1, 2, 2, 3))}
-        if draw.random() < 0.3:
-            made["replicas"] = draw.choice((1, 2, 3))
+        if rng.random() < 0.5:
+            made |= {"keyBy": ["city"], "partitions": rng.choice((1, 2, 2, 3))}
+        if rng.random() < 0.3:
+            made["replicas"] = rng.choice((1, 2, 3))
         return made
     selects = [f"SELECT city, fare, seats, at FROM {name}" for name in inputs]
-    one = draw.choice(_ROW_WISE).format(*inputs)
+    one = rng.choice(_ROW_WISE).format(*inputs)
     made["sql"] = one if len(inputs) == 1 else " UNION ALL ".join(selects)
     return made
 
 
-def _query(name: str, stream: str, draw: random.Random) -> dict[str, Any]:
+def _query(name: str, stream: str, rng: random.Random) -> dict[str, Any]:
     sink = {"url": f"file:///var/lib/rekindle/output/{name}"}
-    if draw.random() < 0.3:
+    if rng.random() < 0.3:
         sink["format"] = "json"
-    return {"name": name, "from": stream, "priority": draw.randrange(100), "sink": {"files": sink}}
+    return {"name": name, "from": stream, "priority": rng.randrange(100), "sink": {"files": sink}}

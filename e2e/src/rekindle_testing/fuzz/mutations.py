@@ -25,18 +25,18 @@ class Mutation:
         return f"{path[1:]} {self.what}"
 
 
-def mutate(manifest: dict[str, Any], draw: random.Random) -> Mutation:
+def mutate(manifest: dict[str, Any], rng: random.Random) -> Mutation:
     """Changes the manifest in place. Fields of the spec are changed most often."""
-    if draw.random() < 0.04 or "spec" not in manifest:
-        return _replace_envelope(manifest, draw)
+    if rng.random() < 0.04 or "spec" not in manifest:
+        return _replace_envelope(manifest, rng)
     inside = list(_paths(manifest["spec"], ("spec",)))
-    if draw.random() < 0.3:
-        found = _add_declared(manifest, draw.choice(inside), draw)
+    if rng.random() < 0.3:
+        found = _add_declared(manifest, rng.choice(inside), rng)
         if found is not None:
             return found
-    path = draw.choice(inside)
-    change = draw.choices(list(_CHANGES), weights=list(_CHANGES.values()))[0]
-    return Mutation(path, change(manifest, path, draw))
+    path = rng.choice(inside)
+    change = rng.choices(list(_CHANGES), weights=list(_CHANGES.values()))[0]
+    return Mutation(path, change(manifest, path, rng))
 
 
 def _paths(node: Any, path: Path) -> Iterator[Path]:
@@ -64,43 +64,43 @@ def _put(manifest: dict[str, Any], path: Path, new: Any) -> str:
 # --- changes ------------------------------------------------------------------
 
 
-def _plausible(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _plausible(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     """A value for this field, of all kinds that others have written there."""
-    chosen = draw.choice(pool(path, schema_at(path)))
+    chosen = rng.choice(pool(path, schema_at(path)))
     if isinstance(chosen, str) and "{0}" in chosen:
         streams = _streams(manifest)
         fitting = at(manifest, path[:-1])
         inputs = fitting.get("inputs") if isinstance(fitting, dict) else None
-        if isinstance(inputs, list) and inputs and draw.random() < 0.8:
+        if isinstance(inputs, list) and inputs and rng.random() < 0.8:
             streams = [str(name) for name in inputs]
-        chosen = chosen.format(*(draw.choice(streams) for _ in range(_FORMATS)))
+        chosen = chosen.format(*(rng.choice(streams) for _ in range(_FORMATS)))
     return _put(manifest, path, chosen)
 
 
-def _of_schema(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _of_schema(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     schema = schema_at(path)
     if schema is None:
-        return _of_anything(manifest, path, draw)
-    return _put(manifest, path, value(path, schema, draw))
+        return _of_anything(manifest, path, rng)
+    return _put(manifest, path, value(path, schema, rng))
 
 
-def _of_limit(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _of_limit(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     found = limits(schema_at(path) or {})
-    return _put(manifest, path, draw.choice(found or values.NUMBERS))
+    return _put(manifest, path, rng.choice(found or values.NUMBERS))
 
 
-def _of_anything(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
-    return _put(manifest, path, draw.choice((*values.ANYTHING, *values.NUMBERS, *values.TEXTS)))
+def _of_anything(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
+    return _put(manifest, path, rng.choice((*values.ANYTHING, *values.NUMBERS, *values.TEXTS)))
 
 
-def _of_other_stream(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _of_other_stream(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     """References to what exists: cycles, duplicates, inputs without any event time."""
     places = [p for p in _paths(manifest["spec"], ("spec",)) if _names_stream(p)]
     if not places:
-        return _of_anything(manifest, path, draw)
-    place = draw.choice(places)
+        return _of_anything(manifest, path, rng)
+    place = rng.choice(places)
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
-    return f"and {where[1:]} {_put(manifest, place, draw.choice(_streams(manifest)))}"
+    return f"and {where[1:]} {_put(manifest, place, rng.choice(_streams(manifest)))}"
 
 
 def _names_stream(path: Path) -> bool:
@@ -114,72 +114,72 @@ def _names_stream(path: Path) -> bool:
     return False
 
 
-def _hostile_name(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
-    return _put(manifest, path, draw.choice(values.BAD_NAMES))
+def _hostile_name(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
+    return _put(manifest, path, rng.choice(values.BAD_NAMES))
 
 
-def _text(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
-    return _put(manifest, path, draw.choice(values.TEXTS))
+def _text(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
+    return _put(manifest, path, rng.choice(values.TEXTS))
 
 
-def _within_text(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _within_text(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     """A character more, a part less, or a part twice."""
     old = at(manifest, path)
     if not isinstance(old, str) or not old:
-        return _plausible(manifest, path, draw)
-    start, end = sorted((draw.randrange(len(old) + 1), draw.randrange(len(old) + 1)))
-    part = draw.choice(("", old[start:end] * 2, draw.choice(values.TEXTS), "(", "'", ",", " "))
+        return _plausible(manifest, path, rng)
+    start, end = sorted((rng.randrange(len(old) + 1), rng.randrange(len(old) + 1)))
+    part = rng.choice(("", old[start:end] * 2, rng.choice(values.TEXTS), "(", "'", ",", " "))
     return _put(manifest, path, old[:start] + part + old[end:])
 
 
-def _drop(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _drop(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     del at(manifest, path[:-1])[path[-1]]
     return "dropped"
 
 
-def _null(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _null(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     return _put(manifest, path, None)
 
 
-def _wrapped(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _wrapped(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     """As a text, in a list, or as the value of a field."""
     old = at(manifest, path)
-    return _put(manifest, path, draw.choice((str(old), [old], {"value": old}, [[old]])))
+    return _put(manifest, path, rng.choice((str(old), [old], {"value": old}, [[old]])))
 
 
-def _repeat(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _repeat(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     """An item of a list again, up to more than any list may have."""
     lists = [p for p in _paths(manifest["spec"], ("spec",)) if isinstance(at(manifest, p), list)]
-    place = draw.choice(lists) if lists else None
+    place = rng.choice(lists) if lists else None
     if place is None or not (items := at(manifest, place)):
-        return _drop(manifest, path, draw)
-    one, times = draw.choice(items), draw.choice((1, 1, 1, 2, 16, 65))
+        return _drop(manifest, path, rng)
+    one, times = rng.choice(items), rng.choice((1, 1, 1, 2, 16, 65))
     for n in range(times):
         again = copy.deepcopy(one)
-        if isinstance(again, dict) and draw.random() < 0.7:
+        if isinstance(again, dict) and rng.random() < 0.7:
             again["name"] = f"r{n}"
         items.append(again)
     return f"and an item of {place[-1]} {times} times"
 
 
-def _reorder(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
+def _reorder(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     for field in ("sources", "operators", "queries"):
         items = manifest["spec"].get(field) if isinstance(manifest["spec"], dict) else None
         if isinstance(items, list):
-            draw.shuffle(items)
+            rng.shuffle(items)
     return "and lists in another order"
 
 
-def _unknown_field(manifest: dict[str, Any], path: Path, draw: random.Random) -> str:
-    key, new = draw.choice(values.BAD_NAMES), draw.choice(values.ANYTHING)
+def _unknown_field(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
+    key, new = rng.choice(values.BAD_NAMES), rng.choice(values.ANYTHING)
     old = at(manifest, path)
     if isinstance(old, dict):
         old[key] = copy.deepcopy(new)
         return f"has a field {key!r}"
     if not isinstance(path[-1], str) or len(path) < 2:
-        return _of_anything(manifest, path, draw)
+        return _of_anything(manifest, path, rng)
     parent = at(manifest, path[:-1])
-    renamed = draw.choice((path[-1].lower(), path[-1].upper(), path[-1] + "s", path[-1] + " "))
+    renamed = rng.choice((path[-1].lower(), path[-1].upper(), path[-1] + "s", path[-1] + " "))
     parent[renamed] = parent.pop(path[-1])
     return f"renamed to {renamed!r}"
 
@@ -204,7 +204,7 @@ _CHANGES: dict[_Change, int] = {
 """With their weights."""
 
 
-def _add_declared(manifest: dict[str, Any], path: Path, draw: random.Random) -> Mutation | None:
+def _add_declared(manifest: dict[str, Any], path: Path, rng: random.Random) -> Mutation | None:
     """A field that the schema declares and the object lacks."""
     node, schema = at(manifest, path), schema_at(path)
     if not isinstance(node, dict) or schema is None:
@@ -212,34 +212,34 @@ def _add_declared(manifest: dict[str, Any], path: Path, draw: random.Random) -> 
     missing = [f for f in schema.get("properties") or {} if f not in node]
     if not missing:
         return None
-    where: Path = (*path, draw.choice(missing))
-    return Mutation(where, "added " + _plausible(manifest, where, draw))
+    where: Path = (*path, rng.choice(missing))
+    return Mutation(where, "added " + _plausible(manifest, where, rng))
 
 
-def _replace_envelope(manifest: dict[str, Any], draw: random.Random) -> Mutation:
+def _replace_envelope(manifest: dict[str, Any], rng: random.Random) -> Mutation:
     metadata: dict[str, Any] = {
-        "labels": draw.choice(
+        "labels": rng.choice(
             ({"a": "b"}, {"a": 1}, {"a/b/c": "x"}, {"rekindle.dev/topology": "x"})
         ),
-        "annotations": draw.choice(({"a": "ä" * 1000}, {"": ""}, {"a": None}, {"a": "x" * 300000})),
-        "finalizers": draw.choice((["example.org/hold"], ["foregroundDeletion"], ["x"], [1])),
-        "generateName": draw.choice(("g-", "G", "a" * 60, "")),
-        "namespace": draw.choice(("other", "", 1)),
-        "ownerReferences": draw.choice(([], [{}], [{"apiVersion": "v1", "kind": "Pod"}])),
+        "annotations": rng.choice(({"a": "ä" * 1000}, {"": ""}, {"a": None}, {"a": "x" * 300000})),
+        "finalizers": rng.choice((["example.org/hold"], ["foregroundDeletion"], ["x"], [1])),
+        "generateName": rng.choice(("g-", "G", "a" * 60, "")),
+        "namespace": rng.choice(("other", "", 1)),
+        "ownerReferences": rng.choice(([], [{}], [{"apiVersion": "v1", "kind": "Pod"}])),
         "uid": "x",
-        "generation": draw.choice((7, -1, 2**63)),
-        "resourceVersion": draw.choice(("", "0", "7")),
-        "creationTimestamp": draw.choice((None, "yesterday")),
+        "generation": rng.choice((7, -1, 2**63)),
+        "resourceVersion": rng.choice(("", "0", "7")),
+        "creationTimestamp": rng.choice((None, "yesterday")),
         "deletionTimestamp": "2013-01-01T00:00:00Z",
     }
-    key = draw.choice([*metadata, "apiVersion", "kind", "metadata", "spec", "status", "data"])
+    key = rng.choice([*metadata, "apiVersion", "kind", "metadata", "spec", "status", "data"])
     if key in metadata and isinstance(manifest.get("metadata"), dict):
         manifest["metadata"][key] = metadata[key]
         return Mutation(("metadata", key), f"= {str(metadata[key])[:_SHOWN_CHARS]}")
     if key == "status":
         status = {"conditions": [{"type": "Valid", "status": "True"}], "phase": "Running"}
         return Mutation((key,), _put(manifest, (key,), status))
-    return Mutation((key,), _put(manifest, (key,), draw.choice(values.ANYTHING)))
+    return Mutation((key,), _put(manifest, (key,), rng.choice(values.ANYTHING)))
 
 
 def _streams(manifest: dict[str, Any]) -> list[str]:

@@ -87,29 +87,29 @@ def pool(path: Path, schema: Schema | None) -> Sequence[Any]:
     return values.ANYTHING
 
 
-def value(path: Path, schema: Schema, draw: random.Random) -> Any:
+def value(path: Path, schema: Schema, rng: random.Random) -> Any:
     """A value of the schema's type. Rules of CEL and patterns may refuse it."""
     if "x-kubernetes-preserve-unknown-fields" in schema and "properties" not in schema:
-        return draw.choice(pool(path, schema))
+        return rng.choice(pool(path, schema))
     match schema.get("type"):
         case "object" if "additionalProperties" in schema:
             keys = _KEYS.get(field_name(path), values.NAMES)
-            chosen = draw.sample(keys, min(len(keys), draw.randint(0, _MAX_ITEMS)))
+            chosen = rng.sample(keys, min(len(keys), rng.randint(0, _MAX_ITEMS)))
             inner = schema["additionalProperties"]
-            return {key: value((*path, key), inner, draw) for key in chosen}
+            return {key: value((*path, key), inner, rng) for key in chosen}
         case "object":
-            return _object(path, schema, draw)
+            return _object(path, schema, rng)
         case "array":
-            count = draw.randint(schema.get("minItems", 0), _MAX_ITEMS)
-            return [value((*path, at), schema["items"], draw) for at in range(count)]
+            count = rng.randint(schema.get("minItems", 0), _MAX_ITEMS)
+            return [value((*path, at), schema["items"], rng) for at in range(count)]
         case "boolean":
-            return draw.random() < 0.5
+            return rng.random() < 0.5
         case "integer":
             least = schema.get("minimum", -3)
-            return draw.randint(least, schema.get("maximum", least + 5))
+            return rng.randint(least, schema.get("maximum", least + 5))
         case "number":
-            return draw.choice([0.5, 1, 5, 60, 1000.25])
-    return draw.choice(pool(path, schema))
+            return rng.choice([0.5, 1, 5, 60, 1000.25])
+    return rng.choice(pool(path, schema))
 
 
 def limits(schema: Schema) -> list[Any]:
@@ -124,13 +124,13 @@ def limits(schema: Schema) -> list[Any]:
     return found
 
 
-def _object(path: Path, schema: Schema, draw: random.Random) -> dict[str, Any]:
+def _object(path: Path, schema: Schema, rng: random.Random) -> dict[str, Any]:
     declared: Mapping[str, Any] = schema.get("properties") or {}
     fields = list(schema.get("required", ()))
-    fields += [f for f in declared if f not in fields and draw.random() < _OPTIONAL]
+    fields += [f for f in declared if f not in fields and rng.random() < _OPTIONAL]
     if kinds := _one_of(path):
-        fields = [f for f in fields if f not in kinds] + [draw.choice(kinds)]
-    return {field: value((*path, field), declared[field], draw) for field in fields}
+        fields = [f for f in fields if f not in kinds] + [rng.choice(kinds)]
+    return {field: value((*path, field), declared[field], rng) for field in fields}
 
 
 def _one_of(path: Path) -> list[str]:
