@@ -36,8 +36,8 @@ from rekindle_testing.embedded.kubelet_node.packages import PACKAGES, missing
 from rekindle_testing.embedded.kubelet_node.state_file import (
     Cgroup,
     Directory,
+    HostResource,
     Link,
-    Record,
     StateFile,
     parse,
     to_line,
@@ -309,7 +309,7 @@ def test_an_overlay_is_not_laid_over_another() -> None:
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,9}", fullmatch=True)
 PARTS = st.text(st.characters(exclude_characters="/."), min_size=1)
-RECORDS = st.lists(
+RESOURCES = st.lists(
     st.one_of(
         st.builds(Cgroup, NAMES.map("rekindle-kubelet-3/{}".format)),
         st.builds(Link, st.integers(0, 15).map("rk{}".format)),
@@ -322,25 +322,25 @@ RECORDS = st.lists(
 )
 
 
-@given(RECORDS, st.data())
+@given(RESOURCES, st.data())
 def test_a_file_cut_anywhere_names_what_was_recorded_before(
-    records: list[Record], data: st.DataObject
+    resources: list[HostResource], data: st.DataObject
 ) -> None:
-    text = "".join(map(to_line, records))
+    text = "".join(map(to_line, resources))
     length = data.draw(st.integers(0, len(text)))
     found = parse(text[:length])
-    assert found == list(dict.fromkeys(records))[: len(found)]
+    assert found == list(dict.fromkeys(resources))[: len(found)]
     if length == len(text):
-        assert found == list(dict.fromkeys(records))
+        assert found == list(dict.fromkeys(resources))
 
 
 def test_a_line_of_another_kind_is_refused() -> None:
-    with pytest.raises(KubeletNodeError, match="no record"):
+    with pytest.raises(KubeletNodeError, match="no host resource"):
         parse('{"kind": "planet", "name": "x"}\n')
 
 
 @pytest.mark.parametrize(
-    "record",
+    "resource",
     [
         Cgroup(""),
         Cgroup("rekindle-kubelet-0/.."),
@@ -353,13 +353,13 @@ def test_a_line_of_another_kind_is_refused() -> None:
         Directory("/a/../data"),
     ],
 )
-def test_nothing_of_others_is_recorded_or_removed(record: Record, tmp_path: Path) -> None:
+def test_nothing_of_others_is_recorded_or_removed(resource: HostResource, tmp_path: Path) -> None:
     state = StateFile.claim(tmp_path / "0.jsonl")
     assert state is not None
     with pytest.raises(KubeletNodeError, match="cannot belong"):
-        state.record(record)
-    with pytest.raises(KubeletNodeError, match="no record"):
-        parse(to_line(record))
+        state.record(resource)
+    with pytest.raises(KubeletNodeError, match="no host resource"):
+        parse(to_line(resource))
 
 
 def test_a_state_file_has_one_owner(tmp_path: Path) -> None:
@@ -368,13 +368,13 @@ def test_a_state_file_has_one_owner(tmp_path: Path) -> None:
     assert first is not None
     assert StateFile.claim(path) is None
     first.record(Directory("/d/data"), Link("rk0"))
-    assert first.records() == [Directory("/d/data"), Link("rk0")]
+    assert first.resources() == [Directory("/d/data"), Link("rk0")]
     first.close()
     second = StateFile.claim(path)
     assert second is not None
-    assert second.records() == [Directory("/d/data"), Link("rk0")]
+    assert second.resources() == [Directory("/d/data"), Link("rk0")]
     second.clear()
-    assert second.records() == []
+    assert second.resources() == []
 
 
 def test_what_a_killed_process_has_recorded_is_removed(tmp_path: Path) -> None:

@@ -428,7 +428,7 @@ ANOTHER_CLUSTER = """
                 "namespaces": [os.readlink(f"/proc/{pid}/ns/{kind}")
                                for pid in node.pids for kind in ("net", "mnt", "pid")],
                 "state": str(network.state.path),
-                "records": network.state.path.read_text(),
+                "resources": network.state.path.read_text(),
             }), flush=True)
             sys.stdin.readline()
 """
@@ -448,10 +448,10 @@ def another_cluster(directory: Path, mode: str) -> Iterator[tuple[subprocess.Pop
 
 
 def left_of(facts: Any) -> list[str]:
-    """What is still there of a cluster, by its records and by what the kernel lists."""
+    """What is still there of a cluster, by its state file and by what the kernel lists."""
     own = {Path(f"/proc/self/ns/{kind}").readlink() for kind in ("net", "mnt", "pid")}
     namespaces = set(facts["namespaces"]) - set(map(str, own))
-    found = removal.leftovers(parse(facts["records"]))
+    found = removal.leftovers(parse(facts["resources"]))
     running = [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if runs(entry.name)]
     found += [f"process {pid}" for pid in facts["pids"] if pid in running]
     for pid in running:
@@ -499,8 +499,8 @@ def test_a_killed_test_leaves_nothing_behind_the_next_up(
         process.kill()
         process.wait()
     with NodeNetwork(tmp_path / "next", on_progress=print):
-        records = [r for r in parse(facts["records"]) if "brief" in str(r)]
-        assert removal.leftovers(records) == []
+        resources = [r for r in parse(facts["resources"]) if "brief" in str(r)]
+        assert removal.leftovers(resources) == []
     assert left_of(facts) == []
     assert contents(template.root) == before
 

@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 
 _EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
-_SPEEDUP = 216_000  # fixed: it is part of operator ids, which decide where equal tasks are placed
+_SPEEDUP = 216_000
+"""Fixed: it is part of operator ids, by which tasks with the same requests are ordered when they are
+placed."""
 
 
 @functools.cache

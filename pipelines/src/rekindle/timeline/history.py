@@ -1,6 +1,6 @@
 """The history of a topology, recorded from samples of its status. Pure: no I/O, no clock.
 
-An observer adds samples of `status`, and marks for actions on the cluster; the demo's verdict,
+An observer adds samples of `status`, and marks for actions on the cluster; the demo's checks,
 its timeline and the failure tests read the result. Times are seconds since the history began.
 """
 

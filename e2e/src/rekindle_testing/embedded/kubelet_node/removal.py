@@ -16,8 +16,8 @@ from rekindle_testing.embedded.kubelet_node.state_file import (
     STATE_DIRECTORY,
     Cgroup,
     Directory,
+    HostResource,
     Link,
-    Record,
     StateFile,
 )
 from rekindle_testing.embedded.process_node import syscalls
@@ -39,40 +39,40 @@ def sweep(directory: Path = STATE_DIRECTORY, on_progress: OnProgress = no_progre
 
 def remove_all(state: StateFile, on_progress: OnProgress = no_progress) -> None:
     """Remove what a file that is claimed names, and empty the file."""
-    records = state.records()
-    if not records:
+    resources = state.resources()
+    if not resources:
         return
-    if present := leftovers(records):
+    if present := leftovers(resources):
         on_progress(f"removing {len(present)} leftovers of kubelet nodes named by {state.path}")
-    remove(records)
-    if present := leftovers(records):
+    remove(resources)
+    if present := leftovers(resources):
         raise KubeletNodeError(
             f"could not be removed: {', '.join(present)}; {state.path} still names them"
         )
     state.clear()
 
 
-def remove(records: Iterable[Record]) -> None:
+def remove(resources: Iterable[HostResource]) -> None:
     """Processes first: with them go their namespaces, and what is in these."""
-    records = list(records)
-    names = [record.name for record in records if isinstance(record, Cgroup)]
+    resources = list(resources)
+    names = [resource.name for resource in resources if isinstance(resource, Cgroup)]
     kill(names)
-    for record in records:
-        if isinstance(record, Link) and _has_link(record.name):
+    for resource in resources:
+        if isinstance(resource, Link) and _has_link(resource.name):
             # It may vanish meanwhile, with the namespace that has its other end.
             with contextlib.suppress(KubeletNodeError):
-                commands.ip([f"link delete {record.name}"])
-    for record in records:
-        if isinstance(record, Directory):
-            delete_directory(Path(record.path))
+                commands.ip([f"link delete {resource.name}"])
+    for resource in resources:
+        if isinstance(resource, Directory):
+            delete_directory(Path(resource.path))
     _remove_cgroups(names)
 
 
-def leftovers(records: Iterable[Record]) -> list[str]:
-    """What is still there of what the records name, in words."""
+def leftovers(resources: Iterable[HostResource]) -> list[str]:
+    """What is still there of the resources, in words."""
     found = []
-    for record in records:
-        match record:
+    for resource in resources:
+        match resource:
             case Cgroup(name):
                 found += [f"process {pid} of {name}" for pid in sorted(cgroups.processes(name))]
                 found += [f"cgroup {name}"] if cgroups.exists(name) else []

@@ -43,9 +43,9 @@ class Directory:
     path: str
 
 
-Record = Cgroup | Link | Directory
+HostResource = Cgroup | Link | Directory
 
-_KINDS: dict[str, type[Record]] = {"cgroup": Cgroup, "link": Link, "directory": Directory}
+_KINDS: dict[str, type[HostResource]] = {"cgroup": Cgroup, "link": Link, "directory": Directory}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
@@ -54,10 +54,10 @@ _OWN_LINK = re.compile(r"rk\d+")
 DATA = "data"
 
 
-def is_ours(record: Record) -> bool:
+def is_ours(resource: HostResource) -> bool:
     """Whether it may be a cluster's. What is removed, as root, goes by a file: one that names
     anything else, such as the root of all cgroups, is refused."""
-    match record:
+    match resource:
         case Cgroup(name):
             return _OWN_CGROUP.fullmatch(name) is not None
         case Link(name):
@@ -67,26 +67,27 @@ def is_ours(record: Record) -> bool:
             return len(parts) > 2 and parts[0] == "/" and parts[-1] == DATA and ".." not in parts
 
 
-def to_line(record: Record) -> str:
-    return json.dumps({"kind": _NAMES[type(record)], **asdict(record)}) + "\n"
+def to_line(resource: HostResource) -> str:
+    return json.dumps({"kind": _NAMES[type(resource)], **asdict(resource)}) + "\n"
 
 
-def parse(text: str) -> list[Record]:
-    """The records of a file, each once. A last line that was not written to its end names nothing,
-    since what it names was not made."""
+def parse(text: str) -> list[HostResource]:
+    """The resources that a file names, each once. A last line that was not written to its end names
+    nothing, since what it names was not made."""
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
-    found: list[Record] = []
+    found: list[HostResource] = []
     for line in lines:
         try:
             fields = json.loads(line)
-            record = _KINDS[fields.pop("kind")](**fields)
-            if not is_ours(record):
+            resource = _KINDS[fields.pop("kind")](**fields)
+            if not is_ours(resource):
                 raise ValueError("not ours")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise KubeletNodeError(f"a line of a state file is no record: {line!r}") from error
-        found.append(record)
+            what = f"a line of a state file names no host resource: {line!r}"
+            raise KubeletNodeError(what) from error
+        found.append(resource)
     return list(dict.fromkeys(found))
 
 
@@ -109,18 +110,18 @@ class StateFile:
             return None
         return cls(path, file)
 
-    def records(self) -> list[Record]:
+    def resources(self) -> list[HostResource]:
         try:
             return parse(self.path.read_text())
         except KubeletNodeError as error:
             raise KubeletNodeError(f"{self.path}: {error}") from error
 
-    def record(self, *records: Record) -> None:
+    def record(self, *resources: HostResource) -> None:
         """Durable against the end of this process; a crash of the machine takes the rest along."""
-        for record in records:
-            if not is_ours(record):
-                raise KubeletNodeError(f"{record} cannot belong to a kubelet node")
-            self._file.write(to_line(record))
+        for resource in resources:
+            if not is_ours(resource):
+                raise KubeletNodeError(f"{resource} cannot belong to a kubelet node")
+            self._file.write(to_line(resource))
         self._file.flush()
 
     def clear(self) -> None:
