@@ -13,11 +13,15 @@ from __future__ import annotations
 import argparse
 import time
 
-from rekindle_testing.fixtures.coordinator_parts import Part
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 from rekindle_testing.fixtures.simulated_topology import SimulatedTopology
 from rekindle_testing.harness.report import Row, load_average, report
 
-PARTS = (Part("src"), Part("mid", ("src",)), Part("out", ("mid",), query=True))
+PARTS = (
+    SimulatedSegment("src"),
+    SimulatedSegment("mid", ("src",)),
+    SimulatedSegment("out", ("mid",), query=True),
+)
 STEPS = {1: None, 10: None, 50: 1.0}
 """Epochs that are released at once, and the target in seconds."""
 POLL_EVERY = 100

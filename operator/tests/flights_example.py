@@ -11,8 +11,8 @@ import yaml
 
 _EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 _SPEEDUP = 216_000
-"""Fixed: it is part of operator ids, by which tasks with the same requests are ordered when they are
-placed."""
+"""Fixed: it is part of operator ids, by which tasks with the same requests are ordered when they
+are placed."""
 
 
 @functools.cache

@@ -38,14 +38,14 @@ from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
-from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 
 class World:
     """Tasks, a store and one current coordinator (older ones may still run)."""
 
-    def __init__(self, parts: Sequence[Part], interval_epochs: int = 4) -> None:
+    def __init__(self, parts: Sequence[SimulatedSegment], interval_epochs: int = 4) -> None:
         self.generation = make_generation(parts, interval_epochs=interval_epochs)
         self.graph: Graph = build_graph(self.generation.topology)
         self.inputs = dict(self.graph.inputs)  # of older generations too
@@ -331,10 +331,10 @@ def address(slot: Slot) -> str:
 
 
 DIAMOND = (
-    Part("src", replicas=2),
-    Part("left", ("src",), partitions=2, replicas=2, query=True),
-    Part("right", ("src",)),
-    Part("both", ("left", "right"), query=True),
+    SimulatedSegment("src", replicas=2),
+    SimulatedSegment("left", ("src",), partitions=2, replicas=2, query=True),
+    SimulatedSegment("right", ("src",)),
+    SimulatedSegment("both", ("left", "right"), query=True),
 )
 
 

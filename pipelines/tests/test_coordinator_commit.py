@@ -17,7 +17,7 @@ from rekindle.coordinator.model import (
 )
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.coordinator_parts import Part
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 
 BOTH = Slot("both", 0, 0)
 
@@ -39,10 +39,10 @@ def test_a_checkpoint_is_committed_when_every_running_partition_has_it() -> None
 
 
 HALVES = (
-    Part("s1"),
-    Part("b1", ("s1",), query=True, replicas=2),
-    Part("s2"),
-    Part("b2", ("s2",), query=True),
+    SimulatedSegment("s1"),
+    SimulatedSegment("b1", ("s1",), query=True, replicas=2),
+    SimulatedSegment("s2"),
+    SimulatedSegment("b2", ("s2",), query=True),
 )
 B1 = Slot("b1", 0, 0)
 

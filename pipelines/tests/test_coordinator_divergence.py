@@ -14,7 +14,7 @@ from rekindle.protocol import Contradiction, PollResponse
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
-from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 
 LEFT = Partition("left", 0)
 REPLICAS = (Slot("left", 0, 0), Slot("left", 0, 1))
@@ -356,8 +356,8 @@ def edited(replicas: int, edit: str) -> World:
     world.tasks[REPLICAS[1]].corruption = "!"
     world.run(1)
     assert world.reports[-1]["inconsistent"]
-    left = Part("left", ("src",), 2, replicas, query=True, edit=edit)
-    both = Part("both", ("left", "right"), query=True, edit=edit)
+    left = SimulatedSegment("left", ("src",), 2, replicas, query=True, edit=edit)
+    both = SimulatedSegment("both", ("left", "right"), query=True, edit=edit)
     parts = (DIAMOND[0], left, DIAMOND[2], both)
     world.change_generation(make_generation(parts, 2), keep_old_pods=True)
     for slot in world.generation.topology.slots():
@@ -492,7 +492,7 @@ def test_a_readers_checkpoint_waits_for_its_inputs_agreement(
 ) -> None:
     """One Live replica is some epochs behind and right; the one that leads is wrong."""
     leading, behind, reader = Slot("src", 0, 0), Slot("src", 0, 1), Slot("agg", 0, 0)
-    parts = (Part("src", replicas=2), Part("agg", ("src",), query=True))
+    parts = (SimulatedSegment("src", replicas=2), SimulatedSegment("agg", ("src",), query=True))
     world = World(parts, interval_epochs=interval_epochs)
     world.start_all()
     world.run(12)

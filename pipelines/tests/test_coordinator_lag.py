@@ -7,7 +7,7 @@ import pytest
 from rekindle.coordinator.core.report import SourceHeads
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import build_graph
-from rekindle_testing.fixtures.coordinator_parts import Part, make_generation
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 
 GOOD, AHEAD = Partition("good", 0), Partition("ahead", 0)
 SKEW_S = 12
@@ -56,7 +56,12 @@ def test_partitions_of_earlier_generations_are_forgotten(heads: SourceHeads) -> 
 
 def test_a_segment_knows_the_sources_that_it_reads_indirectly() -> None:
     generation = make_generation(
-        [Part("a", partitions=2), Part("b"), Part("of-a", ("a",)), Part("both", ("of-a", "b"))]
+        [
+            SimulatedSegment("a", partitions=2),
+            SimulatedSegment("b"),
+            SimulatedSegment("of-a", ("a",)),
+            SimulatedSegment("both", ("of-a", "b")),
+        ]
     )
     graph = build_graph(generation.topology)
     a, b = (Partition("a", 0), Partition("a", 1)), Partition("b", 0)

@@ -30,14 +30,14 @@ from rekindle.protocol import CheckpointDone
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
-from rekindle_testing.fixtures.coordinator_parts import Part
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 from rekindle_testing.fixtures.examples import examples
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 PARTS = (
-    Part("src", replicas=2),
-    Part("mid", ("src",), replicas=2, query=True),
-    Part("end", ("mid",), replicas=2, query=True),
+    SimulatedSegment("src", replicas=2),
+    SimulatedSegment("mid", ("src",), replicas=2, query=True),
+    SimulatedSegment("end", ("mid",), replicas=2, query=True),
 )
 
 

@@ -13,7 +13,7 @@ from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed, ProblemC
 from rekindle.coordinator.tasks.membership import MIN_SILENCE_S, Membership
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
-from rekindle_testing.fixtures.coordinator_parts import Part
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 
 SRC = Slot("src", 0, 0)
 LEFT = Slot("left", 0, 0)
@@ -156,7 +156,9 @@ def test_many_dead_tasks_are_suspected_when_no_peer_reads_them() -> None:
 
 def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
     """Readers continue with the partner, which proves nothing about the coordinator's network."""
-    world = World((Part("src", replicas=3), Part("left", ("src",), replicas=3)))
+    world = World(
+        (SimulatedSegment("src", replicas=3), SimulatedSegment("left", ("src",), replicas=3))
+    )
     world.start_all()
     world.run(6)
     dead = {slot for slot in world.tasks if slot.replica > 0}

@@ -26,7 +26,7 @@ from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.streams.epochs import EpochBatch
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import FilesSinkSpec
-from rekindle_testing.fixtures.coordinator_parts import SCHEMA, Part, make_generation
+from rekindle_testing.fixtures.coordinator_parts import SCHEMA, SimulatedSegment, make_generation
 
 
 def test_new_segments_start_at_a_boundary_in_the_manifest() -> None:
@@ -34,7 +34,7 @@ def test_new_segments_start_at_a_boundary_in_the_manifest() -> None:
     head = world.head
     parts = (
         *[replace(p, query=True) if p.name == "right" else p for p in DIAMOND],
-        Part("new", ("left",), query=True),
+        SimulatedSegment("new", ("left",), query=True),
     )
     world.change_generation(make_generation(parts, 2))
     for slot in world.generation.topology.slots():
@@ -138,7 +138,7 @@ def test_an_obsolete_task_does_not_delay_a_generation(trouble: str) -> None:
 
 
 def test_a_start_is_ahead_of_all_tasks() -> None:
-    parts = [Part("src"), Part("new", ("src",), query=True)]
+    parts = [SimulatedSegment("src"), SimulatedSegment("new", ("src",), query=True)]
     generation = make_generation(parts, 3, interval_epochs=4)
     previous = replace(manifest_of(src={3: True}), epoch=3)
     found = start_generation(previous, generation, build_graph(generation.topology), head_epoch=6)
@@ -148,7 +148,11 @@ def test_a_start_is_ahead_of_all_tasks() -> None:
 def test_an_added_source_reports_its_first_epoch() -> None:
     world = started()
     assert not any(report["problems"] for report in world.reports)
-    parts = (*DIAMOND, Part("more", partitions=2), Part("own", ("more",), query=True))
+    parts = (
+        *DIAMOND,
+        SimulatedSegment("more", partitions=2),
+        SimulatedSegment("own", ("more",), query=True),
+    )
     world.change_generation(make_generation(parts, 2))
     world.rounds(8)
     begins = world.store[-1].entries["more/0"][0].epoch + 1
@@ -175,8 +179,11 @@ def manifest_of(**epochs: dict[int, bool]) -> Manifest:
 
 
 def fused(reader: bool) -> Generation:
-    parts = [Part("src"), Part("an", ("src",), operators=("op-A", "op-N"), query=not reader)]
-    parts += [Part("r", ("an",), query=True)] if reader else []
+    parts = [
+        SimulatedSegment("src"),
+        SimulatedSegment("an", ("src",), operators=("op-A", "op-N"), query=not reader),
+    ]
+    parts += [SimulatedSegment("r", ("an",), query=True)] if reader else []
     return with_operator_ids(
         make_generation(parts, 3, interval_epochs=10), A=("op-A",), N=("op-N",)
     )
@@ -244,7 +251,7 @@ def test_boundaries_are_checkpoint_epochs(epoch: int, boundary: int) -> None:
 
 def test_an_older_generation_changes_nothing() -> None:
     world = started()
-    world.feed(GenerationSeen(make_generation([Part("x")], 0)))
+    world.feed(GenerationSeen(make_generation([SimulatedSegment("x")], 0)))
     assert world.coordinator.generation is world.generation
 
 
@@ -271,11 +278,16 @@ def test_a_changed_definition_has_another_identity() -> None:
 
 def test_a_segment_that_keeps_state_may_be_another_definition() -> None:
     """One of its operators keeps its id and state, but the query's input is new."""
-    old = make_generation([Part("src"), Part("an", ("src",), query=True)], 1)
+    old = make_generation(
+        [SimulatedSegment("src"), SimulatedSegment("an", ("src",), query=True)], 1
+    )
     previous = start_generation(None, old, build_graph(old.topology), head_epoch=-1)
     manifest = replace(manifest_of(src={29: True}), queries=previous.queries)
     entries = {**manifest.entries, "an/0": (EntryRef(29, "an@29", "d"),)}
-    parts = [Part("src"), Part("an", ("src",), edit="-2", operators=("op-an", "op-N"), query=True)]
+    parts = [
+        SimulatedSegment("src"),
+        SimulatedSegment("an", ("src",), edit="-2", operators=("op-an", "op-N"), query=True),
+    ]
     new = with_operator_ids(make_generation(parts, 2), an=("op-an",))
     graph = build_graph(new.topology)
     found = start_generation(replace(manifest, entries=entries), new, graph, head_epoch=35)
@@ -285,7 +297,7 @@ def test_a_segment_that_keeps_state_may_be_another_definition() -> None:
 
 
 def test_a_query_of_an_old_release_continues() -> None:
-    generation = make_generation([Part("src", query=True)], 4)
+    generation = make_generation([SimulatedSegment("src", query=True)], 4)
     first = start_generation(None, generation, build_graph(generation.topology), head_epoch=-1)
     unnamed = {n: replace(q, definition="", generation=0) for n, q in first.queries.items()}
     previous = replace(manifest_of(src={9: True}), queries=unnamed)

@@ -21,7 +21,11 @@ from rekindle.coordinator.checkpoints.retention import Progress, floors, keep_en
 from rekindle.coordinator.model import Generation, Partition, Ticked
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.coordinator_parts import Part, make_generation, make_topology
+from rekindle_testing.fixtures.coordinator_parts import (
+    SimulatedSegment,
+    make_generation,
+    make_topology,
+)
 from rekindle_testing.fixtures.examples import examples
 
 ACTIONS = st.sampled_from(
@@ -146,7 +150,13 @@ def lags(world: World) -> list[str]:
 
 
 def test_a_log_of_an_earlier_boot_does_not_move_the_position() -> None:
-    world = World([Part("src"), Part("mid", ("src",)), Part("end", ("mid",), query=True)])
+    world = World(
+        [
+            SimulatedSegment("src"),
+            SimulatedSegment("mid", ("src",)),
+            SimulatedSegment("end", ("mid",), query=True),
+        ]
+    )
     world.start_all()
     world.run(9)
     mid, end = Slot("mid", 0, 0), Slot("end", 0, 0)
@@ -181,13 +191,17 @@ def test_no_floor_while_a_reader_has_unknown_progress() -> None:
 
 
 def test_a_stream_that_only_sinks_read_is_held_by_its_own_entry() -> None:
-    graph = build_graph(make_topology([Part("src", query=True)]))
+    graph = build_graph(make_topology([SimulatedSegment("src", query=True)]))
     found = floors(graph, manifest_of({"src/0": [11]}), Progress())
     assert found == {Partition("src", 0): 11}
 
 
 def test_a_waiting_partition_pins_the_entries_of_all_its_ancestors() -> None:
-    graph = build_graph(make_topology([Part("a"), Part("b", ("a",)), Part("c", ("b",))]))
+    graph = build_graph(
+        make_topology(
+            [SimulatedSegment("a"), SimulatedSegment("b", ("a",)), SimulatedSegment("c", ("b",))]
+        )
+    )
     a, b, c = (Partition(n, 0) for n in "abc")
     available = {a: refs(15, 11, 7), b: refs(15, 7), c: refs(11, 7)}
     kept = keep_entries(graph, available, {}, Progress(positions={b: (7,)}))
@@ -197,7 +211,7 @@ def test_a_waiting_partition_pins_the_entries_of_all_its_ancestors() -> None:
 
 
 def test_an_entry_that_is_being_loaded_is_kept() -> None:
-    graph = build_graph(make_topology([Part("a")]))
+    graph = build_graph(make_topology([SimulatedSegment("a")]))
     a = Partition("a", 0)
     kept = keep_entries(graph, {a: refs(15, 11, 7)}, {}, Progress(restoring={a: (7,)}))
     assert epochs(kept["a/0"]) == [15, 7]

@@ -17,7 +17,7 @@ from rekindle.coordinator.tasks.routes import serving_replicas, upstreams
 from rekindle.protocol import PollResponse, TaskRef
 from rekindle.streams.replica_choice import ReplicaChoice, RoutesChanged, SwitchReplica
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.coordinator_parts import Part, make_topology
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_topology
 
 Phase = Literal["CatchingUp", "Live"]
 HEAD = 10_000
@@ -34,7 +34,7 @@ class Reader:
         self.choice = ReplicaChoice(0, stall_s=4)
         self.now = 0.0
         self.left: list[str | None] = []
-        parts = [Part("src", replicas=2), Part("out", ("src",))]
+        parts = [SimulatedSegment("src", replicas=2), SimulatedSegment("out", ("src",))]
         self._graph = build_graph(make_topology(parts))
         self._slots = [Slot("src", 0, 0), Slot("src", 0, 1)]
         self._members = Membership()

@@ -44,17 +44,21 @@ from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
-from rekindle_testing.fixtures.coordinator_parts import Part
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 from rekindle_testing.fixtures.simulated_task import Digest, SimulatedTask
 from rekindle_testing.fixtures.simulated_topology import SimulatedTopology
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
 SINK = SinkAssignment(query="q", from_epoch=0, sink=SinkSpec())
-CHAIN = (Part("src"), Part("mid", ("src",)), Part("out", ("mid",), query=True))
+CHAIN = (
+    SimulatedSegment("src"),
+    SimulatedSegment("mid", ("src",)),
+    SimulatedSegment("out", ("mid",), query=True),
+)
 JOINED = (
-    Part("left", partitions=2),
-    Part("right"),
-    Part("both", ("left", "right"), query=True),
+    SimulatedSegment("left", partitions=2),
+    SimulatedSegment("right"),
+    SimulatedSegment("both", ("left", "right"), query=True),
 )
 
 
@@ -152,7 +156,9 @@ def test_an_epoch_is_not_stable_before_it_is_in_the_log() -> None:
 
 
 @pytest.mark.parametrize("parts", [CHAIN, JOINED])
-def test_results_do_not_depend_on_how_epochs_are_released(parts: tuple[Part, ...]) -> None:
+def test_results_do_not_depend_on_how_epochs_are_released(
+    parts: tuple[SimulatedSegment, ...],
+) -> None:
     slow, fast = SimulatedTopology(parts), SimulatedTopology(parts)
     for _ in range(120):
         slow.release(1)
