@@ -1,4 +1,4 @@
-"""`make images` without an engine: which engine and base, command lines, what a start must say."""
+"""`make images` without a container engine: which one, which base, commands, what a start says."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def remove_unused() -> ModuleType:
     return module
 
 
-# --- which engine -----------------------------------------------------------
+# --- which container engine -------------------------------------------------
 
 
 def working(*kinds: EngineKind) -> Callable[[EngineKind], bool]:

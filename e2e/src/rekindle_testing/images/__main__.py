@@ -1,4 +1,4 @@
-"""`make images`: builds the images with whichever engine works here, and starts each of them.
+"""`make images`: builds the images with the container engine that works here, and starts each.
 
 ENGINE=docker, podman or buildah instead of the first that works; BASE=... another base image;
 ARCHIVES=1 writes each image to build/images/NAME.tar, too.

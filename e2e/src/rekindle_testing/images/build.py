@@ -1,4 +1,4 @@
-"""Builds the images with whichever engine works here."""
+"""Builds the images with whichever container engine works here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STORAGE_BYTES = 12_000_000_000
 
 
 class Builder:
-    """An engine with what it needs to build this checkout's images."""
+    """A container engine with what it needs to build this checkout's images."""
 
     def __init__(self, engine: Engine, on_progress: OnProgress) -> None:
         self.engine = engine
@@ -45,7 +45,7 @@ class Builder:
 
     @classmethod
     def here(cls, on_progress: OnProgress) -> Self:
-        """With the engine of this machine."""
+        """With the container engine of this machine."""
         engine = find_container_engine(on_progress)
         on_progress(f"building with {engine.kind}")
         return cls(engine, on_progress)
@@ -83,7 +83,7 @@ class Builder:
         return archive
 
     def run(self, command: Sequence[str]) -> str:
-        """What a command of the engine prints."""
+        """What a command of the container engine prints."""
         done = programs.run(self.prepared(command), timeout_s=_COMMAND_S)
         if done.exit_code:
             raise ImageError(f"{' '.join(command)} failed:\n{done.output}")
@@ -109,7 +109,7 @@ class Builder:
         self.run(self.engine.buildah("rm", "--all"))
 
     def _made_base(self) -> str:
-        """The base for machines without a registry, in the engine's storage."""
+        """The base for machines without a registry, in the container engine's storage."""
         tag = self.engine.tag("base", base.version())
         there = programs.run(self.prepared(self.engine.inspect(tag)), timeout_s=_COMMAND_S)
         if there.exit_code == 0:

@@ -117,7 +117,7 @@ def _die_with_us() -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """SIGTERM to its group, which clients of an engine pass on, then SIGKILL."""
+    """SIGTERM to its group, which clients of a container engine pass on, then SIGKILL."""
     for number, timeout_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
