@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from rekindle_testing.images import base, engines, inside, programs
-from rekindle_testing.images.engines import Engine, EngineKind, ImageConfig, choose
+from rekindle_testing.images.engines import ContainerEngine, EngineKind, ImageConfig, choose
 from rekindle_testing.images.errors import ImageError
 from rekindle_testing.images.starts import (
     FACTS,
@@ -31,7 +31,7 @@ from rekindle_testing.images.starts import (
 from rekindle_testing.paths import ROOT
 
 WORK = Path("/work")
-DOCKER, PODMAN, BUILDAH = (Engine(kind, WORK) for kind in EngineKind)
+DOCKER, PODMAN, BUILDAH = (ContainerEngine(kind, WORK) for kind in EngineKind)
 every_engine = pytest.mark.parametrize("engine", [DOCKER, PODMAN, BUILDAH], ids=lambda e: e.kind)
 FROM_A_START = {
     "user": 10001,
@@ -113,7 +113,7 @@ def test_a_registry_is_named_by_an_image() -> None:
 
 
 @every_engine
-def test_engines_build_the_same_file_with_the_same_arguments(engine: Engine) -> None:
+def test_engines_build_the_same_file_with_the_same_arguments(engine: ContainerEngine) -> None:
     command = engine.build(
         engine.tag("operator", "1.2"),
         Path("images/operator/Dockerfile"),
@@ -140,7 +140,7 @@ def test_buildah_keeps_all_that_it_makes_and_mounts_to_itself() -> None:
 
 
 @pytest.mark.parametrize("engine", [DOCKER, PODMAN], ids=lambda e: e.kind)
-def test_a_container_has_what_a_pod_has(engine: Engine) -> None:
+def test_a_container_has_what_a_pod_has(engine: ContainerEngine) -> None:
     command = engine.run("t", "n", ("/tmp",), ("python", "-"))
     for option in ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"):
         assert option in command
@@ -150,7 +150,7 @@ def test_a_container_has_what_a_pod_has(engine: Engine) -> None:
 
 
 @every_engine
-def test_an_images_config_is_read(engine: Engine) -> None:
+def test_an_images_config_is_read(engine: ContainerEngine) -> None:
     config = {"User": "1:2", "Env": ["A=b=c"], "Entrypoint": ["tini", "--"], "Cmd": ["x"]}
     documents = {EngineKind.BUILDAH: {"OCIv1": {"config": config}}}
     document = documents.get(engine.kind, [{"Config": config}])

@@ -1,4 +1,4 @@
-"""Reconcile: which records of generations count, and the list of them in the status."""
+"""Reconcile: which generation records count, and the list of them in the status."""
 
 from __future__ import annotations
 

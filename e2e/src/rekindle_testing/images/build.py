@@ -14,7 +14,7 @@ import yaml
 
 from rekindle_testing.embedded.cache import cache_root
 from rekindle_testing.images import base, programs
-from rekindle_testing.images.engines import Engine, EngineKind, choose
+from rekindle_testing.images.engines import ContainerEngine, EngineKind, choose
 from rekindle_testing.images.errors import ImageError, NoContainerEngine
 from rekindle_testing.images.starts import IMAGES, Image
 from rekindle_testing.paths import ROOT
@@ -31,7 +31,7 @@ _STORAGE_BYTES = 12_000_000_000
 class Builder:
     """A container engine with what it needs to build this checkout's images."""
 
-    def __init__(self, engine: Engine, on_progress: OnProgress) -> None:
+    def __init__(self, engine: ContainerEngine, on_progress: OnProgress) -> None:
         self.engine = engine
         self._on_progress = on_progress
         self._version = version()
@@ -120,7 +120,7 @@ class Builder:
         return tag
 
 
-def find_container_engine(on_progress: OnProgress) -> Engine:
+def find_container_engine(on_progress: OnProgress) -> ContainerEngine:
     """ENGINE, or else the first that works; it installs buildah where none does, as root on Debian.
     Raises NoContainerEngine."""
 
@@ -137,7 +137,7 @@ def find_container_engine(on_progress: OnProgress) -> Engine:
             "neither Docker nor podman works here, nor buildah as root. Start or install one "
             "of them; as root on Debian or Ubuntu, `make images` installs buildah itself"
         )
-    return Engine(kind, WORK)
+    return ContainerEngine(kind, WORK)
 
 
 def version() -> str:

@@ -74,7 +74,7 @@ class ImageConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ContainerEngine:
     """`work` is the directory of buildah's storage."""
 
     kind: EngineKind

@@ -30,8 +30,8 @@ def pods_with_own_addresses(pods: Iterable[PodView]) -> tuple[PodView, ...]:
     """Pods that the operator watches keep their address unless a newer pod on another node has
     it."""
     pods = tuple(pods)
-    watched = {p.ip for p in pods if p.is_managed and p.ip}
-    holders = [p for p in pods if p.ip in watched and not p.ended]
+    managed = {p.ip for p in pods if p.is_managed and p.ip}
+    holders = [p for p in pods if p.ip in managed and not p.ended]
     newest = {p.ip: p.node for p in sorted(holders, key=lambda p: p.created_at)}
     return tuple(
         replace(p, ip="") if p.is_managed and newest.get(p.ip, p.node) != p.node else p
