@@ -187,7 +187,7 @@ def hopping(groups: int, count: int, directory: Path, archive: Path | None) -> d
         task.commit_saved()
         if filled:
             (state,) = task.state.operators.values()
-            rows = state.rows + sum(run.rows for run in state.nodes.values())
+            rows = state.rows + sum(run.rows for run in state.tree_nodes.values())
             most = max(most, rows / (groups * len(state.panes)))
     python = _anonymous(psutil.Process())
     task.stop()

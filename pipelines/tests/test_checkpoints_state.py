@@ -176,9 +176,11 @@ def test_the_digest_of_an_entry_is_that_of_the_state(store: Store) -> None:
 
 
 def test_the_digest_of_a_state_without_rows_is_kept(store: Store) -> None:
-    ref = save(StateStore(store, "u"), 9, State({"op": replace(EMPTY, digest="1", floor=7)}))
+    ref = save(
+        StateStore(store, "u"), 9, State({"op": replace(EMPTY, digest="1", first_live_pane_us=7)})
+    )
     entry, state = StateStore(store, "u").load(ref.object)
-    assert (state.operators["op"].digest, state.operators["op"].floor) == ("1", 7)
+    assert (state.operators["op"].digest, state.operators["op"].first_live_pane_us) == ("1", 7)
     assert state.operators["op"].is_empty
     assert entry.objects == {"op": ()}
 

@@ -65,7 +65,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "PRUNED_PAGES", 2)
     monkeypatch.setattr(pages, "READ_PAGES", 2)
     monkeypatch.setattr(combining, "WINDOW_ROWS", 8)
-    monkeypatch.setattr(combining, "NODE_ROWS", 12)
+    monkeypatch.setattr(combining, "TREE_NODE_ROWS", 12)
 
 
 def table(rows: Sequence[Any]) -> pa.Table:
@@ -163,7 +163,7 @@ def check(state: OperatorState) -> None:
     live = np.zeros(len(state.pages), dtype=np.int64)
     for delta in state.deltas:
         at = pages._pages_of(state, delta.run.panes, delta.run.buckets())
-        counts = (delta.seq > state.through[at]) & (delta.run.panes >= state.floor)
+        counts = (delta.seq > state.through[at]) & (delta.run.panes >= state.first_live_pane_us)
         np.add.at(live, at[counts], 1)
     assert live.tolist() == state.pending.tolist()
     for at, page in enumerate(state.pages):
@@ -171,7 +171,7 @@ def check(state: OperatorState) -> None:
             assert set(pages._pages_of(state, page.run.panes, page.run.buckets())) == {at}
     known = [run.panes for run in state.runs()]
     everything = np.unique(np.concatenate(known)) if known else np.zeros(0, dtype=np.int64)
-    assert state.panes.tolist() == everything[everything >= state.floor].tolist()
+    assert state.panes.tolist() == everything[everything >= state.first_live_pane_us].tolist()
 
 
 steps = st.lists(st.sampled_from(["compact", "all", "join", "none"]), min_size=1, max_size=5)
@@ -316,8 +316,8 @@ def test_pages_that_hardly_change_do_not_keep_deltas(monkeypatch: pytest.MonkeyP
 
 
 @given(st.integers(-100, 100), st.integers(1, 700))
-def test_nodes_of_a_window_are_its_panes_in_order(first: int, count: int) -> None:
-    nodes = combining.nodes_of(first, count)
+def test_tree_nodes_of_a_window_are_its_panes_in_order(first: int, count: int) -> None:
+    nodes = combining.tree_nodes_of(first, count)
     size = [combining.FAN_OUT**level for level, _ in nodes]
     at = first
     for (_, number), panes in zip(nodes, size, strict=True):
@@ -395,9 +395,9 @@ def test_equal_hashes_of_different_keys_stay_apart() -> None:
 
 def test_wide_rows_are_folded_in_portions_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """4,096 rows may be some kilobytes, or more than the task's memory."""
-    for limit in ("WINDOW_ROWS", "NODE_ROWS"):
+    for limit in ("WINDOW_ROWS", "TREE_NODE_ROWS"):
         monkeypatch.setattr(combining, limit, 1 << 18)
-    for limit in ("WINDOW_BYTES", "NODE_BYTES"):
+    for limit in ("WINDOW_BYTES", "TREE_NODE_BYTES"):
         monkeypatch.setattr(combining, limit, 1 << 20, raising=False)
     monkeypatch.setattr(pages, "PAGE_ROWS", 4096)
     shape = RunShape((pa.int64(),), (("word", pa.string(), "max"),))
@@ -424,8 +424,8 @@ def test_nodes_are_in_files_while_they_are_computed(
     state = pages.append(EMPTY, counts(groups.ravel(), panes.ravel()))
     files, starts, closed = RunFiles(tmp_path, memory_bytes=0), np.arange(1), list[pa.Table]()
     found = combining.each_window(COUNTS, state, PANE_US, 256, starts, closed.append, files)
-    assert sum(node.nbytes for node in found.nodes.values()) > 3 * files.portion_bytes
-    in_memory = [node.nbytes for node in found.nodes.values() if not node.spilled]
+    assert sum(node.nbytes for node in found.tree_nodes.values()) > 3 * files.portion_bytes
+    in_memory = [node.nbytes for node in found.tree_nodes.values() if not node.spilled]
     assert sum(in_memory) <= files.portion_bytes
     same = combining.windows(COUNTS, state, PANE_US, 256, starts)[1]
     assert pa.concat_tables(closed).equals(same)

@@ -287,7 +287,7 @@ def test_windows_that_close_in_portions_have_the_same_bits(drawn: list[Any], pan
             whole = advance(shape, state, rows, [mark])
             patched.setattr(operator, "READ_PAGES", 1)
             patched.setattr(operator, "PAGE_ROWS", 4)
-            patched.setattr(combining, "NODE_ROWS", 8)
+            patched.setattr(combining, "TREE_NODE_ROWS", 8)
             patched.setattr(combining, "WINDOW_ROWS", 8)
             parts = advance(shape, portioned, rows, [mark], files)
             state, portioned = whole.state, parts.state

@@ -90,20 +90,20 @@ def _none() -> Int64s:
 @dataclass(frozen=True, eq=False)
 class OperatorState:
     """`through`: for each page, the delta up to which it is folded; `pending`: how many rows of
-    later deltas belong to it. `floor`: rows of panes below it are dead. `panes`: those with rows,
-    ascending. `credit`: rows that may be compacted. `nodes`: of `engine.state.panes`; derived.
-    `digest`: chained over the rows of all epochs, so equal for equal states, however they are laid
-    out."""
+    later deltas belong to it. `first_live_pane_us`: rows of panes before it are dead. `panes`:
+    those with rows, ascending. `credit`: rows that may be compacted. `tree_nodes`: of
+    `engine.state.panes`; derived. `digest`: chained over the rows of all epochs, so equal for equal
+    states, however they are laid out."""
 
     pages: tuple[Page, ...] = _FIRST
     deltas: tuple[Delta, ...] = ()
     through: Int64s = field(default_factory=_none)
     pending: Int64s = field(default_factory=_none)
-    floor: int = NO_PANE
+    first_live_pane_us: int = NO_PANE
     panes: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     seq: int = 0
     credit: int = 0
-    nodes: Mapping[tuple[int, int], Run] = field(default_factory=dict)
+    tree_nodes: Mapping[tuple[int, int], Run] = field(default_factory=dict)
     digest: str = ""
 
     @property
@@ -135,7 +135,7 @@ class OperatorState:
             yield delta.run
 
     def with_runs(self, runs: Mapping[object, Run]) -> OperatorState:
-        """The same state, with other runs of the same content, also for nodes; by RunId."""
+        """The same state, with other runs of the same content, also for tree nodes; by RunId."""
         if not runs:
             return self
         pages = tuple(
@@ -145,15 +145,15 @@ class OperatorState:
         deltas = tuple(
             replace(d, run=runs[d.run.id]) if d.run.id in runs else d for d in self.deltas
         )
-        nodes = {node: runs.get(run.id, run) for node, run in self.nodes.items()}
-        return replace(self, pages=pages, deltas=deltas, nodes=nodes)
+        tree_nodes = {node: runs.get(run.id, run) for node, run in self.tree_nodes.items()}
+        return replace(self, pages=pages, deltas=deltas, tree_nodes=tree_nodes)
 
 
 EMPTY = OperatorState()
 
 
 def append(state: OperatorState, rows: pa.Table) -> OperatorState:
-    """`rows` is sorted as a run, of one or more epochs that follow all others, above the floor."""
+    """`rows` is sorted as a run, of one or more epochs that follow all others, in live panes."""
     if not rows.num_rows:
         return state
     run = Run(rows)
@@ -188,8 +188,8 @@ def portions(
     end: int,
     buckets: tuple[int, int] = ALL_BUCKETS,
 ) -> Iterator[pa.Table]:
-    """What `read` returns, one table for some READ_PAGES pages."""
-    first = max(first, state.floor)
+    """What `read` returns, one table for about READ_PAGES pages."""
+    first = max(first, state.first_live_pane_us)
     if first >= end or not len(state.panes):
         return
     low, high = _page_at(state, first, 0), _page_at(state, end, 0)
@@ -240,21 +240,21 @@ def _in_buckets(rows: pa.Table, buckets: tuple[int, int]) -> Iterator[pa.Table]:
         first = run.position(pane, BUCKETS)
 
 
-def drop(state: OperatorState, floor: int) -> OperatorState:
-    """Without the panes below `floor`."""
-    if floor <= state.floor or not len(state.panes) or state.panes[0] >= floor:
+def drop(state: OperatorState, first_us: int) -> OperatorState:
+    """Without the panes before `first_us`."""
+    if first_us <= state.first_live_pane_us or not len(state.panes) or state.panes[0] >= first_us:
         return state
-    panes = state.panes[np.searchsorted(state.panes, floor) :]
+    panes = state.panes[np.searchsorted(state.panes, first_us) :]
     if not len(panes):
-        return OperatorState(floor=floor, seq=state.seq, digest=state.digest)
-    dead = _page_at(state, floor, 0)
-    deltas = (_above(d, floor) for d in state.deltas if d.run.panes[-1] >= floor)
+        return OperatorState(first_live_pane_us=first_us, seq=state.seq, digest=state.digest)
+    dead = _page_at(state, first_us, 0)
+    deltas = (_live_part(d, first_us) for d in state.deltas if d.run.panes[-1] >= first_us)
     kept = replace(
         state,
         pages=state.pages[dead:],
         through=state.through[dead:],
         pending=state.pending[dead:].copy(),
-        floor=floor,
+        first_live_pane_us=first_us,
         panes=panes,
         deltas=tuple(deltas),
     )
@@ -263,9 +263,9 @@ def drop(state: OperatorState, floor: int) -> OperatorState:
     return _trim(kept)
 
 
-def _above(delta: Delta, floor: int) -> Delta:
+def _live_part(delta: Delta, first_us: int) -> Delta:
     """Without the memory of dead rows, if these are most."""
-    first, rows = delta.run.position(floor, 0), delta.run.rows
+    first, rows = delta.run.position(first_us, 0), delta.run.rows
     if (rows - first) * LIVE_ROWS >= rows:
         return delta
     return replace(delta, run=Run(_copy(delta.run.table, first, rows)))
@@ -373,19 +373,19 @@ def _prune(state: OperatorState) -> OperatorState:
 def _live(state: OperatorState, delta: Delta) -> pa.Table:
     rows = delta.run.table
     page = _pages_of(state, delta.run.panes, delta.run.buckets())
-    live = (state.through[page] < delta.seq) & (delta.run.panes >= state.floor)
+    live = (state.through[page] < delta.seq) & (delta.run.panes >= state.first_live_pane_us)
     return rows if live.all() else rows.filter(pa.array(live))
 
 
 def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorState:
     page = state.pages[at]
-    floor = (state.floor, 0)
-    tables = [_between(page.run, floor, None)] if page.run is not None else []
+    first_live = (state.first_live_pane_us, 0)
+    tables = [_between(page.run, first_live, None)] if page.run is not None else []
     low, high = _bounds(state, at)
     through = state.through[at]
     for delta in state.deltas:
         if delta.seq > through:
-            tables.append(_between(delta.run, max(low, floor), high))
+            tables.append(_between(delta.run, max(low, first_live), high))
     pages = _cut(page, fold(shape, tables))
     state = replace(
         state,
@@ -469,9 +469,9 @@ def _between(run: Run, low: tuple[int, int], high: tuple[int, int] | None) -> pa
 
 
 def _length(state: OperatorState, delta: Delta, at: int) -> int:
-    """Rows of a delta above the floor that belong to a page."""
+    """Live rows of a delta that belong to a page."""
     low, high = _bounds(state, at)
-    return int(_between(delta.run, max(low, (state.floor, 0)), high).num_rows)
+    return int(_between(delta.run, max(low, (state.first_live_pane_us, 0)), high).num_rows)
 
 
 def _page_at(state: OperatorState, pane: int, bucket: int) -> int:

@@ -1,14 +1,15 @@
-"""Combines the panes of an operator's state to windows. Pure, but for the files of nodes.
+"""Combines the panes of an operator's state to windows. Pure, but for the files of tree nodes.
 
-A window of many panes is combined from *nodes*: node (0, i) is pane i, and node (l, i) the panes
-from i * FAN_OUT^l on, FAN_OUT^l of them. A node is the left fold of its FAN_OUT children, a window
-the left fold of the largest nodes that it consists of. Numbers of panes count from the Unix epoch,
-so which nodes there are is constant, and the bits of a window depend on its panes alone, not on the
-windows that were closed before it. A window costs at most 2 * FAN_OUT nodes of each level, however
-many panes it has; a window of fewer than FAN_OUT panes is the left fold of its panes.
+A window of many panes is combined from the nodes of a tree: tree node (0, i) is pane i, and tree
+node (l, i) the panes from i * FAN_OUT^l on, FAN_OUT^l of them. A tree node is the left fold of its
+FAN_OUT children, a window the left fold of the largest tree nodes that it consists of. Numbers of
+panes count from the Unix epoch, so which tree nodes there are is constant, and the bits of a window
+depend on its panes alone, not on the windows that were closed before it. A window costs at most
+2 * FAN_OUT tree nodes of each level, however many panes it has; a window of fewer than FAN_OUT
+panes is the left fold of its panes.
 
-Nodes of level 1 and above are kept until a row arrives for one of their panes. They are derived:
-no checkpoint has them.
+Tree nodes of level 1 and above are kept until a row arrives for one of their panes. They are
+derived: no checkpoint has them.
 
 Design: docs/decisions/0044-window-state.md.
 """
@@ -40,11 +41,11 @@ from rekindle.engine.state.spill import RunFiles
 FAN_OUT_BITS = 4
 FAN_OUT = 1 << FAN_OUT_BITS
 WINDOW_ROWS, WINDOW_BYTES = 1 << 18, 16 << 20
-"""Rows of nodes that are folded at once to windows, if there is more than one window."""
-NODE_ROWS, NODE_BYTES = 1 << 19, 32 << 20
-"""Rows of a node's children that are folded at once."""
+"""Rows of tree nodes that are folded at once to windows, if there is more than one window."""
+TREE_NODE_ROWS, TREE_NODE_BYTES = 1 << 19, 32 << 20
+"""Rows of a tree node's children that are folded at once."""
 
-Node = tuple[int, int]
+TreeNode = tuple[int, int]
 """Level and number."""
 
 
@@ -70,8 +71,8 @@ def windows(
     shape: RunShape, state: OperatorState, pane_us: int, count: int, starts: Int64s
 ) -> tuple[OperatorState, pa.Table]:
     """The folded groups of the windows of `count` panes that begin with the panes of these numbers,
-    ascending; `__w` is the window's start. In the order of runs. Also the state, which keeps nodes.
-    """
+    ascending; `__w` is the window's start. In the order of runs. Also the state, which keeps
+    tree nodes."""
     found: list[pa.Table] = []
     state = each_window(shape, state, pane_us, count, starts, found.append)
     rows = concatenate(shape, found)
@@ -88,7 +89,7 @@ def each_window(
     files: RunFiles | None = None,
 ) -> OperatorState:
     """What `windows` returns, in portions of a bounded number of rows, in any order. `files`: for
-    nodes, of which the first window after a restore needs all. Raises DiskFull."""
+    tree nodes, of which the first window after a restore needs all. Raises DiskFull."""
     if not len(starts):
         return state
     first, last = int(starts[0]), int(starts[-1])
@@ -102,27 +103,27 @@ def each_window(
             panes = read(shape, state, first * pane_us, (last + count) * pane_us, buckets)
             _sliding(shape, panes, pane_us, count, starts, add)
         return state
-    return _from_nodes(shape, state, pane_us, count, starts, add, files)
+    return _from_tree_nodes(shape, state, pane_us, count, starts, add, files)
 
 
 def without_touched(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
-    """Without the nodes that have one of these panes, and those below the floor."""
-    if not state.nodes:
+    """Without the tree nodes that have one of these panes or a dead one."""
+    if not state.tree_nodes:
         return state
     numbers = touched // pane_us
-    levels = {level for level, _ in state.nodes}
+    levels = {level for level, _ in state.tree_nodes}
     stale = {(level, n) for level in levels for n in np.unique(numbers // _panes(level)).tolist()}
     kept = {
         (level, n): rows
-        for (level, n), rows in state.nodes.items()
-        if (level, n) not in stale and n * _panes(level) * pane_us >= state.floor
+        for (level, n), rows in state.tree_nodes.items()
+        if (level, n) not in stale and n * _panes(level) * pane_us >= state.first_live_pane_us
     }
-    return replace(state, nodes=kept)
+    return replace(state, tree_nodes=kept)
 
 
-def nodes_of(first: int, count: int) -> list[Node]:
-    """The largest nodes of the panes from `first` on, in order."""
-    nodes: list[Node] = []
+def tree_nodes_of(first: int, count: int) -> list[TreeNode]:
+    """The largest tree nodes of the panes from `first` on, in order."""
+    nodes: list[TreeNode] = []
     end = first + count
     while first < end:
         level = 0
@@ -138,8 +139,9 @@ def _panes(level: int) -> int:
 
 
 def _ranges(rows: int, nbytes: int) -> list[tuple[int, int]]:
-    """Ranges of buckets that divide so many rows to some NODE_ROWS or NODE_BYTES each."""
-    count = max(1, min(-(-rows // rows_within(NODE_ROWS, NODE_BYTES, rows, nbytes)), BUCKETS))
+    """Ranges of buckets that divide so many rows to about TREE_NODE_ROWS or _BYTES each."""
+    size = rows_within(TREE_NODE_ROWS, TREE_NODE_BYTES, rows, nbytes)
+    count = max(1, min(-(-rows // size), BUCKETS))
     return list(pairwise(BUCKETS * at // count for at in range(count + 1)))
 
 
@@ -164,15 +166,15 @@ def _sliding(
 
 
 def _portions(lengths: Int64s, rows: int, nbytes: int) -> list[tuple[int, int]]:
-    """Consecutive windows with some WINDOW_ROWS rows or WINDOW_BYTES together, if so many rows have
-    `nbytes`."""
+    """Consecutive windows with about WINDOW_ROWS rows or WINDOW_BYTES together, if so many rows
+    have `nbytes`."""
     total = np.cumsum(lengths)
     size = rows_within(WINDOW_ROWS, WINDOW_BYTES, rows, nbytes)
     cuts = np.searchsorted(total, np.arange(size, total[-1], size))
     return list(pairwise(sorted({0, *cuts.tolist(), len(lengths)})))
 
 
-def _from_nodes(
+def _from_tree_nodes(
     shape: RunShape,
     state: OperatorState,
     pane_us: int,
@@ -181,9 +183,9 @@ def _from_nodes(
     add: Callable[[pa.Table], None],
     files: RunFiles | None,
 ) -> OperatorState:
-    parts = [nodes_of(start, count) for start in starts.tolist()]
+    parts = [tree_nodes_of(start, count) for start in starts.tolist()]
     wanted = sorted({node for nodes in parts for node in nodes})
-    cache = _Nodes(shape, state, pane_us, files)
+    cache = _TreeNodes(shape, state, pane_us, files)
     for buckets in cache.ranges:
         rows_of = cache.tables(wanted, buckets)
         sizes = [sum(rows_of[n].num_rows for n in nodes) for nodes in parts]
@@ -192,11 +194,11 @@ def _from_nodes(
             rows = concatenate(shape, [rows_of[n] for nodes in parts[begin:end] for n in nodes])
             start = np.repeat(starts[begin:end] * pane_us, lengths[begin:end])
             add(_fold_as(shape, rows, start))
-    return replace(state, nodes=cache.kept)
+    return replace(state, tree_nodes=cache.kept)
 
 
-class _Nodes:
-    """Computes nodes, and keeps those above level 0: new ones in memory, up to a portion."""
+class _TreeNodes:
+    """Computes tree nodes, and keeps those above level 0: new ones in memory, up to a portion."""
 
     def __init__(
         self, shape: RunShape, state: OperatorState, pane_us: int, files: RunFiles | None
@@ -205,25 +207,29 @@ class _Nodes:
         self._state = state
         self._pane_us = pane_us
         self._files = files
-        self._in_memory: dict[Node, Run] = {}
-        self.kept = dict(state.nodes)
+        self._in_memory: dict[TreeNode, Run] = {}
+        self.kept = dict(state.tree_nodes)
         panes = max(1, len(state.panes))
         self.ranges = _ranges(FAN_OUT * state.rows // panes, FAN_OUT * state.nbytes // panes)
-        """Ranges of buckets whose rows of all children of a node fit into memory."""
+        """Ranges of buckets whose rows of all children of a tree node fit into memory."""
 
-    def tables(self, wanted: Sequence[Node], buckets: tuple[int, int]) -> Mapping[Node, pa.Table]:
-        found: dict[Node, pa.Table] = {}
+    def tables(
+        self, wanted: Sequence[TreeNode], buckets: tuple[int, int]
+    ) -> Mapping[TreeNode, pa.Table]:
+        found: dict[TreeNode, pa.Table] = {}
         for level, numbers in _consecutive(wanted):
             if level == 0:
                 found.update(self._leaves(numbers[0], numbers[-1] + 1, buckets))
                 continue
             for n in numbers:
-                run = self._node(level, n)
+                run = self._tree_node(level, n)
                 low, high = (run.position(n, bucket) for bucket in buckets)
                 found[level, n] = run.table.slice(low, high - low)
         return found
 
-    def _leaves(self, first: int, end: int, buckets: tuple[int, int]) -> Mapping[Node, pa.Table]:
+    def _leaves(
+        self, first: int, end: int, buckets: tuple[int, int]
+    ) -> Mapping[TreeNode, pa.Table]:
         """Consecutive panes, read at once."""
         low, high = first * self._pane_us, end * self._pane_us
         rows = read(self._shape, self._state, low, high, buckets)
@@ -234,7 +240,7 @@ class _Nodes:
         pairs = zip(range(first, end), pairwise(cuts), strict=True)
         return {(0, n): rows.slice(a, b - a) for n, (a, b) in pairs}
 
-    def _node(self, level: int, number: int) -> Run:
+    def _tree_node(self, level: int, number: int) -> Run:
         known = self.kept.get((level, number))
         if known is None:
             known = self.kept[level, number] = Run(self._combined(level, number))
@@ -266,8 +272,8 @@ class _Nodes:
         return concatenate(self._shape, found)
 
 
-def _consecutive(nodes: Sequence[Node]) -> list[tuple[int, list[int]]]:
-    """Sorted nodes as (level, consecutive numbers)."""
+def _consecutive(nodes: Sequence[TreeNode]) -> list[tuple[int, list[int]]]:
+    """Sorted tree nodes as (level, consecutive numbers)."""
     groups: list[tuple[int, list[int]]] = []
     for level, number in nodes:
         if groups and groups[-1][0] == level and groups[-1][1][-1] == number - 1:

@@ -43,14 +43,16 @@ class RunFiles:
     def spill(self, states: Mapping[str, OperatorState]) -> Mapping[str, OperatorState]:
         """The same states, with runs moved to files if there are too many in memory. Raises
         DiskFull; then nothing has changed."""
-        runs = [run for state in states.values() for run in (*state.nodes.values(), *state.runs())]
+        runs = [
+            run for state in states.values() for run in (*state.tree_nodes.values(), *state.runs())
+        ]
         in_memory = [run for run in runs if not run.spilled]
         size = sum(run.nbytes for run in in_memory)
         if size <= self._memory_bytes:
             return states
         pa.default_memory_pool().release_unused()  # what was freed since the last spill
         by_schema: dict[pa.Schema, list[Run]] = {}
-        for run in in_memory:  # nodes and pages first, then deltas, oldest first
+        for run in in_memory:  # tree nodes and pages first, then deltas, oldest first
             if size <= self._memory_bytes // 2:
                 break
             size -= run.nbytes
