@@ -92,7 +92,7 @@ def test_bytes_of_a_slice_are_its_own() -> None:
 def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool) -> None:
     plan = plan_memory(limit, with_jvm=with_jvm)
     jvm = plan.heap_bytes + plan.direct_bytes + JVM_BASE_BYTES if with_jvm else 0
-    rows = 3 * plan.epoch_bytes + 2 * plan.ahead_bytes
+    rows = 3 * plan.epoch_bytes + 2 * plan.read_ahead_bytes
     assert jvm + PYTHON_BYTES + rows <= limit
     assert plan.job_bytes <= plan.direct_bytes
     assert plan.call_bytes <= plan.epoch_bytes
@@ -109,19 +109,19 @@ def test_the_memory_named_in_a_refusal_is_sufficient() -> None:
     assert plan_memory(limit - 64 * MIB).epoch_bytes < 300 * MIB
 
 
-def test_many_readers_share_the_capacity_of_a_task() -> None:
+def test_many_readers_share_the_buffer_of_a_task() -> None:
     windows = "{size: 1m, groupBy: [k], aggregate: 'count(*) AS n'}"
     operators = f"""
 - {{name: many, inputs: [rows], keyBy: [k], partitions: 16, window: {windows}}}
 - {{name: one, inputs: [many], window: {windows}}}
 """
     segment = topology(operators, "one").segments[-1]
-    call_bytes = {
+    request_bytes = {
         ahead: {
-            reader._call_bytes
-            for readers in StreamInputs(segment, 0, 0, 0, ahead_bytes=ahead)._readers.values()
+            reader._request_bytes
+            for readers in StreamInputs(segment, 0, 0, 0, read_ahead_bytes=ahead)._readers.values()
             for reader in readers
         }
         for ahead in (16 * MIB, 1 << 16)
     }
-    assert call_bytes == {16 * MIB: {MIB}, 1 << 16: {64 << 10}}
+    assert request_bytes == {16 * MIB: {MIB}, 1 << 16: {64 << 10}}

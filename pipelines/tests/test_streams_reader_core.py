@@ -1,4 +1,4 @@
-"""Which calls a reader makes, whatever routes, replicas and capacity do."""
+"""Which calls a reader makes, whatever routes, replicas and buffer space do."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Upstream:
     abandoned: list[ReadEpochs] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
-    capacity: bool = True
+    has_buffer_space: bool = True
 
     def step(self, event: ReaderEvent) -> None:
         for effect in self.core.step(event, self.now):
             match effect:
                 case ReadEpochs():
                     assert self.call is None, "one call at a time"
-                    assert self.capacity
+                    assert self.has_buffer_space
                     self.call = effect
                     self.deadlines.append(effect.deadline_s)
                 case AbandonCall():
@@ -68,17 +68,17 @@ class Upstream:
         self.last += 2
 
     def fill(self) -> None:
-        self.capacity = False
+        self.has_buffer_space = False
 
     def drain(self) -> None:
-        self.capacity = True
+        self.has_buffer_space = True
 
     def pass_time(self) -> None:
         self.now += 1.0
         self.wake()
 
     def wake(self) -> None:
-        self.step(ReaderWoken(self.capacity))
+        self.step(ReaderWoken(self.has_buffer_space))
 
     def respond(self) -> None:
         call, self.call = self.call, None

@@ -92,15 +92,15 @@ def test_a_full_channel_waits_unless_its_epoch_is_needed() -> None:
     one = batch(CHANNELS[0], 0).rows.nbytes
     union = SUnion(INPUTS, 0, 0, max_bytes=one * 2 * 3)
     for epoch in range(1, 5):
-        assert union.has_capacity(CHANNELS[0])  # epoch 0 is missing, however much is there
+        assert union.has_buffer_space(CHANNELS[0])  # epoch 0 is missing, however much is there
         union.add(CHANNELS[0], batch(CHANNELS[0], epoch))
     union.add(CHANNELS[0], batch(CHANNELS[0], 0))
-    assert not union.has_capacity(CHANNELS[0])
-    assert union.has_capacity(CHANNELS[2])
+    assert not union.has_buffer_space(CHANNELS[0])
+    assert union.has_buffer_space(CHANNELS[2])
     for channel in CHANNELS[1:]:
         for epoch in range(5):
             union.add(channel, batch(channel, epoch))
-    assert union.has_capacity(CHANNELS[0])
+    assert union.has_buffer_space(CHANNELS[0])
 
 
 def test_tentative_batches_are_refused_by_name() -> None:

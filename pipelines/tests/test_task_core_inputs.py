@@ -39,7 +39,7 @@ def test_gaps_of_years_are_reported() -> None:
 
 @given(st.permutations([(c, e) for c in (LEFT, RIGHT) for e in range(6)]))
 def test_complete_epochs_are_taken_in_order(arrivals: list[tuple[Channel, int]]) -> None:
-    core = StreamsCore([[0], [0]], 0, 0, ahead_bytes=1000)
+    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1000)
     taken: list[int] = []
     for channel, epoch in arrivals:
         core.arrived(channel, batch(channel, epoch))
@@ -51,18 +51,18 @@ def test_complete_epochs_are_taken_in_order(arrivals: list[tuple[Channel, int]])
 
 
 def test_complete_epochs_that_wait_stop_readers() -> None:
-    core = StreamsCore([[0], [0]], 0, 0, ahead_bytes=60)
+    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=60)
     for epoch in range(3):
         for channel in (LEFT, RIGHT):
-            assert core.has_capacity(channel)
+            assert core.has_buffer_space(channel)
             core.arrived(channel, batch(channel, epoch))
-    assert not core.has_capacity(LEFT)
+    assert not core.has_buffer_space(LEFT)
     core.take(CallBounds(max_epochs=1))
-    assert core.has_capacity(LEFT)
+    assert core.has_buffer_space(LEFT)
 
 
 def test_an_error_is_raised_by_each_call_from_then_on() -> None:
-    core = StreamsCore([[0], [0]], 0, 0, ahead_bytes=1000)
+    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1000)
     core.arrived(LEFT, batch(LEFT, 0))
     with pytest.raises(Diverged):
         core.arrived(LEFT, batch(LEFT, 0, digest="other"))

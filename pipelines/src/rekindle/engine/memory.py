@@ -31,8 +31,8 @@ Python and in the JVM."""
 class MemoryPlan:
     """Bounds in bytes. `heap` and `direct` are 0 for a task without a JVM.
 
-    `direct`: Arrow's buffers in the JVM. `call`: input rows of one call of the chain. `ahead`: rows
-    that readers buffer for incomplete epochs, and the same again for complete epochs that the
+    `direct`: Arrow's buffers in the JVM. `call`: input rows of one call of the chain. `read_ahead`:
+    rows that readers buffer for incomplete epochs, and the same again for complete epochs that the
     engine has not taken. `job`: rows of one Spark job, if a call can be divided by rows. `epoch`:
     the largest epoch of which Python can hold all copies. `state`: windows' state in memory; the
     rest of it is in memory-mapped files.
@@ -42,7 +42,7 @@ class MemoryPlan:
     heap_bytes: int
     direct_bytes: int
     call_bytes: int
-    ahead_bytes: int
+    read_ahead_bytes: int
     job_bytes: int
     epoch_bytes: int
     state_bytes: int
@@ -54,16 +54,16 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
     heap = MIN_HEAP_BYTES + int(_HEAP_SHARE * beyond) if with_jvm else 0
     direct = heap // 4
     other_jvm = JVM_BASE_BYTES + direct if with_jvm else 0
-    ahead = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
+    read_ahead = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     state = _between(8 * MIB, limit_bytes // 64, 1024 * MIB)
-    rows = limit_bytes - heap - other_jvm - PYTHON_BYTES - 2 * ahead - state
+    rows = limit_bytes - heap - other_jvm - PYTHON_BYTES - 2 * read_ahead - state
     call = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     return MemoryPlan(
         limit_bytes=limit_bytes,
         heap_bytes=heap,
         direct_bytes=direct,
         call_bytes=call,
-        ahead_bytes=ahead,
+        read_ahead_bytes=read_ahead,
         job_bytes=heap // 64,
         epoch_bytes=max(call, rows // COPIES),
         state_bytes=state,

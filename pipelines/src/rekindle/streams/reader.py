@@ -1,7 +1,7 @@
 """The I/O around `ReaderCore`: a thread that reads one upstream partition, call by call.
 
 When a call is abandoned, its thread is too: a new thread takes over at once. Knows nothing of the
-SUnion: it delivers batches and asks whether there is capacity for more.
+SUnion: it delivers batches and asks whether there is buffer space for more.
 
 Design: docs/design/streams.md#reader.
 """
@@ -32,34 +32,34 @@ from rekindle.streams.reader_core import (
 from rekindle.streams.replica_choice import DeliverEpochs, RoutesChanged, SwitchReplica
 from rekindle.workers import Worker
 
-CALL_BYTES = 8 << 20
+REQUEST_BYTES = 8 << 20
 _IDLE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
 
 class PartitionReader:
-    """Reads until closed. `deliver` is called with new batches in order, `has_capacity` before each
-    call; both from the reader's thread."""
+    """Reads until closed. `deliver` is called with new batches in order, `has_buffer_space` before
+    each call; both from the reader's thread."""
 
     def __init__(
         self,
         subscription: Subscription,
         deliver: Callable[[EpochBatch], None],
-        has_capacity: Callable[[], bool],
+        has_buffer_space: Callable[[], bool],
         *,
         stall_s: float = 3.0,
         connect: Callable[[str], StreamClient] = StreamClient,
         on_fatal: Callable[[Exception], None] = lambda error: None,
-        call_bytes: int = CALL_BYTES,
+        request_bytes: int = REQUEST_BYTES,
     ) -> None:
         """`on_fatal` is called with errors that no other replica and no retry can avoid.
-        `call_bytes`: requested in one call, which returns one epoch at least."""
+        `request_bytes`: requested in one call, which returns one epoch at least."""
         self.subscription = subscription
         self._on_fatal = on_fatal
-        self._call_bytes = call_bytes
+        self._request_bytes = request_bytes
         self._deliver = deliver
-        self._has_capacity = has_capacity
+        self._has_buffer_space = has_buffer_space
         self._connect = connect
         self._core = ReaderCore(subscription, stall_s)
         self._lock = threading.Condition()
@@ -157,7 +157,7 @@ class PartitionReader:
         """Wait for a call to make; None when the thread has to end."""
         with self._lock:
             while thread == self._current_thread:
-                self._step(ReaderWoken(self._has_capacity()))
+                self._step(ReaderWoken(self._has_buffer_space()))
                 if self._todo is not None:
                     call, self._todo = self._todo, None
                     return call
@@ -167,7 +167,13 @@ class PartitionReader:
     def _make(self, thread: int, client: StreamClient, call: ReadEpochs) -> bool:
         s = self.subscription
         request = ReadRequest(
-            s.stream, s.partition, call.epoch, self._call_bytes, WAIT_S, s.share, call.incarnation
+            s.stream,
+            s.partition,
+            call.epoch,
+            self._request_bytes,
+            WAIT_S,
+            s.share,
+            call.incarnation,
         )
         try:
             response = client.read(request, call.deadline_s)

@@ -44,9 +44,9 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class ReaderWoken:
-    """Time has passed, or there may be capacity for more epochs now."""
+    """Time has passed, or there may be buffer space for more epochs now."""
 
-    has_capacity: bool
+    has_buffer_space: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class ReaderCore:
         match event:
             case RoutesChanged():
                 return self._routes_changed(event, now)
-            case ReaderWoken(has_capacity):
-                return self._woken(has_capacity, now)
+            case ReaderWoken(has_buffer_space):
+                return self._woken(has_buffer_space, now)
             case CallReturned(number, released, epochs):
                 call = self._ended(number)
                 if call is None:
@@ -153,11 +153,11 @@ class ReaderCore:
             effects.append(AbandonCall())
         return effects
 
-    def _woken(self, has_capacity: bool, now: float) -> list[ReaderEffect]:
+    def _woken(self, has_buffer_space: bool, now: float) -> list[ReaderEffect]:
         if self._call is not None:
             return []
         effects: list[ReaderEffect] = [*self.choice.wake(now)]
-        if (address := self.choice.current) is not None and has_capacity:
+        if (address := self.choice.current) is not None and has_buffer_space:
             self._calls += 1
             self._call = ReadEpochs(
                 self._calls,

@@ -67,7 +67,7 @@ class SUnion:
     def channels(self) -> tuple[Channel, ...]:
         return tuple(self._inboxes)
 
-    def has_capacity(self, channel: Channel) -> bool:
+    def has_buffer_space(self, channel: Channel) -> bool:
         """Whether the channel may be read further. A channel that lacks the next epoch always may,
         so the bound cannot block the union."""
         inbox = self._inboxes[channel]

@@ -19,17 +19,17 @@ from rekindle.exchange.routing import Share, partitions_read, share_read
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.flight import StreamClient
-from rekindle.streams.reader import CALL_BYTES, PartitionReader
+from rekindle.streams.reader import REQUEST_BYTES, PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.sunion import Channel
 from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
 from rekindle.topology.model import Input, Segment
 
-AHEAD_BYTES = 32 << 20
+READ_AHEAD_BYTES = 32 << 20
 """Bytes that readers may buffer, and the same again in complete epochs."""
 
-MIN_CALL_BYTES = 64 << 10
-"""Minimum bytes of a reader's call; with many readers, the share of each may be smaller."""
+MIN_REQUEST_BYTES = 64 << 10
+"""Minimum bytes of a reader's request; with many readers, the share of each may be smaller."""
 
 Clock = Callable[[], float]
 """Unix time in seconds."""
@@ -127,11 +127,11 @@ class StreamInputs:
         *,
         stall_s: float = 3.0,
         connect: Callable[[str], StreamClient] = StreamClient,
-        ahead_bytes: int = AHEAD_BYTES,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
         reads = [partitions_read(i, partition) for i in segment.inputs]
         self._changed = threading.Condition()
-        self._core = StreamsCore(reads, next_epoch, watermark, ahead_bytes)
+        self._core = StreamsCore(reads, next_epoch, watermark, read_ahead_bytes)
         self._closed = False
         self._readers: dict[tuple[str, int], list[PartitionReader]] = {}
         for channel in self._core.channels:
@@ -152,11 +152,11 @@ class StreamInputs:
         return PartitionReader(
             Subscription(input.stream, channel.partition, next_epoch, share),
             lambda batch: self._arrived(channel, batch),
-            lambda: self._has_capacity(channel),
+            lambda: self._has_buffer_space(channel),
             stall_s=stall_s,
             connect=connect,
             on_fatal=self._fail,
-            call_bytes=max(MIN_CALL_BYTES, min(CALL_BYTES, self._core.channel_bytes)),
+            request_bytes=max(MIN_REQUEST_BYTES, min(REQUEST_BYTES, self._core.channel_bytes)),
         )
 
     def _fail(self, error: Exception) -> None:
@@ -172,9 +172,9 @@ class StreamInputs:
                 if self._core.may_take:
                     self._changed.notify_all()
 
-    def _has_capacity(self, channel: Channel) -> bool:
+    def _has_buffer_space(self, channel: Channel) -> bool:
         with self._changed:
-            return self._core.has_capacity(channel)
+            return self._core.has_buffer_space(channel)
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         with self._changed:

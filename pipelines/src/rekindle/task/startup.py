@@ -162,7 +162,7 @@ class Startup:
                 identity=config.identity,
                 check_size=partial(check_size, memory=config.memory),
             ),
-            ahead_bytes=config.memory.ahead_bytes,
+            read_ahead_bytes=config.memory.read_ahead_bytes,
         )
 
     def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> SourceInputs:

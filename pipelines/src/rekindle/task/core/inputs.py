@@ -46,15 +46,19 @@ class StreamsCore:
     """The epochs of upstream streams. `error`: why no more can be taken."""
 
     def __init__(
-        self, inputs: Sequence[Sequence[int]], next_epoch: int, watermark: int, ahead_bytes: int
+        self,
+        inputs: Sequence[Sequence[int]],
+        next_epoch: int,
+        watermark: int,
+        read_ahead_bytes: int,
     ) -> None:
         """`inputs`: the partitions read, for each input; `watermark`: after `next_epoch - 1`;
-        `ahead_bytes`: that may be buffered, and the same again in complete epochs."""
+        `read_ahead_bytes`: that may be buffered, and the same again in complete epochs."""
         self.error: Exception | None = None
-        self._union = SUnion(inputs, next_epoch, watermark, ahead_bytes)
+        self._union = SUnion(inputs, next_epoch, watermark, read_ahead_bytes)
         self._ready: deque[EpochInput] = deque()
         self._ready_bytes = 0
-        self._ahead_bytes = ahead_bytes
+        self._read_ahead_bytes = read_ahead_bytes
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -85,9 +89,9 @@ class StreamsCore:
             self._ready.append(epoch)
             self._ready_bytes += epoch.nbytes
 
-    def has_capacity(self, channel: Channel) -> bool:
+    def has_buffer_space(self, channel: Channel) -> bool:
         """Whether the channel may be read further."""
-        return self._union.has_capacity(channel) and self._ready_bytes < self._ahead_bytes
+        return self._union.has_buffer_space(channel) and self._ready_bytes < self._read_ahead_bytes
 
     def take(self, bounds: CallBounds) -> list[EpochInput]:
         """The complete epochs of one call. Raises what has failed."""
