@@ -25,14 +25,14 @@ from rekindle.topology.kinds.files import FilesSinkSpec
 from rekindle_testing.harness.report import Row, load_average, report
 
 SCHEMA = pa.schema([("n", pa.int64())])
-SPAN = 10
+INTERVAL_EPOCHS = 10
 REPEATS = 5
 TARGET_MS, MARGIN_MS = 50.0, 5.0
 
 
 def opened(place: Path) -> FilesSink:
     spec = FilesSinkSpec(url=f"file://{place}")
-    return FilesSink("q", spec, 0, "uid", SCHEMA, definition=Definition("d", 1, 0, SPAN))
+    return FilesSink("q", spec, 0, "uid", SCHEMA, definition=Definition("d", 1, 0, INTERVAL_EPOCHS))
 
 
 def fill(place: Path, epochs: int) -> None:
@@ -72,7 +72,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             place = Path(directory) / "out"
             fill(place, epochs)
-            checkpointed = open_ms(place, epochs, epochs - SPAN)
+            checkpointed = open_ms(place, epochs, epochs - INTERVAL_EPOCHS)
             unknown = open_ms(place, epochs, NO_EPOCH)
         values = {"ms": round(checkpointed, 1), "no checkpoint ms": round(unknown, 1)}
         slowest = max(checkpointed, unknown)

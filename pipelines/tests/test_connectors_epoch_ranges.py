@@ -23,9 +23,9 @@ from rekindle.task.sinks import SinkWriters
 from rekindle.topology.spec import FilesSinkSpec, SinkSpec
 
 SCHEMA = pa.schema([("by", pa.string())])
-SPAN = 4
-OLD = Definition("old", 1, 0, SPAN)
-NEW = Definition("new", 2, 12, SPAN)
+INTERVAL_EPOCHS = 4
+OLD = Definition("old", 1, 0, INTERVAL_EPOCHS)
+NEW = Definition("new", 2, 12, INTERVAL_EPOCHS)
 
 
 def batch(epoch: int, by: str = "x", rows: int = 1) -> EpochBatch:
@@ -96,7 +96,7 @@ def test_an_old_task_that_restarts_is_refused(place: Path) -> None:
 def test_a_definition_that_returns_is_a_newer_one(place: Path) -> None:
     zombie = write(place, OLD, 0, range(10))
     write(place, NEW, 0, range(12, 18))
-    again = sink(place, Definition("old", 3, 14, SPAN))
+    again = sink(place, Definition("old", 3, 14, INTERVAL_EPOCHS))
     assert again.last_epoch() == 19
     again.write(batch(20))
     with pytest.raises(SinkRefused, match="generation 3"):
@@ -117,7 +117,7 @@ def test_an_old_sink_is_opened_without_a_listing_of_its_files(
     assert sink(place, OLD).last_epoch(after=300) == 399
     assert sink(place, OLD).last_epoch() == 399
     assert sink(place, OLD, partition=1).last_epoch(after=7) == 7
-    assert sink(place, Definition("new", 2, 900, SPAN)).last_epoch(after=300) == 899
+    assert sink(place, Definition("new", 2, 900, INTERVAL_EPOCHS)).last_epoch(after=300) == 899
     assert set(listed) == {f"{FOLDER}/q/"}
 
 
@@ -130,7 +130,7 @@ def test_files_of_a_release_without_ranges_are_found(place: Path) -> None:
 
 def test_a_definition_begins_with_its_first_epoch(place: Path) -> None:
     write(place, OLD, 0, range(10))
-    assert sink(place, Definition("new", 2, 40, SPAN)).last_epoch() == 39
+    assert sink(place, Definition("new", 2, 40, INTERVAL_EPOCHS)).last_epoch() == 39
 
 
 def test_replicas_and_restarts_share_their_ranges(place: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_range_before_the_newest_one_is_not_acquired() -> None:
     new = ranges(InterleavedObjects(held, lambda: None), NEW)
 
     def others_go_on() -> None:
-        for epoch in range(12, 60, SPAN):
+        for epoch in range(12, 60, INTERVAL_EPOCHS):
             new.acquire(epoch)
 
     class Sleeping(InterleavedObjects):
@@ -274,7 +274,7 @@ class Race:
         self.ranges: dict[tuple[int, int], EpochRanges] = {}
         held: dict[str, bytes] = {}
         for generation in (1, 2, 3):
-            definition = Definition(f"d{generation}", generation, 3 * generation, SPAN)
+            definition = Definition(f"d{generation}", generation, 3 * generation, INTERVAL_EPOCHS)
             for partition in (0, 1):
                 objects = InterleavedObjects(held, self.meanwhile)
                 key = generation, partition

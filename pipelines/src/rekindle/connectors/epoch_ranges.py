@@ -43,13 +43,12 @@ _NAME = re.compile(r"(?P<first>\d{12})\.json")
 @dataclass(frozen=True, slots=True)
 class Definition:
     """What a query computes and where it starts. The one with the higher `generation` is newer.
-    `from_epoch`: the first epoch that it should write; it may have to begin later. `span`: epochs
-    between two checkpoints."""
+    `from_epoch`: the first epoch that it should write; it may have to begin later."""
 
     id: str
     generation: int
     from_epoch: int
-    span: int
+    checkpoint_interval_epochs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,8 @@ class EpochRanges:
 
     def _range(self, first: int, start: int, epoch: int | None) -> _Range:
         mine, last = self._mine, max(start, epoch if epoch is not None else start)
-        through = -(-(last + 1) // mine.span) * mine.span - 1  # the next checkpoint epoch
+        interval_epochs = mine.checkpoint_interval_epochs
+        through = -(-(last + 1) // interval_epochs) * interval_epochs - 1  # next checkpoint epoch
         return _Range(first, mine.id, mine.generation, start, through)
 
     # -- objects ---------------------------------------------------------------------------------
