@@ -1,4 +1,4 @@
-"""The reference execution's own work: blocks, exchanges, merges, ends. Chains are fakes."""
+"""The reference execution's own work: batches, exchanges, merges, ends. Chains are fakes."""
 
 from __future__ import annotations
 

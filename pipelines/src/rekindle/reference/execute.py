@@ -1,8 +1,8 @@
-"""Executes a whole topology in one process, one block of epochs after another.
+"""Executes a whole topology in one process, one batch of epochs after another.
 
 All segments and partitions do the same as on a cluster, with the same sources, exchange, chains and
 sinks, but without replicas, logs, network and failures. So every failure test compares with its
-output (I4). Memory holds one block and the state.
+output (I4). Memory holds one batch and the state.
 
 Design: docs/design/architecture.md#reference-execution.
 """
@@ -33,7 +33,7 @@ Shares = dict[tuple[int, int], list[tuple[int, Sequence[pa.Table]]]]
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition of a segment, its state and watermark after the last block."""
+    """One partition of a segment, its state and watermark after the last batch."""
 
     chain: Chain
     sinks: Mapping[str, Sink]
@@ -42,9 +42,10 @@ class _Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Epochs that are processed together. `cuts`: by source name, the input of each epoch. Epochs
-    without rows that do not advance a watermark are left out: they would not change anything."""
+class InputBatch:
+    """A batch of epochs, which are processed together. `cuts`: by source name, the input of each
+    epoch. Epochs without rows that do not advance a watermark are left out: they would not change
+    anything."""
 
     epochs: tuple[int, ...]
     cuts: Mapping[str, tuple[EpochInput, ...]]
@@ -57,7 +58,7 @@ class Block:
 
 
 class Execution:
-    """See the module. `run_block` must be called with each block of `blocks`, in order."""
+    """See the module. `run_batch` must be called with each of `input_batches`, in order."""
 
     def __init__(
         self,
@@ -87,8 +88,8 @@ class Execution:
                 total.null_event_time += rows.null_event_time
         return sums
 
-    def run_block(self, block: Block) -> None:
-        """Run all segments on the block and write the output of the queries."""
+    def run_batch(self, batch: InputBatch) -> None:
+        """Run all segments on the batch and write the output of the queries."""
         written: dict[str, set[int]] = {query: set() for query in self.rows}
         streams: dict[tuple[str, int], Sequence[EpochOutput]] = {}
         for segment in self._topology.segments:
@@ -96,9 +97,9 @@ class Execution:
             for p in range(segment.partitions):
                 place = self._partitions[segment.id, p]
                 if segment.is_source:
-                    epochs = block.cuts[segment.nodes[0]]
+                    epochs = batch.cuts[segment.nodes[0]]
                 else:
-                    epochs = tuple(_merge(segment, p, shares, block.epochs, place.watermark))
+                    epochs = tuple(_merge(segment, p, shares, batch.epochs, place.watermark))
                 result = place.chain.process(place.state, epochs)
                 place.state, place.watermark = result.state, epochs[-1].watermark
                 streams[segment.stream, p] = result.outputs
@@ -122,10 +123,10 @@ class Execution:
                         written[query].add(output.epoch)
 
 
-def blocks(
+def input_batches(
     sources: Mapping[str, ReplayableSource], last_epoch: int, epochs_per_call: int
-) -> Iterator[Block]:
-    """Cut the sources into blocks, limited in rows and bytes like the calls of a task, without the
+) -> Iterator[InputBatch]:
+    """Cut the sources into batches, limited in rows and bytes like the calls of a task, without the
     epochs in which nothing changes."""
     watermarks = dict.fromkeys(sources, NO_WATERMARK)
     cuts: dict[str, list[EpochInput]] = {name: [] for name in sources}
@@ -144,7 +145,7 @@ def blocks(
             size += cut.rows.nbytes
         full = len(epochs) >= epochs_per_call or rows >= MAX_ROWS or size >= CALL_BYTES
         if following is None or full:
-            yield Block(tuple(epochs), {name: tuple(inputs) for name, inputs in cuts.items()})
+            yield InputBatch(tuple(epochs), {name: tuple(inputs) for name, inputs in cuts.items()})
             cuts = {name: [] for name in sources}
             epochs, rows, size = [], 0, 0
 
@@ -197,7 +198,7 @@ def _share(input: Input, consumers: int, rows: pa.Table) -> Sequence[pa.Table]:
 def _merge(
     segment: Segment, partition: int, shares: Shares, epochs: Sequence[int], watermark: int
 ) -> Iterator[EpochInput]:
-    """The inputs of the block's epochs: rows in the order (input, partition, row), the
+    """The inputs of the batch's epochs: rows in the order (input, partition, row), the
     watermark the minimum over all. Implemented independently of `rekindle.streams.sunion`,
     whose results this execution verifies."""
     channels = [

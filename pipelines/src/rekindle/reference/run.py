@@ -23,7 +23,7 @@ from rekindle.connectors.source import ReplayableSource, SourceSummary
 from rekindle.engine.model import Chain, DroppedRows
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
-from rekindle.reference.execute import Execution, OpenSink, blocks, last_epoch_to_run
+from rekindle.reference.execute import Execution, OpenSink, input_batches, last_epoch_to_run
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.termination import keeping_signal_handlers
@@ -79,7 +79,7 @@ class SparkStarting:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Reported after each block: `rows` read from the sources so far, in `seconds`."""
+    """Reported after each batch of epochs: `rows` read from the sources so far, in `seconds`."""
 
     epoch: int
     last_epoch: int
@@ -139,9 +139,9 @@ def run_reference(
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
-        for block in blocks(sources, last, epochs_per_call):
-            execution.run_block(block)
-            reported, rows = block.epochs[-1], rows + block.rows
+        for batch in input_batches(sources, last, epochs_per_call):
+            execution.run_batch(batch)
+            reported, rows = batch.epochs[-1], rows + batch.rows
             report(Progress(reported, last, rows, time.monotonic() - started))
         if reported < last:
             report(Progress(last, last, rows, time.monotonic() - started))
@@ -177,7 +177,7 @@ def _opened(topology: Topology, name: str, source: ReplayableSource) -> OpenedSo
     if not isinstance(spec, SourceSpec):
         raise TypeError(f"{name} is not a source")
     _, options = spec.kind
-    computed = not options.raw_rows
+    computed = not options.has_raw_columns
     return OpenedSource(name, source.summary, source.last_epoch, options.replay_speed, computed)
 
 

@@ -113,7 +113,7 @@ def _check_expression(
     node: SourceSpec, event_time: EventTimeSpec, schema: Schema, path: str
 ) -> Iterator[Problem]:
     """Problems of an event time that is computed from the columns of `schema`."""
-    if any(given is not None and not given.raw_rows for given in node.kinds.values()):
+    if any(given is not None and not given.has_raw_columns for given in node.kinds.values()):
         what = "only a source of files can compute event time from columns"
         yield Problem(f"{path}.expression", "InvalidValue", what, "leave it out")
         return

@@ -40,8 +40,8 @@ class SourceOptions(Spec):
     `rekindle.connectors` that opens it; None: the kind is not supported yet."""
 
     connector: ClassVar[str | None] = None
-    raw_rows: ClassVar[bool] = False
-    """Whether `eventTime.expression` can compute event time from its rows."""
+    has_raw_columns: ClassVar[bool] = False
+    """Whether `eventTime.expression` can compute event time from its columns."""
 
     @property
     def added_columns(self) -> dict[str, Field]:

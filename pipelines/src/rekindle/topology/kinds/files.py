@@ -41,7 +41,7 @@ _CSV_FIELDS = ("delimiter", "header", "quote", "escape", "encoding")
 
 class FilesSourceSpec(SourceOptions):
     connector: ClassVar[str | None] = "files_source:open_source"
-    raw_rows: ClassVar[bool] = True
+    has_raw_columns: ClassVar[bool] = True
     other_names: ClassVar[Mapping[str, str]] = {
         "sep": "delimiter",
         "separator": "delimiter",
