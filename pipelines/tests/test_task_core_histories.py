@@ -109,8 +109,8 @@ class World(SimulatedTask):
         self.wake()
         self.work()
 
-    def ask(self) -> None:
-        """A poll: what is saved, and written by the sink, is committed."""
+    def poll_and_commit(self) -> None:
+        """What is saved, and written by the sink, is committed."""
         response = self.response()
         durable = min((s.durable for s in response.sinks), default=-1)
         for done in response.checkpoints:
@@ -134,11 +134,11 @@ class World(SimulatedTask):
 
     def pause(self) -> None:
         self.through = max(self.sink_durable(), self.head - 4)
-        self.ask()
+        self.poll_and_commit()
 
     def resume(self) -> None:
         self.through = None
-        self.ask()
+        self.poll_and_commit()
 
     def crash(self) -> None:
         self.crashes += 1
@@ -154,7 +154,8 @@ class World(SimulatedTask):
 
 
 MOVES = (
-    *("pass_time", "pass_time", "ask", "ask", "release", "release", "resume", "resume"),
+    *("pass_time", "pass_time", "poll_and_commit", "poll_and_commit"),
+    *("release", "release", "resume", "resume"),
     *("pause", "crash", "die", *(f"repair {part}" for part in PARTS)),
     *(f"damage {part}" for part in PARTS),
 )
@@ -197,9 +198,9 @@ def test_all_is_done_once_nothing_fails(moves: list[str]) -> None:
     world.resume()
     world.release()
     for _ in range(12):
-        world.ask()
+        world.poll_and_commit()
         world.pass_time()
-    world.ask()
+    world.poll_and_commit()
     response = world.response()
     assert (response.phase, response.problem) == ("Live", None)
     assert (response.stable_epoch, response.sinks[0].durable) == (world.head, world.head)

@@ -202,7 +202,7 @@ def test_a_slow_check_is_followed_by_a_longer_pause() -> None:
 
 def test_epochs_of_a_boot_that_may_be_wrong_are_compared() -> None:
     core = SinkCore(assigned(from_epoch=0), restored_from=3, compare_from=8)
-    assert core.step(Woken(), 0.0) == [OpenSink(3, ask_first=True)]
+    assert core.step(Woken(), 0.0) == [OpenSink(3, read_first_epoch=True)]
     core.step(SinkOpened(last=20, first=0), 0.0)
     assert core.next_epoch == 8
     elsewhere = SinkCore(assigned(from_epoch=0), restored_from=3, compare_from=8)

@@ -66,7 +66,7 @@ class Process:
         self.effects += made
         return made
 
-    def ask(self) -> None:
+    def poll_without_restore_point(self) -> None:
         self.step(PollAccepted(poll()))
 
     def restore(self) -> None:
@@ -105,8 +105,8 @@ class Process:
 
 
 MOVES = (
-    *("ask", "restore", "recompute", "start", "progress", "fail", "fail_permanently", "report"),
-    *("stop", "pass_time"),
+    *("poll_without_restore_point", "restore", "recompute", "start", "progress"),
+    *("fail", "fail_permanently", "report", "stop", "pass_time"),
 )
 
 

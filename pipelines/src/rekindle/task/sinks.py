@@ -136,7 +136,7 @@ class SinkWriter:
         with self._calls.during(f"query {self._query}: opening its sink"):
             sink = self._sink = self._sink or self._open(self.core.assigned, self._log.schema)
             last = sink.last_epoch(call.after)
-            return SinkOpened(last, sink.first_epoch() if call.ask_first else None)
+            return SinkOpened(last, sink.first_epoch() if call.read_first_epoch else None)
 
     def _write(self, sink: Sink, from_epoch: int) -> None:
         for batch in self._log.read(from_epoch, READ_BYTES):

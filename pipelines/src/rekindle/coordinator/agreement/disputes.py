@@ -110,8 +110,10 @@ class Dispute:
     ) -> Dispute:
         """Add a result that agrees with none. `own`: earlier results of the same replica."""
         contradicted = self.contradicted | ({by.slot} if own else frozenset())
-        steady = bool(own) and any(other.slot not in contradicted for other, _ in self.results)
-        event = DisputeEvent.CONTRADICTED if steady else DisputeEvent.MATCHED_NONE
+        another_is_consistent = bool(own) and any(
+            other.slot not in contradicted for other, _ in self.results
+        )
+        event = DisputeEvent.CONTRADICTED if another_is_consistent else DisputeEvent.MATCHED_NONE
         if len(self.results) == 1 and not self.unresolved:
             event = DisputeEvent.COMPARED
         results = (*self.results, (by, digests))

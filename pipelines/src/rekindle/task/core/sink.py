@@ -2,10 +2,10 @@
 
 A sink consumes the task's output log from `from_epoch` on, one call at a time. Epochs up to the
 restore point are durable, because an entry is committed only after its partition's sinks have
-written. Before its first write it is asked for its newest epoch; epochs of an earlier boot are
-skipped, but compared from `compare_from` on, because that boot's log may have been wrong. A call
-that failed is made again after a back-off. Epochs above `through` wait, because replicas disagree
-about them. Does not know the log's files, nor the engine.
+written. Before its first write its newest epoch is read; epochs of an earlier boot are skipped,
+but compared from `compare_from` on, because that boot's log may have been wrong. A call that failed
+is made again after a back-off. Epochs above `through` wait, because replicas disagree about them.
+Does not know the log's files, nor the engine.
 
 Design: docs/design/exactly-once.md#sinks.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -48,7 +48,7 @@ class PauseChanged:
 @dataclass(frozen=True, slots=True)
 class SinkOpened:
     """`last`: the newest epoch that need not be written; `first`: the first one that the definition
-    may write, if it was asked for."""
+    may write, if it was read."""
 
     last: int
     first: int | None = None
@@ -84,11 +84,11 @@ class CallAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class OpenSink:
-    """Open the sink and ask it for its newest epoch; those through `after` are there. `ask_first`:
-    ask for its first epoch too."""
+    """Open the sink and read its newest epoch; those through `after` are there.
+    `read_first_epoch`: and its first one."""
 
     after: int
-    ask_first: bool
+    read_first_epoch: bool
 
 
 @dataclass(frozen=True, slots=True)
