@@ -29,7 +29,7 @@ from typing import Any
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster
 from rekindle_testing.harness.directory import working_directory
 from rekindle_testing.harness.installed import MOUNT, Cluster
-from rekindle_testing.harness.nodes import NodeShape
+from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
@@ -41,7 +41,7 @@ OPERATORS = 3  # the chart's default
 GAP_TARGET_S = 1.1  # an epoch + 100 ms
 TASK_NODES = 3
 OTHER_NODES = 2
-TOO_SMALL_FOR_TASKS = NodeShape(cpu="450m")
+TOO_SMALL_FOR_TASKS = NodeResources(cpu="450m")
 
 
 def document(name: str) -> dict[str, Any]:

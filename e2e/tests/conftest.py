@@ -111,11 +111,11 @@ def kubelet_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
     """
     from node_kinds import DEFAULT_TIMINGS, LEASE_S, flights_cluster, kubelet_nodes
 
-    from rekindle_testing.harness.nodes import NodeShape
+    from rekindle_testing.harness.nodes import NodeResources
 
     kind, directory = kubelet_nodes(LEASE_S), tmp_path_factory.mktemp("kubelets")
-    shape = NodeShape(cpu="2", memory="8Gi")
+    resources = NodeResources(cpu="2", memory="8Gi")
     with flights_cluster(
-        directory, kind, nodes=5, shape=shape, settings=DEFAULT_TIMINGS
+        directory, kind, nodes=5, resources=resources, settings=DEFAULT_TIMINGS
     ) as cluster:
         yield cluster

@@ -13,7 +13,7 @@ from node_kinds import flights_cluster, kubelet_nodes, storms
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.fuse_volume import FuseVolume
-from rekindle_testing.harness.nodes import POD_USER, NodeShape
+from rekindle_testing.harness.nodes import POD_USER, NodeResources
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
@@ -50,8 +50,8 @@ def slow(directory: Path) -> Iterator[FuseVolume]:
 
 @pytest.fixture(scope="module")
 def cluster(directory: Path, server: FuseVolume, slow: FuseVolume) -> Iterator[EmbeddedCluster]:
-    shape = NodeShape(cpu="2", memory="8Gi")
-    with flights_cluster(directory, kubelet_nodes(), nodes=2, shape=shape) as cluster:
+    resources = NodeResources(cpu="2", memory="8Gi")
+    with flights_cluster(directory, kubelet_nodes(), nodes=2, resources=resources) as cluster:
         yield cluster
 
 

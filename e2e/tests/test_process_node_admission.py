@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rekindle_operator.resources.common import secure_container, secure_pod
-from rekindle_testing.embedded.process_node import admission, contract
+from rekindle_testing.embedded.process_node import admission, supported_fields
 
 ALLOCATABLE = {"cpu": "2", "memory": "1Gi", "pods": "3"}
 
@@ -176,7 +176,7 @@ def test_unsupported_fields_are_refused_by_path(spec: dict[str, Any], path: str)
 )
 def test_ignorable_fields_are_admitted_and_named(spec: dict[str, Any], paths: list[str]) -> None:
     assert admission.admit(pod(**spec), [], ALLOCATABLE) is None
-    ignored = contract.ignored(pod(**spec))
+    ignored = supported_fields.ignored(pod(**spec))
     assert len(ignored) == len(paths)
     for text, path in zip(ignored, paths, strict=True):
         assert text.startswith(path)
@@ -217,15 +217,15 @@ def test_ignorable_fields_are_admitted_and_named(spec: dict[str, Any], paths: li
 )
 def test_fields_without_effect_are_admitted(spec: dict[str, Any]) -> None:
     assert admission.admit(pod(**spec), [], ALLOCATABLE) is None
-    assert contract.ignored(pod(**spec)) == []
+    assert supported_fields.ignored(pod(**spec)) == []
 
 
 def test_changes_of_an_admitted_pod_are_reported_as_ignored() -> None:
     before = pod("1", hostname="a")
     debugged = pod("1", ephemeralContainers=[{"name": "d", "image": "i"}])
-    assert list(contract.changes(before, pod("1", hostname="b"))) == []
-    [resize] = contract.changes(before, pod("2"))
-    [debugger] = contract.changes(before, debugged)
+    assert list(supported_fields.changes(before, pod("1", hostname="b"))) == []
+    [resize] = supported_fields.changes(before, pod("2"))
+    [debugger] = supported_fields.changes(before, debugged)
     assert resize.startswith("spec.containers[c].resources")
     assert debugger.startswith("spec.ephemeralContainers[d]")
-    assert list(contract.changes(debugged, debugged)) == []
+    assert list(supported_fields.changes(debugged, debugged)) == []

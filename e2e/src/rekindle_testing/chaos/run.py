@@ -27,7 +27,7 @@ from rekindle_testing.embedded.processes import Supervisor
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.installed import MOUNT
 from rekindle_testing.harness.log_keeper import LogKeeper
-from rekindle_testing.harness.nodes import NodeShape
+from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
@@ -119,8 +119,10 @@ class _Run:
         self._input_s = _START_S + _ROUND_S * len(plan.rounds)
         self._documents = topologies.documents(self._input_s)
         # Room for two tasks on each, and for a coordinator and an operator.
-        shape = NodeShape(cpu="1300m", memory="4Gi")
-        self.cluster = EmbeddedCluster(directory, nodes=NODES, shape=shape, on_progress=on_progress)
+        resources = NodeResources(cpu="1300m", memory="4Gi")
+        self.cluster = EmbeddedCluster(
+            directory, nodes=NODES, resources=resources, on_progress=on_progress
+        )
         self.keeper = LogKeeper(self.cluster.kind, self.cluster.node_directory, directory / "kept")
         self._references = {
             name: Reference(document, self.cluster.shared, self.expected / name)

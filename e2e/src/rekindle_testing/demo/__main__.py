@@ -13,7 +13,7 @@ from pathlib import Path
 from rekindle_testing.demo.scenario import Scenario
 from rekindle_testing.demo.screen import Screen
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.nodes import NodeShape
+from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.paths import ROOT
 
 
@@ -25,8 +25,10 @@ def main() -> int:
     build.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="rekindle-demo-") as directory:
         # Room for one task on each node, so that every node that returns brings back one.
-        shape = NodeShape(cpu="800m", memory="2Gi")
-        cluster = EmbeddedCluster(Path(directory), nodes=9, shape=shape, on_progress=screen.print)
+        resources = NodeResources(cpu="800m", memory="2Gi")
+        cluster = EmbeddedCluster(
+            Path(directory), nodes=9, resources=resources, on_progress=screen.print
+        )
         scenario = Scenario(cluster, screen, build)
         with ThreadPoolExecutor(1) as pool:
             reference = pool.submit(scenario.execute_reference)

@@ -19,7 +19,7 @@ from typing import Any
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.harness.installed import Cluster
-from rekindle_testing.harness.nodes import Node, NodeKind, NodeShape, ProcessNodes
+from rekindle_testing.harness.nodes import Node, NodeKind, NodeResources, ProcessNodes
 from rekindle_testing.progress import OnProgress, no_progress
 
 NAMESPACE = "default"
@@ -39,7 +39,7 @@ class EmbeddedCluster(Cluster):
         *,
         nodes: int = 5,
         kind: NodeKind | None = None,
-        shape: NodeShape | None = None,
+        resources: NodeResources | None = None,
         settings: Settings | None = None,
         on_progress: OnProgress = no_progress,
     ) -> None:
@@ -49,7 +49,7 @@ class EmbeddedCluster(Cluster):
         self.kind = kind or ProcessNodes()
         self.nodes = {}
         self._node_count = nodes
-        self._shape = shape or NodeShape()
+        self._resources = resources or NodeResources()
         self._on_progress = on_progress
         self._dead: list[Node] = []
         self._cleanup = contextlib.ExitStack()
@@ -101,8 +101,8 @@ class EmbeddedCluster(Cluster):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(log, directory / name)
 
-    def launch_node(self, shape: NodeShape | None = None) -> Node:
-        """Start one more machine, of the cluster's own shape or another; it joins by itself."""
+    def launch_node(self, resources: NodeResources | None = None) -> Node:
+        """Start one more machine, with the cluster's resources or others; it joins by itself."""
         number = next(self._numbers)
         name = f"node-{number}"
         node = self.kind.make(
@@ -110,15 +110,15 @@ class EmbeddedCluster(Cluster):
             self.control_plane,
             self.node_directory / name,
             zone=f"zone-{'abc'[number % 3]}",
-            shape=shape or self._shape,
+            resources=resources or self._resources,
         )
         self.nodes[name] = node
         node.start()
         return node
 
-    def add_node(self, shape: NodeShape | None = None) -> str:
+    def add_node(self, resources: NodeResources | None = None) -> str:
         """One more machine; returns its name once it is Ready."""
-        node = self.launch_node(shape)
+        node = self.launch_node(resources)
         node.wait_ready()
         return node.name
 

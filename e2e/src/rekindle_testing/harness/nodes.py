@@ -31,7 +31,7 @@ POD_USER = 10001
 
 
 @dataclass(frozen=True, slots=True)
-class NodeShape:
+class NodeResources:
     """What pods may request of a node: the default is for two tasks of 500m CPU."""
 
     cpu: str = "1300m"
@@ -76,7 +76,7 @@ class NodeKind(Protocol):
     def start(self, directory: Path, on_progress: OnProgress) -> None: ...
     def stop(self) -> None: ...
     def make(
-        self, name: str, plane: ControlPlane, directory: Path, zone: str, shape: NodeShape
+        self, name: str, plane: ControlPlane, directory: Path, zone: str, resources: NodeResources
     ) -> Node: ...
     def agent_logs(self, nodes: Path) -> Iterable[Path]:
         """Of nodes with directories in `nodes`, also of lost ones."""
@@ -136,15 +136,15 @@ class ProcessNodes:
         return f"{container}-{attempt}.{log.name}"
 
     def make(
-        self, name: str, plane: ControlPlane, directory: Path, zone: str, shape: NodeShape
+        self, name: str, plane: ControlPlane, directory: Path, zone: str, resources: NodeResources
     ) -> ProcessNode:
         return ProcessNode(
             name,
             plane,
             directory,
             zone=zone,
-            cpu=shape.cpu,
-            memory=shape.memory,
+            cpu=resources.cpu,
+            memory=resources.memory,
             images=self._images,
         )
 
@@ -201,7 +201,7 @@ class KubeletNodes:
         return f"{log.parts[-2]}-{log.name}"
 
     def make(
-        self, name: str, plane: ControlPlane, directory: Path, zone: str, shape: NodeShape
+        self, name: str, plane: ControlPlane, directory: Path, zone: str, resources: NodeResources
     ) -> KubeletNode:
         return KubeletNode(
             name,
@@ -209,8 +209,8 @@ class KubeletNodes:
             directory,
             network=self.network,
             zone=zone,
-            cpu=shape.cpu,
-            memory=shape.memory,
+            cpu=resources.cpu,
+            memory=resources.memory,
             archives=self._archives,
             lease_duration_s=self._lease_duration_s,
         )

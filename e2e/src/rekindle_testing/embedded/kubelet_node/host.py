@@ -1,4 +1,4 @@
-"""A kubelet node for its creator: start it, wait for it, kill it.
+"""A kubelet node for the process that creates the node: start it, wait for it, kill it.
 
 Has the methods of `process_node.host.ProcessNode`, with the same meaning. Runs in the process of
 the test; the node ends with that process, also if it is killed.

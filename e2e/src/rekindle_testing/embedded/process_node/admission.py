@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from rekindle_testing.embedded.process_node import contract, quantities
+from rekindle_testing.embedded.process_node import quantities, supported_fields
 from rekindle_testing.embedded.process_node.fields import Json
 
 UNSUPPORTED = "UnsupportedByProcessNode"
@@ -34,7 +34,7 @@ def requests(pod: Json) -> dict[str, Decimal]:
 
 def admit(pod: Json, others: Iterable[Json], allocatable: Mapping[str, str]) -> Refusal | None:
     """`others` are the admitted pods of the node that have not ended."""
-    if problems := contract.refused(pod):
+    if problems := supported_fields.refused(pod):
         return Refusal(UNSUPPORTED, "; ".join(problems))
     others = list(others)
     if len(others) + 1 > quantities.parse_rounded_up(allocatable["pods"]):

@@ -1,4 +1,4 @@
-"""The agent of one node, like a kubelet.
+"""The node agent: does the work of a kubelet on one process node.
 
 Has a worker for each pod that is bound to the node, maintains the Node and its Lease,
 serves logs.  Its persistent state is in the node's directory, so it can be killed at

@@ -1,4 +1,4 @@
-"""The handle of a process node for the process that creates it: start it, wait, kill it.
+"""A process node for the process that creates the node: start it, wait for it, kill it.
 
 Runs in the process of the test or the demo.  The node ends with that process, also if
 it is killed.
@@ -275,7 +275,7 @@ class ProcessNode:
             ca_file=str(self._cluster.ca_file),
             serving_certificate=str(certificate),
             serving_key=str(key),
-            kubelet_client=_kubelet_client_name(),
+            kubelet_client_name=_kubelet_client_name(),
             cgroup=str(self._cgroup or ""),
         )
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from rekindle_testing.embedded.process_node import (
     binding,
     containers,
-    contract,
     environment,
     status,
+    supported_fields,
     syscalls,
 )
 from rekindle_testing.embedded.process_node.admission import Refusal
@@ -114,8 +114,8 @@ class PodWorker:
         return self._admitted
 
     def update(self, pod: Json) -> None:
-        for change in contract.changes(self.pod, pod):
-            self._event("Warning", contract.FIELDS_IGNORED, change)
+        for change in supported_fields.changes(self.pod, pod):
+            self._event("Warning", supported_fields.FIELDS_IGNORED, change)
         self.pod = pod
         self._object.compare(pod)
         self._wake.set()
@@ -179,8 +179,8 @@ class PodWorker:
             return
         self._admitted = True
         self._save()
-        if ignored := contract.ignored(self.pod):
-            self._event("Warning", contract.FIELDS_IGNORED, "; ".join(ignored))
+        if ignored := supported_fields.ignored(self.pod):
+            self._event("Warning", supported_fields.FIELDS_IGNORED, "; ".join(ignored))
         (self.directory / "hosts").write_text(containers.hosts(self.pod, self.pod_ip))
         if self._cgroup is not None:
             binding.restrict_bind_of_group(self._cgroup, self.pod_ip)
