@@ -294,7 +294,7 @@ def test_a_service_reaches_its_pods_on_both_nodes(
     seen: set[str] = set()
 
     def both() -> bool:
-        # Of its own node too, which is answered past the router.
+        # Of its own node too, which bypasses the router.
         with contextlib.suppress(KubectlError):
             seen.add(get(control_plane, "behind-0", address, port=80).strip())
         return seen == {"behind-0", "behind-1"}
@@ -477,7 +477,7 @@ def host_rules() -> str:
     return subprocess.run(["iptables-save"], capture_output=True, text=True).stdout
 
 
-def test_nothing_is_left_after_down(machine: None, tmp_path: Path) -> None:
+def test_nothing_is_left_after_stop(machine: None, tmp_path: Path) -> None:
     before = set(Path("/sys/class/net").iterdir())
     with another_cluster(tmp_path, "running") as (process, facts):
         assert left_of(facts)
@@ -491,7 +491,7 @@ def test_nothing_is_left_after_down(machine: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["running", "frozen"])
-def test_a_killed_test_leaves_nothing_behind_the_next_up(
+def test_a_killed_test_leaves_nothing_after_the_next_start(
     machine: None, template: Template, tmp_path: Path, mode: str
 ) -> None:
     before = contents(template.root)
@@ -505,11 +505,11 @@ def test_a_killed_test_leaves_nothing_behind_the_next_up(
     assert contents(template.root) == before
 
 
-def test_all_is_removed_though_nobody_watched(machine: None, tmp_path: Path) -> None:
+def test_all_is_removed_though_the_reaper_died(machine: None, tmp_path: Path) -> None:
     """As above, but what ends the nodes' processes with the test is killed before it."""
     with another_cluster(tmp_path, "running") as (process, facts):
         # The first one is the network's, the second one the control plane's.
-        os.kill(min(watchdogs_of(process.pid))[1], signal.SIGKILL)
+        os.kill(min(reapers_of(process.pid))[1], signal.SIGKILL)
         process.kill()
         process.wait()
         assert [line for line in left_of(facts) if line.startswith("process")]
@@ -518,13 +518,13 @@ def test_all_is_removed_though_nobody_watched(machine: None, tmp_path: Path) -> 
     wait_for("the control plane has ended", lambda: left_of(facts) == [], 10)
 
 
-def watchdogs_of(parent: int) -> list[tuple[int, int]]:
+def reapers_of(parent: int) -> list[tuple[int, int]]:
     """When they were started, and their ids."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == parent and b"watchdog.py" in (entry / "cmdline").read_bytes():
+            if int(fields[1]) == parent and b"reaper.py" in (entry / "cmdline").read_bytes():
                 found.append((int(fields[19]), int(entry.name)))
     return found
 
@@ -544,7 +544,7 @@ STARTS_A_NODE = """
         def issue_server_certificate(self, name, hosts): return file, file
     print("begins", flush=True)
     network = NodeNetwork(directory / "network", state_directory=directory / "state")
-    network.up()
+    network.start()
     KubeletNode("brief", Cluster(), directory / "brief", network=network).start()
     sys.stdin.readline()
 """

@@ -73,7 +73,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing_running(tmp_path: Path) -> None
         log = tmp_path / "family.log"
         eventually(lambda: len(log.read_text().split()) == 2)
         everything = [child.pid for child in psutil.Process(test.pid).children(recursive=True)]
-        assert len(everything) == 3  # the family and the watchdog
+        assert len(everything) == 3  # the family and the reaper
         test.kill()
     eventually(lambda: not any(map(is_running, everything)))
 

@@ -1,7 +1,7 @@
 """Child processes of the embedded cluster: logs, shutdown, ports.
 
 Each child has its own process group and is stopped by that group's id, never by
-name.  A watchdog kills the groups when this process dies without stopping them.
+name.  A reaper kills the groups when this process dies without stopping them.
 Knows nothing about what the children do.
 """
 
@@ -92,7 +92,7 @@ class Supervisor:
     def __init__(self, log_directory: Path) -> None:
         self._log_directory = log_directory
         self._processes: list[Process] = []
-        self._watchdog: subprocess.Popen[str] | None = None
+        self._reaper: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Supervisor:
         return self
@@ -118,7 +118,7 @@ class Supervisor:
                 )
         except OSError as error:
             raise ProcessError(f"cannot start {name}: {error}") from error
-        self._send_to_watchdog(f"+{popen.pid}")
+        self._send_to_reaper(f"+{popen.pid}")
         process = Process(name, popen, log)
         self._processes.append(process)
         return process
@@ -128,7 +128,7 @@ class Supervisor:
         self._forget(process)
 
     def close(self, grace_s: float = 3.0) -> None:
-        """Stop what still runs, the last started first, then the watchdog.
+        """Stop what still runs, the last started first, then the reaper.
 
         All get SIGTERM before the first is waited for, and then a second one: with the
         first, Kubernetes' servers drain for many seconds; with the second they exit.
@@ -137,30 +137,30 @@ class Supervisor:
             process.signal(signal.SIGTERM)
         for process in reversed(self._processes.copy()):
             self.stop(process, grace_s)
-        if self._watchdog is not None:
-            _pipe_of(self._watchdog).close()
-            self._watchdog.wait()
-            self._watchdog = None
+        if self._reaper is not None:
+            _pipe_of(self._reaper).close()
+            self._reaper.wait()
+            self._reaper = None
 
     def _forget(self, process: Process) -> None:
         # Once reaped, the id may become another group's.
-        self._send_to_watchdog(f"-{process.pid}")
+        self._send_to_reaper(f"-{process.pid}")
         self._processes.remove(process)
 
-    def _send_to_watchdog(self, line: str) -> None:
-        if self._watchdog is None:
-            script = Path(__file__).with_name("watchdog.py")
-            self._watchdog = subprocess.Popen(
+    def _send_to_reaper(self, line: str) -> None:
+        if self._reaper is None:
+            script = Path(__file__).with_name("reaper.py")
+            self._reaper = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(script)],
                 stdin=subprocess.PIPE,
                 text=True,
                 # Ctrl-C in the terminal must reach only the supervisor.
                 start_new_session=True,
             )
-        # The watchdog may have been killed from outside.
+        # The reaper may have been killed from outside.
         with contextlib.suppress(BrokenPipeError):
-            _pipe_of(self._watchdog).write(line + "\n")
-            _pipe_of(self._watchdog).flush()
+            _pipe_of(self._reaper).write(line + "\n")
+            _pipe_of(self._reaper).flush()
 
 
 def choose_ports(count: int, address: str = "127.0.0.1") -> list[int]:
@@ -181,6 +181,6 @@ def choose_ports(count: int, address: str = "127.0.0.1") -> list[int]:
     raise ProcessError(f"no {count} free ports in {_FIRST_PORT}-{_LAST_PORT} on {address}")
 
 
-def _pipe_of(watchdog: subprocess.Popen[str]) -> IO[str]:
-    assert watchdog.stdin is not None
-    return watchdog.stdin
+def _pipe_of(reaper: subprocess.Popen[str]) -> IO[str]:
+    assert reaper.stdin is not None
+    return reaper.stdin

@@ -176,12 +176,12 @@ class KubeletNodes:
         self.operator_image, self.pipelines_image = built["operator"].tag, built["pipelines"].tag
         self._archives = [archive.path for archive in built.values()]
         network = NodeNetwork(directory / "network", on_progress=on_progress)
-        network.up()
+        network.start()
         self._network = network
 
     def stop(self) -> None:
         if self._network is not None:
-            self._network.down()
+            self._network.stop()
 
     def prepare_shared(self, directory: Path) -> None:
         """To the user of the images, as the claims of a cluster belong to theirs."""

@@ -182,7 +182,7 @@ class KubeletNode:
     def kill(self, *, keep_address: bool = False) -> None:
         """Like a power failure: SIGKILL to all at once, and the disk is lost. Another node may get
         the address, unless it is reserved for this one until `stop`."""
-        if self._wrapper is not None and self._network.is_up:
+        if self._wrapper is not None and self._network.is_running:
             # Silence first: nobody hears a machine that is switched off close its connections.
             self._network.disconnect(self._place)
             # The init alone: the kernel kills the rest, and the wrapper waits for the end of all.

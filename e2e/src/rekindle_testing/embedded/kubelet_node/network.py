@@ -43,7 +43,7 @@ _JOIN_AND_SLEEP = 'for file in "$@"; do echo 0 > "$file" || exit; done; exec sle
 
 
 class NodeNetwork:
-    """From `up` (or `with`) to `down`. `up` also removes what earlier processes have left.
+    """From `start` (or `with`) to `stop`. `start` also removes what earlier processes have left.
 
     All processes of the nodes are started by `supervisor`: they end with this process.
     """
@@ -66,20 +66,20 @@ class NodeNetwork:
         self._lock = threading.Lock()
 
     def __enter__(self) -> NodeNetwork:
-        self.up()
+        self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.down()
+        self.stop()
 
     @property
-    def is_up(self) -> bool:
+    def is_running(self) -> bool:
         return self._state is not None
 
     @property
     def addresses(self) -> ClusterAddresses:
         if self._cluster is None:
-            raise KubeletNodeError("the network of the nodes is not up")
+            raise KubeletNodeError("the network of the nodes is not running")
         return self._cluster
 
     @property
@@ -90,23 +90,23 @@ class NodeNetwork:
     @property
     def state(self) -> StateFile:
         if self._state is None:
-            raise KubeletNodeError("the network of the nodes is not up")
+            raise KubeletNodeError("the network of the nodes is not running")
         return self._state
 
     @property
     def cgroup(self) -> str:
         return f"rekindle-kubelet-{self.addresses.index}"
 
-    def up(self) -> None:
+    def start(self) -> None:
         removal.sweep(self._state_directory, self.on_progress)
         self._state, self._cluster = self._claim()
         try:
             self._make()
         except BaseException:
-            self.down()
+            self.stop()
             raise
 
-    def down(self) -> None:
+    def stop(self) -> None:
         """End and remove all that the state file names, nodes included."""
         if self._state is None:
             return
@@ -114,7 +114,7 @@ class NodeNetwork:
             removal.remove_all(self._state)
         finally:
             self.supervisor.close(grace_s=0)
-            # Released: what could not be removed is tried again by the next `up`.
+            # Released: what could not be removed is tried again by the next `start`.
             self._state.close()
             self._state = self._cluster = self._switch = None
             self._numbers.clear()
@@ -223,7 +223,7 @@ class NodeNetwork:
     def _switch_pid(self) -> int:
         pid = child_of(self._switch) if self._switch is not None else None
         if pid is None:
-            raise KubeletNodeError("the network of the nodes is not up")
+            raise KubeletNodeError("the network of the nodes is not running")
         return pid
 
     def _set_port(self, node: NodeAddresses, state: str) -> None:
