@@ -6,7 +6,7 @@ from rekindle_testing.chaos.progress import Progress, StaleLive, percentile
 
 
 def _progress() -> Progress:
-    return Progress({"a": 2, "b": 1}, window_s=2)
+    return Progress({"a": 2, "b": 1}, file_interval_s=2)
 
 
 def test_a_query_is_as_far_as_its_slowest_partition() -> None:

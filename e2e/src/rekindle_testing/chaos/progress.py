@@ -25,11 +25,11 @@ class StaleLive:
 
 @dataclass(slots=True)
 class Progress:
-    """`partitions`: query -> how many its sink has; `window_s`: the time between two of its files
-    without failures."""
+    """`partitions`: query -> how many its sink has; `file_interval_s`: the time between two
+    of its files without failures."""
 
     partitions: Mapping[str, int]
-    window_s: float
+    file_interval_s: float
     _written: dict[str, int] = field(default_factory=dict)
     _advanced_s: dict[str, float] = field(default_factory=dict)
     _head: int = -1
@@ -68,7 +68,7 @@ class Progress:
             for query in self.partitions
             if states.get(query) == "Live"
             and (since_s := self._advanced_s.get(query)) is not None
-            and (silent_s := at_s - since_s - self.window_s) > 0
+            and (silent_s := at_s - since_s - self.file_interval_s) > 0
         ]
 
 

@@ -147,7 +147,7 @@ def _order(
     key = context.view.key
     now = [r.key[1] for r in plan.order if r.key[0] == key]
     later = [r.key[1] for r in plan.waiting if r.key[0] == key]
-    if "" in now or "" in later:  # in one block
+    if "" in now or "" in later:  # all queries together (mode Blocking)
         return tuple(q.name for q in sorted(health.queries, key=lambda q: -q.priority))
     not_down = (QueryState.LIVE, QueryState.UNKNOWN)
     names = {q.name for q in health.queries}

@@ -25,7 +25,7 @@ from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, Po
 @dataclass(frozen=True, slots=True)
 class DownQuery:
     """A query that is down. `needs`: keys of what it misses, shared between queries: one replica of
-    each partition (for a topology that recovers in one block, all its slots)."""
+    each partition (all slots of a topology whose queries recover together, mode Blocking)."""
 
     key: tuple[str, str]  # topology "namespace/name", query
     priority: int
@@ -59,7 +59,7 @@ class Plan:
     over_namespace_limit: frozenset[tuple[str, str]] = frozenset()
 
     def queries_over_namespace_limit(self, topology: str) -> frozenset[str]:
-        """Its queries that wait for that; "" for all of them, if it recovers in one block."""
+        """Its queries that wait for that; "" for all of them together (mode Blocking)."""
         return frozenset(query for key, query in self.over_namespace_limit if key == topology)
 
 

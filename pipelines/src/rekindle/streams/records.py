@@ -15,7 +15,7 @@
 The payload of one epoch is an Arrow IPC stream, nothing without rows. A record of several epochs is
 an empty record; its payload are the changes of its watermark: (i64 earlier watermark, i64 epochs of
 the record up to the last one with it). Records begin on multiples of 64 bytes, so a mapped file
-gives aligned buffers, and a header is written in one step.
+gives aligned buffers, and a header never lies across two pages.
 
 A file is read forward, or backward from its end. The last record of a file may be an empty one that
 grows in place (`rekindle.streams.tail`). Does not know directories, floors or readers.
@@ -44,7 +44,7 @@ _SUMMED = HEADER_BYTES - 4
 _SUM = struct.Struct("<I")
 WATERMARK_CHANGE = struct.Struct("<qq")
 """An earlier watermark, and the number of the record's epochs up to the last one with it."""
-_STEP_BYTES = 1 << 16
+_SCAN_BYTES = 1 << 16
 
 
 class RecordKind(IntEnum):
@@ -259,9 +259,9 @@ def _last(data: memoryview) -> Record:
     a payload, where its end is another."""
     at = len(data) if len(data) % ALIGN == 0 else 0
     while at > 0:
-        begin = max(0, at - _STEP_BYTES)
-        step = bytes(data[begin:at])
-        found = step.rfind(MAGIC)
+        begin = max(0, at - _SCAN_BYTES)
+        scanned = bytes(data[begin:at])
+        found = scanned.rfind(MAGIC)
         while found >= 0:
             start = begin + found
             if start % ALIGN == 0 and start + HEADER_BYTES <= len(data):
@@ -272,8 +272,8 @@ def _last(data: memoryview) -> Record:
                         return record
                 except DamagedRecord:
                     pass
-            found = step.rfind(MAGIC, 0, found)
-        at = begin  # headers are aligned, and so are steps: none lies across two of them
+            found = scanned.rfind(MAGIC, 0, found)
+        at = begin  # headers are aligned, and so is what is scanned: none lies across `begin`
     raise DamagedRecord("no record that ends there", len(data))
 
 
