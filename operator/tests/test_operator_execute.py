@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from rekindle.names import COORDINATOR_SLOT
+from rekindle.names import COORDINATOR_KEY
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import SlotRef
@@ -167,7 +167,7 @@ def grant_access(owner: str | None) -> list[str]:
     cluster = ClusterCache(api, None, lambda: 0.0)
     executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
     access = EnsureAccess("default", tuple(coordinator_access(topology)))
-    ref = SlotRef("uid", COORDINATOR_SLOT, 1)
+    ref = SlotRef("uid", COORDINATOR_KEY, 1)
     pod = {"kind": "Pod", "metadata": {"name": "c", "ownerReferences": [{"uid": "uid"}]}}
     executor.run([TopologyActions("default/t", (access, CreatePod("default", pod, ref)))])
     return api.calls

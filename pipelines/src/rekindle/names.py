@@ -56,7 +56,7 @@ TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
 TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 
-COORDINATOR_SLOT = "coordinator"
+COORDINATOR_KEY = "coordinator"
 MAX_NAME_CHARS = 63  # a pod's name is its host name
 
 
@@ -76,7 +76,7 @@ def config_name(topology: str, generation: int) -> str:
 
 def coordinator_name(topology: str) -> str:
     """Name of the coordinator's ServiceAccount, Role, RoleBinding and Lease."""
-    return object_name(topology, COORDINATOR_SLOT)
+    return object_name(topology, COORDINATOR_KEY)
 
 
 def token_name(topology: str, uid: str) -> str:
@@ -86,7 +86,7 @@ def token_name(topology: str, uid: str) -> str:
 
 
 def coordinator_pod_name(topology: str, incarnation: int) -> str:
-    return object_name(topology, COORDINATOR_SLOT, incarnation)
+    return object_name(topology, COORDINATOR_KEY, incarnation)
 
 
 def task_pod_name(

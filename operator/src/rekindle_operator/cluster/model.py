@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekindle.errors import Problem
-from rekindle.names import COORDINATOR_SLOT, ROLE_COORDINATOR
+from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.dataplane import DataPlane, read_data_plane
@@ -129,7 +129,7 @@ class PodView:
     def ref(self) -> SlotRef:
         slot = self.slot.key if self.slot is not None else ""
         if self.role == ROLE_COORDINATOR:
-            slot = COORDINATOR_SLOT
+            slot = COORDINATOR_KEY
         return SlotRef(self.owner_uid or "", slot, self.incarnation)
 
 

@@ -79,7 +79,7 @@ class CreatePod:
 
     @property
     def is_coordinator(self) -> bool:
-        return self.ref.slot == names.COORDINATOR_SLOT
+        return self.ref.slot == names.COORDINATOR_KEY
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ def reserved_incarnations(context: ReconcileContext, taken: Mapping[str, int]) -
         highest[slot] = max(incarnation, highest.get(slot, 0))
     if context.running is not None:
         pods = (p for p in context.inputs.snapshot.pods if p.owner_uid == context.view.uid)
-        kept = {names.COORDINATOR_SLOT, *(p.slot.key for p in pods if p.slot is not None)}
+        kept = {names.COORDINATOR_KEY, *(p.slot.key for p in pods if p.slot is not None)}
         kept |= {slot.key for slot in context.running.topology.slots()}
         for slot in highest.keys() - kept:
             merged = f"{_REMOVED_SEGMENT}/{partition_and_replica(slot)}"
@@ -264,7 +264,7 @@ def partition_and_replica(slot_key: str) -> str:
 
 
 def coordinator_incarnation(context: ReconcileContext) -> int:
-    return context.reserved.get(names.COORDINATOR_SLOT, 0)
+    return context.reserved.get(names.COORDINATOR_KEY, 0)
 
 
 def coordinator_pods(context: ReconcileContext) -> list[PodView]:

@@ -82,11 +82,11 @@ def _next_coordinator(
     view, inputs = context.running.view, context.inputs
     losses, defaults = inputs.losses, inputs.settings.pods
     reserved = coordinator_incarnation(context)
-    ref = SlotRef(view.uid, names.COORDINATOR_SLOT, reserved)
+    ref = SlotRef(view.uid, names.COORDINATOR_KEY, reserved)
     refused = inputs.snapshot.refusals.get(ref)
     if refused is None:
         incarnation = max(reserved, newest.incarnation if newest else 0) + 1
-        ref = SlotRef(view.uid, names.COORDINATOR_SLOT, incarnation)
+        ref = SlotRef(view.uid, names.COORDINATOR_KEY, incarnation)
     prepare: list[Action] = []
     avoided = set(inputs.snapshot.unsuitable.get(coordinator_shape(view, defaults), ()))
     if newest is not None and newest.node is not None and not newest.terminating:
@@ -147,7 +147,7 @@ def _working_meanwhile(
     if _pod_lost(context, holder) or _is_silent(context, holder, lease):
         return None
     if holder is newest:
-        ref = SlotRef(context.view.uid, names.COORDINATOR_SLOT, coordinator_incarnation(context))
+        ref = SlotRef(context.view.uid, names.COORDINATOR_KEY, coordinator_incarnation(context))
         refused = inputs.snapshot.refusals.get(ref)
         is_refused = refused is not None and refused.attempts > 0
         return holder if why == _OTHER_IMAGE and not is_refused else None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rekindle.names import COORDINATOR_SLOT
+from rekindle.names import COORDINATOR_KEY
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
 from rekindle_operator.compiled_specs import StillCompiling, start_pass
 from rekindle_operator.reconcile.actions import (
@@ -242,7 +242,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     view = context.view
     taken = dict(reserved_by(plan_input.replacements))
     if coordinator.incarnation is not None:
-        taken[COORDINATOR_SLOT] = coordinator.incarnation
+        taken[COORDINATOR_KEY] = coordinator.incarnation
     health = health_of(
         context, states, plan_input.surplus, plan.queries_over_namespace_limit(view.key)
     )
