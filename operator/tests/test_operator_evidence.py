@@ -23,6 +23,11 @@ def changes(cluster: ModelCluster) -> list[object]:
     return [a for a in actions if isinstance(a, CreatePod | DeletePod | QuarantineNode)]
 
 
+def lost_nodes(cluster: ModelCluster) -> set[str]:
+    timing = cluster.settings.timing
+    return set(assess_nodes(cluster.snapshot(), cluster.now, timing).lost_nodes)
+
+
 def nodes_with_two_tasks(cluster: ModelCluster) -> list[str]:
     """Without the coordinator's."""
     here: dict[str, int] = defaultdict(int)
@@ -64,8 +69,54 @@ def test_a_node_that_dies_among_nodes_called_not_ready_is_lost(running: ModelClu
     running.turn_not_ready(*"abc")
     running.freeze_node(victim)
     running.pass_time(4.0)
-    lost = {a.node for a in changes(running) if isinstance(a, QuarantineNode)}
-    assert lost == {victim}
+    assert lost_nodes(running) == {victim}
+
+
+def with_tasks_that_never_started(running: ModelCluster, kubelets_respond: bool) -> str:
+    """Nodes died long ago, and their objects stay; of the others one dies before the tasks that
+    were just started there respond, and one is called NotReady while its tasks respond."""
+    for name in "defgh":
+        running.add_node(name)
+        running.lose_node(name)
+    running.kubelets_respond = kubelets_respond
+    here = running.coordinator().node
+    victim, witness = [n for n in nodes_with_two_tasks(running) if n != here]
+    running.stuck |= {p.name for p in running.tasks().values() if p.node == victim}
+    running.lose_node(victim)
+    running.silent.clear()
+    running.turn_not_ready(witness)
+    running.pass_time(1.0)
+    return victim
+
+
+@pytest.mark.parametrize("kubelets_respond", [True, False])
+def test_one_task_that_responds_keeps_no_other_node(
+    running: ModelCluster, kubelets_respond: bool
+) -> None:
+    victim = with_tasks_that_never_started(running, kubelets_respond)
+    assert lost_nodes(running) & set("abc") == {victim}
+    running.settle()
+    assert not [p for p in running.tasks().values() if p.node == victim]
+
+
+def test_the_nodes_whose_tasks_respond_are_named(running: ModelCluster) -> None:
+    running.turn_not_ready(*"abc")
+    running.settle()
+    assert "(a, b, c)" in running.condition("Degraded")["message"]
+
+
+def test_a_task_that_an_isolated_coordinator_does_not_hear_is_no_witness(
+    running: ModelCluster,
+) -> None:
+    """It suspects nobody, since its own network seems to be faulty."""
+    running.kubelets_respond = False
+    (victim, *_) = nodes_with_two_tasks(running)
+    for pod in running.tasks().values():
+        if pod.node == victim:
+            running.task_reports[pod.name] = {"suspected": False, "silentSeconds": 1.6}
+    running.turn_not_ready(victim)
+    running.pass_time(1.0)
+    assert lost_nodes(running) == {victim}
 
 
 @pytest.mark.parametrize("kubelets_respond", [True, False])

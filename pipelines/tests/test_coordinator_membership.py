@@ -154,6 +154,40 @@ def test_many_dead_tasks_are_suspected_when_no_peer_reads_them() -> None:
     assert suspected(world) == {s for s in world.tasks if s.segment != "both"}
 
 
+def with_a_dead_source(phase_at_death: str) -> tuple[World, set[Slot]]:
+    """One source, read by two replicas: the source and one reader are lost; the source's next
+    incarnation responds once, and is lost too."""
+    world = World((SimulatedSegment("src"), SimulatedSegment("left", ("src",), replicas=2)))
+    world.start_all()
+    world.run(10)
+    dead = {SRC, Slot("left", 0, 1)}
+    world.tasks[Slot("left", 0, 1)].frozen = True
+    source = world.start_task(SRC)
+    world.release_epoch(8)
+    for _ in range(3):
+        world.round()
+        if source.phase == phase_at_death:
+            break
+        world.work(SRC, 1)
+    assert source.phase == phase_at_death
+    source.frozen = True
+    return world, dead
+
+
+@pytest.mark.parametrize("phase", ["Waiting", "Restoring", "CatchingUp"])
+def test_a_task_that_died_behind_its_readers_is_suspected(phase: str) -> None:
+    """Its reader has read an earlier incarnation, so being ahead of it proves nothing."""
+    world, dead = with_a_dead_source(phase)
+    for _ in range(40):
+        world.release_epoch()
+        world.work(LEFT, 4)
+        world.round()
+    assert suspected(world) == dead
+    row = next(t for t in world.reports[-1]["tasks"] if t["slot"] == SRC.key)
+    assert row["suspected"]
+    assert not any("its own network" in p for p in world.reports[-1]["problems"])
+
+
 def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
     """Readers continue with the partner, which proves nothing about the coordinator's network."""
     world = World(

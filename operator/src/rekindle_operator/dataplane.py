@@ -23,15 +23,16 @@ class TaskReport:
     incarnation: int
     phase: TaskPhase | None  # None: a value of another version
     suspected: bool = False
-    silent_s: float = 0.0  # how long it was silent when it became suspected
+    silent_s: float = 0.0  # how long it had been silent when the coordinator noticed it
     stable_epoch: int | None = None
     problem: str = ""
     refused: str = ""  # the source or operator whose definition is wrong
 
     @property
-    def has_responded(self) -> bool:
-        """Whether it has responded to this coordinator, which then knows an epoch of it."""
-        return self.stable_epoch is not None
+    def responds(self) -> bool:
+        """Whether it responds to this coordinator, which then knows an epoch of it. A coordinator
+        whose own network is faulty suspects nobody, but the silent tasks do not respond to it."""
+        return self.stable_epoch is not None and not self.silent_s
 
 
 @dataclass(frozen=True, slots=True)

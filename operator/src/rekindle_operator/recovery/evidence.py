@@ -40,16 +40,16 @@ def collect_evidence(
         uid for uid, as_of in snapshot.reports.items() if now - as_of <= timing.report_fresh_s
     )
     reports = {t.uid: t.report for t in snapshot.topologies if t.uid in fresh}
-    responded = {
+    heard = {
         SlotRef(uid, task.slot, task.incarnation)
         for uid, report in reports.items()
         for task in report.tasks.values()
-        if task.has_responded
+        if task.responds
     }
     reporting = {(uid, report.fence) for uid, report in reports.items()}
     covered = [p for p in bound if p.owner_uid in fresh]
     running = [p for p in covered if not p.terminating and not p.ended]
-    responding = [p for p in running if p.ref in responded and p.ref not in snapshot.silent_since]
+    responding = [p for p in running if p.ref in heard and p.ref not in snapshot.silent_since]
     reporters = [
         p
         for p in running

@@ -4,18 +4,21 @@ NotReady means that the kubelet does not reach the API server. That is one signa
 respond to their coordinator, or a kubelet that responds to the operator, prove that the node works.
 When most nodes become NotReady and there is no second signal against them, the connection to the
 API server is the more likely reason, and nothing is deleted: no NotReady node could replace another
-anyway.
+anyway. Tasks that do not respond are such a signal only if no more nodes have tasks that do; a
+kubelet that used to respond and does not is one in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from rekindle_operator.cluster.model import NodeView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence
 from rekindle_operator.recovery.kubelets import responds_now, unresponsive_kubelets
 from rekindle_operator.settings import Timing
+
+_NAMED = 3  # nodes in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +34,12 @@ def assess_unready(
 ) -> Unready:
     """`occupied`: names of nodes with pods of topologies."""
     unready = [n for n in snapshot.nodes if not n.ready]
-    alive = [n for n in unready if n.name in evidence.alive_nodes]
-    most = 2 * len(unready) > len(snapshot.nodes)
-    count = f"{len(unready)} of {len(snapshot.nodes)} nodes are NotReady"
-    covered = [n for n in unready if n.name in evidence.covered_nodes]
-    if most and alive and 2 * len(alive) >= len(covered):
-        reason = "their kubelets do not reach the API server; no pods are deleted"
-        return Unready(
-            frozenset(), f"{count} while tasks on {len(alive)} of them respond: {reason}"
-        )
     silent = unresponsive_kubelets(snapshot, timing)
-    confirmed = evidence.covered_nodes | silent
+    alive = [n for n in unready if n.name in evidence.alive_nodes]
+    covered = [n for n in unready if n.name in evidence.covered_nodes]
+    most = 2 * len(unready) > len(snapshot.nodes)
+    works = most and 2 * len(alive) > len(covered)
+    confirmed = silent if works else evidence.covered_nodes | silent
 
     def is_lost(node: NodeView) -> bool:
         if node.name in evidence.alive_nodes:
@@ -49,8 +47,20 @@ def assess_unready(
         return node.name in confirmed or not (most or responds_now(node, snapshot, now, timing))
 
     lost = frozenset(n.name for n in unready if is_lost(n))
+    count = f"{len(unready)} of {len(snapshot.nodes)} nodes are NotReady"
+    if works:
+        return Unready(
+            lost,
+            f"{count} while tasks on {len(alive)} of them respond ({_some(alive)}): their kubelets "
+            "do not reach the API server; being NotReady is no reason to delete pods there",
+        )
     unknown = [n for n in unready if n.name in occupied and n.name not in lost and n not in alive]
     if most and unknown:
         reason = f"no coordinator or kubelet reports whether {len(unknown)} of them are lost"
-        return Unready(lost, f"{count}; {reason}")
+        return Unready(lost, f"{count}; {reason} ({_some(unknown)})")
     return Unready(lost)
+
+
+def _some(nodes: Sequence[NodeView]) -> str:
+    names = sorted(n.name for n in nodes)
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

@@ -158,12 +158,9 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         phase=task.phase,
         suspected=suspected,
     )
-    if suspected and task.suspected_since is not None:
-        report = replace(
-            report,
-            suspected_since=rfc3339(inputs.wall_s + task.suspected_since),
-            silent_s=round(task.silence_s, 1),
-        )
+    if task.suspected_since is not None:
+        since = rfc3339(inputs.wall_s + task.suspected_since) if suspected else None
+        report = replace(report, suspected_since=since, silent_s=round(task.silence_s, 1))
     response = task.response
     if response is None:
         return report

@@ -10,7 +10,6 @@ Design: docs/design/coordinator.md.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import assert_never
 
@@ -64,8 +63,6 @@ from rekindle.topology.model import Slot
 
 DISCOVERY_TIMEOUT_S = 3.0
 """How long a new coordinator waits for tasks that may run but do not respond."""
-_PROOF_MARGIN_S = 0.5
-"""A reader must be this far beyond the last response of a silent task to prove that it is alive."""
 
 
 class Coordinator:
@@ -182,9 +179,7 @@ class Coordinator:
     def _ticked(self, now: float) -> list[Effect]:
         silent = self.membership.ticked(now) if self._polling_since is not None else []
         isolated = self._isolated
-        self._isolated = coordinator_is_isolated(
-            self.membership, readable_replicas(self.membership, self._graph), self._proof_margin()
-        )
+        self._isolated = self._find_isolation(now)
         if silent or isolated != self._isolated:
             self._pacer.mark_urgent()
         self._settle(now)
@@ -331,9 +326,10 @@ class Coordinator:
             return False
         return now - self._obsolete_since < STOP_TIMEOUT_S and still_writing(self.membership, graph)
 
-    def _proof_margin(self) -> int:
+    def _find_isolation(self, now: float) -> bool:
         interval_s = self._generation.interval_s if self._generation else 1.0
-        return math.ceil(_PROOF_MARGIN_S / interval_s)
+        readable = readable_replicas(self._graph, self._replicas)
+        return coordinator_is_isolated(self.membership, readable, interval_s, now)
 
     def _reader_slots(self, task: Task) -> list[Slot]:
         readers = self._graph.readers.get(task.partition, ()) if self._graph else ()

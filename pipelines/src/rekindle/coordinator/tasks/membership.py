@@ -27,6 +27,8 @@ START_TIMEOUT_S = 60.0
 MAX_TICK_GAP_S = 0.5
 """What a gap between two ticks has beyond this is the coordinator's own pause, not the tasks'
 silence."""
+_PROOF_MARGIN_S = 0.5
+"""A reader must be this far beyond the last response of a silent task to prove that it is alive."""
 _MAX_REGULAR_GAP_S = 3.0
 """A longer silence was a failure, and is not part of a task's history."""
 _HISTORY = 64
@@ -39,7 +41,8 @@ class Task:
     """What is known about the highest incarnation of one slot.
 
     `position` is the newest epoch of inputs that the task certainly does not need any more; None
-    while it has no restore point. `first_stable` is the newest epoch in its log when this boot
+    while it has no restore point. `advanced_at`: when its log was first longer than at an earlier
+    response of the same boot. `first_stable` is the newest epoch in its log when this boot
     first reported one. `failed_to_start`: its container does not start (no image, or it crashes
     at once), so that other tasks do not have to keep anything for it.
     """
@@ -47,6 +50,7 @@ class Task:
     pod: Pod
     known_since: float
     last_response_at: float | None = None
+    advanced_at: float | None = None
     response: PollResponse | None = None
     assigned: RestorePoint | None = None
     position: int | None = None
@@ -156,6 +160,8 @@ class Membership:
         if task.last_response_at is not None and now - task.last_response_at <= _MAX_REGULAR_GAP_S:
             task.gaps.append(now - task.last_response_at)
         task.last_response_at = now
+        if previous is not None and response.stable_epoch > previous.stable_epoch and not rebooted:
+            task.advanced_at = now
         task.suspected_since = None
         task.refusal = None
         if rebooted or task.first_stable is None:
@@ -251,15 +257,21 @@ def _position(task: Task, response: PollResponse) -> int | None:
 
 
 def coordinator_is_isolated(
-    membership: Membership, inputs: Mapping[Slot, tuple[Slot, ...]], margin: int
+    membership: Membership,
+    readable: Mapping[Partition, tuple[Slot, ...]],
+    interval_s: float,
+    now: float,
 ) -> bool:
     """Whether most tasks do not respond to the coordinator while their readers still read them.
 
-    The proof is progress: a task that responds has more than `margin` epochs beyond the last
-    response of a silent task whose stream it reads, and does not report it as unreadable. A silent
-    replica with a partner that responds proves nothing: the reader may have the partner's epochs.
-    `inputs` names, for each slot, the replicas that it can read from.
+    The proof is progress, and it has an age: a task that responds is well beyond the last response
+    of a silent task that it reads, has advanced since that response and within the last seconds,
+    and does not report it as unreadable. A task that died before it served proves nothing: its
+    readers are ahead of it because they never read it. Nor does a silent replica with a partner
+    that responds: the reader may have the partner's epochs. `readable` names, for each partition,
+    the replicas that its tasks read from: those that serve. `interval_s`: of epochs.
     """
+    margin, since = math.ceil(_PROOF_MARGIN_S / interval_s), now - MAX_SILENCE_S - interval_s
     running = [t for t in membership if t.pod.runs and t.last_response_at is not None]
     silent = {t.slot: t for t in running if t.suspected}
     if len(silent) < 2 or 2 * len(silent) <= len(running):
@@ -269,13 +281,21 @@ def coordinator_is_isolated(
     for task in running:
         if task.suspected or task.response is None:
             continue
-        for slot in inputs.get(task.slot, ()):
+        for slot in readable.get(task.partition, ()):
             peer = silent.get(slot)
-            if peer is None or peer.response is None or peer.partition in responding:
+            if peer is None or peer.partition in responding:
                 continue
-            if peer.endpoint in task.response.unreadable:
-                return False
-            if task.response.stable_epoch <= peer.response.stable_epoch + margin:
+            if not _has_read(task, peer, margin, since):
                 return False
             proofs += 1
     return proofs > 0
+
+
+def _has_read(task: Task, peer: Task, margin: int, since: float) -> bool:
+    """Whether a task has read from a silent peer after the peer's last response, and `since`."""
+    if task.response is None or peer.response is None or peer.last_response_at is None:
+        return False
+    if task.advanced_at is None or task.advanced_at <= max(peer.last_response_at, since):
+        return False
+    is_beyond = task.response.stable_epoch > peer.response.stable_epoch + margin
+    return is_beyond and peer.endpoint not in task.response.unreadable

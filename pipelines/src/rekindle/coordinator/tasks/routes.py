@@ -10,7 +10,7 @@ Paper: DPC (Balazinska et al. 2005), section 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph
@@ -58,17 +58,14 @@ def serving_replicas(
     return found
 
 
-def readable_replicas(tasks: Iterable[Task], graph: Graph | None) -> dict[Slot, tuple[Slot, ...]]:
-    """For each task, the slots of the replicas that it can read from."""
-    if graph is None:
-        return {}
-    slots: dict[Partition, list[Slot]] = {}
-    for task in tasks:
-        slots.setdefault(task.partition, []).append(task.slot)
+def readable_replicas(
+    graph: Graph | None, serving: Mapping[Partition, Sequence[Task]]
+) -> dict[Partition, tuple[Slot, ...]]:
+    """For each partition, the slots of the replicas that its tasks read from."""
+    inputs = graph.inputs if graph is not None else {}
     return {
-        slot: tuple(s for source in graph.inputs.get(partition, ()) for s in slots.get(source, ()))
-        for partition, found in slots.items()
-        for slot in found
+        partition: tuple(t.slot for source in sources for t in serving.get(source, ()))
+        for partition, sources in inputs.items()
     }
 
 
