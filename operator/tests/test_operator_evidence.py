@@ -105,17 +105,51 @@ def test_the_nodes_whose_tasks_respond_are_named(running: ModelCluster) -> None:
     assert "(a, b, c)" in running.condition("Degraded")["message"]
 
 
+def with_an_isolated_coordinator(running: ModelCluster) -> tuple[str, ...]:
+    """It hears only the tasks of its own node, and suspects nobody. Returns the other nodes."""
+    here = running.coordinator().node
+    for pod in running.tasks().values():
+        if pod.node != here:
+            running.task_reports[pod.name] = {"suspected": False, "silentSeconds": 1.6}
+    return tuple(n for n in running.nodes if n != here)
+
+
 def test_a_task_that_an_isolated_coordinator_does_not_hear_is_no_witness(
     running: ModelCluster,
 ) -> None:
-    """It suspects nobody, since its own network seems to be faulty."""
     running.kubelets_respond = False
-    (victim, *_) = nodes_with_two_tasks(running)
-    for pod in running.tasks().values():
-        if pod.node == victim:
-            running.task_reports[pod.name] = {"suspected": False, "silentSeconds": 1.6}
+    victim, _ = with_an_isolated_coordinator(running)
     running.turn_not_ready(victim)
     running.pass_time(1.0)
+    assert lost_nodes(running) == {victim}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_kubelet_outweighs_an_isolated_coordinator(running: ModelCluster, number: int) -> None:
+    others = with_an_isolated_coordinator(running)
+    running.turn_not_ready(*others[:number])
+    running.pass_time(1.0)
+    assert not lost_nodes(running)
+    assert changes(running) == []
+
+
+def test_tasks_that_start_on_nodes_called_not_ready_are_kept(running: ModelCluster) -> None:
+    here = running.coordinator().node
+    running.stuck |= {p.name for p in running.tasks().values() if p.node != here}
+    running.turn_not_ready(*"abc")
+    running.pass_time(1.0)
+    assert not lost_nodes(running)
+
+
+def test_a_silent_kubelet_among_nodes_whose_tasks_respond_is_lost(running: ModelCluster) -> None:
+    """Its tasks had just been started, so no coordinator has heard of them."""
+    here = running.coordinator().node
+    victim = next(n for n in nodes_with_two_tasks(running) if n != here)
+    running.stuck |= {p.name for p in running.tasks().values() if p.node == victim}
+    running.turn_not_ready(*"abc")
+    running.freeze_node(victim)
+    running.silent.clear()
+    running.pass_time(4.0)
     assert lost_nodes(running) == {victim}
 
 

@@ -31,9 +31,14 @@ class TaskReport:
 
     @property
     def responds(self) -> bool:
-        """Whether it responds to this coordinator, which then knows an epoch of it. A coordinator
-        whose own network is faulty suspects nobody, but the silent tasks do not respond to it."""
+        """Whether it responds to this coordinator, which then knows an epoch of it."""
         return self.stable_epoch is not None and not self.silent_s
+
+    @property
+    def is_unknown(self) -> bool:
+        """Silent to a coordinator that suspects nobody, since its own network seems to be faulty:
+        this proves neither that the task works nor that it does not."""
+        return bool(self.silent_s) and not self.suspected
 
 
 @dataclass(frozen=True, slots=True)

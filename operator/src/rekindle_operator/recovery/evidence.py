@@ -19,7 +19,8 @@ from rekindle_operator.settings import Timing
 class Evidence:
     """`fresh`, `responding`: uids of topologies whose report is fresh, and of those with a task
     that responds to its coordinator. `alive_nodes`: nodes with such a task, or with a coordinator
-    that reports. `covered_nodes`: with a pod of a topology whose report is fresh."""
+    that reports. `covered_nodes`: with a pod of a topology whose report is fresh, and says whether
+    it responds."""
 
     fresh: frozenset[str]
     responding: frozenset[str]
@@ -40,14 +41,15 @@ def collect_evidence(
         uid for uid, as_of in snapshot.reports.items() if now - as_of <= timing.report_fresh_s
     )
     reports = {t.uid: t.report for t in snapshot.topologies if t.uid in fresh}
-    heard = {
-        SlotRef(uid, task.slot, task.incarnation)
+    tasks = {
+        SlotRef(uid, task.slot, task.incarnation): task
         for uid, report in reports.items()
         for task in report.tasks.values()
-        if task.responds
     }
+    heard = {ref for ref, task in tasks.items() if task.responds}
+    unknown = {ref for ref, task in tasks.items() if task.is_unknown}
     reporting = {(uid, report.fence) for uid, report in reports.items()}
-    covered = [p for p in bound if p.owner_uid in fresh]
+    covered = [p for p in bound if p.owner_uid in fresh and p.ref not in unknown]
     running = [p for p in covered if not p.terminating and not p.ended]
     responding = [p for p in running if p.ref in heard and p.ref not in snapshot.silent_since]
     reporters = [

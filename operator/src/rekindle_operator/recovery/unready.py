@@ -4,8 +4,8 @@ NotReady means that the kubelet does not reach the API server. That is one signa
 respond to their coordinator, or a kubelet that responds to the operator, prove that the node works.
 When most nodes become NotReady and there is no second signal against them, the connection to the
 API server is the more likely reason, and nothing is deleted: no NotReady node could replace another
-anyway. Tasks that do not respond are such a signal only if no more nodes have tasks that do; a
-kubelet that used to respond and does not is one in any case.
+anyway. A kubelet that used to respond and does not is such a signal; tasks that do not respond are
+one only if no more nodes have tasks that do, and their node's kubelet does not respond.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def assess_unready(
     confirmed = silent if works else evidence.covered_nodes | silent
 
     def is_lost(node: NodeView) -> bool:
-        if node.name in evidence.alive_nodes:
+        responds = responds_now(node, snapshot, now, timing)
+        if node.name in evidence.alive_nodes or (most and responds):
             return False
-        return node.name in confirmed or not (most or responds_now(node, snapshot, now, timing))
+        return node.name in confirmed or not (most or responds)
 
     lost = frozenset(n.name for n in unready if is_lost(n))
     count = f"{len(unready)} of {len(snapshot.nodes)} nodes are NotReady"

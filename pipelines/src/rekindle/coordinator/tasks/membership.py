@@ -29,6 +29,9 @@ MAX_TICK_GAP_S = 0.5
 silence."""
 _PROOF_MARGIN_S = 0.5
 """A reader must be this far beyond the last response of a silent task to prove that it is alive."""
+_PROOF_MAX_AGE_S, _PROOF_MAX_AGE_EPOCHS = 15.0, 3
+"""A reader that has not advanced for longer proves nothing; it may process several epochs at once,
+and then none for some seconds."""
 _MAX_REGULAR_GAP_S = 3.0
 """A longer silence was a failure, and is not part of a task's history."""
 _HISTORY = 64
@@ -41,8 +44,8 @@ class Task:
     """What is known about the highest incarnation of one slot.
 
     `position` is the newest epoch of inputs that the task certainly does not need any more; None
-    while it has no restore point. `advanced_at`: when its log was first longer than at an earlier
-    response of the same boot. `first_stable` is the newest epoch in its log when this boot
+    while it has no restore point. `advanced_at`: when its log was last seen to have grown in this
+    boot. `silence_s`: how long it had been silent when it was suspected. `first_stable` is the newest epoch in its log when this boot
     first reported one. `failed_to_start`: its container does not start (no image, or it crashes
     at once), so that other tasks do not have to keep anything for it.
     """
@@ -56,6 +59,7 @@ class Task:
     position: int | None = None
     first_stable: int | None = None
     suspected_since: float | None = None
+    silence_s: float = 0.0
     refusal: str | None = None  # why it and this coordinator cannot work together
     failed_to_start: bool = False
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
@@ -74,14 +78,6 @@ class Task:
     @property
     def suspected(self) -> bool:
         return self.suspected_since is not None
-
-    @property
-    def silence_s(self) -> float:
-        """How long it had been silent when it was suspected; then it does not change."""
-        if self.suspected_since is None:
-            return 0.0
-        responded_at = self.known_since if self.last_response_at is None else self.last_response_at
-        return max(0.0, self.suspected_since - responded_at)
 
     @property
     def phase(self) -> TaskPhase:
@@ -148,7 +144,8 @@ class Membership:
             task.known_since = now
         if not pod.runs:
             task.response, task.position, task.assigned, task.first_stable = None, None, None, None
-            task.suspected_since, task.last_response_at = None, None
+            task.last_response_at, task.advanced_at = None, None
+            task.suspected_since, task.silence_s = None, 0.0
         task.pod = pod
         return task
 
@@ -160,9 +157,11 @@ class Membership:
         if task.last_response_at is not None and now - task.last_response_at <= _MAX_REGULAR_GAP_S:
             task.gaps.append(now - task.last_response_at)
         task.last_response_at = now
-        if previous is not None and response.stable_epoch > previous.stable_epoch and not rebooted:
+        if rebooted:
+            task.advanced_at = None
+        elif previous is not None and response.stable_epoch > previous.stable_epoch:
             task.advanced_at = now
-        task.suspected_since = None
+        task.suspected_since, task.silence_s = None, 0.0
         task.refusal = None
         if rebooted or task.first_stable is None:
             task.first_stable = None if response.phase in _NOT_RESTORED else response.stable_epoch
@@ -214,7 +213,8 @@ class Membership:
             )
         silent = [t for t in self if not t.suspected and _is_silent(t, now)]
         for task in silent:
-            task.suspected_since = now
+            heard_at = task.known_since if task.last_response_at is None else task.last_response_at
+            task.suspected_since, task.silence_s = now, now - heard_at
         return silent
 
     def _extend_timers(self, pause_s: float) -> None:
@@ -222,6 +222,8 @@ class Membership:
             task.known_since += pause_s
             if task.last_response_at is not None:
                 task.last_response_at += pause_s
+            if task.advanced_at is not None:
+                task.advanced_at += pause_s
 
 
 def _ended(pod: Pod) -> Pod:
@@ -265,13 +267,14 @@ def coordinator_is_isolated(
     """Whether most tasks do not respond to the coordinator while their readers still read them.
 
     The proof is progress, and it has an age: a task that responds is well beyond the last response
-    of a silent task that it reads, has advanced since that response and within the last seconds,
-    and does not report it as unreadable. A task that died before it served proves nothing: its
-    readers are ahead of it because they never read it. Nor does a silent replica with a partner
-    that responds: the reader may have the partner's epochs. `readable` names, for each partition,
-    the replicas that its tasks read from: those that serve. `interval_s`: of epochs.
+    of a silent task that it reads, has advanced since that response and not too long ago, and does
+    not report it as unreadable. A silent task that was not Live proves nothing: its readers may be
+    ahead of it because they have read an earlier incarnation. Nor does a silent replica with a
+    partner that responds: the reader may have the partner's epochs. `readable` names, for each
+    partition, the replicas that its tasks read from. `interval_s`: of epochs.
     """
-    margin, since = math.ceil(_PROOF_MARGIN_S / interval_s), now - MAX_SILENCE_S - interval_s
+    margin = math.ceil(_PROOF_MARGIN_S / interval_s)
+    since = now - max(_PROOF_MAX_AGE_S, _PROOF_MAX_AGE_EPOCHS * interval_s)
     running = [t for t in membership if t.pod.runs and t.last_response_at is not None]
     silent = {t.slot: t for t in running if t.suspected}
     if len(silent) < 2 or 2 * len(silent) <= len(running):
@@ -279,11 +282,11 @@ def coordinator_is_isolated(
     responding = {t.partition for t in running if not t.suspected}
     proofs = 0
     for task in running:
-        if task.suspected or task.response is None:
+        if task.suspected or task.advanced_at is None or not task.phase.serves:
             continue
         for slot in readable.get(task.partition, ()):
             peer = silent.get(slot)
-            if peer is None or peer.partition in responding:
+            if peer is None or peer.phase is not TaskPhase.LIVE or peer.partition in responding:
                 continue
             if not _has_read(task, peer, margin, since):
                 return False
