@@ -127,9 +127,14 @@ class _Starter:
 
     def _readable_entries(self, partition: Partition, refs: Refs) -> Refs:
         """Only entries from which its inputs can still be read, even if their operators are fused
-        into other segments."""
-        bases = [oldest(self._entries[i.key]).epoch for i in self._graph.inputs[partition]]
-        base = max(bases, default=NO_EPOCH)
+        into other segments. Inputs that go on have all that it needs in their logs, even if their
+        older entries were lost."""
+        started = [
+            self._entries[i.key]
+            for i in self._graph.inputs[partition]
+            if i.key not in self._previous.entries
+        ]
+        base = max((oldest(refs).epoch for refs in started), default=NO_EPOCH)
         kept = tuple(ref for ref in refs if ref.epoch >= base)
         if kept:
             return kept
