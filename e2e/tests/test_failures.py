@@ -15,7 +15,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from node_kinds import cluster_of_kind, every_kind, every_kind_long, prepare_flights
+from cluster_types import (
+    cluster_of_type,
+    every_cluster_type,
+    every_cluster_type_long,
+    prepare_flights,
+)
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
@@ -37,8 +42,8 @@ ADDED = "all-flown"  # the query that an edit adds
 
 
 @pytest.fixture(scope="module")
-def cluster(kind_name: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with cluster_of_kind(kind_name, request, prepare_flights) as cluster:
+def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with cluster_of_type(cluster_type, request, prepare_flights) as cluster:
         yield cluster
 
 
@@ -69,7 +74,7 @@ def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
         shared_run.keep_evidence()
 
 
-@every_kind_long
+@every_cluster_type_long
 class TestProcesses:
     topology = "processes"
 
@@ -94,7 +99,7 @@ class TestProcesses:
 
     def test_state_that_others_delete_is_saved_again(self, run: Run, reference: Reference) -> None:
         _delete_state(run)
-        run.kill_pod_processes(run.coordinator_pod())  # the next one begins with a clean-up
+        run.kill_pod_processes(run.coordinator_pod())  # the next one collects garbage first
         _wait_checkpointed(run, "False", "cannot be restored")
         _wait_checkpointed(run, "True", "")
         for pod in run.task_pods("storms"):
@@ -184,7 +189,7 @@ def _wait_checkpointed(run: Run, status: str, message: str) -> None:
     )
 
 
-@every_kind
+@every_cluster_type
 class TestNodes:
     topology = "nodes"
 
@@ -250,7 +255,7 @@ def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
 
-@every_kind_long
+@every_cluster_type_long
 class TestEdits:
     topology = "edited"
 
@@ -292,7 +297,7 @@ class TestEdits:
         run.verify(reference)
 
 
-@every_kind_long
+@every_cluster_type_long
 def test_problems_that_tasks_find_name_their_field(
     cluster: Cluster,
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from node_kinds import storms
+from cluster_types import storms
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_kinds import flights_cluster, kubelet_nodes, storms
+from cluster_types import flights_cluster, kubelet_nodes, storms
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster

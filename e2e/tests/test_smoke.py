@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from node_kinds import flights_cluster, kubelet_nodes, storms
+from cluster_types import flights_cluster, kubelet_nodes, storms
 
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.oracle import Reference

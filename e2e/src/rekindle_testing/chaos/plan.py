@@ -15,7 +15,7 @@ from enum import Enum
 from typing import assert_never
 
 FAULTS_BEGIN_BY_S = 15.0
-HEALED_BY_S = 35.0
+FAULTS_END_BY_S = 35.0
 MAX_API_PAUSE_S = 8.0
 _MIN_FAULTS, _MAX_FAULTS = 3, 5
 
@@ -276,7 +276,7 @@ class _RoundGenerator:
                 self._untouched.remove(node)
             self._silent.pop(node, None)
         self.dead.update(victims)
-        self._steps = [s for s in self._steps if not _heals_one_of(s, victims, at_s)]
+        self._steps = [s for s in self._steps if not _ends_fault_of(s, victims, at_s)]
         self._step(at_s, KillNodes(tuple(sorted(victims))))
 
     def _replace_dead(self, next_number: int) -> None:
@@ -285,13 +285,13 @@ class _RoundGenerator:
         for at_s, nodes in losses:
             for node in nodes:
                 arrivals.append(round(at_s + self._rng.uniform(3, 15), 1))
-                gone_s = at_s + self._rng.uniform(2, HEALED_BY_S - FAULTS_BEGIN_BY_S)
+                gone_s = at_s + self._rng.uniform(2, FAULTS_END_BY_S - FAULTS_BEGIN_BY_S)
                 if not self._stay:
                     self._step(gone_s, DeleteNodeObject(node))
         for number, at_s in enumerate(sorted(arrivals), next_number):
             self._step(at_s, AddNode(f"node-{number}"))
 
 
-def _heals_one_of(step: Step, victims: Sequence[str], since_s: float) -> bool:
-    healed = step.action.node if isinstance(step.action, Thaw | Reconnect) else ""
-    return step.at_s > since_s and healed in victims
+def _ends_fault_of(step: Step, victims: Sequence[str], since_s: float) -> bool:
+    node = step.action.node if isinstance(step.action, Thaw | Reconnect) else ""
+    return step.at_s > since_s and node in victims

@@ -199,7 +199,7 @@ class NodeNetwork:
             commands.environment(),
         )
         self._switch = switch
-        await_in(switch, "has its namespace", lambda: _sleeps(child_of(switch)))
+        wait_while_running(switch, "has its namespace", lambda: _sleeps(child_of(switch)))
         commands.ip(
             [
                 "link set lo up",
@@ -241,7 +241,7 @@ def child_of(wrapper: Process) -> int | None:
     return int(children[0]) if children else None
 
 
-def await_in(wrapper: Process, what: str, condition: Callable[[], bool]) -> None:
+def wait_while_running(wrapper: Process, what: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _TIMEOUT_S
     while not condition():
         if wrapper.exit_code is not None:
