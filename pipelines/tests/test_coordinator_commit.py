@@ -336,7 +336,7 @@ LEFT = (Slot("left", 0, 0), Slot("left", 0, 1))
 
 
 def lose(world: World, key: str) -> str:
-    """A clean-up finds that an object of the newest entry of a partition is missing."""
+    """Garbage collection finds that an object of the newest entry of a partition is missing."""
     name = world.store[-1].entries[key][0].object
     assert name is not None
     world.feed(GarbageCollected(None, {name: "state object x is missing"}))

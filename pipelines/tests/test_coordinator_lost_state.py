@@ -1,9 +1,9 @@
 """Somebody deletes what entries need: no such entry is committed once that is known, and all
 recovers as long as each partition has a replica.
 
-Random histories of losses and clean-ups, of replicas that die, freeze and come back, of slow sinks,
-and of coordinators that are replaced. Replica 0 of each partition may freeze, but does not end:
-what no replica has any more cannot be recovered.
+Random histories of losses and garbage collections, of replicas that die, freeze and come back, of
+slow sinks, and of coordinators that are replaced. Replica 0 of each partition may freeze, but does
+not end: what no replica has any more cannot be recovered.
 
 Design: docs/design/checkpoints.md#what-others-delete.
 """
@@ -43,7 +43,7 @@ PARTS = (
 
 class LossyWorld(World):
     """An entry needs its own object and those of the entry that its save has reused. `lost`: the
-    entries whose own objects are gone; a clean-up, and a commit, find what needs them."""
+    entries whose own objects are gone; garbage collection, and a commit, find what needs them."""
 
     def __init__(self) -> None:
         self.lost: set[str] = set()
@@ -87,7 +87,7 @@ class LossyWorld(World):
                     self.feed(EntriesRefused(refused, "state is missing"), who)
                 case CollectGarbage(sweeps=sweeps):
                     self.sweeps.append(sweeps)
-                    self.clean_up()
+                    self.collect_garbage()
                 case _:
                     super().perform(who, [effect])
 
@@ -98,7 +98,7 @@ class LossyWorld(World):
                 assert {r.object for r in before[key]} <= self.known, (key, broken)
         super().write(who, manifest)
 
-    def clean_up(self) -> None:
+    def collect_garbage(self) -> None:
         self.known = set(filter(self.is_lost, self.needed()))
         self.feed(GarbageCollected(None, dict.fromkeys(self.known, "state is missing")))
 
@@ -127,7 +127,7 @@ def started() -> LossyWorld:
 
 ACTIONS = st.sampled_from(
     ["run"] * 6
-    + ["lose", "lose", "lose", "lose_all", "clean_up", "clean_up", "round"]
+    + ["lose", "lose", "lose", "lose_all", "collect_garbage", "collect_garbage", "round"]
     + ["kill", "start", "start", "reboot", "freeze", "thaw", "lag", "coordinator"]
 )
 
@@ -145,8 +145,8 @@ def act(world: LossyWorld, action: str, number: int) -> None:
             world.lose(number)
         case "lose_all":
             world.lose_all()
-        case "clean_up":
-            world.clean_up()
+        case "collect_garbage":
+            world.collect_garbage()
         case "kill" if slot.replica:
             world.kill(slot)
         case "start" if task is None:
@@ -173,7 +173,7 @@ def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, 
         task = world.tasks.get(slot) or world.start_task(slot)
         task.frozen, task.sink_lag = False, 0
     world.list_pods()
-    world.clean_up()
+    world.collect_garbage()
     world.run(40)
     newest = world.store[-1]
     assert newest.epoch >= world.head - 2 * world.interval_epochs
@@ -182,7 +182,7 @@ def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, 
     assert world.coordinator.problems(world.now) == ()
 
 
-def test_a_restore_that_fails_makes_the_next_clean_up_look_for_the_cause() -> None:
+def test_a_restore_that_fails_makes_the_next_collection_look_for_the_cause() -> None:
     world = started()
     slot = Slot("mid", 0, 1)
     world.kill(slot)

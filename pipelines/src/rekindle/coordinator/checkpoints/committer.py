@@ -202,7 +202,8 @@ class Committer:
         return []
 
     def restore_failed(self) -> None:
-        """A task could not start from its restore point: the next clean-up looks for the cause."""
+        """A task could not start from its restore point: the next garbage collection looks for the
+        cause."""
         self._restore_failed = True
 
     def garbage_collected(self, problem: str | None, unrestorable: Mapping[str, str]) -> bool:
