@@ -223,7 +223,7 @@ def test_a_generator_says_where_it_changes_next(rows: int | None, rate: float) -
         if cut.rows.num_rows or cut.watermark != before.watermark
     ]
     for epoch in range(250 if rows is None else 300):
-        assert source.next_change(epoch) == next((e for e in changes if e >= epoch), None)
+        assert source.next_epoch_to_cut(epoch) == next((e for e in changes if e >= epoch), None)
 
 
 def test_a_too_large_epoch_is_refused_before_it_is_made() -> None:

@@ -54,7 +54,7 @@ class WideSource:
 
     def __init__(self) -> None:
         self.cuts: list[int] = []
-        self.next_change = lambda epoch: epoch
+        self.next_epoch_to_cut = lambda epoch: epoch
 
     def cut(self, epoch: int) -> SourceCut:
         self.cuts.append(epoch)
@@ -67,7 +67,7 @@ class WideSource:
 @pytest.mark.parametrize(("days", "said"), [(300, None), (None, None), (400, "400 days from now")])
 def test_a_gap_of_years_is_a_problem(days: int | None, said: str | None) -> None:
     source = WideSource()
-    source.next_change = lambda epoch: None if days is None else epoch + days * 86_400
+    source.next_epoch_to_cut = lambda epoch: None if days is None else epoch + days * 86_400
     inputs = SourceInputs(source, 7, 0, origin_us=0, interval_us=1_000_000, clock=lambda: 60.0)
     problem = inputs.problem()
     assert problem is None if said is None else said in str(problem)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from state_parts import count_state, counted
+from state_parts import count_state, value_in_state
 
 from rekindle.cli import main
 from rekindle.connectors.compare import compare_sinks, read_sink
@@ -70,7 +70,7 @@ class FakeChain:
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         self.seen += epochs
-        count = counted(state, "n")
+        count = value_in_state(state, "n")
         outputs = []
         for e in epochs:
             rows = pa.concat_tables(e.inputs)

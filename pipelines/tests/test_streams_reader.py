@@ -164,7 +164,7 @@ def test_the_reader_continues_after_a_replica_dies() -> None:
     harness.replicas.last[B] = 6
     harness.expect(7, 10)
     assert harness.reader.unreadable() == (A,)
-    assert harness.reader.released == 6
+    assert harness.reader.head == 6
     harness.reader.close()
 
 

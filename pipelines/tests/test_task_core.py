@@ -1,4 +1,4 @@
-"""Whole task cores: alone, and three of them in simulated time."""
+"""Task cores with all their parts: alone, and three of them in simulated time."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_task_whose_engine_does_not_start_reports_that_and_ends(tmp_path: Path
     assert ended == [1]
 
 
-def test_an_engine_that_does_not_stop_does_not_keep_the_process(
+def test_an_engine_that_does_not_stop_does_not_block_the_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.task.runtime.STOP_S", 0.2)
@@ -127,7 +127,7 @@ def test_an_engine_that_does_not_stop_does_not_keep_the_process(
     assert not thread.is_alive()
 
 
-def test_an_error_while_a_task_ends_does_not_keep_its_process() -> None:
+def test_an_error_while_a_task_ends_does_not_block_the_exit() -> None:
     """A thread of a pool may wait for a store that does not respond."""
     code = """
 import time

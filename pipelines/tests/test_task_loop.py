@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from state_parts import counted
+from state_parts import value_in_state
 from task_world import SINK, World
 
 from rekindle.checkpoints.manifest import Entry
@@ -46,7 +46,7 @@ def test_a_call_ends_at_a_checkpoint_epoch(world: World) -> None:
     world.run_to(25)
     assert world.chain.calls == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
     assert [s.epoch for s in world.saved] == [9, 19]
-    assert counted(world.saved[0].operators, "sum") == sum(range(10))
+    assert value_in_state(world.saved[0].operators, "sum") == sum(range(10))
 
 
 def test_a_call_is_bounded_in_rows(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_without_its_committed_entry_a_state_is_saved_as_a_whole(
     assert world.saver.problem is None
 
 
-def test_slow_sinks_find_the_oldest_saved_entry_and_the_newest(
+def test_the_oldest_and_the_newest_saved_entries_are_kept(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.task.core.saver.KEPT", 3)

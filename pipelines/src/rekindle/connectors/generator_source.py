@@ -143,7 +143,7 @@ class GeneratorSource:
                 ) from e
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def next_change(self, epoch: int) -> int | None:
+    def next_epoch_to_cut(self, epoch: int) -> int | None:
         """The watermark advances with each row, and at the end."""
         first, last = self._bound(epoch), self.last_epoch
         if last is not None and epoch > last:

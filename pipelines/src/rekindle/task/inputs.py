@@ -108,7 +108,9 @@ class SourceInputs:
         return ()
 
     def problem(self) -> str | None:
-        return gap_problem(self._next, self._source.next_change(self._next), self._interval_us)
+        return gap_problem(
+            self._next, self._source.next_epoch_to_cut(self._next), self._interval_us
+        )
 
     def close(self) -> None:
         self._closed.set()
@@ -182,7 +184,7 @@ class StreamInputs:
             return self._core.take(bounds)
 
     def head(self) -> int:
-        return min(r.released for r in self._all())
+        return min(r.head for r in self._all())
 
     def route(self, upstreams: Sequence[Upstream]) -> None:
         for upstream in upstreams:

@@ -1,4 +1,4 @@
-"""The settings, events and effects of a whole task. Pure.
+"""The settings, events and effects of a task's core. Pure.
 
 Events of its loop, saver and sinks, and their effects, are in the modules of those cores.
 """
