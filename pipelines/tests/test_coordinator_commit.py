@@ -424,12 +424,12 @@ def test_tasks_report_refused_entries_no_more() -> None:
     ((_, effect),) = world.held
     assert isinstance(effect, WriteManifest)
     world.held, world.hold_writes = [], False
-    world.feed(EntriesRefused(effect.fresh, "state object x is missing"))
+    world.feed(EntriesRefused(effect.new_entries, "state object x is missing"))
     saved = {d.object for t in world.tasks.values() for d in t.response().checkpoints}
-    assert saved >= set(effect.fresh)
+    assert saved >= set(effect.new_entries)
     world.rounds(2)
     saved = {d.object for t in world.tasks.values() for d in t.response().checkpoints}
-    assert not saved & set(effect.fresh)
+    assert not saved & set(effect.new_entries)
     assert not any(p.refused for p in next_polls(world).values())
     world.run(8)
     assert world.store[-1].epoch == 23

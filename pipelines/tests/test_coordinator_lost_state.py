@@ -83,7 +83,7 @@ class LossyWorld(World):
     def perform(self, who: Coordinator, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case WriteManifest(fresh=fresh) if refused := tuple(filter(self.is_lost, fresh)):
+                case WriteManifest(new_entries=new) if refused := tuple(filter(self.is_lost, new)):
                     self.feed(EntriesRefused(refused, "state is missing"), who)
                 case CollectGarbage(sweeps=sweeps):
                     self.sweeps.append(sweeps)

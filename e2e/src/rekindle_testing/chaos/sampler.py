@@ -104,7 +104,7 @@ class Sampler:
 
     def _watch_files(self) -> None:
         while not self._stop.wait(_FILES_EVERY_S):
-            self._keeper.sweep()
+            self._keeper.link_new()
             for name, progress in self._progress.items():
                 newest = {query: _newest(path) for query, path in self._sinks[name].items()}
                 progress.observe(self.now(), newest)
@@ -159,6 +159,6 @@ def _summary(pod: Json) -> str:
         status.get("phase", "-"),
         "ready" if conditions.get("Ready") == "True" else "not ready",
         "gated" if spec.get("schedulingGates") else "",
-        "deleted" if pod["metadata"].get("deletionTimestamp") else "",
+        "terminating" if pod["metadata"].get("deletionTimestamp") else "",
     ]
     return " ".join(part for part in parts if part)

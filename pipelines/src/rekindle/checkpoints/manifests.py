@@ -110,18 +110,18 @@ class ManifestStore:
         objects that they need are missing. Looks for objects that no entry of the last manifest
         that was written needs, or that were missing at the last garbage collection."""
         problems: dict[str, str] = {}
-        fresh: dict[str, frozenset[str]] = {}
+        references: dict[str, frozenset[str]] = {}
         deleting = self._deleting  # what is deleted later is in no entry that is there now
         for name in object_names:
             try:
-                fresh[name] = self._read_references(name)
+                references[name] = self._read_references(name)
             except (ObjectMissing, UnreadableObject) as error:
                 problems[name] = str(error)
-        known = _union(refs for name, refs in self._complete.items() if name not in fresh)
+        known = _union(refs for name, refs in self._complete.items() if name not in references)
         known -= self._missing
-        present = known | self._present(_union(fresh.values()) - known, len(known))
+        present = known | self._present(_union(references.values()) - known, len(known))
         present -= deleting
-        for name, needed in fresh.items():
+        for name, needed in references.items():
             if missing := sorted(needed - present):
                 problems[name] = f"state object {missing[0]} is missing"
             else:
@@ -193,8 +193,8 @@ class ManifestStore:
     ) -> frozenset[str]:
         """What entries need that were saved since these were listed: a save that began long ago may
         refer to objects that no retained manifest has any more."""
-        fresh = needed_entries(self._list("entries/"), manifests) - known
-        return _union(self._read_references(name) for name in fresh)
+        new = needed_entries(self._list("entries/"), manifests) - known
+        return _union(self._read_references(name) for name in new)
 
     def _retained(self, objects: Iterable[ObjectInfo], retain: int) -> list[Manifest]:
         seqs = sorted(seq for o in objects if (seq := manifest_seq(o.name)) is not None)

@@ -98,7 +98,7 @@ class NodeNetwork:
         return f"rekindle-kubelet-{self.addresses.index}"
 
     def start(self) -> None:
-        removal.sweep(self._state_directory, self.on_progress)
+        removal.remove_leftovers(self._state_directory, self.on_progress)
         self._state, self._cluster = self._claim()
         try:
             self._make()
