@@ -37,7 +37,7 @@ def test_epochs_by_count_agree_with_the_first_rows(rows: int, rps: float, interv
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 45))
-def test_a_source_says_where_it_changes_next(
+def test_a_source_names_its_next_epoch_to_cut(
     tmp_path_factory: pytest.TempPathFactory, hours: list[int], epoch: int
 ) -> None:
     tmp = tmp_path_factory.mktemp("changes")

@@ -237,7 +237,7 @@ def test_the_wrong_replica_is_named_whatever_its_index(corrupt: int) -> None:
 
 @pytest.mark.parametrize("corrupt", [0, 1])
 @pytest.mark.parametrize("forever", [False, True])
-def test_nothing_wrong_is_ever_committed(corrupt: int, forever: bool) -> None:
+def test_results_of_a_wrong_replica_are_never_committed(corrupt: int, forever: bool) -> None:
     world = with_wrong_replica(corrupt, forever=forever, until=20)
     assert not [name for name in committed_objects(world) if "!" in name]
 

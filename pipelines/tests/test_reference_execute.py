@@ -165,7 +165,7 @@ def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_pa
     assert all(e.inputs[0].schema == hashed for e in last.seen)
 
 
-def test_it_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None:
+def test_a_run_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None:
     reported: list[RunEvent] = []
     result, _ = run(tmp_path, until_epoch=4, epochs_per_call=2, report=reported.append)
     opened, *progress = reported

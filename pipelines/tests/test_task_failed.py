@@ -81,7 +81,7 @@ def failed(tmp_path: Path) -> Iterator[TaskRuntime]:
     assert not thread.is_alive()
 
 
-def test_it_reports_why_and_its_probe_succeeds(failed: TaskRuntime) -> None:
+def test_a_failed_task_reports_why_and_stays_live(failed: TaskRuntime) -> None:
     answer = failed.status.response(1)
     assert answer.problem is not None
     assert answer.problem.message.startswith("epoch 3 of stream")
@@ -90,7 +90,7 @@ def test_it_reports_why_and_its_probe_succeeds(failed: TaskRuntime) -> None:
         assert live.status == 200
 
 
-def test_nothing_of_it_is_written(failed: TaskRuntime, tmp_path: Path) -> None:
+def test_a_failed_task_writes_nothing(failed: TaskRuntime, tmp_path: Path) -> None:
     assert failed.status.response(1).sinks == ()
     assert not list(tmp_path.glob("out/*.parquet"))
 

@@ -34,7 +34,7 @@ def test_an_epoch_is_released_when_its_time_is_over() -> None:
     assert [released_epoch(t, 5_000_000, 1_000_000) for t in (4.0, 5.9, 6.0, 7.5)] == [-2, -1, 0, 1]
 
 
-def test_epochs_come_out_one_by_one_when_live(world: World) -> None:
+def test_a_live_task_makes_one_call_per_epoch(world: World) -> None:
     world.run_to(1)
     world.run_to(2)
     assert world.chain.calls == [[0], [1]]
