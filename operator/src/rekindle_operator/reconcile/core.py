@@ -48,8 +48,8 @@ from rekindle_operator.reconcile.planning import (
 from rekindle_operator.reconcile.records import has_new_digest
 from rekindle_operator.reconcile.recovery_status import update_recovery
 from rekindle_operator.reconcile.replacements import (
+    incarnations_to_reserve,
     replacements,
-    reserved_by,
     surplus_replicas,
     suspend_pods,
     terminating_on_lost_nodes,
@@ -240,7 +240,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     plan_input, coordinator = needs.plan_input, needs.coordinator
     context, states = plan_input.context, plan_input.states
     view = context.view
-    taken = dict(reserved_by(plan_input.replacements))
+    taken = dict(incarnations_to_reserve(plan_input.replacements))
     if coordinator.incarnation is not None:
         taken[COORDINATOR_KEY] = coordinator.incarnation
     health = health_of(
