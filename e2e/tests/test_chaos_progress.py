@@ -13,7 +13,7 @@ def test_a_query_is_as_far_as_its_slowest_partition() -> None:
     progress = _progress()
     progress.observe(0, {"a": {0: 6, 1: 4}, "b": {0: 8}})
     assert progress.written("a") == 4
-    assert (progress.complete, progress.head) == (4, 8)
+    assert (progress.complete, progress.newest_written) == (4, 8)
     assert progress.behind(5) == {"a": 4}
 
 

@@ -32,12 +32,12 @@ class Progress:
     file_interval_s: float
     _written: dict[str, int] = field(default_factory=dict)
     _advanced_s: dict[str, float] = field(default_factory=dict)
-    _head: int = -1
+    _newest_written: int = -1
 
     def observe(self, at_s: float, newest: Newest) -> None:
         for query, count in self.partitions.items():
             found = newest.get(query, {})
-            self._head = max(self._head, *found.values(), -1)
+            self._newest_written = max(self._newest_written, *found.values(), -1)
             written = min((found.get(p, -1) for p in range(count)), default=-1)
             if written > self.written(query):
                 self._written[query] = written
@@ -48,9 +48,9 @@ class Progress:
         return self._written.get(query, -1)
 
     @property
-    def head(self) -> int:
+    def newest_written(self) -> int:
         """The newest epoch that any partition of any query has written."""
-        return self._head
+        return self._newest_written
 
     @property
     def complete(self) -> int:

@@ -23,7 +23,7 @@ from rekindle_testing.chaos.injector import Injector
 from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
 from rekindle_testing.chaos.progress import Progress, StalledLive
 from rekindle_testing.chaos.sampler import Sampler
-from rekindle_testing.embedded.processes import Supervisor
+from rekindle_testing.embedded.processes import ChildProcesses
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.installed import MOUNT
 from rekindle_testing.harness.log_keeper import LogKeeper
@@ -144,9 +144,9 @@ class _Run:
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(1))
             # Left before the pool, which would wait for the end of the reference execution.
-            supervisor = stack.enter_context(Supervisor(self.expected / "logs"))
+            children = stack.enter_context(ChildProcesses(self.expected / "logs"))
             topologies.write_input(self.cluster.shared, self._input_s, self.plan.seed)
-            reference = pool.submit(self._execute_references, supervisor)
+            reference = pool.submit(self._execute_references, children)
             stack.enter_context(self.cluster)
             self.cluster.make_volume("rekindle")
             self.cluster.install()
@@ -158,9 +158,9 @@ class _Run:
             self.cluster.apply(*self._documents.values())
             yield
 
-    def _execute_references(self, supervisor: Supervisor) -> None:
+    def _execute_references(self, children: ChildProcesses) -> None:
         for reference in self._references.values():
-            reference.execute(supervisor)
+            reference.execute(children)
 
     def _make_sampler(self) -> Sampler:
         sinks = {
@@ -230,7 +230,7 @@ class _Run:
     def _wait_advanced(self, round: Round, until: float) -> None:
         """Until every query has passed the newest epoch that any query of its topology has written
         now."""
-        goals = {name: progress.head + 1 for name, progress in self._progress.items()}
+        goals = {name: progress.newest_written + 1 for name, progress in self._progress.items()}
         late = max(goals.values()) + _END_S - self._input_s
         if late > 0:
             raise RoundFailure(f"round {round.number}: the input ends {late} s too early")
@@ -282,7 +282,9 @@ class _Run:
 
     def _all_live(self) -> bool:
         self._sampler.check()
-        return not self._sampler.not_live() and all(p.head >= 0 for p in self._progress.values())
+        return not self._sampler.not_live() and all(
+            p.newest_written >= 0 for p in self._progress.values()
+        )
 
     def _all_checkpointed(self) -> bool:
         statuses = self._sampler.statuses

@@ -184,7 +184,7 @@ class KubeletNodes:
             self._network.stop()
 
     def prepare_shared(self, directory: Path) -> None:
-        """To the user of the images, as the claims of a cluster belong to theirs."""
+        """Make the user of the images its owner, as in a cluster for the volume of a claim."""
         os.chown(directory, POD_USER, POD_USER)
 
     def agent_logs(self, nodes: Path) -> Iterable[Path]:

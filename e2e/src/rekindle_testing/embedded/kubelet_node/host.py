@@ -119,7 +119,7 @@ class KubeletNode:
         config = self.data / "init.json"
         config.write_text(json.dumps(self._init_config(binaries, template)))
         python = [sys.executable, "-S", "-E", "-c", _BOOTSTRAP, str(_IMPORT_ROOT), str(config)]
-        self._wrapper = wrapper = self._network.supervisor.start(
+        self._wrapper = wrapper = self._network.children.start(
             self.name, [*_NAMESPACES, *python], commands.environment()
         )
         wait_while_running(wrapper, "has its namespaces", lambda: child_of(wrapper) is not None)
@@ -189,7 +189,7 @@ class KubeletNode:
             if (init := child_of(self._wrapper)) is not None:
                 os.kill(init, signal.SIGKILL)
             self._wrapper.wait(_TIMEOUT_S)
-            self._network.supervisor.stop(self._wrapper, grace_s=0)
+            self._network.children.stop(self._wrapper, grace_s=0)
             self._wrapper = None
             removal.remove([Cgroup(self._cgroup), Directory(str(self.data))])
             self._network.detach(self._addresses)

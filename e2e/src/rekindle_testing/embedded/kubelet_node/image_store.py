@@ -23,7 +23,7 @@ from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import fingerprint
 from rekindle_testing.embedded.kubelet_node.images import pause_archive
 from rekindle_testing.embedded.kubelet_node.network import child_of, wait_while_running
-from rekindle_testing.embedded.processes import Process, Supervisor
+from rekindle_testing.embedded.processes import ChildProcesses, Process
 from rekindle_testing.progress import OnProgress, no_progress
 
 KEPT = 3
@@ -144,9 +144,9 @@ def _unpack(archives: Sequence[Path], directory: Path, snapshotter: str) -> None
     """By a containerd of its own, which ends in order: its databases are complete then."""
     config = directory / "containerd.toml"
     config.write_text(files.containerd_alone(directory / _ROOT, snapshotter))
-    with Supervisor(directory / "logs") as supervisor:
+    with ChildProcesses(directory / "logs") as children:
         command = [*_NAMESPACES, "sh", "-c", _RUN_CONTAINERD, "sh", str(config)]
-        wrapper = supervisor.start("containerd", command, commands.environment())
+        wrapper = children.start("containerd", command, commands.environment())
         wait_while_running(wrapper, "serves", lambda: _serves(wrapper))
         pid = child_of(wrapper)
         if pid is not None:

@@ -30,7 +30,7 @@ from rekindle_testing.embedded.kubelet_node.state_file import (
     Link,
     StateFile,
 )
-from rekindle_testing.embedded.processes import Process, Supervisor
+from rekindle_testing.embedded.processes import ChildProcesses, Process
 from rekindle_testing.progress import OnProgress, no_progress
 
 _POLL_S = 0.02
@@ -45,7 +45,7 @@ _JOIN_AND_SLEEP = 'for file in "$@"; do echo 0 > "$file" || exit; done; exec sle
 class NodeNetwork:
     """From `start` (or `with`) to `stop`. `start` also removes what earlier processes have left.
 
-    All processes of the nodes are started by `supervisor`: they end with this process.
+    All processes of the nodes are started by `children`: they end with this process.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class NodeNetwork:
         self._state_directory = state_directory
         self.on_progress = on_progress
         self._directory = directory.absolute()
-        self.supervisor = Supervisor(self._directory / "logs")
+        self.children = ChildProcesses(self._directory / "logs")
         self._state: StateFile | None = None
         self._cluster: ClusterAddresses | None = None
         self._switch: Process | None = None
@@ -113,7 +113,7 @@ class NodeNetwork:
         try:
             removal.remove_all(self._state)
         finally:
-            self.supervisor.close(grace_s=0)
+            self.children.close(grace_s=0)
             # Released: what could not be removed is tried again by the next `start`.
             self._state.close()
             self._state = self._cluster = self._switch = None
@@ -193,7 +193,7 @@ class NodeNetwork:
         files = [str(file) for file in cgroups.process_files(cgroup)]
         # The wrapper stays outside, as that of a node does.
         command = ["unshare", "--net", "--fork", "--kill-child=KILL", "--"]
-        switch = self.supervisor.start(
+        switch = self.children.start(
             "switch",
             [*command, "sh", "-c", _JOIN_AND_SLEEP, str(self._directory), *files],
             commands.environment(),
