@@ -149,7 +149,7 @@ class World:
             state.epoch + 1,
             state.watermark,
             origin_us=0,
-            interval_us=1_000_000,
+            epoch_interval_us=1_000_000,
             clock=lambda: self.now,
         )
         self.saver = CheckpointSaver(self.states)

@@ -121,7 +121,7 @@ class LossyWorld(World):
 def started() -> LossyWorld:
     world = LossyWorld()
     world.start_all()
-    world.run(9)
+    world.run_epochs(9)
     return world
 
 
@@ -138,9 +138,9 @@ def act(world: LossyWorld, action: str, number: int) -> None:
     task = world.tasks.get(slot)
     match action:
         case "run":
-            world.run(1 + number % 6)
+            world.run_epochs(1 + number % 6)
         case "round":
-            world.round()
+            world.poll_round()
         case "lose":
             world.lose(number)
         case "lose_all":
@@ -174,7 +174,7 @@ def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, 
         task.frozen, task.sink_lag = False, 0
     world.list_pods()
     world.collect_garbage()
-    world.run(40)
+    world.run_epochs(40)
     newest = world.store[-1]
     assert newest.epoch >= world.head - 2 * world.interval_epochs
     assert not list(filter(world.is_lost, world.needed()))
@@ -192,6 +192,6 @@ def test_a_restore_that_fails_makes_the_next_collection_look_for_the_cause() -> 
         world.poll(slot)
     world.feed(world.response_of(task))
     assert not any(world.sweeps)
-    world.run(15)
+    world.run_epochs(15)
     assert world.sweeps.count(True) == 1
     assert world.tasks[slot].phase == "Live"

@@ -108,7 +108,7 @@ class TaskRuntime:
             config.ref,
             uuid.uuid4().hex,
             config.origin_us,
-            config.interval_us,
+            config.epoch_interval_us,
             time.time,
             threading.Lock(),
         )

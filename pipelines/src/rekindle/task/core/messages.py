@@ -42,7 +42,7 @@ class TaskSettings:
     ref: TaskRef
     boot_id: str
     checkpoint_interval_epochs: int
-    interval_us: int
+    epoch_interval_us: int
     origin_us: int = 0
     engine: str = ""
     fence: int = NO_EPOCH  # the highest one that earlier boots have seen
