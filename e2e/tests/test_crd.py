@@ -188,7 +188,9 @@ def test_apply_of_the_data_plane_keeps_the_operators_status(api: ControlPlane) -
     name = create(api, fresh())["metadata"]["name"]
     patch_status(api, name, {"slots": [{"slot": "a/0/0", "incarnation": 1}]})
     task = {"slot": "a/0/0", "incarnation": 1, "phase": "Live", "stableEpoch": 7}
+    task |= {"problem": "the store is down", "savingFails": True}
     data = {"fence": 1, "tasks": [task], "queries": [{"name": "q", "lagSeconds": 0.4}]}
+    data["checkpointProblems"] = [{"kind": "OfANewerCoordinator", "message": "x"}]
     applied = {
         "apiVersion": "rekindle.dev/v1alpha1",
         "kind": "StreamTopology",

@@ -8,6 +8,7 @@ import pytest
 from kubernetes import client
 
 from rekindle.names import LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
+from rekindle.protocol import CheckpointProblemKind
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.dataplane import read_data_plane
@@ -78,6 +79,8 @@ def test_a_report_that_cannot_be_parsed_is_ignored(cluster: ClusterCache) -> Non
         {"inconsistent": 5},
         {"headEpoch": "nan"},
         {"checkpoint": 3},
+        {"checkpointProblems": 1},
+        {"checkpointProblems": ["x", None, {}, {"kind": 1, "message": 2}, {"kind": []}]},
         {"fence": "1e999"},
     ],
 )
@@ -88,6 +91,23 @@ def test_a_report_with_wrong_types_is_no_error(
     raw["status"]["dataPlane"] |= values
     cluster.replace_topologies([raw, report(2)], 2)
     assert read_data_plane(raw["status"]["dataPlane"]).head_epoch is None
+
+
+def test_problems_of_checkpoints_have_kinds() -> None:
+    problems = [
+        {"kind": "Unrestorable", "message": "x"},
+        {"kind": "OfANewerCoordinator", "message": "y"},
+    ]
+    found = read_data_plane({"checkpointProblems": problems}).checkpoint_problems
+    unrestorable = CheckpointProblemKind.UNRESTORABLE
+    assert [(p.kind, p.message) for p in found] == [(unrestorable, "x"), (None, "y")]
+    assert read_data_plane({"problems": ["x"]}).checkpoint_problems == ()
+
+
+@pytest.mark.parametrize("value", [None, False, "true", 1, []])
+def test_only_true_says_that_a_task_cannot_save(value: Any) -> None:
+    task = {"slot": SILENT.slot, "savingFails": value}
+    assert not read_data_plane({"tasks": [task]}).tasks[SILENT.slot].saving_fails
 
 
 def test_silence_of_a_kubelet_does_not_count_either(cluster: ClusterCache, clock: Clock) -> None:

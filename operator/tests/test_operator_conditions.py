@@ -96,33 +96,48 @@ def test_overdue_checkpoints_are_reported(
     assert (found["status"], found["reason"]) == (status, reason)
 
 
-NO_RIGHT = "checkpoint store: checkpoint store file:///var/lib/rekindle: Permission denied"
-CLEAN_UP = "checkpoint store: clean-up: slow"
-LOST = "checkpoint store: cannot be restored: the entry of s/0 at epoch 9: an object is missing"
+NO_RIGHT = ("StoreUnavailable", "no right to write")
+REFUSED = ("EntriesRefused", "entries that were saved are gone")
+CLEAN_UP = ("CleanUpFailed", "it was slow")
+LOST = ("Unrestorable", "an object is missing")
+STALLED = ("Stalled", "waiting for s/0")
+NEWER = ("Sleepy", "the store has gone to bed")
+NOT_RUNNING = "no source has released an epoch"
+KEEPS_UP = "checkpoints keep up with the sources"
+NO_CAUSE = "the last one is of epoch 40"
 
 
 @pytest.mark.parametrize(
     ("head", "problems", "status", "reason", "says"),
     [
-        (None, [NO_RIGHT], "False", "StoreFailed", NO_RIGHT),
-        (None, [CLEAN_UP], "Unknown", "NotRunning", "no source has released an epoch"),
-        (None, [], "Unknown", "NotRunning", "no source has released an epoch"),
-        (101, [CLEAN_UP, NO_RIGHT], "False", "Overdue", NO_RIGHT),
-        (41, [CLEAN_UP, LOST], "False", "Unrestorable", LOST),
-        (41, [NO_RIGHT], "True", "UpToDate", "checkpoints keep up with the sources"),
+        (None, [NO_RIGHT], "False", "StoreFailed", NO_RIGHT[1]),
+        (None, [REFUSED], "False", "StoreFailed", REFUSED[1]),
+        (None, [LOST], "False", "StoreFailed", LOST[1]),
+        (None, [CLEAN_UP, STALLED], "Unknown", "NotRunning", NOT_RUNNING),
+        (None, [], "Unknown", "NotRunning", NOT_RUNNING),
+        (None, [NEWER], "False", "CheckpointProblem", NEWER[1]),
+        (None, [NEWER, NO_RIGHT], "False", "StoreFailed", NO_RIGHT[1]),
+        (101, [CLEAN_UP, NO_RIGHT], "False", "Overdue", NO_RIGHT[1]),
+        (101, [REFUSED], "False", "Overdue", REFUSED[1]),
+        (101, [CLEAN_UP, STALLED], "False", "Overdue", NO_CAUSE),
+        (101, [NEWER], "False", "CheckpointProblem", NEWER[1]),
+        (41, [CLEAN_UP, LOST], "False", "Unrestorable", LOST[1]),
+        (41, [NEWER, LOST], "False", "Unrestorable", LOST[1]),
+        (41, [CLEAN_UP, NEWER], "False", "CheckpointProblem", NEWER[1]),
+        (41, [NO_RIGHT, REFUSED, STALLED], "True", "UpToDate", KEEPS_UP),
     ],
 )
 def test_a_store_that_cannot_be_used_is_explained(
     running: ModelCluster,
     head: int | None,
-    problems: list[str],
+    problems: list[tuple[str, str]],
     status: str,
     reason: str,
     says: str,
 ) -> None:
     view = running.topologies["flights"]
-    report = {**view.data_plane, "checkpoint": {"epoch": 40}, "problems": problems}
-    report["headEpoch"] = head
+    report = {**view.data_plane, "checkpoint": {"epoch": 40}, "headEpoch": head}
+    report["checkpointProblems"] = [{"kind": k, "message": m} for k, m in problems]
     changed = replace(view, status={**view.status, "dataPlane": report})
     running.topologies["flights"] = changed
     found = _written(running)["Checkpointed"]
@@ -130,19 +145,30 @@ def test_a_store_that_cannot_be_used_is_explained(
     assert found["message"].endswith(says)
 
 
-SLOW = "saving the checkpoint of epoch 50 has not ended after 51 s: the storage does not respond"
+def test_texts_of_problems_decide_no_condition(running: ModelCluster) -> None:
+    """Nor does the report of an older coordinator, which has no others."""
+    view = running.topologies["flights"]
+    lost = "checkpoint store: cannot be restored: the entry of s/0 at epoch 9: an object is missing"
+    report = {**view.data_plane, "headEpoch": 41, "checkpoint": {"epoch": 40}, "problems": [lost]}
+    report.pop("checkpointProblems", None)
+    changed = replace(view, status={**view.status, "dataPlane": report})
+    running.topologies["flights"] = changed
+    assert _written(running)["Checkpointed"]["reason"] == "UpToDate"
 
 
 @pytest.mark.parametrize(
     ("problem", "says"),
-    [(SLOW, f"flown/0/0: {SLOW}"), ("a sink is slow", "the last one is of epoch 40")],
+    [
+        ({"problem": "it is slow", "savingFails": True}, "flown/0/0: it is slow"),
+        ({"problem": "the checkpoint of epoch 9 is slow"}, NO_CAUSE),
+    ],
 )
 def test_what_keeps_a_task_from_saving_is_explained(
-    running: ModelCluster, problem: str, says: str
+    running: ModelCluster, problem: dict[str, Any], says: str
 ) -> None:
     view = running.topologies["flights"]
     report = {**view.data_plane, "headEpoch": 101, "checkpoint": {"epoch": 40}}
-    report["tasks"] = [{**task, "problem": problem} for task in report["tasks"]]
+    report["tasks"] = [{**task, **problem} for task in report["tasks"]]
     changed = replace(view, status={**view.status, "dataPlane": report})
     running.topologies["flights"] = changed
     found = _written(running)["Checkpointed"]

@@ -13,7 +13,7 @@ from model_cluster import ModelCluster
 from rekindle import names
 from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.actions import CreatePod
+from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import PodDefaults
 
@@ -91,13 +91,15 @@ def test_running_pods_stay_after_an_edit_of_the_image(running: ModelCluster) -> 
     assert set(running.tasks()) == before
 
 
-def settle_pod_by_pod(cluster: ModelCluster) -> None:
-    """A roll takes more passes than `settle` allows for."""
+def settle_pod_by_pod(cluster: ModelCluster) -> list[Action]:
+    """What was done. A roll takes more passes than `settle` allows for."""
+    done: list[Action] = []
     for _ in range(200):
         actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+        done += actions
         cluster.apply(actions)
         if not cluster.kubelets_and_scheduler() and not actions:
-            return
+            return done
     raise AssertionError("the roll does not end")
 
 
@@ -141,6 +143,19 @@ def test_an_image_that_admission_changes_is_not_outdated(
     settle_pod_by_pod(cluster)
     assert cluster.coordinator().incarnation == 2
     assert {p.incarnation for p in cluster.tasks().values()} == {2}
+
+
+def test_a_pod_that_a_roll_deletes_is_no_loss(running: ModelCluster) -> None:
+    """Its replacement says so, whatever the pod itself had replaced before."""
+    running.lose_node("a")
+    running.settle()
+    assert any(p.lost_at is not None for p in running.tasks().values())
+    running.edit("flights", image=NEW)
+    request_rollout(running)
+    done = settle_pod_by_pod(running)
+    deleted = [a.why for a in done if isinstance(a, DeletePod) and "coordinator" not in a.name]
+    assert set(deleted) == {"a roll replaces it"}
+    assert {p.lost_at for p in running.tasks().values()} == {None}
 
 
 def test_a_roll_takes_one_replica_at_a_time(running: ModelCluster) -> None:

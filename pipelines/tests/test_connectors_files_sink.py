@@ -20,7 +20,7 @@ from rekindle.connectors.files_sink import FilesSink, encode, file_name, parse_n
 from rekindle.connectors.json_lines import json_line
 from rekindle.connectors.registry import open_sink
 from rekindle.connectors.sink import Sink
-from rekindle.errors import SinkRefused
+from rekindle.errors import SchemaMismatch, SinkRefused
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.topology.spec import QuerySpec, SinkSpec
@@ -239,6 +239,15 @@ def test_json_is_read_back_in_the_types_of_a_schema(url: str) -> None:
     got = read_sink(place, schema=SCHEMA).drop_columns(["_query", "_partition", "_epoch"])
     assert got.schema == SCHEMA
     assert repr(got.to_pylist()) == repr(table.to_pylist())
+
+
+@pytest.mark.parametrize("line", ["null", "1", "[]"])
+def test_json_lines_without_an_object_are_not_read_back(tmp_path: Path, line: str) -> None:
+    place = fill(f"file://{tmp_path}/o", "json", {1: rows("a")})
+    (tmp_path / "o" / file_name("q", 0, 2, "json")).write_text(f"{line}\n")
+    for schema in (None, SCHEMA):
+        with pytest.raises((ValueError, SchemaMismatch), match="instead of an object"):
+            read_sink(place, schema=schema)
 
 
 def test_names_parse() -> None:

@@ -188,6 +188,8 @@ def damaged(data: bytes) -> bytes:
         ("in.json.gz", gzip.compress(JSON)[:-20_000], "ended before.*copy it again"),
         ("in.json.gz", damaged(JSON), "Error -3 while decompressing.*copy it again"),
         ("in.json", b"[" * 200_000, "line 1.*correct the file"),
+        ("in.json", b"null\n" + JSON, "line 1: 'null': null instead of an object.*correct the"),
+        ("in.json.gz", gzip.compress(JSON + b"\nnull"), "null instead of an object.*correct the"),
         (
             "in.parquet",
             b"PAR1" + bytes(50),

@@ -161,6 +161,15 @@ def test_a_bad_json_value_is_named_with_its_line(
     ("line", "said"),
     [
         ("[]", "an array instead of an object; write one object a line"),
+        ("[null]", "an array instead of an object; write one object a line"),
+        ("1.5", "the number 1.5 instead of an object; write one object a line"),
+        ("NaN", "NaN instead of an object; write one object a line"),
+        ("true", "true instead of an object; write one object a line"),
+        ('"null"', "the string 'null' instead of an object; write one object a line"),
+        ("null", "null instead of an object; write one object a line"),
+        (" \t null \r", "null instead of an object; write one object a line"),
+        ('{"x": "b"}null', "null instead of an object; write one object a line"),
+        ("nullnull", "null instead of an object; write one object a line"),
         ('{"x": 1', "not JSON from character 8 on; correct"),
         ('{"x": "a"} x', "not JSON from character 12 on"),
         ("x", "not JSON from character 1 on; is the source's format another one"),
@@ -173,6 +182,33 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str | bytes, sa
     path.write_bytes(b'{"x": "a"}\n' + (line if isinstance(line, bytes) else line.encode()))
     with pytest.raises(SchemaMismatch, match=rf"(?s)in\.json, line 2: .*{said}"):
         read(path, "x STRING")
+
+
+@pytest.mark.parametrize("block_bytes", [1, 64, 4 << 20])
+@pytest.mark.parametrize("at", [1, 2, 50, 100])
+def test_null_instead_of_an_object_is_named_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, block_bytes: int
+) -> None:
+    """Arrow's reader makes a row of it, or ends the process if no object is before it."""
+    monkeypatch.setattr(files_read, "BLOCK_BYTES", block_bytes)
+    lines = ['{"x": "a"}'] * 100
+    lines[at - 1] = "null"
+    with pytest.raises(SchemaMismatch, match=rf"in\.json, line {at}: 'null': null instead of"):
+        read(json_file(tmp_path, *lines), "x STRING")
+
+
+@pytest.mark.parametrize("content", [b"null", b"\n null\n", b"\xef\xbb\xbfnull", b"\r\nnull\r\n"])
+def test_a_json_file_of_null_alone_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "in.json"
+    path.write_bytes(content)
+    with pytest.raises(SchemaMismatch, match=r"in\.json, line \d: .*null instead of an object"):
+        read(path, "x STRING")
+
+
+def test_null_in_a_text_or_a_field_is_no_line(tmp_path: Path) -> None:
+    rows = [{"x": "} null", "l": [{"y": 1}, None]}, {"x": None, "l": None}, {"x": "null", "l": []}]
+    path = json_file(tmp_path, *map(json.dumps, rows))
+    assert read(path, "x STRING, l ARRAY<STRUCT<y: INT>>") == rows
 
 
 @pytest.mark.parametrize("text", ["0.1", '"0.1"', "1e-1", "0.10000", '"+0.1"'])

@@ -237,11 +237,12 @@ def test_an_unreachable_store_loses_no_checkpoint() -> None:
     world.store_up = False
     world.run_epochs(8)
     assert world.store[-1].epoch == committed
-    assert any("store" in p for p in world.reports[-1]["problems"])
+    assert checkpoint_problems(world) == {"StoreUnavailable": "checkpoint store: down"}
     world.store_up = True
     world.run_epochs(8)
     assert world.store[-1].epoch > committed + 8
     assert not world.reports[-1]["problems"]
+    assert not world.reports[-1]["checkpointProblems"]
 
 
 def test_no_task_is_restored_while_a_manifest_is_being_written() -> None:
@@ -307,8 +308,8 @@ def test_no_first_manifest_in_an_empty_store_while_tasks_run() -> None:
     world.start_coordinator()
     world.poll_rounds(40)
     assert world.store == []
-    problems = world.reports[-1]["problems"]
-    assert any("has no manifest, but task both/0/0 has started" in p for p in problems)
+    problem = checkpoint_problems(world)["StoreUnavailable"]
+    assert "has no manifest, but task both/0/0 has started" in problem
     world.store = held
     world.run_epochs(4)
     assert world.store[-1].fence == 2
@@ -332,6 +333,49 @@ def test_results_of_different_engines_are_not_compared() -> None:
     assert any("disagree" in message for message in world.reports[-1]["inconsistent"])
 
 
+def checkpoint_problems(world: World) -> dict[str, str]:
+    """The typed problems of the newest report, kind -> message; `problems` has their messages."""
+    report = world.reports[-1]
+    found = {p["kind"]: p["message"] for p in report["checkpointProblems"]}
+    assert len(found) == len(report["checkpointProblems"])
+    assert [p for p in report["problems"] if p in found.values()] == list(found.values())
+    return found
+
+
+def test_refused_entries_are_reported_until_the_next_commit() -> None:
+    world = started(12)
+    world.hold_writes = True
+    while not world.held:
+        world.run_epochs(1)
+    world.held, world.hold_writes = [], False
+    world.feed(EntriesRefused((), "state object x is missing"))
+    (problem,) = world.coordinator.checkpoint_problems(world.now)
+    assert problem.kind == "EntriesRefused"
+    assert problem.message == "checkpoint store: state object x is missing"
+    world.run_epochs(8)
+    assert world.coordinator.checkpoint_problems(world.now) == ()
+
+
+def test_a_clean_up_that_fails_is_reported_until_one_succeeds() -> None:
+    world = started()
+    world.feed(GarbageCollected("slow"))
+    world.poll_rounds(9)
+    assert checkpoint_problems(world) == {"CleanUpFailed": "checkpoint store: clean-up: slow"}
+    world.feed(GarbageCollected())
+    world.poll_rounds(9)
+    assert checkpoint_problems(world) == {}
+
+
+def test_the_partitions_that_a_checkpoint_waits_for_are_reported() -> None:
+    world = started()
+    for task in world.tasks.values():
+        task.store_fails = True
+    world.run_epochs(40)
+    found = checkpoint_problems(world)
+    assert found.keys() == {"Stalled"}
+    assert found["Stalled"].startswith("no checkpoint since epoch 7: waiting for ['both/0', ")
+
+
 LEFT = (Slot("left", 0, 0), Slot("left", 0, 1))
 
 
@@ -350,6 +394,9 @@ def test_an_entry_that_lacks_state_is_reported_and_replaced() -> None:
         "checkpoint store: cannot be restored: the entry of left/0 at epoch 11: state object x is "
         "missing",
     )
+    world.tick()
+    (message,) = world.coordinator.problems(world.now)
+    assert checkpoint_problems(world) == {"Unrestorable": message}
     assert [p.refused for s, p in next_polls(world).items() if s in LEFT] == [(lost,), (lost,)]
     assert all(not p.refused for s, p in next_polls(world).items() if s not in LEFT)
     before = len(world.store)
@@ -379,7 +426,7 @@ def test_a_partition_that_is_gone_with_its_state_does_not_stop_checkpoints() -> 
     lose(world, "left/0")
     world.run_epochs(40)
     assert world.store[-1].entries["right/0"][0].epoch >= world.head - 4 * world.interval_epochs
-    (problem,) = [p for p in world.coordinator.problems(world.now) if "cannot be restored" in p]
+    problem = checkpoint_problems(world)["Unrestorable"]
     assert problem.endswith("no live replica can save left/0 again")
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any, TypeVar
 
 from coordinator_world import World, started
 
+from rekindle.coordinator.core.report import CHECKPOINT_PROBLEMS
 from rekindle.coordinator.edge.objects import data_plane_document
-from rekindle.coordinator.model import CheckpointReport, QueryReport, Report, TaskReport
-from rekindle.protocol import TaskPhase
+from rekindle.coordinator.model import (
+    CheckpointProblem,
+    CheckpointReport,
+    GarbageCollected,
+    PollAnswered,
+    QueryReport,
+    Report,
+    TaskReport,
+)
+from rekindle.protocol import CheckpointProblemKind, TaskPhase, TaskProblem
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.crd import resource_schema, undeclared_in_status
 
@@ -64,6 +74,10 @@ def _filled(kind: type[T]) -> T:
     return kind(**{f.name: values[str(f.type).split(" ")[0]] for f in fields(kind)})  # type: ignore[arg-type]
 
 
+def _data_plane_schema() -> Any:
+    return resource_schema()["properties"]["status"]["properties"]["dataPlane"]["properties"]
+
+
 def test_the_crd_declares_every_field_of_the_report() -> None:
     report = Report(
         fence=1,
@@ -72,6 +86,7 @@ def test_the_crd_declares_every_field_of_the_report() -> None:
         diverged=("x",),
         inconsistent=("x",),
         problems=("x",),
+        checkpoint_problems=tuple(CheckpointProblem(k, "x") for k in CheckpointProblemKind),
         generation=1,
         head_epoch=1,
         store="x",
@@ -82,6 +97,42 @@ def test_the_crd_declares_every_field_of_the_report() -> None:
 
 
 def test_the_crd_knows_every_phase_of_a_task() -> None:
-    status = resource_schema()["properties"]["status"]["properties"]
-    task = status["dataPlane"]["properties"]["tasks"]["items"]["properties"]
+    task = _data_plane_schema()["tasks"]["items"]["properties"]
     assert task["phase"]["enum"] == list(TaskPhase)
+
+
+def test_the_crd_names_every_kind_of_checkpoint_problem() -> None:
+    problems = _data_plane_schema()["checkpointProblems"]
+    kind = problems["items"]["properties"]["kind"]
+    assert re.findall(r"`(\w+)`", kind["description"]) == list(CheckpointProblemKind)
+    assert problems["maxItems"] >= CHECKPOINT_PROBLEMS >= len(CheckpointProblemKind)
+    assert all(len(k) <= kind["maxLength"] for k in CheckpointProblemKind)
+
+
+def test_the_crd_accepts_kinds_of_a_newer_coordinator() -> None:
+    """Otherwise the API server would refuse all of its reports until the CRD is replaced."""
+    kind = _data_plane_schema()["checkpointProblems"]["items"]["properties"]["kind"]
+    assert "enum" not in kind
+
+
+def test_messages_of_checkpoint_problems_are_bounded() -> None:
+    world = started()
+    world.feed(GarbageCollected("x" * 5000))
+    world.poll_rounds(9)
+    (problem,) = world.reports[-1]["checkpointProblems"]
+    assert len(problem["message"]) == 1024
+    assert world.reports[-1]["problems"] == [problem["message"]]
+
+
+def test_a_task_that_cannot_save_is_reported() -> None:
+    world = started()
+    slot = Slot("both", 0, 0)
+    task = world.tasks[slot]
+    problem = TaskProblem(message="the store is down", saving=True)
+    response = task.response().model_copy(update={"problem": problem})
+    world.feed(PollAnswered(slot, task.incarnation, response))
+    world.now += 2
+    world.tick()
+    saving = {t["slot"]: t.get("savingFails") for t in world.reports[-1]["tasks"]}
+    assert saving.pop(slot.key) is True
+    assert set(saving.values()) == {None}

@@ -6,6 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -383,13 +384,16 @@ def test_hopping_windows_keep_a_row_for_each_pane() -> None:
     minute, names = 60_000_000, [f"key-{i}" for i in range(20)]
     shape = replace(SHAPE, windows=HoppingAssigner(600 * minute, minute))
     state, before, most = EMPTY, NO_WATERMARK, 0
-    for number in range(640):
-        rows = [(k, number * minute, number, 1, 1.0, 1, 1.0, 1.0, "x") for k in names]
-        after = number * minute
-        step = advance(shape, state, table(rows), [(number, before, after)])
-        state, before = step.state, after
+    one_by_one = 600  # the epochs before are taken in calls of many
+    for first, end in pairwise([*range(0, one_by_one, 30), *range(one_by_one, 641)]):
+        epochs = range(first, end)
+        rows = [(k, e * minute, e, 1, 1.0, 1, 1.0, 1.0, "x") for e in epochs for k in names]
+        afters = [e * minute for e in epochs]
+        marks = list(zip(epochs, [before, *afters], afters, strict=False))
+        step = advance(shape, state, table(rows), marks)
+        state, before = step.state, afters[-1]
         most = max(most, state.rows)
-        if number > 600:
+        if first > 600:
             assert step.closed.num_rows == 20
             assert set(step.closed.column("p1").to_pylist()) == {600}
     assert most <= 1.1 * 20 * 601

@@ -139,6 +139,9 @@ def test_a_failing_sink_delays_only_checkpoints(world: World) -> None:
     assert world.log.last == 11
     world.saver.offer(world.saved[0])
     eventually(lambda: world.sinks.problem() is not None)
+    problem = world.status.response(1).problem
+    assert problem is not None
+    assert not problem.saving
     assert durable(world) == {"q": -1}
     eventually(lambda: durable(world) == {"q": 11})
     assert world.sink.epochs == list(range(12))
@@ -157,6 +160,16 @@ def test_saved_checkpoints_are_reported_until_committed(world: World) -> None:
     world.saver.offer(world.saved[2])
     eventually(lambda: [d.epoch for d in world.saver.done()] == [19, 29])
     assert world.states.saved == [(9, None), (19, "entry-9"), (29, "entry-19")]
+
+
+def test_a_save_that_fails_is_marked_in_the_response(world: World) -> None:
+    world.states.failures_left = 1000
+    world.run_to(12)
+    world.saver.offer(world.saved[0])
+    eventually(lambda: world.status.response(1).problem is not None)
+    problem = world.status.response(1).problem
+    assert problem is not None
+    assert problem.saving
 
 
 @pytest.mark.parametrize("error", [ObjectMissing, UnreadableObject])

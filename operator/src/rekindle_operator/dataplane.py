@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekindle.protocol import TaskPhase
+from rekindle.protocol import CheckpointProblemKind, TaskPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class TaskReport:
     stable_epoch: int | None = None
     problem: str = ""
     refused: str = ""  # the source or operator whose definition is wrong
+    saving_fails: bool = False  # `problem` says why it saves no checkpoints
 
     @property
     def responds(self) -> bool:
@@ -51,13 +52,19 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointProblem:
+    kind: CheckpointProblemKind | None  # None: a kind of another version
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class DataPlane:
     fence: int = 0
     tasks: Mapping[str, TaskReport] = field(default_factory=dict)
     queries: Mapping[str, QueryReport] = field(default_factory=dict)
     diverged: tuple[str, ...] = ()
     inconsistent: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
+    checkpoint_problems: tuple[CheckpointProblem, ...] = ()
     checkpoint: CheckpointReport = field(default_factory=CheckpointReport)
     head_epoch: int | None = None  # the newest epoch that any source has released
 
@@ -81,7 +88,11 @@ def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
         },
         diverged=tuple(_diverged(d) for d in _entries(raw, "diverged")),
         inconsistent=tuple(str(i) for i in _entries(raw, "inconsistent")),
-        problems=tuple(str(p) for p in _entries(raw, "problems")),
+        checkpoint_problems=tuple(
+            _checkpoint_problem(p)
+            for p in _entries(raw, "checkpointProblems")
+            if isinstance(p, Mapping)
+        ),
         checkpoint=_checkpoint(_mapping(raw.get("checkpoint"))),
         head_epoch=_integer(raw.get("headEpoch")),
     )
@@ -103,6 +114,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         stable_epoch=_integer(raw.get("stableEpoch")),
         problem=problem if isinstance(problem, str) else str(problem),
         refused=str(raw.get("refused") or ""),
+        saving_fails=raw.get("savingFails") is True,
     )
 
 
@@ -111,6 +123,14 @@ def _phase(value: Any) -> TaskPhase | None:
         return TaskPhase(value)
     except ValueError:
         return None
+
+
+def _checkpoint_problem(raw: Mapping[str, Any]) -> CheckpointProblem:
+    message = str(raw.get("message") or "")
+    try:
+        return CheckpointProblem(CheckpointProblemKind(str(raw.get("kind"))), message)
+    except ValueError:
+        return CheckpointProblem(None, message)
 
 
 def _checkpoint(raw: Mapping[str, Any]) -> CheckpointReport:

@@ -174,6 +174,17 @@ class TaskPhase(StrEnum):
         return self in (TaskPhase.CATCHING_UP, TaskPhase.LIVE)
 
 
+class CheckpointProblemKind(StrEnum):
+    """What is wrong with checkpoints (`status.dataPlane.checkpointProblems`). Of a newer release a
+    reader may find others; each means that something fails."""
+
+    STORE_UNAVAILABLE = "StoreUnavailable"  # cannot be read or written, or is another topology's
+    ENTRIES_REFUSED = "EntriesRefused"  # what tasks have saved lacks objects: it is not committed
+    UNRESTORABLE = "Unrestorable"  # committed entries whose objects are missing or damaged
+    CLEAN_UP_FAILED = "CleanUpFailed"  # objects stay that nothing needs
+    STALLED = "Stalled"  # no commit for long, because partitions do not save
+
+
 class CheckpointDone(_Message):
     epoch: int
     object: str
@@ -186,6 +197,7 @@ class TaskProblem(_Message):
     operator: str | None = None
     epoch: int | None = None
     refused: str | None = None  # the source or operator whose definition is at fault
+    saving: bool = False  # checkpoints cannot be saved, or the call does not end
 
 
 class Contradiction(_Message):

@@ -11,11 +11,11 @@ import json
 import os
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
-from kubernetes import client, config
+from kubernetes import client, config, watch
 
 from rekindle import names
 from rekindle_testing.embedded.control_plane import KubectlError
@@ -211,6 +211,19 @@ class Cluster(ABC):
 
     def pods(self, selector: str = "") -> list[Any]:
         return list(self.core.list_namespaced_pod(self.namespace, label_selector=selector).items)
+
+    def watch_pod(self, name: str, timeout_s: int) -> Generator[Any, None, None]:
+        """The pod as it is when the watch begins, and after each change, also by its deletion."""
+        events = watch.Watch().stream(  # type: ignore[no-untyped-call]
+            self.core.list_namespaced_pod,
+            self.namespace,
+            field_selector=f"metadata.name={name}",
+            timeout_seconds=timeout_s,
+        )
+        for event in events:
+            yield event["object"]
+            if event["type"] == "DELETED":
+                return
 
     def tasks(self, topology: str) -> list[Any]:
         return self.pods(f"{names.LABEL_TOPOLOGY}={topology},{names.LABEL_ROLE}={names.ROLE_TASK}")

@@ -59,6 +59,9 @@ class Observer:
     def condition(self, kind: str) -> str:
         return self._condition(kind).get("status", "Unknown")
 
+    def reason(self, kind: str) -> str:
+        return self._condition(kind).get("reason", "")
+
     def message(self, kind: str) -> str:
         """The message of a condition."""
         return self._condition(kind).get("message", "")

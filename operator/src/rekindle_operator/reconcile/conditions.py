@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rekindle.protocol import CheckpointProblemKind
 from rekindle.topology.graph import nodes_with_paths
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
@@ -24,6 +25,7 @@ _MAX_MESSAGE_CHARS = 1024
 _REFUSED = "RefusedByTask"
 _OVERDUE = 3  # checkpoints that are missing
 _NO_REPORT = "NoReport"
+_OTHER_PROBLEM = "CheckpointProblem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,22 +207,32 @@ def _recovering(recovery: RecoveryStatus) -> Condition:
     return Condition("Recovering", "True", active.mode, f"in this order: {plan}")
 
 
-_UNRESTORABLE = "checkpoint store: cannot be restored: "
+_STORE_PROBLEMS = (
+    CheckpointProblemKind.STORE_UNAVAILABLE,
+    CheckpointProblemKind.ENTRIES_REFUSED,
+    CheckpointProblemKind.UNRESTORABLE,
+)
+"""Why nothing is committed. A failed garbage collection is no reason, `Stalled` only the effect."""
 
 
 def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Condition:
     """By epochs, not by the clock: sources that have ended, or pause, make no epochs to save."""
     newest, head = context.report.checkpoint.epoch, context.report.head_epoch
-    store = _store_problem(context.report.problems)
-    if context.running is None or context.suspended or (head is None and not store):
+    store = _checkpoint_problem(context, *_STORE_PROBLEMS)
+    other = _checkpoint_problem(context, None)
+    nothing_fails = not store and not other
+    if context.running is None or context.suspended or (head is None and nothing_fails):
         message = "no source has released an epoch"
         return Condition("Checkpointed", "Unknown", "NotRunning", message)
     if head is None:  # tasks get no restore point before the store can be read
-        return Condition("Checkpointed", "False", "StoreFailed", store)
+        reason = "StoreFailed" if store else _OTHER_PROBLEM
+        return Condition("Checkpointed", "False", reason, store or other)
     if context.stale_since is not None:
         return Condition("Checkpointed", "Unknown", _NO_REPORT, report_age(context))
-    if lost := next((p for p in context.report.problems if p.startswith(_UNRESTORABLE)), None):
+    if lost := _checkpoint_problem(context, CheckpointProblemKind.UNRESTORABLE):
         return Condition("Checkpointed", "False", "Unrestorable", lost)
+    if other:
+        return Condition("Checkpointed", "False", _OTHER_PROBLEM, other)
     interval_epochs = context.running.topology.spec.checkpoint_interval_epochs
     missed = (head - (newest if newest is not None else -1)) // interval_epochs
     if missed <= _OVERDUE:
@@ -232,10 +244,10 @@ def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Con
     return Condition("Checkpointed", "False", "Overdue", message)
 
 
-def _store_problem(problems: Iterable[str]) -> str:
-    """What the coordinator says of the store; empty: it works, or only its clean-up fails."""
-    prefix = "checkpoint store: "
-    found = (p for p in problems if p.startswith(prefix) and not p.startswith(f"{prefix}clean-up"))
+def _checkpoint_problem(context: ReconcileContext, *kinds: CheckpointProblemKind | None) -> str:
+    """The message of the first problem of these kinds; None: of a kind that a newer coordinator
+    knows."""
+    found = (p.message for p in context.report.checkpoint_problems if p.kind in kinds)
     return next(found, "")
 
 
@@ -243,6 +255,6 @@ def _saving_problem(context: ReconcileContext, states: Sequence[SlotState]) -> s
     """Why tasks do not save their checkpoints: the first one that says so."""
     for state in states:
         task = state.pod and context.report.task(state.slot.key, state.pod.incarnation)
-        if task and "checkpoint of epoch" in task.problem:
+        if task and task.saving_fails:
             return f"{state.name}: {task.problem}"
     return ""

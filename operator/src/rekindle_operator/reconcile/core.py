@@ -195,7 +195,7 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
 def _make_plan(inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
     plan_inputs = [n.plan_input for n in needs]
     states = [s for plan_input in plan_inputs for s in plan_input.states]
-    cancelled = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.pod_had_run}
+    cancelled = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.counts_as_failure}
     coordinators = [n.coordinator.pod for n in needs if n.coordinator.pod is not None]
     return plan_all(plan_inputs, measure_capacity(inputs, cancelled, coordinators))
 

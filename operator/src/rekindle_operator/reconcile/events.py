@@ -128,7 +128,7 @@ def _lost_nodes(change: Change) -> Iterator[EventText]:
 def _replaced_tasks(change: Change) -> Iterator[EventText]:
     running = {(s.slot.segment, s.slot.partition) for s in change.states if s.holds_capacity}
     for state in change.states:
-        if state.loss is None or not state.loss.pod_had_run or state.pod is None:
+        if state.loss is None or not state.loss.counts_as_failure or state.pod is None:
             continue
         has_partner = (state.slot.segment, state.slot.partition) in running
         dedup_key = f"{state.slot.key} {state.pod.incarnation}"

@@ -68,7 +68,7 @@ def _updated(
 
 def _is_loss(state: SlotState) -> bool:
     """Something that ran was lost. A gated pod that someone deleted did not run."""
-    ran = state.loss is not None and state.loss.pod_had_run
+    ran = state.loss is not None and state.loss.counts_as_failure
     return ran and state.pod_phase in (SlotPhase.BOUND, SlotPhase.NO_POD)
 
 

@@ -73,9 +73,9 @@ def _lost_at(state: SlotState, now: float) -> float | None:
     one."""
     if state.creation_refused is not None:
         return state.creation_refused.lost_at
-    if state.loss is None:
+    if state.loss is None or state.loss is Loss.ROLLED:
         return None
-    if not state.loss.pod_had_run and state.pod is not None:
+    if not state.loss.counts_as_failure and state.pod is not None:
         return state.pod.lost_at
     return now
 

@@ -29,13 +29,13 @@ def is_requested(context: ReconcileContext) -> bool:
 
 
 def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
-    """The states; one of them lost as `OUTDATED`, if one may be replaced now."""
+    """The states; one of them lost as `ROLLED`, if one may be replaced now."""
     if not is_requested(context) or not _coordinator_is_new(context):
         return tuple(states)
     if not all(_is_live(context, s) for s in states):
         return tuple(states)
     chosen = next((s for s in states if s.outdated), None)
-    return tuple(s.lost(Loss.OUTDATED) if s is chosen else s for s in states)
+    return tuple(s.lost(Loss.ROLLED) if s is chosen else s for s in states)
 
 
 def coordinator_rolls(context: ReconcileContext, coordinator: PodView) -> bool:

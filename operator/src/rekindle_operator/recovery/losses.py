@@ -51,11 +51,18 @@ class Loss(StrEnum):
     CRASHING = "its containers keep failing on its node"
     DIVERGED = "its output differs from the other replica's"
     OUTDATED = "the topology was edited before it had started"
+    ROLLED = "a roll replaces it"
 
     @property
-    def pod_had_run(self) -> bool:
-        """Whether something that ran was lost; otherwise a pod is replaced before it ran."""
-        return self not in (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.OUTDATED)
+    def counts_as_failure(self) -> bool:
+        """Whether something that ran was lost; otherwise a pod is replaced before it ran, or in a
+        roll."""
+        return self not in _NO_FAILURES
+
+
+_NO_FAILURES = frozenset(
+    {Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.OUTDATED, Loss.ROLLED}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from rekindle.connectors.files_read import decode_json
 from rekindle.connectors.files_sink import MARKER, SUFFIX, parse_name
-from rekindle.connectors.json_lines import json_line, parse_lines
+from rekindle.connectors.json_lines import json_line, parse_lines, parse_objects
 from rekindle.objects import Objects, open_objects
 from rekindle.topology.spec import QuerySpec
 
@@ -190,9 +190,7 @@ def _table(data: bytes, format: str, schema: pa.Schema | None) -> pa.Table:
         return pq.read_table(io.BytesIO(data))
     if schema is not None:
         return pa.Table.from_batches(decode_json(data, schema), schema)
-    from pyarrow import json as pa_json
-
-    return pa_json.read_json(io.BytesIO(data))
+    return pa.Table.from_struct_array(pa.array(parse_objects(data)))
 
 
 def _lines(

@@ -23,8 +23,17 @@ def same_lines(one: bytes, two: bytes) -> bool:
 def parse_lines(data: bytes) -> list[str]:
     """The rows of a file, each in a normal form: equal rows are equal strings. Raises
     ValueError."""
+    return [json_line(row) for row in parse_objects(data)]
+
+
+def parse_objects(data: bytes) -> list[dict[str, Any]]:
+    """The rows of a file, in the types that JSON has. Raises ValueError."""
     # `str.splitlines` would also split at U+2028 and the like, which may occur in JSON strings
-    return [json_line(json.loads(line)) for line in data.split(b"\n") if line]
+    rows = [json.loads(line) for line in data.split(b"\n") if line]
+    for row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{json.dumps(row)} instead of an object")
+    return rows
 
 
 def json_line(row: dict[str, Any]) -> str:

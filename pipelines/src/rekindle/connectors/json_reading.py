@@ -1,9 +1,9 @@
 """Reads JSON lines as batches of a declared schema, exactly.
 
-Arrow's reader parses a block of lines at once; where it fails, or reads an infinity, Python parses
-that block value by value and accepts NaN and infinities, which JSON lacks, as strings or bare
-words, as the JSON sink and most other writers have them. Decimals are read from numbers and
-strings, never through a double. Errors name the line.
+Arrow's reader parses a block of lines at once; where it fails, reads an infinity, or would take a
+null for an object, Python parses that block value by value and accepts NaN and infinities, which
+JSON lacks, as strings or bare words, as the JSON sink and most other writers have them. Decimals
+are read from numbers and strings, never through a double. Errors name the line.
 
 A declared field that no object of a file has is an error (a misspelt name would be NULL in every
 row); one that only some objects lack is NULL there. Undeclared fields are not read.
@@ -43,6 +43,8 @@ _SHOWN_CHARS = 120
 _WHITESPACE = " \t\r\n"
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
+_NULL_AFTER_OBJECT = re.compile(rb"\}[ \t\r\n]*null")
 
 
 class _BadValue(ValueError):
@@ -140,6 +142,8 @@ def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:
     """None if Arrow cannot parse the block, or may have changed a value."""
     if not block.strip():
         return _no_rows(raw)
+    if _may_have_null_line(block):
+        return None
     parse = pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior="ignore")
     read = pa_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
     try:
@@ -150,6 +154,12 @@ def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:
     except pa.ArrowInvalid:
         return None
     return None if any(_has_infinity(column) for column in batch.columns) else batch
+
+
+def _may_have_null_line(block: bytes) -> bool:
+    """Whether null is where an object belongs, or a string has `} null`. Arrow's reader makes a row
+    of NULLs of it, and a segmentation fault if no object is before it."""
+    return b"null" in block and bool(_NULL_FIRST.match(block) or _NULL_AFTER_OBJECT.search(block))
 
 
 def _no_rows(raw: pa.Schema) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.protocol import PollResponse
+from rekindle.protocol import CheckpointProblemKind, PollResponse
 from rekindle.topology.model import Slot, Topology
 
 
@@ -202,6 +202,7 @@ class TaskReport:
     restored_from: int | None = None
     problem: str | None = None
     refused: str | None = None
+    saving_fails: bool | None = None  # True: `problem` says why it saves no checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,14 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointProblem:
+    """`message` is in `Report.problems` too."""
+
+    kind: CheckpointProblemKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     fence: int
     tasks: tuple[TaskReport, ...]
@@ -229,6 +238,7 @@ class Report:
     diverged: tuple[str, ...]
     inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
+    checkpoint_problems: tuple[CheckpointProblem, ...]
     generation: int | None = None
     head_epoch: int | None = None
     store: str | None = None

@@ -24,6 +24,7 @@ from rekindle.coordinator.checkpoints.new_generation import start_generation
 from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase, commit_machine
 from rekindle.coordinator.checkpoints.retention import Progress, Refs, keep_entries
 from rekindle.coordinator.model import (
+    CheckpointProblem,
     CollectGarbage,
     Effect,
     Generation,
@@ -34,7 +35,7 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle.protocol import CheckpointDone
+from rekindle.protocol import CheckpointDone, CheckpointProblemKind
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
@@ -46,7 +47,11 @@ _WAIT_INTERVALS = 3  # checkpoint intervals for which a checkpoint waits for a p
 _ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, because the chosen one seems not to
 AGREEMENT_WAIT_EPOCHS = 16
 """A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
-UNRESTORABLE = "checkpoint store: cannot be restored: "
+_KINDS = {
+    CommitEvent.STORE_FAILED: CheckpointProblemKind.STORE_UNAVAILABLE,
+    CommitEvent.STORE_REFUSED: CheckpointProblemKind.STORE_UNAVAILABLE,
+    CommitEvent.ENTRIES_REFUSED: CheckpointProblemKind.ENTRIES_REFUSED,
+}
 
 _NO_MANIFEST = (
     "it has no manifest, but task {task} has started from one: this is not the store of the "
@@ -87,10 +92,10 @@ class Committer:
         self._last_commit: float | None = None
         self._write_began = 0.0
         self._garbage_collected_at = float("-inf")
-        self._generation_problems: tuple[str, ...] = ()
-        self._store_problem: str | None = None
-        self._garbage_problem: str | None = None
+        self._store_problem: CheckpointProblem | None = None
+        self._garbage_problem: CheckpointProblem | None = None
         self._restore_failed = False
+        self.generation_problems: tuple[str, ...] = ()
         self.newest: Manifest | None = None
         self.store_id: str | None = None
         self.duration_s: float | None = None
@@ -119,20 +124,19 @@ class Committer:
     def restorable(self, refs: Refs) -> Refs:
         return tuple(ref for ref in refs if ref.object is None or not self.is_refused(ref.object))
 
-    def problems(self, inputs: CommitInputs | None, now: float) -> list[str]:
-        found = [*self._generation_problems]
-        found += [text for text in (self._store_problem, self._garbage_problem) if text]
+    def problems(self, inputs: CommitInputs | None, now: float) -> list[CheckpointProblem]:
+        """At most one of each kind."""
+        found = [problem for problem in (self._store_problem, self._garbage_problem) if problem]
         found += self._lost_entries(inputs)
         if inputs is not None and self._last_commit is not None and self.own_manifest is not None:
             max_wait_s = max(_STALLED_S, 3 * inputs.generation.checkpoint_interval_s)
             if inputs.running and now - self._last_commit > max_wait_s:
                 late = [p.key for p in self._behind(inputs)]
-                found.append(
-                    f"no checkpoint since epoch {self.own_manifest.epoch}: waiting for {late}"
-                )
+                text = f"no checkpoint since epoch {self.own_manifest.epoch}: waiting for {late}"
+                found.append(CheckpointProblem(CheckpointProblemKind.STALLED, text))
         return found
 
-    def _lost_entries(self, inputs: CommitInputs | None) -> list[str]:
+    def _lost_entries(self, inputs: CommitInputs | None) -> list[CheckpointProblem]:
         """One message: of a store that has lost much, each partition may have lost something."""
         entries = self.own_manifest.entries if self.own_manifest is not None else {}
         lost = [
@@ -144,13 +148,13 @@ class Committer:
         if not lost:
             return []
         key, epoch, why = lost[0]
-        text = f"{UNRESTORABLE}the entry of {key} at epoch {epoch}: {why}"
+        text = f"checkpoint store: cannot be restored: the entry of {key} at epoch {epoch}: {why}"
         if more := len(lost) - 1:
             text += f"; {more} more entries"
         runs = {p.key for p in inputs.running} if inputs is not None else set()
         if stuck := sorted({key for key, _, _ in lost} - runs):
             text += f"; no live replica can save {', '.join(stuck[:3])} again"
-        return [text]
+        return [CheckpointProblem(CheckpointProblemKind.UNRESTORABLE, text)]
 
     # --- events ---
 
@@ -198,7 +202,7 @@ class Committer:
     def _retry_later(self, event: CommitEvent, message: str, now: float) -> list[Effect]:
         self._machine.step(event)
         self._retry_at = now + self._backoff.failed()
-        self._store_problem = f"checkpoint store: {message}"
+        self._store_problem = CheckpointProblem(_KINDS[event], f"checkpoint store: {message}")
         return []
 
     def restore_failed(self) -> None:
@@ -208,7 +212,10 @@ class Committer:
 
     def garbage_collected(self, problem: str | None, unrestorable: Mapping[str, str]) -> bool:
         """Whether other entries than before cannot be restored."""
-        self._garbage_problem = f"checkpoint store: clean-up: {problem}" if problem else None
+        self._garbage_problem = None
+        if problem:
+            text = f"checkpoint store: clean-up: {problem}"
+            self._garbage_problem = CheckpointProblem(CheckpointProblemKind.CLEAN_UP_FAILED, text)
         changed = self._unrestorable.keys() != unrestorable.keys()
         self._unrestorable = unrestorable
         self._drop_refused()
@@ -303,7 +310,7 @@ class Committer:
 
     def _first_manifest(self, inputs: CommitInputs) -> WriteManifest:
         started = start_generation(self.newest, inputs.generation, inputs.graph, inputs.head_epoch)
-        self._generation_problems = started.problems
+        self.generation_problems = started.problems
         manifest = replace(self._next(inputs), entries=started.entries, queries=started.queries)
         return WriteManifest(manifest, migrations=started.migrations)
 

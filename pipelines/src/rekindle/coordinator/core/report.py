@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.model import (
     ApplyStatus,
+    CheckpointProblem,
     CheckpointReport,
     Generation,
     Partition,
@@ -36,6 +37,7 @@ _HEADS_OF_PARTITION = 64  # of each of up to a thousand source partitions; older
 _STOPPED_S = 5.0
 _STOPPED_EPOCHS = 3
 _PROBLEMS = 32
+CHECKPOINT_PROBLEMS = 8
 
 
 class HeadHistory:
@@ -120,6 +122,7 @@ class ReportInputs:
     diverged: tuple[str, ...]
     inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
+    checkpoint_problems: tuple[CheckpointProblem, ...]
     store_id: str | None
     is_suspected: TaskPredicate
 
@@ -133,6 +136,10 @@ def build_report(inputs: ReportInputs, now: float) -> Report:
         diverged=inputs.diverged,
         inconsistent=tuple(_bounded(text) for text in inputs.inconsistent[:_PROBLEMS]),
         problems=tuple(_bounded(text) for text in inputs.problems[:_PROBLEMS]),
+        checkpoint_problems=tuple(
+            replace(problem, message=_bounded(problem.message))
+            for problem in inputs.checkpoint_problems[:CHECKPOINT_PROBLEMS]
+        ),
         generation=generation.number if generation is not None else None,
         head_epoch=head if head != NO_EPOCH else None,
         # The next coordinator expects this store, so it is reported once something was written
@@ -171,6 +178,7 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         restored_from=response.restored_from,
         problem=_bounded(_problem_text(problem.operator, problem.message)) if problem else None,
         refused=problem.refused if problem else None,
+        saving_fails=True if problem and problem.saving else None,
     )
 
 

@@ -27,6 +27,7 @@ from rekindle.coordinator.core.report import (
     rfc3339,
 )
 from rekindle.coordinator.model import (
+    CheckpointProblem,
     Effect,
     EntriesRefused,
     Event,
@@ -115,10 +116,14 @@ class Coordinator:
                 f"{silent} of {len(list(self.membership))} tasks do not respond to the coordinator "
                 "though their peers read them: its own network seems to be faulty"
             )
-        found += self.committer.problems(self._commit_inputs(), now)
+        found += self.committer.generation_problems
+        found += (problem.message for problem in self.checkpoint_problems(now))
         found += self.containment.problems(self._generation)
         found += mixed_engines(self._replicas).values()
         return tuple(found)
+
+    def checkpoint_problems(self, now: float) -> tuple[CheckpointProblem, ...]:
+        return tuple(self.committer.problems(self._commit_inputs(), now))
 
     # --- events ---
 
@@ -360,6 +365,7 @@ class Coordinator:
             diverged=tuple(sorted(slot.key for slot in self.containment.comparison.diverged)),
             inconsistent=self.containment.inconsistent(self._generation, self.membership),
             problems=self.problems(now),
+            checkpoint_problems=self.checkpoint_problems(now),
             store_id=self.committer.store_id,
             is_suspected=self.is_suspected,
         )

@@ -91,6 +91,7 @@ def data_plane_document(report: Report) -> Json:
         "diverged": list(report.diverged),
         "inconsistent": list(report.inconsistent),
         "problems": list(report.problems),
+        "checkpointProblems": [asdict(problem) for problem in report.checkpoint_problems],
         "generation": report.generation,
         "headEpoch": report.head_epoch,
         "store": report.store,
@@ -116,6 +117,7 @@ def _task(task: TaskReport) -> Json:
         "restoredFrom": task.restored_from,
         "problem": task.problem,
         "refused": task.refused,
+        "savingFails": task.saving_fails,
     }
     return _without_none(document)
 

@@ -226,11 +226,8 @@ class TaskStatus:
         problem = self._failure or next(iter(self._problems.copy().values()), None)
         if problem is not None or components is None:
             return problem
-        for message in (
-            components.inputs.problem(),
-            components.sinks.problem(),
-            components.saver.problem,
-        ):
+        for message in (components.inputs.problem(), components.sinks.problem()):
             if message:
                 return TaskProblem(message=message)
-        return None
+        message = components.saver.problem
+        return TaskProblem(message=message, saving=True) if message else None
