@@ -78,7 +78,7 @@ def _lose_node(run: Run) -> Times:
     alone = run.task_pods("single")[0]
     before = {p.metadata.name for p in run.cluster.tasks(run.name)}
     began = run.observer.now()
-    written = run.written_epochs("single")[-1]
+    newest = run.written_epochs("single")[-1]
     run.cluster.kill_nodes([alone.spec.node_name])
     found: dict[str, float] = {}
 
@@ -92,7 +92,7 @@ def _lose_node(run: Run) -> Times:
             "first replacement pod": bool(
                 {p.metadata.name for p in run.cluster.tasks(run.name)} - before
             ),
-            "first new rows": run.written_epochs("single")[-1] > written + 1,
+            "first new rows": run.written_epochs("single")[-1] > newest + 1,
         }
         for what, is_seen in seen.items():
             if is_seen:
