@@ -1,4 +1,5 @@
-"""Settings of all tests: a slow machine is no fault of a property; no log in the user's home."""
+"""Settings of all tests: hypothesis without deadlines, fewer garbage collections, no log in the
+user's home."""
 
 import gc
 from collections.abc import Iterator
@@ -11,11 +12,11 @@ settings.register_profile(
 )
 settings.load_profile("rekindle")
 
-gc.disable()  # while modules are imported, of which nothing is garbage
+gc.disable()  # while modules are imported: nothing of them is garbage
 
 
 def pytest_collection_finish() -> None:
-    """The collector does not look through what was imported again and again."""
+    """The garbage collector skips what was imported."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()

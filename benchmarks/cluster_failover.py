@@ -67,7 +67,7 @@ def document(name: str) -> dict[str, Any]:
             ],
             "operators": [
                 {"name": "twin", "inputs": ["rows"], "replicas": 2, "sql": "SELECT * FROM rows"},
-                {"name": "follower", "inputs": ["twin"], "sql": "SELECT k, v * 2 AS w FROM twin"},
+                {"name": "single", "inputs": ["twin"], "sql": "SELECT k, v * 2 AS w FROM twin"},
             ],
             "queries": [
                 {
@@ -76,7 +76,7 @@ def document(name: str) -> dict[str, Any]:
                     "priority": 1,
                     "sink": {"files": {"url": f"{place}/output/{node}", "format": "parquet"}},
                 }
-                for node in ("twin", "follower")
+                for node in ("twin", "single")
             ],
         },
     }
@@ -147,7 +147,7 @@ def _lose_most(run: Run) -> tuple[float, float]:
     """Kill six of nine nodes at once; seconds until no query is called Live, and until a task has
     a replacement."""
     run.wait_redundant()
-    run.wait_advanced()
+    run.wait_sinks_advance()
     cluster = run.cluster
     wait_for("all replicas of the operator to be ready", lambda: _operators_ready(cluster), 120)
     leader = cluster.leading_operator_pod().spec.node_name
@@ -210,20 +210,20 @@ def _row(what: str, values: list[float], target: float | None) -> Row:
 def _gaps(run: Run, replica: int | None) -> tuple[float, float]:
     """Kill one replica of `twin`, or none; the longest pause between two sink files around it."""
     run.wait_redundant()
-    run.wait_advanced()
+    run.wait_sinks_advance()
     began = run.observer.now()
     if replica is not None:
         run.kill_pod_processes(run.task_pods("twin")[replica])
-    run.wait_advanced(epochs=8)
+    run.wait_sinks_advance(epochs=8)
     seconds = run.observer.now() - began
-    return run.longest_gap("twin", seconds + 3), run.longest_gap("follower", seconds + 3)
+    return run.longest_gap("twin", seconds + 3), run.longest_gap("single", seconds + 3)
 
 
 def _freeze(run: Run, tasks: int) -> tuple[float, float]:
     """Freeze a node of so many tasks; seconds until suspected, and until a replacement exists."""
     run.wait_redundant()
     _crowd(run)
-    run.wait_advanced()
+    run.wait_sinks_advance()
     pods = run.cluster.tasks(run.name)
     before = {p.metadata.name for p in pods}
     name = next(node for node, count in _tasks_by_node(run).items() if count == tasks)
@@ -257,12 +257,12 @@ def _crowd(run: Run) -> None:
     """Three tasks on two nodes, where the scheduler has spread them over three."""
     if 2 in _tasks_by_node(run).values():
         return
-    follower = run.task_pods("follower")[0]
+    single = run.task_pods("single")[0]
     kubectl = run.cluster.kubectl
-    kubectl("cordon", follower.spec.node_name)
-    run.cluster.core.delete_namespaced_pod(follower.metadata.name, NAMESPACE)
+    kubectl("cordon", single.spec.node_name)
+    run.cluster.core.delete_namespaced_pod(single.metadata.name, NAMESPACE)
     wait_for("two tasks on a node", lambda: 2 in _tasks_by_node(run).values(), 60)
-    kubectl("uncordon", follower.spec.node_name)
+    kubectl("uncordon", single.spec.node_name)
     run.wait_live()
     run.wait_redundant()
 
@@ -276,7 +276,7 @@ def _freeze_coordinator(run: Run) -> float:
     """Freeze the coordinator's node, which may carry the leading operator; seconds until the next
     coordinator has a pod."""
     run.wait_redundant()
-    run.wait_advanced()
+    run.wait_sinks_advance()
     before = {p.metadata.name for p in run.coordinator_pods()}
     name = run.coordinator_pod().spec.node_name
 
@@ -290,7 +290,7 @@ def _freeze_coordinator(run: Run) -> float:
     run.cluster.kill_nodes([name])
     run.cluster.add_node()
     run.wait_live()
-    run.wait_advanced()
+    run.wait_sinks_advance()
     return at_replaced - began
 
 

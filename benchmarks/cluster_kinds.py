@@ -74,11 +74,11 @@ def _losses(kind: NodeKind) -> Sequence[Times]:
 
 def _lose_node(run: Run) -> Times:
     run.wait_redundant()
-    run.wait_advanced()
-    alone = run.task_pods("follower")[0]
+    run.wait_sinks_advance()
+    alone = run.task_pods("single")[0]
     before = {p.metadata.name for p in run.cluster.tasks(run.name)}
     began = run.observer.now()
-    written = run.written("follower")[-1]
+    newest = run.written_epochs("single")[-1]
     run.cluster.kill_nodes([alone.spec.node_name])
     found: dict[str, float] = {}
 
@@ -92,7 +92,7 @@ def _lose_node(run: Run) -> Times:
             "first replacement pod": bool(
                 {p.metadata.name for p in run.cluster.tasks(run.name)} - before
             ),
-            "first new rows": run.written("follower")[-1] > written + 1,
+            "first new rows": run.written_epochs("single")[-1] > newest + 1,
         }
         for what, is_seen in seen.items():
             if is_seen:
@@ -108,7 +108,7 @@ def _lose_node(run: Run) -> Times:
 def _start_s(run: Run) -> float:
     """Of the newest pod: from the start of its container until Spark is ready and the state is
     restored, by the task's own log. The start is known to the second, and rounded down."""
-    pod = run.task_pods("follower")[-1]
+    pod = run.task_pods("single")[-1]
     began: datetime = pod.status.container_statuses[0].state.running.started_at
     text = run.cluster.kubectl("logs", "--timestamps", pod.metadata.name)
     line = next(line for line in text.splitlines() if "started after epoch" in line)

@@ -63,7 +63,7 @@ operators:
 queries:
 - {{name: q, from: last, sink: {{files: {{url: "file:///tmp/sink"}}}}}}
 """
-    return compile_topology(load_spec(yaml.safe_load(text)), "bench", local=True)
+    return compile_topology(load_spec(yaml.safe_load(text)), "bench", skip_cluster_checks=True)
 
 
 def epoch(number: int, rows: int, rng: np.random.Generator) -> EpochInput:
@@ -165,7 +165,9 @@ class BenchTask:
             spill_prefix=states.spill_prefix,
         )
         self._log.start_at(first)
-        self._status = TaskStatus(ref, "bench", config.origin_us, config.interval_us, time.time)
+        self._status = TaskStatus(
+            ref, "bench", config.origin_us, config.epoch_interval_us, time.time
+        )
         self._loop = EpochLoop(
             chain=chain,
             state=TaskState(first - 1, NO_WATERMARK, State()),

@@ -30,20 +30,20 @@ REPEATS = 5
 TARGET_MS, MARGIN_MS = 50.0, 5.0
 
 
-def opened(place: Path) -> FilesSink:
-    spec = FilesSinkSpec(url=f"file://{place}")
+def open_sink(directory: Path) -> FilesSink:
+    spec = FilesSinkSpec(url=f"file://{directory}")
     return FilesSink("q", spec, 0, "uid", SCHEMA, definition=Definition("d", 1, 0, INTERVAL_EPOCHS))
 
 
-def fill(place: Path, epochs: int) -> None:
+def fill(directory: Path, epochs: int) -> None:
     """A sink as a task leaves it; its files are links, so that this is fast."""
-    sink = opened(place)
+    sink = open_sink(directory)
     sink.last_epoch()
-    first = place / file_name("q", 0, 0, "parquet")
+    first = directory / file_name("q", 0, 0, "parquet")
     first.write_bytes(encode(pa.table({"n": [1]}, SCHEMA), "parquet"))
     source = first
     for epoch in range(1, epochs):
-        path = place / file_name("q", 0, epoch, "parquet")
+        path = directory / file_name("q", 0, epoch, "parquet")
         if epoch % 30_000 == 0:  # file systems limit the links of a file
             source = path
             source.write_bytes(first.read_bytes())
@@ -53,11 +53,11 @@ def fill(place: Path, epochs: int) -> None:
         sink._ranges.acquire(epochs - 1)
 
 
-def open_ms(place: Path, epochs: int, known: int) -> float:
+def open_ms(directory: Path, epochs: int, known: int) -> float:
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
-        assert opened(place).last_epoch(known) == epochs - 1
+        assert open_sink(directory).last_epoch(known) == epochs - 1
         times.append(time.perf_counter() - begin)
     return 1000 * min(times)
 
@@ -69,11 +69,11 @@ def main() -> None:
     rows: list[Row] = []
     shortest = float("inf")
     for epochs in counts:
-        with tempfile.TemporaryDirectory() as directory:
-            place = Path(directory) / "out"
-            fill(place, epochs)
-            checkpointed = open_ms(place, epochs, epochs - INTERVAL_EPOCHS)
-            unknown = open_ms(place, epochs, NO_EPOCH)
+        with tempfile.TemporaryDirectory() as parent:
+            directory = Path(parent) / "out"
+            fill(directory, epochs)
+            checkpointed = open_ms(directory, epochs, epochs - INTERVAL_EPOCHS)
+            unknown = open_ms(directory, epochs, NO_EPOCH)
         values = {"ms": round(checkpointed, 1), "no checkpoint ms": round(unknown, 1)}
         slowest = max(checkpointed, unknown)
         shortest = min(shortest, slowest)

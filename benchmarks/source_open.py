@@ -67,7 +67,7 @@ def write(directory: Path, rows: int) -> Node:
             {"name": "q", "from": "rows", "sink": {"files": {"url": f"file://{directory}/out"}}}
         ],
     }
-    return compile_topology(load_spec(document), "bench", local=True).nodes["rows"]
+    return compile_topology(load_spec(document), "bench", skip_cluster_checks=True).nodes["rows"]
 
 
 def measure(node: Node, work: Path) -> dict[str, float]:

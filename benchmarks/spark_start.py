@@ -25,17 +25,17 @@ from rekindle_testing.harness.report import Row, load_average, report
 TARGET_S = 4.0
 
 
-def one(variant: str, archive: str, directory: str) -> None:
+def measure_here(variant: str, archive: str, directory: str) -> None:
     """In a process of its own: print seconds as JSON."""
     begin = time.monotonic()
     times = {}
     if variant == "pyspark":
-        spark = _plain(directory)
+        spark = _pyspark_session(directory)
     else:
         from rekindle.engine.spark.session import start_session
 
-        use = Path(archive) if variant == "appcds" else None
-        spark = start_session("start", cds_archive=use, data_dir=Path(directory))
+        cds_archive = Path(archive) if variant == "appcds" else None
+        spark = start_session("start", cds_archive=cds_archive, data_dir=Path(directory))
     times["session"] = time.monotonic() - begin
     import pyarrow as pa
 
@@ -48,7 +48,7 @@ def one(variant: str, archive: str, directory: str) -> None:
     os._exit(0)  # the JVM ends with us
 
 
-def _plain(directory: str) -> Any:
+def _pyspark_session(directory: str) -> Any:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
@@ -59,13 +59,13 @@ def _plain(directory: str) -> Any:
 def _jvm_cpu_s() -> float:
     import psutil
 
-    family = psutil.Process().children(recursive=True)
-    return sum(sum(p.cpu_times()[:4]) for p in family)
+    processes = psutil.Process().children(recursive=True)
+    return sum(sum(p.cpu_times()[:4]) for p in processes)
 
 
 def measure(variant: str, archive: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, __file__, "--one", variant, str(archive), directory]
+        command = [sys.executable, __file__, "--measure-here", variant, str(archive), directory]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT"))
     return dict(json.loads(line.removeprefix("RESULT")))
@@ -75,10 +75,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--archive", type=Path, default=Path("build/spark.jsa"))
-    parser.add_argument("--one", nargs=3, metavar=("VARIANT", "ARCHIVE", "DIRECTORY"))
+    parser.add_argument("--measure-here", nargs=3, metavar=("VARIANT", "ARCHIVE", "DIRECTORY"))
     arguments = parser.parse_args()
-    if arguments.one:
-        one(*arguments.one)
+    if arguments.measure_here:
+        measure_here(*arguments.measure_here)
     if not arguments.archive.exists():
         make = [sys.executable, "-m", "rekindle.engine.spark.training", str(arguments.archive)]
         subprocess.run(make, check=True, capture_output=True)

@@ -59,21 +59,21 @@ def _sections(path: str, node: dict[str, Any], model: type[BaseModel]) -> Iterat
     nested: list[tuple[str, dict[str, Any], type[BaseModel]]] = []
     for field, info in model.model_fields.items():
         name = info.alias or field
-        shape = node["properties"][name]
-        inner = shape.get("items", shape)
+        schema = node["properties"][name]
+        inner = schema.get("items", schema)
         child = model_in(info.annotation)
         if child is not None and child.model_fields:
-            dots = "[]" if "items" in shape else ""
-            nested.append((f"{path}.{name}{dots}", inner, child))
+            brackets = "[]" if "items" in schema else ""
+            nested.append((f"{path}.{name}{brackets}", inner, child))
         required = name in node.get("required", [])
-        default = "*required*" if required else _default(shape)
-        unbuilt = "*Not yet.* " if field in UNSUPPORTED.get(model, {}) else ""
+        default = "*required*" if required else _default(schema)
+        not_yet = "*Not yet.* " if field in UNSUPPORTED.get(model, {}) else ""
         text = " ".join(meanings[field].split()).replace("|", "\\|")
-        rows.append(f"| `{name}` | {_type(shape, name)} | {default} | {unbuilt}{text} |")
+        rows.append(f"| `{name}` | {_type(schema, name)} | {default} | {not_yet}{text} |")
     table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]
     yield "\n".join([f"## `{path}`", "", *table, *_rules(node), ""])
-    for place, shape, child in nested:
-        yield from _sections(place, shape, child)
+    for nested_path, schema, child in nested:
+        yield from _sections(nested_path, schema, child)
 
 
 def _rules(node: dict[str, Any]) -> Iterator[str]:
@@ -84,41 +84,41 @@ def _rules(node: dict[str, Any]) -> Iterator[str]:
         yield f"- {rule['message']}"
 
 
-def _type(shape: dict[str, Any], name: str) -> str:
-    if "enum" in shape:
-        return " or ".join(f"`{value}`" for value in shape["enum"])
-    pattern = shape.get("pattern", "")
+def _type(schema: dict[str, Any], name: str) -> str:
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    pattern = schema.get("pattern", "")
     if _DURATION in pattern:
         return "duration, `Infinite`" if "Infinite" in pattern else "duration"
-    if "anyOf" in shape or _SIZE in pattern:
+    if "anyOf" in schema or _SIZE in pattern:
         return "size"
-    match shape["type"]:
+    match schema["type"]:
         case "array":
-            most = f", at most {shape['maxItems']}" if "maxItems" in shape else ""
-            objects = shape["items"]["type"] == "object"
-            return f"list of {'objects' if objects else 'strings'}{most}"
+            maximum = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
+            objects = schema["items"]["type"] == "object"
+            return f"list of {'objects' if objects else 'strings'}{maximum}"
         case "object":
-            strings = shape.get("additionalProperties", {}).get("type") == "string"
+            strings = schema.get("additionalProperties", {}).get("type") == "string"
             return "map of strings" if strings else "object"
         case "boolean":
             return "`true` or `false`"
         case "string":
             return "name" if "a-z0-9_-" in pattern else "string"
         case number:
-            return _NUMBERS[number] + _limits(shape)
+            return _NUMBERS[number] + _limits(schema)
 
 
-def _limits(shape: dict[str, Any]) -> str:
-    least, most = shape.get("minimum"), shape.get("maximum")
-    if shape.get("exclusiveMinimum"):
-        return f", more than {least}"
-    if least is not None and most is not None:
-        return f", {least} to {most}"
-    return f", {least} or more" if least is not None else ""
+def _limits(schema: dict[str, Any]) -> str:
+    minimum, maximum = schema.get("minimum"), schema.get("maximum")
+    if schema.get("exclusiveMinimum"):
+        return f", more than {minimum}"
+    if minimum is not None and maximum is not None:
+        return f", {minimum} to {maximum}"
+    return f", {minimum} or more" if minimum is not None else ""
 
 
-def _default(shape: dict[str, Any]) -> str:
-    value = shape.get("default")
+def _default(schema: dict[str, Any]) -> str:
+    value = schema.get("default")
     if value is None or value == {}:
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

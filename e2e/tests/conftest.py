@@ -32,8 +32,8 @@ def _is_on_shared_kubelets(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function):
         return False
     callspec = getattr(item, "callspec", None)
-    of_kind = callspec is not None and callspec.params.get("kind_name") == "kubelet"
-    return of_kind or "kubelet_cluster" in item.fixturenames
+    on_kubelets = callspec is not None and callspec.params.get("cluster_type") == "kubelet"
+    return on_kubelets or "kubelet_cluster" in item.fixturenames
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,7 +109,7 @@ def kubelet_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
 
     A test leaves five nodes behind; only those of the last file, test_operator_loss.py, need not.
     """
-    from node_kinds import DEFAULT_TIMINGS, LEASE_S, flights_cluster, kubelet_nodes
+    from cluster_types import DEFAULT_TIMINGS, LEASE_S, flights_cluster, kubelet_nodes
 
     from rekindle_testing.harness.nodes import NodeResources
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from rekindle_testing.chaos.plan import (
-    HEALED_BY_S,
+    FAULTS_END_BY_S,
     MAX_API_PAUSE_S,
     Action,
     AddNode,
@@ -116,7 +116,7 @@ def test_every_fault_ends_in_its_round() -> None:
                 case _:
                     pass
         assert not open_
-        assert round.steps[-1].at_s <= HEALED_BY_S
+        assert round.steps[-1].at_s <= FAULTS_END_BY_S
 
 
 def test_the_api_server_is_paused_for_a_bounded_time() -> None:
@@ -140,7 +140,7 @@ def _overlap(step: Step, round: Round) -> bool:
         return False
     node = step.action.node
     ends = [s.at_s for s in round.steps if s.action in (Thaw(node), Reconnect(node))]
-    until_s = min(ends, default=HEALED_BY_S)
+    until_s = min(ends, default=FAULTS_END_BY_S)
     begins = [s.at_s for s in round.steps if not isinstance(s.action, Thaw | Reconnect)]
     return any(step.at_s < at_s < until_s for at_s in begins)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle_testing.chaos.progress import Progress, StaleLive, percentile
+from rekindle_testing.chaos.progress import Progress, StalledLive, percentile
 
 
 def _progress() -> Progress:
@@ -13,7 +13,7 @@ def test_a_query_is_as_far_as_its_slowest_partition() -> None:
     progress = _progress()
     progress.observe(0, {"a": {0: 6, 1: 4}, "b": {0: 8}})
     assert progress.written("a") == 4
-    assert (progress.complete, progress.head) == (4, 8)
+    assert (progress.complete, progress.newest_written) == (4, 8)
     assert progress.behind(5) == {"a": 4}
 
 
@@ -23,18 +23,18 @@ def test_a_partition_without_files_has_written_nothing() -> None:
     assert progress.complete == -1
 
 
-def test_live_while_the_sink_is_silent_is_stale() -> None:
+def test_live_while_the_sink_writes_nothing_is_a_stall() -> None:
     progress = _progress()
     progress.observe(10, {"a": {0: 6, 1: 6}, "b": {0: 6}})
     progress.observe(15, {"a": {0: 6, 1: 6}, "b": {0: 8}})
     states = {"a": "Live", "b": "Live"}
-    assert progress.find_stale_live(15, states) == [StaleLive("a", 15, 3)]
+    assert progress.find_stalled_live(15, states) == [StalledLive("a", 15, 3)]
 
 
 def test_a_waiting_query_is_not_stale() -> None:
     progress = _progress()
     progress.observe(10, {"a": {0: 6, 1: 6}, "b": {0: 6}})
-    assert progress.find_stale_live(60, {"a": "Waiting", "b": "Unknown"}) == []
+    assert progress.find_stalled_live(60, {"a": "Waiting", "b": "Unknown"}) == []
 
 
 def test_percentiles_are_values_that_occurred() -> None:

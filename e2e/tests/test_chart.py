@@ -164,7 +164,9 @@ def test_with_a_namespace_the_cluster_role_only_reads_nodes_and_pods(values: str
         ({"resources": {"memory": "1Gi"}}, "memory"),
     ],
 )
-def test_wrong_values_are_refused_by_name(values: dict[str, Any], message: str) -> None:
+def test_values_outside_the_schema_are_refused_by_name(
+    values: dict[str, Any], message: str
+) -> None:
     done = helm("template", "rekindle", *KUBERNETES, values=values)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
@@ -196,7 +198,7 @@ def test_wrong_values_are_refused_by_name(values: dict[str, Any], message: str) 
         ({"podDisruptionBudget": {"minAvailable": "100%"}}, "minAvailable (100%) must be less"),
     ],
 )
-def test_values_that_could_not_work_are_refused(values: dict[str, Any], message: str) -> None:
+def test_inconsistent_values_are_refused(values: dict[str, Any], message: str) -> None:
     done = helm("template", "rekindle", *KUBERNETES, values=values)
     assert done.returncode != 0
     assert message in done.stderr

@@ -78,7 +78,7 @@ def test_an_impossible_command_names_possible_ones(line: str, message: str) -> N
 
 
 @pytest.mark.parametrize(("line", "message"), [("thaw", "frozen"), ("heal", "cut off")])
-def test_nothing_to_undo_is_an_error(line: str, message: str) -> None:
+def test_thaw_and_heal_without_such_a_node_are_errors(line: str, message: str) -> None:
     with pytest.raises(CommandError, match=f"no node is {message}"):
         parse_command(line, Machines(("node-1",)))
 

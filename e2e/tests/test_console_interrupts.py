@@ -34,7 +34,7 @@ except Interrupted as interrupted:
 
 
 @pytest.mark.parametrize("number", [1, 2, 15])
-def test_the_first_signal_stops_it_and_all_children(number: int, tmp_path: Path) -> None:
+def test_the_first_signal_stops_the_program_and_its_children(number: int, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "ended")],
         stdin=subprocess.PIPE,

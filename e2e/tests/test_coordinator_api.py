@@ -66,7 +66,7 @@ class Cluster:
         name, spec = load_topology(manifest)
         self.name = name
         self.manifests = ManifestStore(Store(f"file://{directory / 'store'}"), self.uid)
-        topology = compile_topology(spec, name, local=True)
+        topology = compile_topology(spec, name, skip_cluster_checks=True)
         self.fleet = Fleet(topology, self.net, directory / "store", self.uid)
         self.processes: list[subprocess.Popen[bytes]] = []
 

@@ -130,11 +130,11 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
             run.wait_live()
             run.wait_checkpoint()
             run.delete_pod(run.task_pods("storms")[0])
-            run.wait_advanced()
+            run.wait_sinks_advance()
             node = run.task_pods("routes")[0].spec.node_name
             cluster.nodes[node].drain()
             run.observer.mark("lost", f"{node} is drained")
-            run.wait_advanced()
+            run.wait_sinks_advance()
             cluster.uncordon(node)
             run.wait_redundant()
             run.wait_stable(reference.last_epoch, timeout_s=600)

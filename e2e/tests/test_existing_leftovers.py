@@ -69,7 +69,7 @@ def test_settings_are_those_of_the_variables() -> None:
         ({"FS_GROUP": "staff"}, "not the number of a group"),
     ],
 )
-def test_other_settings_are_refused(change: dict[str, str], message: str) -> None:
+def test_invalid_settings_are_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(Refused, match=message):
         Settings.of({**GIVEN, **change})
 

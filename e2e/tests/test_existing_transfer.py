@@ -116,7 +116,7 @@ def test_a_folder_that_is_not_there_is_empty(volume: Volume, tmp_path: Path) -> 
     assert not (tmp_path / "local/nothing").exists()
 
 
-def test_files_are_moved_and_cleared(core: Core, volume: Volume) -> None:
+def test_a_volume_is_moved_and_cleared(core: Core, volume: Volume) -> None:
     _write(core.root / "t/checkpoints/1", b"1")
     (core.root / "lost+found").mkdir()
     volume.move("t/checkpoints", "t/removed")

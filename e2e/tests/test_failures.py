@@ -14,7 +14,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from node_kinds import cluster_of_kind, every_kind, every_kind_long, prepare_flights
+from cluster_types import (
+    cluster_of_type,
+    every_cluster_type,
+    every_cluster_type_long,
+    prepare_flights,
+)
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
@@ -36,8 +41,8 @@ ADDED = "all-flown"  # the query that an edit adds
 
 
 @pytest.fixture(scope="module")
-def cluster(kind_name: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with cluster_of_kind(kind_name, request, prepare_flights) as cluster:
+def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with cluster_of_type(cluster_type, request, prepare_flights) as cluster:
         yield cluster
 
 
@@ -68,7 +73,7 @@ def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
         shared_run.keep_evidence()
 
 
-@every_kind_long
+@every_cluster_type_long
 class TestProcesses:
     topology = "processes"
 
@@ -77,41 +82,41 @@ class TestProcesses:
         self, run: Run, reference: Reference, segment: str
     ) -> None:
         run.kill_pod_processes(run.task_pods(segment)[0])
-        run.wait_advanced()
+        run.wait_sinks_advance()
         run.verify(reference)
 
     def test_a_torn_log_loses_no_rows(self, run: Run, reference: Reference) -> None:
         _tear_log(run, "flown")
-        run.wait_advanced()
+        run.wait_sinks_advance()
         run.verify(reference)
 
     def test_a_failing_store_loses_no_rows(self, run: Run, reference: Reference) -> None:
         _remove_store(run, seconds=10)
         run.wait_checkpoint(after=run.observer.checkpoint_epoch())
-        run.wait_advanced()
+        run.wait_sinks_advance()
         run.verify(reference)
 
     def test_state_that_others_delete_is_saved_again(self, run: Run, reference: Reference) -> None:
         _delete_state(run)
-        run.kill_pod_processes(run.coordinator_pod())  # the next one begins with a clean-up
+        run.kill_pod_processes(run.coordinator_pod())  # the next one collects garbage first
         _wait_checkpointed(run, "Unrestorable")
         _wait_checkpointed(run, "UpToDate")
         for pod in run.task_pods("storms"):
             run.kill_pod_processes(pod)
-        run.wait_advanced()
+        run.wait_sinks_advance()
         run.verify(reference)
 
     def test_a_killed_coordinator_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         run.kill_pod_processes(run.coordinator_pod())
-        run.wait_advanced(epochs=5)
+        run.wait_sinks_advance(epochs=5)
         assert run.incarnations() == before
         run.verify(reference)
 
     def test_a_killed_operator_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         run.kill_pod_processes(run.cluster.leading_operator_pod())
-        run.wait_advanced(epochs=5)
+        run.wait_sinks_advance(epochs=5)
         assert run.incarnations() == before
         run.verify(reference)
 
@@ -182,7 +187,7 @@ def _wait_checkpointed(run: Run, reason: str) -> None:
     )
 
 
-@every_kind
+@every_cluster_type
 class TestNodes:
     topology = "nodes"
 
@@ -190,14 +195,14 @@ class TestNodes:
         victim = run.task_pods("routes")[0].spec.node_name
         run.cluster.kill_nodes([victim])
         run.observer.mark("lost", victim)
-        run.wait_advanced()
+        run.wait_sinks_advance()
         run.cluster.add_node()
         run.wait_redundant()
         run.verify(reference)
 
     def test_a_deleted_task_loses_no_rows(self, run: Run, reference: Reference) -> None:
         run.delete_pod(run.task_pods("flown")[0])
-        run.wait_advanced()
+        run.wait_sinks_advance()
         run.wait_redundant()
         run.verify(reference)
 
@@ -205,7 +210,7 @@ class TestNodes:
         node = run.task_pods("routes")[0].spec.node_name
         run.cluster.nodes[node].drain()
         run.observer.mark("lost", f"{node} is drained")
-        run.wait_advanced()
+        run.wait_sinks_advance()
         run.cluster.uncordon(node)
         run.wait_redundant()
         run.verify(reference)
@@ -216,7 +221,7 @@ class TestNodes:
         _mark_and_wait(run, 20, f"{node} freezes")
         run.cluster.nodes[node].thaw()
         run.observer.mark("joined", f"{node} wakes")
-        run.wait_advanced(timeout_s=120)
+        run.wait_sinks_advance(timeout_s=120)
         run.wait_redundant()
         run.verify(reference)
 
@@ -226,7 +231,7 @@ class TestNodes:
         _mark_and_wait(run, 15, f"{node} is cut off")
         run.cluster.nodes[node].heal()
         run.observer.mark("joined", f"{node} is back")
-        run.wait_advanced(timeout_s=120)
+        run.wait_sinks_advance(timeout_s=120)
         run.wait_redundant()
         run.verify(reference)
 
@@ -238,7 +243,7 @@ class TestNodes:
         run.observer.mark("lost", ", ".join(victims))
         for _ in victims:
             run.cluster.add_node()
-        run.wait_advanced(timeout_s=180)
+        run.wait_sinks_advance(timeout_s=180)
         run.wait_redundant()
         run.verify(reference)
 
@@ -248,7 +253,7 @@ def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
 
-@every_kind_long
+@every_cluster_type_long
 class TestEdits:
     topology = "edited"
 
@@ -257,8 +262,8 @@ class TestEdits:
         _add_query_and_raise_priority(run.document["spec"])
         edited = max(run.observer.stable_epochs().values())
         run.cluster.apply(run.document)
-        run.wait_advanced()
-        start = wait_for("rows of the added query", lambda: run.written(ADDED), 60)[0]
+        run.wait_sinks_advance()
+        start = wait_for("rows of the added query", lambda: run.written_epochs(ADDED), 60)[0]
         run.wait_stable(start + 3)
         assert run.incarnations() == before
         priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
@@ -274,7 +279,7 @@ class TestEdits:
         run.cluster.apply(run.document)
         ended = {n for n in before if f"-{removed}-" in n}
         wait_for(f"{ended} to be deleted", lambda: not ended & run.incarnations().keys(), 90)
-        run.wait_advanced()
+        run.wait_sinks_advance()
         assert run.incarnations() == {n: t for n, t in before.items() if n not in ended}
         run.verify(reference)
 
@@ -286,11 +291,11 @@ class TestEdits:
         wait_for("no tasks while suspended", lambda: not run.cluster.tasks(run.name), 90)
         run.document["spec"]["suspend"] = False
         run.cluster.apply(run.document)
-        run.wait_advanced(timeout_s=180)
+        run.wait_sinks_advance(timeout_s=180)
         run.verify(reference)
 
 
-@every_kind_long
+@every_cluster_type_long
 def test_problems_that_tasks_find_name_their_field(
     cluster: Cluster,
 ) -> None:
@@ -309,7 +314,7 @@ def test_problems_that_tasks_find_name_their_field(
         cluster.apply(document)
         run.wait_live()
         wait_for("Valid", lambda: run.observer.condition("Valid") == "True", 10)
-        wait_for("rows", lambda: run.written("days"), 60)
+        wait_for("rows", lambda: run.written_epochs("days"), 60)
 
 
 def _misfit() -> dict[str, Any]:

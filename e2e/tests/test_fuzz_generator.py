@@ -154,7 +154,7 @@ def test_a_refused_topology_has_a_message_with_a_field() -> None:
     assert len(violations(_topology("False", "something is wrong"), pods=0)) == 1
 
 
-def test_an_older_condition_is_no_verdict() -> None:
+def test_a_condition_of_an_older_generation_is_ignored() -> None:
     topology = _topology("True")
     topology["metadata"]["generation"] = 3
     assert verdict(topology) is None

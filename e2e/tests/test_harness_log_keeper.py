@@ -24,7 +24,7 @@ def _kept(directory: Path) -> list[str]:
 def test_the_log_of_a_lost_node_is_kept_to_its_end(tmp_path: Path) -> None:
     keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
     _write(tmp_path / "nodes", "first")
-    keeper.sweep()
+    keeper.link_new()
     _write(tmp_path / "nodes", "first and last")
     shutil.rmtree(tmp_path / "nodes")
     keeper.copy_to(tmp_path / "evidence")
@@ -34,7 +34,7 @@ def test_the_log_of_a_lost_node_is_kept_to_its_end(tmp_path: Path) -> None:
 def test_a_rotated_log_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
     _write(tmp_path / "nodes", "old")
-    keeper.sweep()
+    keeper.link_new()
     log = tmp_path / "nodes" / "node-1" / "data" / "pods" / "uid-1" / "containers" / "task" / "0"
     (log / "log").rename(log / "log.1")
     _write(tmp_path / "nodes", "new")

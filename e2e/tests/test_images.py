@@ -179,7 +179,7 @@ def test_a_start_must_end_and_print_as_expected() -> None:
     assert wrong_start(start, 2, "")
 
 
-def test_findings_are_the_last_line_that_says_so() -> None:
+def test_facts_are_read_from_the_line_that_marks_them() -> None:
     assert read_facts(f'a warning\n{FACTS}{{"user": 1}}\n') == {"user": 1}
     assert read_facts("a warning\n") == {}
 

@@ -233,12 +233,14 @@ def _process(word: str, address: str) -> subprocess.Popen[bytes]:
         ({"NODES": "kind", "OPERATOR_IMAGE": "o", "PIPELINES_IMAGE": "p:1"}, "has no tag"),
     ],
 )
-def test_other_settings_are_refused(given: dict[str, str], message: str) -> None:
+def test_invalid_settings_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(Refused, match=message):
         Settings.of(given)
 
 
-def test_without_docker_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_cluster_without_docker_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Refused, match="needs docker on PATH"):
         KindCluster(tmp_path / "run", Settings(IMAGES)).start()

@@ -30,7 +30,7 @@ from rekindle_testing.embedded.kubelet_node.addresses import (
 )
 from rekindle_testing.embedded.kubelet_node.cgroups import hierarchies
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
-from rekindle_testing.embedded.kubelet_node.image_archive import archive, identity
+from rekindle_testing.embedded.kubelet_node.image_archive import archive, fingerprint
 from rekindle_testing.embedded.kubelet_node.image_store import Template, link
 from rekindle_testing.embedded.kubelet_node.packages import PACKAGES, missing
 from rekindle_testing.embedded.kubelet_node.state_file import (
@@ -200,21 +200,21 @@ def packed(**members: bytes) -> bytes:
     return output.getvalue()
 
 
-def test_archives_of_the_same_images_have_one_identity() -> None:
+def test_archives_of_the_same_images_have_one_fingerprint() -> None:
     plain = docker_archive("t", b"1")
-    assert identity(io.BytesIO(plain)) == identity(io.BytesIO(gzip.compress(plain)))
+    assert fingerprint(io.BytesIO(plain)) == fingerprint(io.BytesIO(gzip.compress(plain)))
 
 
 @pytest.mark.parametrize(("tag", "program"), [("u", b"1"), ("t", b"2")])
-def test_another_name_or_program_is_another_identity(tag: str, program: bytes) -> None:
+def test_another_name_or_program_is_another_fingerprint(tag: str, program: bytes) -> None:
     first, second = docker_archive("t", b"1"), docker_archive(tag, program)
-    assert identity(io.BytesIO(first)) != identity(io.BytesIO(second))
+    assert fingerprint(io.BytesIO(first)) != fingerprint(io.BytesIO(second))
 
 
 def test_an_oci_layout_is_identified_by_its_index() -> None:
     first, second = (packed(index_json=b"{%d}" % number, layer=b"") for number in (1, 2))
-    assert identity(io.BytesIO(first)) != identity(io.BytesIO(second))
-    assert identity(io.BytesIO(first)) == identity(io.BytesIO(packed(index_json=b"{1}")))
+    assert fingerprint(io.BytesIO(first)) != fingerprint(io.BytesIO(second))
+    assert fingerprint(io.BytesIO(first)) == fingerprint(io.BytesIO(packed(index_json=b"{1}")))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_an_oci_layout_is_identified_by_its_index() -> None:
 )
 def test_what_is_no_archive_of_images_has_no_identity(content: bytes) -> None:
     with pytest.raises(ValueError, match="no archive of images"):
-        identity(io.BytesIO(content))
+        fingerprint(io.BytesIO(content))
 
 
 def test_a_node_has_copies_of_databases_and_links_to_the_rest(tmp_path: Path) -> None:
@@ -353,7 +353,9 @@ def test_a_line_of_another_kind_is_refused() -> None:
         Directory("/a/../data"),
     ],
 )
-def test_nothing_of_others_is_recorded_or_removed(resource: HostResource, tmp_path: Path) -> None:
+def test_resources_of_other_programs_are_not_recorded_or_removed(
+    resource: HostResource, tmp_path: Path
+) -> None:
     state = StateFile.claim(tmp_path / "0.jsonl")
     assert state is not None
     with pytest.raises(KubeletNodeError, match="cannot belong"):
@@ -391,11 +393,11 @@ os.kill(os.getpid(), signal.SIGKILL)
     ended = subprocess.run([sys.executable, "-c", script], env=dict(os.environ))
     assert ended.returncode < 0
     said: list[str] = []
-    removal.sweep(path.parent, said.append)
+    removal.remove_leftovers(path.parent, said.append)
     assert not left.exists()
     assert path.read_text() == ""
     assert len(said) == 1
-    removal.sweep(path.parent, said.append)
+    removal.remove_leftovers(path.parent, said.append)
     assert len(said) == 1
 
 
@@ -405,5 +407,5 @@ def test_what_belongs_to_a_running_process_stays(tmp_path: Path) -> None:
     kept = tmp_path / "data"
     state.record(Directory(str(kept)))
     kept.mkdir()
-    removal.sweep(tmp_path)
+    removal.remove_leftovers(tmp_path)
     assert kept.exists()

@@ -193,7 +193,7 @@ def contents(directory: Path) -> dict[str, tuple[int, int, int, int, str]]:
 
 
 def in_node(node: KubeletNode, *command: str) -> str:
-    return commands.run([*commands.inside(node.init_pid), *command])
+    return commands.run([*commands.enter_namespaces(node.init_pid), *command])
 
 
 def test_what_a_container_writes_is_its_own(
@@ -477,7 +477,7 @@ def host_rules() -> str:
     return subprocess.run(["iptables-save"], capture_output=True, text=True).stdout
 
 
-def test_nothing_is_left_after_stop(machine: None, tmp_path: Path) -> None:
+def test_a_stopped_cluster_leaves_no_resources_on_the_host(machine: None, tmp_path: Path) -> None:
     before = set(Path("/sys/class/net").iterdir())
     with another_cluster(tmp_path, "running") as (process, facts):
         assert left_of(facts)

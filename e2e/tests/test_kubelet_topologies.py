@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from node_kinds import storms
+from cluster_types import storms
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
@@ -85,7 +85,7 @@ def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
 
 
 def test_the_sinks_equal_the_reference(run: Run, reference: Reference) -> None:
-    run.wait_advanced()
+    run.wait_sinks_advance()
     assert run.verify(reference)
 
 
@@ -105,7 +105,7 @@ def test_a_topology_is_back_before_kubernetes_notices_a_loss(
         BACK_WITHIN_S,
     )
     replaced_s = run.observer.now() - began
-    run.wait_advanced()
+    run.wait_sinks_advance()
     back_s = run.observer.now() - began
     plain = _plain_pod(run)
     ready = {c.type: c.status for c in cluster.core.read_node(victim).status.conditions}
@@ -129,7 +129,7 @@ def test_a_task_that_is_killed_for_its_memory_loses_no_rows(run: Run, reference:
     # Many small processes: the kernel kills the largest one, which is the task's JVM.
     _exec(run, pod, "python", "-c", _FILLS_MEMORY)
     wait_for("the JVM to be killed", lambda: not before & _jvms(run, pod), 60)
-    run.wait_advanced(timeout_s=120)
+    run.wait_sinks_advance(timeout_s=120)
     run.verify(reference)
 
 
@@ -150,7 +150,7 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
                 break
     assert EVICTED in seen
     wait_for("another pod", lambda: pod not in run.incarnations(), 60)
-    run.wait_advanced(timeout_s=120)
+    run.wait_sinks_advance(timeout_s=120)
     run.wait_redundant()
     run.verify(reference)
 
@@ -173,7 +173,7 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(run: Run, reference: Refer
     del run.document["spec"]["image"]
     run.document["spec"]["image"] = run.cluster.kind.pipelines_image
     run.cluster.apply(run.document)
-    run.wait_advanced(timeout_s=120)
+    run.wait_sinks_advance(timeout_s=120)
     run.wait_redundant()
     run.verify(reference)
 
@@ -189,7 +189,7 @@ def test_an_upgraded_image_leaves_no_gap(
     with Run(cluster, document) as run:
         run.wait_live()
         run.wait_redundant()
-        run.wait_advanced(epochs=5)
+        run.wait_sinks_advance(epochs=5)
         began = run.observer.now()
         run.document["spec"]["image"] = image
         run.document["metadata"]["annotations"] = {"rekindle.dev/roll": "true"}
@@ -200,7 +200,7 @@ def test_an_upgraded_image_leaves_no_gap(
             return {p.spec.containers[0].image for p in pods} == {image} and run.observer.all_live()
 
         wait_for("all tasks to have the new image", is_rolled, 240, 1.0)
-        run.wait_advanced(epochs=3)
+        run.wait_sinks_advance(epochs=3)
         seconds = run.observer.now() - began
         gap_s = run.longest_gap("storm-watch", seconds)
         print(f"rolled in {seconds:.0f} s; longest gap of the replicated query {gap_s:.2f} s")
@@ -217,7 +217,7 @@ def test_an_upgraded_chart_restarts_no_task(run: Run, reference: Reference, tmp_
     before = run.incarnations()
     run.cluster.upgrade(_newer_chart(tmp_path), image)
     wait_for("replicas of the new operator alone", lambda: _operator_images(run) == {image}, 60)
-    run.wait_advanced(epochs=5)
+    run.wait_sinks_advance(epochs=5)
     assert run.incarnations() == before
     assert "NEWER" in run.cluster.kubectl("get", "topo", run.name)
     run.verify(reference)

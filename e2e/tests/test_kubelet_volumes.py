@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_kinds import flights_cluster, kubelet_nodes, storms
+from cluster_types import flights_cluster, kubelet_nodes, storms
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -99,7 +99,7 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
             wait_for("a while", lambda: run.observer.now() > until, HANGS_S + 5)
         finally:
             server.respond()
-        run.wait_advanced(timeout_s=120)
+        run.wait_sinks_advance(timeout_s=120)
         assert run.incarnations() == before
         wait_for("no more problem", lambda: not _mentions(run, "does not respond"), 30)
         run.verify(reference)
@@ -113,7 +113,7 @@ def test_a_slow_volume_loses_no_rows(
     with Run(cluster, storms("slow", claim="slow")) as run:
         run.wait_live()
         run.wait_checkpoint()
-        run.wait_advanced(epochs=20, timeout_s=120)
+        run.wait_sinks_advance(epochs=20, timeout_s=120)
 
 
 def _root_owned(cluster: EmbeddedCluster, directory: Path) -> Path:

@@ -7,23 +7,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from node_kinds import cluster_of_kind, every_kind
+from cluster_types import cluster_of_type, every_cluster_type
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.installed import OPERATOR_LEASE, Cluster
 from rekindle_testing.waiting import wait_for
 
-pytestmark = [every_kind, pytest.mark.failures, pytest.mark.timeout(600)]
+pytestmark = [every_cluster_type, pytest.mark.failures, pytest.mark.timeout(600)]
 
 TARGET_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def cluster(kind_name: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     # As long as with Kubernetes' default: meanwhile the scheduler considers dead nodes Ready.
     slow = Settings(node_monitor_grace_period_s=50)
-    with cluster_of_kind(kind_name, request, Cluster.install, slow) as cluster:
+    with cluster_of_type(cluster_type, request, Cluster.install, slow) as cluster:
         yield cluster
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rekindle_testing.embedded.processes import ProcessError, Supervisor, choose_ports
+from rekindle_testing.embedded.processes import ChildProcesses, ProcessError, choose_ports
 from rekindle_testing.waiting import eventually
 
 # Starts a child that has a child, and prints both ids.
@@ -23,8 +23,8 @@ def is_running(pid: int) -> bool:
 
 
 def test_closing_ends_the_group_and_keeps_the_log(tmp_path: Path) -> None:
-    with Supervisor(tmp_path) as supervisor:
-        child = supervisor.start("family", FAMILY)
+    with ChildProcesses(tmp_path) as children:
+        child = children.start("family", FAMILY)
         eventually(lambda: len(child.log_tail().split()) == 2)
         pids = [int(pid) for pid in child.log_tail().split()]
         assert child.exit_code is None
@@ -34,32 +34,35 @@ def test_closing_ends_the_group_and_keeps_the_log(tmp_path: Path) -> None:
 
 
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    with Supervisor(tmp_path) as supervisor:
-        child = supervisor.start("deaf", ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"])
+    with ChildProcesses(tmp_path) as children:
+        child = children.start("deaf", ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"])
         eventually(lambda: "ready" in child.log_tail())
-        supervisor.stop(child, grace_s=0.2)
+        children.stop(child, grace_s=0.2)
         assert child.exit_code == -9
 
 
 def test_a_paused_child_can_be_stopped(tmp_path: Path) -> None:
-    with Supervisor(tmp_path) as supervisor:
-        child = supervisor.start("sleeper", ["sleep", "60"])
+    with ChildProcesses(tmp_path) as children:
+        child = children.start("sleeper", ["sleep", "60"])
         child.pause()
         eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
-        supervisor.stop(child, grace_s=10)
+        children.stop(child, grace_s=10)
         assert child.exit_code == -15
 
 
 def test_a_missing_program_is_a_process_error(tmp_path: Path) -> None:
-    with Supervisor(tmp_path) as supervisor, pytest.raises(ProcessError, match="cannot start gone"):
-        supervisor.start("gone", [str(tmp_path / "gone")])
+    with (
+        ChildProcesses(tmp_path) as children,
+        pytest.raises(ProcessError, match="cannot start gone"),
+    ):
+        children.start("gone", [str(tmp_path / "gone")])
 
 
-def test_kill_9_of_the_supervisor_leaves_nothing_running(tmp_path: Path) -> None:
+def test_kill_9_of_the_parent_leaves_nothing_running(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from rekindle_testing.embedded.processes import Supervisor\n"
-        f"Supervisor(Path({str(tmp_path)!r})).start('family', {FAMILY!r})\n"
+        "from rekindle_testing.embedded.processes import ChildProcesses\n"
+        f"ChildProcesses(Path({str(tmp_path)!r})).start('family', {FAMILY!r})\n"
         "print('started', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

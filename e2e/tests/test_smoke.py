@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from node_kinds import flights_cluster, kubelet_nodes, storms
+from cluster_types import flights_cluster, kubelet_nodes, storms
 
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.oracle import Reference
@@ -54,7 +54,7 @@ def test_a_lost_node_loses_no_rows(
         victim = run.task_pods("storms")[0].spec.node_name
         cluster.kill_nodes([victim])
         run.observer.mark("lost", victim)
-        run.wait_advanced(epochs=10)
+        run.wait_sinks_advance(epochs=10)
         run.wait_redundant()
         reference = Reference(run.document, cluster.shared, tmp_path_factory.mktemp("oracle"))
         reference.execute()

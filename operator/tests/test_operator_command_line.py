@@ -77,6 +77,6 @@ def test_the_timeline_has_each_loss_and_return(running: ModelCluster) -> None:
     history = timeline_of(running).history
     states = [c.state for c in history.changes if c.query == "storm-watch"]
     assert states == ["Waiting", "Live", "Waiting", "Live"]
-    lost = [m.text for m in history.marks if m.kind == "lost"]
+    lost = [m.text for m in history.events if m.kind == "lost"]
     assert lost == ["a and b lost"]
-    assert "coordinator replaced" in [m.text for m in history.marks]
+    assert "coordinator replaced" in [m.text for m in history.events]

@@ -131,7 +131,7 @@ def test_resources_account_and_sidecars_are_not_shared(cluster: ModelCluster) ->
     assert "initContainers" not in spec
 
 
-def test_all_nodes_where_it_failed_are_used_last(cluster: ModelCluster) -> None:
+def test_nodes_where_a_coordinator_failed_are_used_last(cluster: ModelCluster) -> None:
     """Otherwise it would alternate between two bad nodes."""
     for name in "abc":
         cluster.add_node(name)

@@ -147,7 +147,7 @@ def test_a_secret_is_refused_unless_it_matches_the_policy(spec: dict[str, Any], 
     assert refused_by_policy(named(spec, "s3-rekindle"), PodPolicy(secrets=()))
 
 
-def test_secrets_of_tokens_are_refused() -> None:
+def test_secrets_of_the_operator_are_refused() -> None:
     for name in ("rekindle-token-0a1b2c3d", "x-rekindle-token-0a1b2c3d"):
         assert refused_by_policy({"checkpoint": {"secretRef": name}}, PodPolicy())
 

@@ -20,7 +20,7 @@ class Machine:
         return self.clock() - before
 
 
-def test_it_follows_the_machines_clock() -> None:
+def test_a_steady_clock_follows_the_machines_clock() -> None:
     machine = Machine()
     assert machine.after(10.0) == pytest.approx(10.0)
     assert machine.clock() == machine.wall_s
@@ -36,7 +36,7 @@ def test_a_step_of_the_machines_clock_changes_no_age(step_s: float) -> None:
 
 
 @pytest.mark.parametrize("step_s", [7.0, -7.0])
-def test_it_drifts_towards_the_machines_clock(step_s: float) -> None:
+def test_a_steady_clock_drifts_towards_the_machines_clock(step_s: float) -> None:
     machine = Machine()
     machine.wall_s += step_s
     for _ in range(200):

@@ -25,7 +25,7 @@ def test_the_request_is_used_without_a_limit(cluster: ModelCluster) -> None:
     assert memory_of_tasks(cluster) == {str(1 << 30)}
 
 
-def test_a_limit_of_the_topology_counts(cluster: ModelCluster) -> None:
+def test_a_task_gets_the_memory_limit_of_the_topology(cluster: ModelCluster) -> None:
     cluster.edit("flights", resources=LIMIT)
     assert memory_of_tasks(cluster) == {str(3 << 30)}
 
@@ -37,7 +37,7 @@ def test_a_limit_of_the_topology_counts(cluster: ModelCluster) -> None:
         {"spec": {"resources": LIMIT}},
     ],
 )
-def test_a_limit_of_the_pod_template_counts(
+def test_a_task_gets_the_memory_limit_of_the_pod_template(
     cluster: ModelCluster, template: dict[str, Any]
 ) -> None:
     cluster.edit("flights", podTemplate=template)

@@ -196,7 +196,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def watchdog(api: FakeApiServer, clock: Clock, pod_port: int, **more: Any) -> Watchdog:
+def make_watchdog(api: FakeApiServer, clock: Clock, pod_port: int, **more: Any) -> Watchdog:
     settings = Settings(
         "system", "rekindle", "rekindle-operator", kubelet_port=free_port(), pod_port=pod_port
     )
@@ -208,37 +208,37 @@ def _fields(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__slots__}
 
 
-def run_until(dog: Watchdog, clock: Clock, done: Any, deadline_s: float = 10) -> None:
+def run_until(watchdog: Watchdog, clock: Clock, done: Any, deadline_s: float = 10) -> None:
     end = clock.now + deadline_s
     while not done():
         assert clock.now < end
-        clock.now += dog.step()
+        clock.now += watchdog.step()
 
 
-def run_for(dog: Watchdog, clock: Clock, seconds: float) -> None:
+def run_for(watchdog: Watchdog, clock: Clock, seconds: float) -> None:
     end = clock.now + seconds
-    run_until(dog, clock, lambda: clock.now > end)
+    run_until(watchdog, clock, lambda: clock.now > end)
 
 
 def test_pods_on_lost_nodes_are_deleted_without_a_leader(api: FakeApiServer, clock: Clock) -> None:
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
-    dog = watchdog(api, clock, pod_port=free_port())
+    watchdog = make_watchdog(api, clock, pod_port=free_port())
     api.renewed = False
-    run_until(dog, clock, lambda: api.deleted)
+    run_until(watchdog, clock, lambda: api.deleted)
     ((name, body),) = api.deleted
     assert name == "dead"
     assert body["preconditions"] == {"uid": "uid of dead", "resourceVersion": "5"}
     assert body["gracePeriodSeconds"] == 0
-    run_until(dog, clock, lambda: api.events)
+    run_until(watchdog, clock, lambda: api.events)
     assert api.events[0]["reason"] == "OperatorLost"
 
 
 def test_pods_whose_node_responds_are_kept(api: FakeApiServer, clock: Clock) -> None:
     """The port of the fake API server is that of the pod."""
     api.add_pod("crashed", "127.0.0.1", "127.0.0.1")
-    dog = watchdog(api, clock, pod_port=api.server.server_port)
+    watchdog = make_watchdog(api, clock, pod_port=api.server.server_port)
     api.renewed = False
-    run_for(dog, clock, 1.5)
+    run_for(watchdog, clock, 1.5)
     assert api.deleted == []
 
 
@@ -248,10 +248,10 @@ def test_a_new_machine_with_its_address_does_not_save_a_pod(
     """The port of the fake API server is that of the kubelet."""
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
     api.add_pod("watchdog", "127.0.0.1", "", release="", node="new", created="2026-01-01T00:01:00Z")
-    dog = watchdog(api, clock, pod_port=free_port(), kubelet_port=api.server.server_port)
-    dog.step()
+    watchdog = make_watchdog(api, clock, pod_port=free_port(), kubelet_port=api.server.server_port)
+    watchdog.step()
     api.renewed = False
-    run_for(dog, clock, 1.5)
+    run_for(watchdog, clock, 1.5)
     assert [name for name, _ in api.deleted] == ["dead"]
 
 
@@ -259,31 +259,33 @@ def test_a_starting_operator_is_kept_if_probes_do_not_work(
     api: FakeApiServer, clock: Clock
 ) -> None:
     api.add_pod("pulls-its-image", "127.0.0.1", "")
-    dog = watchdog(api, clock, pod_port=free_port(), timing=replace(QUICK, unproven_silent_s=60.0))
+    watchdog = make_watchdog(
+        api, clock, pod_port=free_port(), timing=replace(QUICK, unproven_silent_s=60.0)
+    )
     api.renewed = False
-    run_for(dog, clock, 1.5)
+    run_for(watchdog, clock, 1.5)
     assert api.deleted == []
 
 
 def test_silence_counts_if_a_kubelet_has_responded_before(api: FakeApiServer, clock: Clock) -> None:
     """The port of the fake API server is that of the kubelet."""
     api.add_pod("alive", "127.0.0.1", "127.0.0.1")
-    dog = watchdog(
+    watchdog = make_watchdog(
         api,
         clock,
         pod_port=free_port(),
         kubelet_port=api.server.server_port,
         timing=replace(QUICK, unproven_silent_s=60.0),
     )
-    dog.step()
+    watchdog.step()
     api.pods.clear()
     api.add_pod("dead", "127.0.0.2", "127.0.0.2")
     api.renewed = False
-    run_until(dog, clock, lambda: api.deleted)
+    run_until(watchdog, clock, lambda: api.deleted)
 
 
 def test_kubelets_of_other_watchdogs_are_probed_at_once(api: FakeApiServer, clock: Clock) -> None:
-    dog = watchdog(
+    watchdog = make_watchdog(
         api,
         clock,
         pod_port=free_port(),
@@ -291,10 +293,10 @@ def test_kubelets_of_other_watchdogs_are_probed_at_once(api: FakeApiServer, cloc
         timing=replace(QUICK, unproven_silent_s=60.0),
     )
     api.renewed = False
-    dog.step()
+    watchdog.step()
     api.add_pod("watchdog", "127.0.0.1", "", release="")
     api.add_pod("dead", "127.0.0.2", "127.0.0.2")
-    run_until(dog, clock, lambda: api.deleted)
+    run_until(watchdog, clock, lambda: api.deleted)
     assert [name for name, _ in api.deleted] == ["dead"]
 
 
@@ -302,7 +304,7 @@ def test_its_own_nodes_kubelet_does_not_show_that_probes_work(
     api: FakeApiServer, clock: Clock
 ) -> None:
     api.add_pod("beside", "127.0.0.1", "127.0.0.1")
-    dog = watchdog(
+    watchdog = make_watchdog(
         api,
         clock,
         pod_port=free_port(),
@@ -310,34 +312,34 @@ def test_its_own_nodes_kubelet_does_not_show_that_probes_work(
         own_host="127.0.0.1",
         timing=replace(QUICK, unproven_silent_s=60.0),
     )
-    dog.step()
+    watchdog.step()
     api.pods.clear()
     api.add_pod("starts", "127.0.0.2", "")
     api.renewed = False
-    run_for(dog, clock, 1.0)
+    run_for(watchdog, clock, 1.0)
     assert api.deleted == []
 
 
 def test_nothing_is_deleted_while_the_lease_is_renewed(api: FakeApiServer, clock: Clock) -> None:
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
-    dog = watchdog(api, clock, pod_port=free_port())
-    run_for(dog, clock, 1.5)
+    watchdog = make_watchdog(api, clock, pod_port=free_port())
+    run_for(watchdog, clock, 1.5)
     assert api.deleted == []
 
 
 def test_nothing_is_lost_while_the_api_server_is_unreachable(
     api: FakeApiServer, clock: Clock
 ) -> None:
-    dog = watchdog(api, clock, pod_port=free_port())
+    watchdog = make_watchdog(api, clock, pod_port=free_port())
     api.renewed = False
     api.add_pod("dead", "127.0.0.1", "127.0.0.1")
-    dog.step()
+    watchdog.step()
     api.drops_connections = True
-    run_for(dog, clock, 1.0)
+    run_for(watchdog, clock, 1.0)
     api.drops_connections = False
-    dog.step()
+    watchdog.step()
     assert api.deleted == []
-    run_until(dog, clock, lambda: api.deleted)
+    run_until(watchdog, clock, lambda: api.deleted)
 
 
 def test_a_node_that_accepts_connections_only_is_silent() -> None:

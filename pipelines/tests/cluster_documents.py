@@ -47,21 +47,22 @@ class Observed:
 
 
 class FakeApiServer:
-    """Responds with the snapshot; `refuses` maps a path to a status code."""
+    """Responds with the snapshot; `refuses` maps a path to a status code. `on_topology_read` is
+    called before each response with the topology, with the number of its reads so far."""
 
     def __init__(self, observed: Observed) -> None:
         self.observed = observed
         self.refuses: dict[str, int] = {}
         self.requested: list[str] = []
         self.tokens: set[str | None] = set()
-        self.on_look: Callable[[int], None] = lambda number: None
+        self.on_topology_read: Callable[[int], None] = lambda number: None
 
     def answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
         self.requested.append(path)
         if path in self.refuses:
             return self.refuses[path], {"kind": "Status", "message": "you may not read this"}
         if path == f"{TOPOLOGIES}/flights":
-            self.on_look(self.requested.count(path))
+            self.on_topology_read(self.requested.count(path))
             return 200, self.observed.topology
         items = {
             "/api/v1/namespaces/default/events": self.observed.events,

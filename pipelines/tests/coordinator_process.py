@@ -174,7 +174,7 @@ async def running(
     port = runner.addresses[0][1]
     settings = Settings("flights", "n", UID, incarnation, f"127.{net}.251", token)
     kube = KubeApi(Access(f"http://127.{net}.250:{port}", None, Token(value="secret")))
-    topology = compile_topology(spec, name, local=True)
+    topology = compile_topology(spec, name, skip_cluster_checks=True)
     with Fleet(topology, net, directory, UID, tasks_token) as fleet:
         for slot, task in fleet.tasks.items():
             pod = f"flights-{slot.key.replace('/', '-')}-{task.incarnation}"

@@ -176,7 +176,7 @@ class World:
                 self.written[key] = max(sink.durable, self.written.get(key, NO_EPOCH))
             self.feed(PollAnswered(slot, incarnation, response), who)
 
-    def round(self, seconds: float = 0.25) -> None:
+    def poll_round(self, seconds: float = 0.25) -> None:
         """One polling interval."""
         self.now += seconds
         for slot in list(self.tasks):
@@ -208,9 +208,9 @@ class World:
             who.committer.entries_saved(task.slot, [done])
         self.feed(Ticked(), who)
 
-    def rounds(self, count: int) -> None:
+    def poll_rounds(self, count: int) -> None:
         for _ in range(count):
-            self.round()
+            self.poll_round()
 
     # --- the data plane ---
 
@@ -271,12 +271,12 @@ class World:
             if partition_of(t.slot) == partition and t.phase in ("Restoring", "CatchingUp", "Live")
         ]
 
-    def run(self, epochs: int) -> None:
+    def run_epochs(self, epochs: int) -> None:
         """Run without failures: each epoch takes four polling intervals."""
         self.run_with_idle(None, epochs)
 
     def run_with_idle(self, idle: Slot | None, epochs: int) -> None:
-        """Like `run`, while one task responds but does nothing."""
+        """Like `run_epochs`, while one task responds but does nothing."""
         segments = list(dict.fromkeys(p.segment for p in self.inputs))
         for _ in range(epochs):
             self.release_epoch()
@@ -284,11 +284,11 @@ class World:
                 for slot in sorted(self.tasks, key=lambda s: segments.index(s.segment)):
                     if slot != idle:
                         self.work(slot, 8)
-                self.round()
+                self.poll_round()
 
     # --- I5 ---
 
-    def missing(self) -> list[str]:
+    def undeliverable_epochs(self) -> list[str]:
         """Epochs that a consumer may still need and that no task can deliver any more."""
         found: list[str] = []
         newest = self.store[-1] if self.store else None
@@ -342,7 +342,7 @@ DIAMOND = (
 def started(epochs: int = 10) -> World:
     world = World(DIAMOND)
     world.start_all()
-    world.run(epochs)
+    world.run_epochs(epochs)
     return world
 
 

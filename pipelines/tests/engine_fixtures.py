@@ -37,7 +37,7 @@ operators:
 queries:
 - {{name: q, from: {last}, sink: {{files: {{url: "file:///tmp/sink"}}}}}}
 """
-    return compile_topology(load_spec(yaml.safe_load(text)), "test", local=True)
+    return compile_topology(load_spec(yaml.safe_load(text)), "test", skip_cluster_checks=True)
 
 
 def edge_case_rows(rng: np.random.Generator, count: int, base: int, spread: int) -> pa.Table:

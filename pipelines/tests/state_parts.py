@@ -29,7 +29,7 @@ def count_state(operator: str, count: int) -> State:
     return State({operator: one_run(pa.table({"n": [count]}))})
 
 
-def counted(state: State, operator: str) -> int:
+def value_in_state(state: State, operator: str) -> int:
     if operator not in state.operators:
         return 0
     (run,) = state.operators[operator].runs()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from state_parts import count_state, counted
+from state_parts import count_state, value_in_state
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.connectors.source import SourceCut
@@ -46,7 +46,7 @@ class Counting:
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         self.calls.append([e.epoch for e in epochs])
-        total = counted(state, "sum")
+        total = value_in_state(state, "sum")
         outputs = []
         for epoch in epochs:
             total += sum(epoch.inputs[0]["n"].to_pylist())
@@ -73,7 +73,7 @@ class Rows:
             raise SourceFailed("the file cannot be read")
         return SourceCut(pa.table({"n": [epoch] * self.per_epoch}, schema=SCHEMA), epoch * 10)
 
-    def next_change(self, epoch: int) -> int | None:
+    def next_epoch_to_cut(self, epoch: int) -> int | None:
         return epoch
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class World:
             state.epoch + 1,
             state.watermark,
             origin_us=0,
-            interval_us=1_000_000,
+            epoch_interval_us=1_000_000,
             clock=lambda: self.now,
         )
         self.saver = CheckpointSaver(self.states)

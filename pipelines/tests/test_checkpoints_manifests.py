@@ -333,7 +333,8 @@ class History(RuleBasedStateMachine):
     """Two partitions save at their own pace, with two replicas each; entries are committed, wait,
     or are superseded by the other replica's; the coordinator is killed at any deletion, and others
     delete objects. What is needed is there after each step, but for these; what is not needed is
-    gone at the end. What a clean-up has found is never committed, and replaced by the next save."""
+    gone at the end. What garbage collection has found is never committed, and replaced by the next
+    save."""
 
     PARTITIONS = ("a", "b")
     REPLICAS = (0, 1)
@@ -510,14 +511,14 @@ def test_a_sweep_finds_missing_state_and_commits_refuse_it() -> None:
     assert world.manifests.unrestorable == {}
 
 
-def test_each_clean_up_finds_a_missing_entry() -> None:
+def test_each_garbage_collection_finds_a_missing_entry() -> None:
     world = Checkpointed()
     world.disk.delete(f"u/{world.entry}")
     world.manifests.collect_garbage(retain=1)
     assert list(world.manifests.unrestorable) == [world.entry]
 
 
-def test_a_refused_entry_makes_the_next_clean_up_list_all() -> None:
+def test_a_refused_entry_makes_the_next_collection_list_all() -> None:
     world = Checkpointed()
     world.disk.delete(f"u/{world.object}")
     world.manifests.collect_garbage(retain=1)
@@ -532,7 +533,7 @@ def test_a_refused_entry_makes_the_next_clean_up_list_all() -> None:
     assert list(world.manifests.unrestorable) == [world.entry]
 
 
-def test_a_clean_up_lists_all_when_it_has_to() -> None:
+def test_garbage_collection_lists_all_when_it_has_to() -> None:
     world = Checkpointed()
     world.disk.delete(f"u/{world.object}")
     world.manifests.collect_garbage(retain=1, sweeps=True)
@@ -621,7 +622,7 @@ def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
         states.load(ref.object)
 
 
-def test_a_clean_up_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rekindle.checkpoints.state.OBJECT_BYTES", 0)  # an object for each run
     disk, time_s = Disk(), [0.0]
     store = Store(disk.url, objects=disk)
@@ -650,7 +651,7 @@ def test_a_clean_up_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not disk.exists(f"u/{orphan}")
 
 
-def test_what_an_interrupted_clean_up_left_is_deleted() -> None:
+def test_what_an_interrupted_collection_left_is_deleted() -> None:
     disk = Disk()
     store = Store(disk.url, objects=disk)
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u", clock=lambda: 0.0)

@@ -284,11 +284,11 @@ def test_watching_shows_each_change_until_ctrl_c(
 ) -> None:
     later = Observed("running")
 
-    def look(number: int) -> None:
+    def change_at_third_read(number: int) -> None:
         if number == 3:
             api.observed = later
 
-    api.on_look = look
+    api.on_topology_read = change_at_third_read
     command = [sys.executable, "-m", "rekindle.cli", "status", "flights", "--watch", *config]
     out = tmp_path / "out.txt"
     with out.open("w") as stream:

@@ -40,9 +40,12 @@ def test_queries_are_drawn_by_priority() -> None:
 
 
 def test_nodes_that_are_lost_together_share_a_mark() -> None:
-    marks = timeline_of(Observed("running")).history.marks
-    assert [m.text for m in marks if m.kind == "lost"] == ["5 nodes lost"]
-    assert [m.text for m in marks if m.kind == "joined"][:2] == ["node-10 joined", "node-11 joined"]
+    events = timeline_of(Observed("running")).history.events
+    assert [e.text for e in events if e.kind == "lost"] == ["5 nodes lost"]
+    assert [e.text for e in events if e.kind == "joined"][:2] == [
+        "node-10 joined",
+        "node-11 joined",
+    ]
 
 
 def test_seconds_count_from_creation_while_events_reach_back_to_it() -> None:
@@ -78,7 +81,7 @@ def test_without_events_the_recovery_history_is_drawn() -> None:
     observed.events = []
     entry = observed.status["recovery"]["history"][0]
     timeline = timeline_of(observed)
-    assert [m.text for m in timeline.history.marks][:1] == ["5 nodes lost"]
+    assert [m.text for m in timeline.history.events][:1] == ["5 nodes lost"]
     states = [state for state, _ in changes_of(timeline, "storm-watch")]
     assert states == ["Live", "Waiting", "Live"]
     took = next(q["liveAfter"] for q in entry["queries"] if q["name"] == "storm-watch")

@@ -37,7 +37,7 @@ def test_epochs_by_count_agree_with_the_first_rows(rows: int, rps: float, interv
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 45))
-def test_a_source_says_where_it_changes_next(
+def test_a_source_names_its_next_epoch_to_cut(
     tmp_path_factory: pytest.TempPathFactory, hours: list[int], epoch: int
 ) -> None:
     tmp = tmp_path_factory.mktemp("changes")
@@ -49,22 +49,22 @@ def test_a_source_says_where_it_changes_next(
         for e, (before, cut) in enumerate(itertools.pairwise(cuts))
         if cut.rows.num_rows or cut.watermark != before.watermark or (not hours and e == 0)
     ]
-    assert source.next_change(epoch) == next((e for e in changes if e >= epoch), None)
+    assert source.next_epoch_to_cut(epoch) == next((e for e in changes if e >= epoch), None)
 
 
 def test_times_thousands_of_years_apart_are_cut_at_once(tmp_path: Path) -> None:
     url = csv(tmp_path, "a,1,0001-01-01", "b,1,2013-01-01", "c,1,9999-12-31")
     source = source_of(tmp_path, url, speedup=1)
-    assert source.next_change(0) == 0
-    second = source.next_change(1)
+    assert source.next_epoch_to_cut(0) == 0
+    second = source.next_epoch_to_cut(1)
     assert second == 734_868 * 86_400
     assert keys(source, second) == ["b"]
-    third = source.next_change(second + 1)
-    assert source.next_change(second) == second
+    third = source.next_epoch_to_cut(second + 1)
+    assert source.next_epoch_to_cut(second) == second
     assert third is not None
     assert keys(source, third) == ["c"]
-    assert source.next_change(third + 1) == third + 1
-    assert source.next_change(third + 2) is None
+    assert source.next_epoch_to_cut(third + 1) == third + 1
+    assert source.next_epoch_to_cut(third + 2) is None
 
 
 @pytest.mark.parametrize(

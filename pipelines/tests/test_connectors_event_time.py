@@ -31,7 +31,7 @@ def node_of(url: str, schema: str, expression: str | None, **files: Any) -> Node
         "sources": [{k: v for k, v in source.items() if v is not None}],
         "queries": [{"name": "q", "from": "s", "sink": {"files": {"url": "file:///o"}}}],
     }
-    return compile_topology(load_spec(spec), "t", local=True).nodes["s"]
+    return compile_topology(load_spec(spec), "t", skip_cluster_checks=True).nodes["s"]
 
 
 def opened(tmp: Path, url: str, schema: str, expression: str | None, **f: Any) -> ReplayableSource:

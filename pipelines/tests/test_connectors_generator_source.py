@@ -213,7 +213,7 @@ def test_expressions_parse() -> None:
 
 @pytest.mark.parametrize("rows", [None, 1, 7])
 @pytest.mark.parametrize("rate", [0.03, 0.7, 3])
-def test_a_generator_says_where_it_changes_next(rows: int | None, rate: float) -> None:
+def test_a_generator_names_its_next_epoch_to_cut(rows: int | None, rate: float) -> None:
     more = {} if rows is None else {"rows": rows}
     source = generator(rowsPerSecond=rate, **more)
     cuts = [source.cut(e) for e in range(-1, 300)]
@@ -223,7 +223,7 @@ def test_a_generator_says_where_it_changes_next(rows: int | None, rate: float) -
         if cut.rows.num_rows or cut.watermark != before.watermark
     ]
     for epoch in range(250 if rows is None else 300):
-        assert source.next_change(epoch) == next((e for e in changes if e >= epoch), None)
+        assert source.next_epoch_to_cut(epoch) == next((e for e in changes if e >= epoch), None)
 
 
 def test_a_too_large_epoch_is_refused_before_it_is_made() -> None:

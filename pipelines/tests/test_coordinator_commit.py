@@ -50,7 +50,7 @@ B1 = Slot("b1", 0, 0)
 def halves() -> World:
     world = World(HALVES)
     world.start_all()
-    world.run(10)
+    world.run_epochs(10)
     return world
 
 
@@ -59,15 +59,15 @@ def test_a_starved_partition_does_not_stop_checkpoints() -> None:
     for slot in [s for s in world.tasks if s.segment == "left"]:
         world.kill(slot)
     for _ in range(40):
-        world.run(1)
-        assert not world.missing()
+        world.run_epochs(1)
+        assert not world.undeliverable_epochs()
     assert world.store[-1].epoch >= world.head - 4 * world.interval_epochs
     assert [r.epoch for r in world.store[-1].entries["both/0"]] == [7]
     for slot in world.generation.topology.slots():
         if slot not in world.tasks:
             world.start_task(slot)
-    world.run(30)
-    assert not world.missing()
+    world.run_epochs(30)
+    assert not world.undeliverable_epochs()
     assert {r.epoch for refs in world.store[-1].entries.values() for r in refs} == {
         world.store[-1].epoch
     }
@@ -76,7 +76,7 @@ def test_a_starved_partition_does_not_stop_checkpoints() -> None:
 def test_another_replica_saves_if_the_saver_cannot() -> None:
     world = halves()
     world.tasks[B1].store_fails = True
-    world.run(60)
+    world.run_epochs(60)
     assert world.store[-1].epoch >= world.head - 2 * world.interval_epochs
     assert world.store[-1].entries["b1/0"][0].epoch >= world.head - 4 * world.interval_epochs
 
@@ -87,9 +87,9 @@ def test_a_task_is_restored_although_commits_are_slow() -> None:
     world.kill(Slot("b2", 0, 0))
     task = world.start_task(Slot("b2", 0, 0))
     for _ in range(4):
-        world.run(world.interval_epochs + 1)
+        world.run_epochs(world.interval_epochs + 1)
         world.release_writes()
-    world.run(1)
+    world.run_epochs(1)
     assert task.phase != "Waiting"
 
 
@@ -99,7 +99,7 @@ def test_a_container_that_never_starts_pins_no_entries() -> None:
     world.start_task(B1).frozen = True
     world.failed_to_start = {B1}
     world.list_pods()
-    world.run(100)
+    world.run_epochs(100)
     assert len(world.store[-1].entries["s1/0"]) <= 2
     assert world.tasks[Slot("s1", 0, 0)].log_base > 80
 
@@ -107,7 +107,7 @@ def test_a_container_that_never_starts_pins_no_entries() -> None:
 def test_a_waiting_partition_pins_its_ancestors() -> None:
     world = started(9)
     world.kill(BOTH)
-    world.run(9)
+    world.run_epochs(9)
     newest = world.store[-1]
     assert newest.epoch == 15
     assert [r.epoch for r in newest.entries["both/0"]] == [7]
@@ -115,16 +115,16 @@ def test_a_waiting_partition_pins_its_ancestors() -> None:
         assert [r.epoch for r in newest.entries[key]] == [15, 7], key
     world.kill(Slot("right", 0, 0))
     world.start_task(Slot("right", 0, 0))
-    world.rounds(3)
+    world.poll_rounds(3)
     assert world.tasks[Slot("right", 0, 0)].restored_from == 7, "`both` will need epoch 8"
 
 
 def test_a_partition_that_catches_up_unpins_entries() -> None:
     world = started(9)
     world.kill(BOTH)
-    world.run(9)
+    world.run_epochs(9)
     world.start_task(BOTH)
-    world.run(12)
+    world.run_epochs(12)
     assert all(len(refs) == 1 for refs in world.store[-1].entries.values())
 
 
@@ -132,7 +132,7 @@ def test_the_lowest_live_replica_saves() -> None:
     world = started()
     assert savers(world) == {s.key for s in world.tasks if s.replica == 0}
     world.tasks[Slot("left", 1, 0)].frozen = True
-    world.rounds(8)
+    world.poll_rounds(8)
     assert "left/1/1" in savers(world)
     assert "left/1/0" not in savers(world)
 
@@ -147,9 +147,9 @@ def test_a_new_coordinator_keeps_the_desired_state_of_tasks() -> None:
     boots = {s: (t.incarnation, t.boot, t.restored_from) for s, t in world.tasks.items()}
     given = {s: len(t.polls) for s, t in world.tasks.items()}
     world.start_coordinator()
-    world.rounds(6)
+    world.poll_rounds(6)
     assert no_floor(next_polls(world)) == no_floor(before)
-    world.run(1)  # a log that grows proves the position of its task
+    world.run_epochs(1)  # a log that grows proves the position of its task
     after = next_polls(world)
     assert {s: comparable(p) for s, p in after.items()} == {
         s: comparable(p) for s, p in before.items()
@@ -174,11 +174,11 @@ def test_no_floor_before_all_readers_responded() -> None:
     world = started()
     world.tasks[BOTH].frozen = True
     world.start_coordinator()
-    world.rounds(20)
+    world.poll_rounds(20)
     given = next_polls(world)
     assert given[Slot("left", 0, 0)].floor is None
     world.tasks[BOTH].frozen = False
-    world.run(2)
+    world.run_epochs(2)
     assert next_polls(world)[Slot("left", 0, 0)].floor is not None
 
 
@@ -186,9 +186,9 @@ def test_discovery_ends_after_three_seconds() -> None:
     world = started()
     world.tasks[BOTH].frozen = True
     world.start_coordinator()
-    world.rounds(4)
+    world.poll_rounds(4)
     assert not world.coordinator.ready
-    world.rounds(10)
+    world.poll_rounds(10)
     assert world.coordinator.ready
 
 
@@ -196,7 +196,7 @@ def test_a_restore_point_survives_newer_checkpoints() -> None:
     world = started()
     world.kill(BOTH)
     world.start_task(BOTH)
-    world.rounds(2)
+    world.poll_rounds(2)
     given = world.tasks[BOTH].restored_from
     assert given == 7
     world.run_with_idle(BOTH, 10)
@@ -207,7 +207,7 @@ def test_a_restore_point_survives_newer_checkpoints() -> None:
 def test_the_first_manifest_of_a_coordinator_fences_the_older_one() -> None:
     world = started()
     world.start_coordinator(keep_old_coordinator=True)
-    world.rounds(2)
+    world.poll_rounds(2)
     zombie = world.zombie
     assert zombie is not None
     before = list(world.store)
@@ -235,11 +235,11 @@ def test_an_unreachable_store_loses_no_checkpoint() -> None:
     world = started()
     committed = world.store[-1].epoch
     world.store_up = False
-    world.run(8)
+    world.run_epochs(8)
     assert world.store[-1].epoch == committed
     assert checkpoint_problems(world) == {"StoreUnavailable": "checkpoint store: down"}
     world.store_up = True
-    world.run(8)
+    world.run_epochs(8)
     assert world.store[-1].epoch > committed + 8
     assert not world.reports[-1]["problems"]
     assert not world.reports[-1]["checkpointProblems"]
@@ -248,15 +248,15 @@ def test_an_unreachable_store_loses_no_checkpoint() -> None:
 def test_no_task_is_restored_while_a_manifest_is_being_written() -> None:
     world = started(11)
     world.hold_writes = True
-    world.run(2)
+    world.run_epochs(2)
     assert world.held
     world.kill(BOTH)
     world.start_task(BOTH)
-    world.rounds(8)
+    world.poll_rounds(8)
     assert world.tasks[BOTH].phase == "Waiting"
     world.hold_writes = False
     world.release_writes()
-    world.rounds(2)
+    world.poll_rounds(2)
     assert world.tasks[BOTH].restored_from == 11
 
 
@@ -267,7 +267,7 @@ def test_a_quiet_topology_reports_at_most_every_two_seconds() -> None:
     world = started()
     before, began = len(world.reports), world.now
     for _ in range(80):
-        world.round(0.25)
+        world.poll_round(0.25)
     assert len(world.reports) - before <= (world.now - began) / 2.0 + 1
 
 
@@ -295,7 +295,7 @@ def test_a_started_task_gets_no_restore_point() -> None:
     world = started()
     assert all(p.restore is None for p in next_polls(world).values())
     world.start_task(BOTH)
-    world.round()
+    world.poll_round()
     poll = world.coordinator.poll_for(BOTH)
     assert poll is not None
     assert poll.restore == RestorePoint(epoch=7, object="both/0@7")
@@ -306,12 +306,12 @@ def test_no_first_manifest_in_an_empty_store_while_tasks_run() -> None:
     restored = {s: t.restored_from for s, t in world.tasks.items()}
     held, world.store = world.store, []  # another directory is where the store was mounted
     world.start_coordinator()
-    world.rounds(40)
+    world.poll_rounds(40)
     assert world.store == []
     problem = checkpoint_problems(world)["StoreUnavailable"]
     assert "has no manifest, but task both/0/0 has started" in problem
     world.store = held
-    world.run(4)
+    world.run_epochs(4)
     assert world.store[-1].fence == 2
     assert {s: t.restored_from for s, t in world.tasks.items()} == restored
 
@@ -320,7 +320,7 @@ def test_results_of_different_engines_are_not_compared() -> None:
     world = started()
     other = world.tasks[Slot("left", 0, 1)]
     other.engine, other.corruption = "e2", "!"
-    world.run(8)
+    world.run_epochs(8)
     data_plane = world.reports[-1]
     assert (data_plane["diverged"], data_plane["inconsistent"]) == ([], [])
     assert data_plane["problems"] == [
@@ -329,7 +329,7 @@ def test_results_of_different_engines_are_not_compared() -> None:
     ]
     assert world.store[-1].entries["left/0"][0].epoch > world.head - 2 * world.interval_epochs
     other.engine = "e1"
-    world.run(2)
+    world.run_epochs(2)
     assert any("disagree" in message for message in world.reports[-1]["inconsistent"])
 
 
@@ -346,23 +346,23 @@ def test_refused_entries_are_reported_until_the_next_commit() -> None:
     world = started(12)
     world.hold_writes = True
     while not world.held:
-        world.run(1)
+        world.run_epochs(1)
     world.held, world.hold_writes = [], False
     world.feed(EntriesRefused((), "state object x is missing"))
     (problem,) = world.coordinator.checkpoint_problems(world.now)
     assert problem.kind == "EntriesRefused"
     assert problem.message == "checkpoint store: state object x is missing"
-    world.run(8)
+    world.run_epochs(8)
     assert world.coordinator.checkpoint_problems(world.now) == ()
 
 
 def test_a_clean_up_that_fails_is_reported_until_one_succeeds() -> None:
     world = started()
     world.feed(GarbageCollected("slow"))
-    world.rounds(9)
+    world.poll_rounds(9)
     assert checkpoint_problems(world) == {"CleanUpFailed": "checkpoint store: clean-up: slow"}
     world.feed(GarbageCollected())
-    world.rounds(9)
+    world.poll_rounds(9)
     assert checkpoint_problems(world) == {}
 
 
@@ -370,7 +370,7 @@ def test_the_partitions_that_a_checkpoint_waits_for_are_reported() -> None:
     world = started()
     for task in world.tasks.values():
         task.store_fails = True
-    world.run(40)
+    world.run_epochs(40)
     found = checkpoint_problems(world)
     assert found.keys() == {"Stalled"}
     assert found["Stalled"].startswith("no checkpoint since epoch 7: waiting for ['both/0', ")
@@ -380,7 +380,7 @@ LEFT = (Slot("left", 0, 0), Slot("left", 0, 1))
 
 
 def lose(world: World, key: str) -> str:
-    """A clean-up finds that an object of the newest entry of a partition is missing."""
+    """Garbage collection finds that an object of the newest entry of a partition is missing."""
     name = world.store[-1].entries[key][0].object
     assert name is not None
     world.feed(GarbageCollected(None, {name: "state object x is missing"}))
@@ -400,7 +400,7 @@ def test_an_entry_that_lacks_state_is_reported_and_replaced() -> None:
     assert [p.refused for s, p in next_polls(world).items() if s in LEFT] == [(lost,), (lost,)]
     assert all(not p.refused for s, p in next_polls(world).items() if s not in LEFT)
     before = len(world.store)
-    world.run(6)
+    world.run_epochs(6)
     assert len(world.store) > before
     for manifest in world.store[before:]:
         assert lost not in {r.object for refs in manifest.entries.values() for r in refs}
@@ -412,9 +412,9 @@ def test_no_task_is_restored_from_an_entry_that_lacks_state() -> None:
     world.kill(LEFT[1])
     lost = lose(world, "left/0")
     task = world.start_task(LEFT[1])
-    world.rounds(4)
+    world.poll_rounds(4)
     assert (task.phase, task.restored_from) == ("Waiting", None)
-    world.run(6)
+    world.run_epochs(6)
     assert task.restored_from == 15
     assert world.store[-1].entries["left/0"][0].object != lost
 
@@ -424,7 +424,7 @@ def test_a_partition_that_is_gone_with_its_state_does_not_stop_checkpoints() -> 
     for slot in LEFT:
         world.kill(slot)
     lose(world, "left/0")
-    world.run(40)
+    world.run_epochs(40)
     assert world.store[-1].entries["right/0"][0].epoch >= world.head - 4 * world.interval_epochs
     problem = checkpoint_problems(world)["Unrestorable"]
     assert problem.endswith("no live replica can save left/0 again")
@@ -437,11 +437,11 @@ def test_commits_wait_for_state_that_is_saved_again() -> None:
     for slot in LEFT:
         world.tasks[slot].store_fails = True
     before = len(world.store)
-    world.run(8)
+    world.run_epochs(8)
     assert len(world.store) == before
     for slot in LEFT:
         world.tasks[slot].store_fails = False
-    world.run(8)
+    world.run_epochs(8)
     kept = world.store[-1].entries["left/0"]
     assert lost not in {r.object for r in kept}
     assert kept[0].epoch == world.store[-1].epoch
@@ -451,15 +451,15 @@ def test_an_older_entry_is_kept_in_the_place_of_one_that_lacks_state() -> None:
     """`both` waits and pins the entry of epoch 7, also of partitions that are gone by now."""
     world = started(9)
     world.kill(BOTH)
-    world.run(9)
+    world.run_epochs(9)
     for slot in LEFT:
         world.kill(slot)
     assert [r.epoch for r in world.store[-1].entries["left/0"]] == [15, 7]
     lose(world, "left/0")
     task = world.start_task(LEFT[0])
-    world.rounds(3)
+    world.poll_rounds(3)
     assert task.restored_from == 7
-    world.run(16)
+    world.run_epochs(16)
     assert world.store[-1].entries["left/0"][0].epoch == world.store[-1].epoch
 
 
@@ -467,16 +467,16 @@ def test_tasks_report_refused_entries_no_more() -> None:
     world = started(12)
     world.hold_writes = True
     while not world.held:
-        world.run(1)
+        world.run_epochs(1)
     ((_, effect),) = world.held
     assert isinstance(effect, WriteManifest)
     world.held, world.hold_writes = [], False
-    world.feed(EntriesRefused(effect.fresh, "state object x is missing"))
+    world.feed(EntriesRefused(effect.new_entries, "state object x is missing"))
     saved = {d.object for t in world.tasks.values() for d in t.response().checkpoints}
-    assert saved >= set(effect.fresh)
-    world.rounds(2)
+    assert saved >= set(effect.new_entries)
+    world.poll_rounds(2)
     saved = {d.object for t in world.tasks.values() for d in t.response().checkpoints}
-    assert not saved & set(effect.fresh)
+    assert not saved & set(effect.new_entries)
     assert not any(p.refused for p in next_polls(world).values())
-    world.run(8)
+    world.run_epochs(8)
     assert world.store[-1].epoch == 23

@@ -218,7 +218,7 @@ def with_wrong_replica(replica: int, *, forever: bool = False, until: int = 12) 
     corrupt = REPLICAS[replica]
     world.tasks[corrupt].corruption, world.tasks[corrupt].corrupt_from = "!", 10
     for _ in range(until):
-        world.run(1)
+        world.run_epochs(1)
         if not forever and world.tasks[corrupt].boot:
             world.tasks[corrupt].corruption = ""
     return world
@@ -237,7 +237,7 @@ def test_the_wrong_replica_is_named_whatever_its_index(corrupt: int) -> None:
 
 @pytest.mark.parametrize("corrupt", [0, 1])
 @pytest.mark.parametrize("forever", [False, True])
-def test_nothing_wrong_is_ever_committed(corrupt: int, forever: bool) -> None:
+def test_results_of_a_wrong_replica_are_never_committed(corrupt: int, forever: bool) -> None:
     world = with_wrong_replica(corrupt, forever=forever, until=20)
     assert not [name for name in committed_objects(world) if "!" in name]
 
@@ -246,7 +246,7 @@ def test_nothing_wrong_is_ever_committed(corrupt: int, forever: bool) -> None:
 def test_readers_of_a_wrong_epoch_compute_again(corrupt: int) -> None:
     world = with_wrong_replica(corrupt)
     assert world.tasks[BOTH].boot == 1
-    assert world.tasks[BOTH].wrong == ""
+    assert world.tasks[BOTH].state_corruption == ""
 
 
 def test_readers_of_a_contradicted_result_compute_again() -> None:
@@ -254,12 +254,12 @@ def test_readers_of_a_contradicted_result_compute_again() -> None:
     newest = world.tasks[REPLICAS[0]].position
     result = Contradiction(epoch=newest, message="epoch differs")
     world.tasks[REPLICAS[0]].contradiction = result
-    world.rounds(8)
+    world.poll_rounds(8)
     assert world.tasks[BOTH].boot == 1, "once, however often it is reported"
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 0]
     assert world.reports[-1]["inconsistent"] == ["left/0: epoch differs"]
     world.tasks[REPLICAS[0]].contradiction = None
-    world.run(8)
+    world.run_epochs(8)
     assert world.reports[-1]["inconsistent"] == []
     assert world.store[-1].epoch > newest
 
@@ -271,8 +271,8 @@ def test_sinks_wait_while_replicas_disagree() -> None:
     world.release_epoch()
     for slot in (Slot("src", 0, 0), *REPLICAS):
         world.work(slot, 1)
-    world.round()
-    world.round()
+    world.poll_round()
+    world.poll_round()
     polls = next_polls(world)
     held = {s: polls[s].sinks_through for s in (*REPLICAS, BOTH, Slot("left", 1, 0))}
     assert held == {
@@ -294,7 +294,7 @@ def test_a_diverged_replica_writes_no_sink(corrupt: int) -> None:
 def test_nobody_reads_replicas_that_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"
-    world.run(1)
+    world.run_epochs(1)
     routes = {(u.stream, u.partition): u.endpoints for u in next_polls(world)[BOTH].upstreams}
     assert routes["op-left", 0] == ()
     assert len(routes["op-left", 1]) == 2
@@ -305,12 +305,12 @@ def test_sinks_and_checkpoints_go_on_after_a_decision() -> None:
     corrupt = world.start_task(REPLICAS[1])  # the operator replaces it
     corrupt.corruption = ""
     before = world.store[-1].epoch
-    world.run(16)
+    world.run_epochs(16)
     polls = next_polls(world)
     assert {p.sinks_through for p in polls.values()} == {None}
     assert world.store[-1].epoch > before
     assert world.reports[-1]["inconsistent"] == []
-    assert not world.missing()
+    assert not world.undeliverable_epochs()
 
 
 def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
@@ -318,7 +318,7 @@ def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
     (named,) = world.reports[-1]["diverged"]
     replaced = next(slot for slot in REPLICAS if slot.key == named)
     world.start_task(replaced)  # on another node
-    world.run(12)
+    world.run_epochs(12)
     assert world.reports[-1]["diverged"] == [REPLICAS[0].key]
 
 
@@ -329,7 +329,7 @@ def test_a_node_that_becomes_wrong_is_replaced(corrupt: int) -> None:
         REPLICAS[corrupt]
     ].corruption = "!"  # computed again, it is wrong in earlier epochs, too
     for _ in range(24):
-        world.run(1)
+        world.run_epochs(1)
         for key in world.reports[-1]["diverged"]:
             world.start_task(next(slot for slot in REPLICAS if slot.key == key))
     assert world.reports[-1]["inconsistent"] == []
@@ -341,7 +341,7 @@ def test_an_operator_that_is_not_deterministic_is_named() -> None:
     world = started()
     world.tasks[REPLICAS[0]].corruption = "!"
     for _ in range(16):
-        world.run(1)
+        world.run_epochs(1)
         if world.tasks[REPLICAS[1]].boot:
             world.tasks[REPLICAS[1]].corruption = "?"
     (result,) = world.reports[-1]["inconsistent"]
@@ -354,7 +354,7 @@ def edited(replicas: int, edit: str) -> World:
     world = started()
     world.allow_migrations = True
     world.tasks[REPLICAS[1]].corruption = "!"
-    world.run(1)
+    world.run_epochs(1)
     assert world.reports[-1]["inconsistent"]
     left = SimulatedSegment("left", ("src",), 2, replicas, query=True, edit=edit)
     both = SimulatedSegment("both", ("left", "right"), query=True, edit=edit)
@@ -363,10 +363,10 @@ def edited(replicas: int, edit: str) -> World:
     for slot in world.generation.topology.slots():
         if slot not in world.tasks:
             world.start_task(slot)
-    world.run(4)
+    world.run_epochs(4)
     for slot in set(world.tasks) - set(world.generation.topology.slots()):
         world.kill(slot)
-    world.run(8)
+    world.run_epochs(8)
     return world
 
 
@@ -382,14 +382,14 @@ def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit
 def test_a_new_coordinator_finds_the_dispute_again() -> None:
     world = started()
     world.tasks[REPLICAS[0]].corruption = "!"
-    world.run(2)
+    world.run_epochs(2)
     world.start_coordinator()
     for _ in range(12):
-        world.run(1)
+        world.run_epochs(1)
         if world.tasks[REPLICAS[0]].boot:
             world.tasks[REPLICAS[0]].corruption = ""
     assert not [name for name in committed_objects(world) if "!" in name]
-    assert world.tasks[BOTH].wrong == ""
+    assert world.tasks[BOTH].state_corruption == ""
 
 
 @built_once
@@ -397,7 +397,7 @@ def disputed_while_one_computes_again(corrupt: int) -> World:
     """Replica 1 computes again, and has not come to the epoch yet."""
     world = started()
     world.tasks[REPLICAS[corrupt]].corruption = "!"
-    world.run(1)
+    world.run_epochs(1)
     world.run_with_idle(REPLICAS[1], 2)
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
     return world
@@ -412,7 +412,7 @@ def test_a_new_coordinator_holds_back_what_the_one_before_did(corrupt: int) -> N
     after = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
     assert after == before
     assert not [name for name in committed_objects(world) if "!" in name]
-    assert world.tasks[BOTH].wrong == ""
+    assert world.tasks[BOTH].state_corruption == ""
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
@@ -420,11 +420,11 @@ def test_a_new_coordinator_ends_the_dispute_of_the_one_before(corrupt: int) -> N
     world = disputed_while_one_computes_again(corrupt)
     world.start_coordinator()
     for _ in range(8):
-        world.run(1)
+        world.run_epochs(1)
         if world.tasks[REPLICAS[corrupt]].boot:
             world.tasks[REPLICAS[corrupt]].corruption = ""
     world.start_task(REPLICAS[corrupt])  # the operator replaces it, if it was named
-    world.run(16)
+    world.run_epochs(16)
     assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
     assert world.store[-1].entries[LEFT.key][0].epoch > world.head - 8
     assert not [name for name in committed_objects(world) if "!" in name]
@@ -438,12 +438,12 @@ def test_readers_that_are_discovered_late_compute_again() -> None:
     world.release_epoch()
     for slot in (Slot("src", 0, 0), *REPLICAS, Slot("left", 1, 0), Slot("right", 0, 0), BOTH):
         world.work(slot, 1)  # while no coordinator runs
-    assert world.tasks[BOTH].wrong == "!"
+    assert world.tasks[BOTH].state_corruption == "!"
     world.start_coordinator()
     for _ in range(12):
-        world.run(1)
+        world.run_epochs(1)
         corrupt.corruption = "" if corrupt.boot else "!"
-    assert world.tasks[BOTH].wrong == ""
+    assert world.tasks[BOTH].state_corruption == ""
     assert not [name for name in committed_objects(world) if "!" in name]
 
 
@@ -452,7 +452,7 @@ def test_sinks_of_a_replica_left_alone_in_a_dispute_keep_waiting() -> None:
     agreed = next_polls(world)[BOTH].sinks_through
     world.kill(REPLICAS[1])
     world.start_coordinator()
-    world.run(12)
+    world.run_epochs(12)
     assert next_polls(world)[REPLICAS[0]].sinks_through == agreed
     assert not [name for name in committed_objects(world) if "!" in name]
 
@@ -462,7 +462,7 @@ def test_a_new_coordinator_lets_diverged_replicas_recompute() -> None:
     world.kill(REPLICAS[1])
     boot = world.tasks[REPLICAS[0]].boot
     world.start_coordinator()
-    world.run(2)
+    world.run_epochs(2)
     assert world.tasks[REPLICAS[0]].boot == boot + 1
 
 
@@ -495,7 +495,7 @@ def test_a_readers_checkpoint_waits_for_its_inputs_agreement(
     parts = (SimulatedSegment("src", replicas=2), SimulatedSegment("agg", ("src",), query=True))
     world = World(parts, interval_epochs=interval_epochs)
     world.start_all()
-    world.run(12)
+    world.run_epochs(12)
     world.run_with_idle(behind, lag)
     world.tasks[leading].corruption = "!"
     world.tasks[leading].corrupt_from = world.head + 1
@@ -505,7 +505,7 @@ def test_a_readers_checkpoint_waits_for_its_inputs_agreement(
         for _ in range(4):
             world.work(leading, 8)
             world.work(reader, 8)
-            world.round()
+            world.poll_round()
         objects = [ref.object for refs in world.store[-1].entries.values() for ref in refs]
         assert not [name for name in objects if "!" in (name or "")]
     assert world.store[-1].epoch >= 11

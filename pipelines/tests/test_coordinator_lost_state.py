@@ -1,9 +1,9 @@
 """Somebody deletes what entries need: no such entry is committed once that is known, and all
 recovers as long as each partition has a replica.
 
-Random histories of losses and clean-ups, of replicas that die, freeze and come back, of slow sinks,
-and of coordinators that are replaced. Replica 0 of each partition may freeze, but does not end:
-what no replica has any more cannot be recovered.
+Random histories of losses and garbage collections, of replicas that die, freeze and come back, of
+slow sinks, and of coordinators that are replaced. Replica 0 of each partition may freeze, but does
+not end: what no replica has any more cannot be recovered.
 
 Design: docs/design/checkpoints.md#what-others-delete.
 """
@@ -43,7 +43,7 @@ PARTS = (
 
 class LossyWorld(World):
     """An entry needs its own object and those of the entry that its save has reused. `lost`: the
-    entries whose own objects are gone; a clean-up, and a commit, find what needs them."""
+    entries whose own objects are gone; garbage collection, and a commit, find what needs them."""
 
     def __init__(self) -> None:
         self.lost: set[str] = set()
@@ -83,11 +83,11 @@ class LossyWorld(World):
     def perform(self, who: Coordinator, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case WriteManifest(fresh=fresh) if refused := tuple(filter(self.is_lost, fresh)):
+                case WriteManifest(new_entries=new) if refused := tuple(filter(self.is_lost, new)):
                     self.feed(EntriesRefused(refused, "state is missing"), who)
                 case CollectGarbage(sweeps=sweeps):
                     self.sweeps.append(sweeps)
-                    self.clean_up()
+                    self.collect_garbage()
                 case _:
                     super().perform(who, [effect])
 
@@ -100,7 +100,7 @@ class LossyWorld(World):
                 assert {r.object for r in before[key]} <= self.known, (key, broken)
         super().write(who, manifest)
 
-    def clean_up(self) -> None:
+    def collect_garbage(self) -> None:
         self.known = set(filter(self.is_lost, self.needed()))
         self.feed(GarbageCollected(None, dict.fromkeys(self.known, "state is missing")))
 
@@ -123,13 +123,13 @@ class LossyWorld(World):
 def started() -> LossyWorld:
     world = LossyWorld()
     world.start_all()
-    world.run(9)
+    world.run_epochs(9)
     return world
 
 
 ACTIONS = st.sampled_from(
     ["run"] * 6
-    + ["lose", "lose", "lose", "lose_all", "clean_up", "clean_up", "round"]
+    + ["lose", "lose", "lose", "lose_all", "collect_garbage", "collect_garbage", "round"]
     + ["kill", "start", "start", "reboot", "freeze", "thaw", "lag", "coordinator"]
 )
 
@@ -140,15 +140,15 @@ def act(world: LossyWorld, action: str, number: int) -> None:
     task = world.tasks.get(slot)
     match action:
         case "run":
-            world.run(1 + number % 6)
+            world.run_epochs(1 + number % 6)
         case "round":
-            world.round()
+            world.poll_round()
         case "lose":
             world.lose(number)
         case "lose_all":
             world.lose_all()
-        case "clean_up":
-            world.clean_up()
+        case "collect_garbage":
+            world.collect_garbage()
         case "kill" if slot.replica:
             world.kill(slot)
         case "start" if task is None:
@@ -193,8 +193,8 @@ def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, 
         task = world.tasks.get(slot) or world.start_task(slot)
         task.frozen, task.sink_lag = False, 0
     world.list_pods()
-    world.clean_up()
-    world.run(40)
+    world.collect_garbage()
+    world.run_epochs(40)
     newest = world.store[-1]
     assert newest.epoch >= world.head - 2 * world.interval_epochs
     assert not list(filter(world.is_lost, world.needed()))
@@ -202,7 +202,7 @@ def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, 
     assert world.coordinator.problems(world.now) == ()
 
 
-def test_a_restore_that_fails_makes_the_next_clean_up_look_for_the_cause() -> None:
+def test_a_restore_that_fails_makes_the_next_collection_look_for_the_cause() -> None:
     world = started()
     slot = Slot("mid", 0, 1)
     world.kill(slot)
@@ -212,6 +212,6 @@ def test_a_restore_that_fails_makes_the_next_clean_up_look_for_the_cause() -> No
         world.poll(slot)
     world.feed(world.response_of(task))
     assert not any(world.sweeps)
-    world.run(15)
+    world.run_epochs(15)
     assert world.sweeps.count(True) == 1
     assert world.tasks[slot].phase == "Live"

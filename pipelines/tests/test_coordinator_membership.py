@@ -23,7 +23,7 @@ LEFT = Slot("left", 0, 0)
 def started(epochs: int = 6) -> World:
     world = World(DIAMOND)
     world.start_all()
-    world.run(epochs)
+    world.run_epochs(epochs)
     return world
 
 
@@ -46,11 +46,11 @@ def test_a_frozen_task_is_suspected_within_two_seconds() -> None:
     world.tasks[LEFT].frozen = True
     frozen_at = world.now
     while LEFT not in suspected(world):
-        world.round(0.1)
+        world.poll_round(0.1)
     assert MIN_SILENCE_S < world.now - frozen_at < 2.0
     assert suspected(world) == {LEFT}
     world.tasks[LEFT].frozen = False
-    world.round()
+    world.poll_round()
     assert not suspected(world)
 
 
@@ -60,7 +60,7 @@ def test_suspicion_is_reported_at_once() -> None:
     for frozen in (True, False):
         world.tasks[LEFT].frozen = frozen
         while (LEFT in suspected(world)) != frozen:
-            world.round(0.1)
+            world.poll_round(0.1)
         row = next(t for t in world.reports[-1]["tasks"] if t["slot"] == LEFT.key)
         assert row["suspected"] is frozen
         assert ("suspectedSince" in row) is frozen
@@ -73,7 +73,7 @@ def test_readers_of_a_suspected_task_get_it_last() -> None:
     before = first_endpoints(world, reader)
     assert before["op-left", 0] == address(LEFT)
     world.tasks[LEFT].frozen = True
-    world.rounds(8)
+    world.poll_rounds(8)
     after = first_endpoints(world, reader)
     assert after["op-left", 0] == address(Slot("left", 0, 1))
     assert {k: v for k, v in after.items() if k != ("op-left", 0)} == {
@@ -92,7 +92,7 @@ def first_endpoints(world: World, slot: Slot) -> dict[tuple[str, int], str]:
 def test_the_coordinators_own_pause_is_not_the_tasks_silence() -> None:
     world = started()
     world.now += 30.0
-    world.round()
+    world.poll_round()
     assert not suspected(world)
 
 
@@ -101,7 +101,7 @@ def test_a_coordinator_that_is_always_late_suspects_a_silent_task(gap_s: float) 
     world = started()
     world.tasks[LEFT].frozen = True
     for _ in range(12):
-        world.round(gap_s)
+        world.poll_round(gap_s)
     assert suspected(world) == {LEFT}
 
 
@@ -110,9 +110,9 @@ def test_an_irregular_history_makes_suspicion_slower_but_bounded() -> None:
     for _ in range(20):
         world.tasks[LEFT].frozen = True
         for _ in range(5):
-            world.round(0.25)
+            world.poll_round(0.25)
         world.tasks[LEFT].frozen = False
-        world.round(0.25)
+        world.poll_round(0.25)
     task = world.coordinator.membership.get(LEFT)
     assert task is not None
     assert MIN_SILENCE_S < task.tolerated_silence_s() <= 5.0
@@ -150,7 +150,7 @@ def test_many_dead_tasks_are_suspected_when_no_peer_reads_them() -> None:
     for _ in range(10):
         world.release_epoch()
         world.work(Slot("both", 0, 0), 4)
-        world.round(0.2)
+        world.poll_round(0.2)
     assert suspected(world) == {s for s in world.tasks if s.segment != "both"}
 
 
@@ -159,13 +159,13 @@ def with_a_dead_source(phase_at_death: str) -> tuple[World, set[Slot]]:
     incarnation responds once, and is lost too."""
     world = World((SimulatedSegment("src"), SimulatedSegment("left", ("src",), replicas=2)))
     world.start_all()
-    world.run(10)
+    world.run_epochs(10)
     dead = {SRC, Slot("left", 0, 1)}
     world.tasks[Slot("left", 0, 1)].frozen = True
     source = world.start_task(SRC)
     world.release_epoch(8)
     for _ in range(3):
-        world.round()
+        world.poll_round()
         if source.phase == phase_at_death:
             break
         world.work(SRC, 1)
@@ -181,7 +181,7 @@ def test_a_task_that_died_behind_its_readers_is_suspected(phase: str) -> None:
     for _ in range(40):
         world.release_epoch()
         world.work(LEFT, 4)
-        world.round()
+        world.poll_round()
     assert suspected(world) == dead
     row = next(t for t in world.reports[-1]["tasks"] if t["slot"] == SRC.key)
     assert row["suspected"]
@@ -194,7 +194,7 @@ def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
         (SimulatedSegment("src", replicas=3), SimulatedSegment("left", ("src",), replicas=3))
     )
     world.start_all()
-    world.run(6)
+    world.run_epochs(6)
     dead = {slot for slot in world.tasks if slot.replica > 0}
     for slot in dead:
         world.tasks[slot].frozen = True
@@ -202,7 +202,7 @@ def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
         world.release_epoch()
         for slot in (Slot("src", 0, 0), Slot("left", 0, 0)):
             world.work(slot, 4)
-        world.round(0.25)
+        world.poll_round(0.25)
     assert suspected(world) == dead
 
 
@@ -232,7 +232,7 @@ def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
     pod = Pod("left-new", LEFT, 9, address(LEFT), True, False)
     world.feed(PodsListed((*[p for p in world.pods() if p.slot != LEFT], pod)))
     del world.tasks[LEFT]
-    world.rounds(20)
+    world.poll_rounds(20)
     assert LEFT not in suspected(world)
 
 
@@ -240,15 +240,15 @@ def test_silence_counts_from_the_first_poll() -> None:
     """A busy machine takes seconds to compile the generation, and until then no task is polled."""
     world = with_next_coordinator()
     for _ in range(40):
-        world.round()
+        world.poll_round()
     assert not suspected(world)
     world.feed(GenerationSeen(world.generation))
     world.tick()
     assert not world.reports, "no task has responded: nothing to report"
-    world.round()
+    world.poll_round()
     assert {t["phase"] for t in world.reports[-1]["tasks"]} == {"Live"}
     world.tasks[LEFT].frozen = True
-    world.rounds(8)
+    world.poll_rounds(8)
     assert suspected(world) == {LEFT}
 
 

@@ -40,7 +40,7 @@ def test_new_segments_start_at_a_boundary_in_the_manifest() -> None:
     for slot in world.generation.topology.slots():
         if slot not in world.tasks:
             world.start_task(slot)
-    world.rounds(4)
+    world.poll_rounds(4)
     newest = world.store[-1]
     start = newest.entries["new/0"][0].epoch
     assert (start + 1) % world.interval_epochs == 0
@@ -50,7 +50,7 @@ def test_new_segments_start_at_a_boundary_in_the_manifest() -> None:
     assert newest.queries["q-left"].epoch == 0
     assert world.tasks[Slot("new", 0, 0)].restored_from == start
     world.start_coordinator()
-    world.rounds(4)
+    world.poll_rounds(4)
     assert world.store[-1].entries["new/0"] == newest.entries["new/0"]
     assert world.store[-1].queries == newest.queries
 
@@ -59,7 +59,7 @@ def test_a_query_with_another_sink_starts_again() -> None:
     world = started()
     parts = [replace(p, sink="file:///y") if p.name == "left" else p for p in DIAMOND]
     world.change_generation(make_generation(parts, 2))
-    world.rounds(4)
+    world.poll_rounds(4)
     queries = world.store[-1].queries
     assert queries["q-left"].epoch > world.head - world.interval_epochs
     assert (queries["q-left"].epoch % world.interval_epochs, queries["q-both"].epoch) == (0, 0)
@@ -78,11 +78,11 @@ def test_no_entry_is_committed_before_a_new_query_is_known() -> None:
     first_epoch = world.store[-1].queries["q-right"].epoch
     world.start_coordinator()  # the first coordinator ends before any task gets a restore point
     world.tasks[Slot("right", 0, 0)].sink_lag = 100
-    world.run(3 * world.interval_epochs)
+    world.run_epochs(3 * world.interval_epochs)
     assert world.tasks[Slot("right", 0, 0)].position > first_epoch
     assert world.store[-1].entries["right/0"][0].epoch < first_epoch
     world.tasks[Slot("right", 0, 0)].sink_lag = 0
-    world.run(2 * world.interval_epochs)
+    world.run_epochs(2 * world.interval_epochs)
     assert world.store[-1].entries["right/0"][0].epoch > first_epoch
 
 
@@ -101,11 +101,11 @@ def written_by(world: World, slot: Slot) -> int:
 def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:
     world, old, new = edited()
     world.hold_writes = True  # the manifest with the new generation is written late
-    world.run(3 * world.interval_epochs)
+    world.run_epochs(3 * world.interval_epochs)
     world.hold_writes = False
     world.release_writes()
     world.start_task(new)
-    world.run(5 * world.interval_epochs)
+    world.run_epochs(5 * world.interval_epochs)
     first_epoch = world.store[-1].queries["q-both"].epoch
     assert world.tasks[old].position > first_epoch
     assert written_by(world, old) < first_epoch
@@ -122,7 +122,7 @@ def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:
 def test_sinks_of_obsolete_tasks_stop_first() -> None:
     world, old, _ = edited()
     world.start_coordinator()
-    world.run(3 * world.interval_epochs)
+    world.run_epochs(3 * world.interval_epochs)
     assert not world.tasks[old].response().sinks
     assert written_by(world, old) < world.store[-1].queries["q-both"].epoch
 
@@ -131,9 +131,9 @@ def test_sinks_of_obsolete_tasks_stop_first() -> None:
 def test_an_obsolete_task_does_not_delay_a_generation(trouble: str) -> None:
     world, old, _ = edited()
     setattr(world.tasks[old], trouble, True)
-    world.rounds(2)
+    world.poll_rounds(2)
     assert world.store[-1].generation == 1
-    world.rounds(20)
+    world.poll_rounds(20)
     assert world.store[-1].generation == 2
 
 
@@ -154,14 +154,14 @@ def test_an_added_source_reports_its_first_epoch() -> None:
         SimulatedSegment("own", ("more",), query=True),
     )
     world.change_generation(make_generation(parts, 2))
-    world.rounds(8)
+    world.poll_rounds(8)
     begins = world.store[-1].entries["more/0"][0].epoch + 1
     assert begins > world.head
     assert world.reports[-1]["problems"] == [
         f"source more begins with epoch {begins}; rows of its earlier epochs are not read"
     ]
     world.change_generation(make_generation(parts, 3))
-    world.rounds(8)
+    world.poll_rounds(8)
     assert world.reports[-1]["problems"] == []
 
 
@@ -236,7 +236,7 @@ def test_operators_in_other_segments_keep_their_state() -> None:
     generation = replace(generation, operator_ids={**older, **generation.operator_ids})
     world.allow_migrations = True
     world.change_generation(generation)
-    world.rounds(4)
+    world.poll_rounds(4)
     newest = world.store[-1]
     assert [r.epoch for r in newest.entries["both2/0"]] == [committed]
     (migration,) = world.migrations
@@ -265,13 +265,13 @@ def test_a_changed_definition_has_another_identity() -> None:
     assert {generation for _, generation in before.values()} == {1}
     parts = [replace(p, edit="-2", partitions=2) if p.name == "both" else p for p in DIAMOND]
     world.change_generation(make_generation(parts, 2))
-    world.rounds(20)
+    world.poll_rounds(20)
     after = definitions(world)
     assert after["q-left"] == before["q-left"]
     assert after["q-both"][1] == 2
     assert after["q-both"][0] != before["q-both"][0]
     world.start_task(Slot("both-2", 0, 0))
-    world.rounds(4)
+    world.poll_rounds(4)
     (given,) = next_polls(world)[Slot("both-2", 0, 0)].sinks
     assert (given.definition, given.generation) == after["q-both"]
 
@@ -322,7 +322,7 @@ def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     world = started()
     old = opened_sink(world, tmp_path, Slot("both", 0, 0))
     world.store_up = False
-    world.run(30)
+    world.run_epochs(30)
     written = world.tasks[Slot("both", 0, 0)].position
     rows = pa.table({"a": [1]}, arrow_schema(SCHEMA))
     for epoch in range(written + 1):
@@ -333,10 +333,10 @@ def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     parts = [replace(p, edit="-2", partitions=2) if p.name == "both" else p for p in DIAMOND]
     world.change_generation(make_generation(parts, 2))
     world.start_coordinator()
-    world.rounds(20)
+    world.poll_rounds(20)
     for partition in (0, 1):
         world.start_task(Slot("both-2", partition, 0))
-    world.rounds(4)
+    world.poll_rounds(4)
     assert world.store[-1].queries["q-both"].epoch < written
     begins = [opened_sink(world, tmp_path, Slot("both-2", p, 0)).last_epoch() + 1 for p in (0, 1)]
     assert begins == [boundary_at_or_after(written, world.interval_epochs) + 1] * 2

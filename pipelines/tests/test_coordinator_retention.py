@@ -52,9 +52,9 @@ def act(world: World, action: str, number: int) -> None:
             world.now += 0.25 * (number % 8)
             world.feed(Ticked())
         case "round":
-            world.round()
+            world.poll_round()
         case "run":
-            world.run(1 + number % 6)
+            world.run_epochs(1 + number % 6)
         case "kill":
             world.kill(slot)
         case "start":
@@ -102,7 +102,7 @@ def test_no_history_truncates_what_a_consumer_may_still_need(
     world = started(6)
     for action, number in history:
         act(world, action, number)
-        assert not world.missing(), (action, number)
+        assert not world.undeliverable_epochs(), (action, number)
 
 
 @settings(max_examples=examples(5), deadline=None, suppress_health_check=list(HealthCheck))
@@ -114,7 +114,7 @@ def test_after_any_history_all_recovers(
     for action, number in history:
         act(world, action, number)
     heal(world)
-    assert not world.missing()
+    assert not world.undeliverable_epochs()
     assert lags(world) == []
 
 
@@ -127,12 +127,12 @@ def heal(world: World) -> None:
         world.tasks[slot].frozen = False
         world.tasks[slot].sink_lag = 0
     world.list_pods()
-    world.rounds(60)
+    world.poll_rounds(60)
     for _ in range(40 + world.head // 4):
         if not lags(world):
             break
-        world.run(1)
-    world.run(4 * world.interval_epochs)
+        world.run_epochs(1)
+    world.run_epochs(4 * world.interval_epochs)
 
 
 def lags(world: World) -> list[str]:
@@ -158,19 +158,19 @@ def test_a_log_of_an_earlier_boot_does_not_move_the_position() -> None:
         ]
     )
     world.start_all()
-    world.run(9)
+    world.run_epochs(9)
     mid, end = Slot("mid", 0, 0), Slot("end", 0, 0)
     world.kill(end)
-    world.run(9)  # `end` is at 7, and pins it
+    world.run_epochs(9)  # `end` is at 7, and pins it
     world.tasks[mid].reboot()
     world.start_task(end)
-    world.rounds(2)
+    world.poll_rounds(2)
     assert world.tasks[mid].restored_from == 7
     world.work(mid, 1)
     world.run_with_idle(mid, 8)  # `end` reads from the log of `mid`, whose engine is still at 8
     assert world.tasks[end].position > 11
-    assert not world.missing()
-    world.run(10)
+    assert not world.undeliverable_epochs()
+    world.run_epochs(10)
     assert world.tasks[mid].position == world.head
 
 

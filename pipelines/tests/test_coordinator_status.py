@@ -40,7 +40,7 @@ def test_a_lost_query_stays_at_its_checkpoint() -> None:
     world = started()
     sink = _query(world, "q-both")["stableEpoch"]
     _kill_all_of(world, "both")
-    world.rounds(20)
+    world.poll_rounds(20)
     checkpoint = world.store[-1].epoch
     assert checkpoint <= _query(world, "q-both")["stableEpoch"] <= sink
 
@@ -49,14 +49,14 @@ def test_a_new_coordinator_knows_what_was_written() -> None:
     world = started()
     _kill_all_of(world, "both")
     world.start_coordinator()
-    world.rounds(20)
+    world.poll_rounds(20)
     assert _query(world, "q-both")["stableEpoch"] >= world.store[-1].epoch > 0
 
 
 def test_the_lag_of_a_lost_query_counts_from_its_checkpoint() -> None:
     world = started(epochs=30)
     _kill_all_of(world, "both")
-    world.rounds(4)
+    world.poll_rounds(4)
     assert _query(world, "q-both")["lagSeconds"] < 10
 
 
@@ -64,7 +64,7 @@ def test_epochs_that_no_task_wrote_are_not_reported() -> None:
     world = started()
     before = _query(world, "q-both")["stableEpoch"]
     world.tasks[Slot("both", 0, 0)].frozen = True
-    world.run(5)
+    world.run_epochs(5)
     assert _query(world, "q-both")["stableEpoch"] <= max(before, world.store[-1].epoch)
 
 
@@ -118,7 +118,7 @@ def test_the_crd_accepts_kinds_of_a_newer_coordinator() -> None:
 def test_messages_of_checkpoint_problems_are_bounded() -> None:
     world = started()
     world.feed(GarbageCollected("x" * 5000))
-    world.rounds(9)
+    world.poll_rounds(9)
     (problem,) = world.reports[-1]["checkpointProblems"]
     assert len(problem["message"]) == 1024
     assert world.reports[-1]["problems"] == [problem["message"]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from state_parts import count_state, counted
+from state_parts import count_state, value_in_state
 
 from rekindle.checkpoints import Entry, EntryRef, Manifest, ManifestStore, StateStore, Store
 from rekindle.coordinator.edge.store import CheckpointStore
@@ -101,7 +101,7 @@ def test_an_entry_is_migrated_from_older_segments(store: CheckpointStore, url: s
     assert ref.object is not None
     entry, state = StateStore(Store(url), UID).load(ref.object)
     assert (entry.segment, entry.epoch, entry.operators) == ("ab", 3, ("op-a", "op-b"))
-    assert counted(state, "op-b") == 3
+    assert value_in_state(state, "op-b") == 3
     again = run(store.write(WriteManifest(unmigrated, migrations=(migration,))))
     assert again == written, "every coordinator makes the same object"
     run(store.collect_garbage(1))
@@ -119,7 +119,7 @@ def test_old_checkpoints_are_deleted(store: CheckpointStore, url: str) -> None:
     assert not [o for o in gc.get_objects() if isinstance(o, Entry)]
 
 
-def test_what_others_deleted_is_known_after_a_clean_up(store: CheckpointStore, url: str) -> None:
+def test_garbage_collection_finds_what_others_deleted(store: CheckpointStore, url: str) -> None:
     assert store.unrestorable == {}
     ref = save(url, "a", "op-a", 3)
     assert ref.object is not None

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a PID namespace")
 @pytest.mark.parametrize("program", ["rekindle.task", "rekindle.coordinator", "rekindle_operator"])
-def test_sigterm_ends_process_1_during_imports(program: str) -> None:
-    """Process 1 ignores a signal for which it has no handler. Without the signal the program would
+def test_sigterm_ends_pid_1_during_imports(program: str) -> None:
+    """PID 1 ignores a signal for which it has no handler. Without the signal the program would
     exit with another code, since it has no settings. A signal before Python runs its first line is
     ignored in any case, so it is sent repeatedly."""
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", program]

@@ -54,7 +54,7 @@ class WideSource:
 
     def __init__(self) -> None:
         self.cuts: list[int] = []
-        self.next_change = lambda epoch: epoch
+        self.next_epoch_to_cut = lambda epoch: epoch
 
     def cut(self, epoch: int) -> SourceCut:
         self.cuts.append(epoch)
@@ -67,15 +67,19 @@ class WideSource:
 @pytest.mark.parametrize(("days", "said"), [(300, None), (None, None), (400, "400 days from now")])
 def test_a_gap_of_years_is_a_problem(days: int | None, said: str | None) -> None:
     source = WideSource()
-    source.next_change = lambda epoch: None if days is None else epoch + days * 86_400
-    inputs = SourceInputs(source, 7, 0, origin_us=0, interval_us=1_000_000, clock=lambda: 60.0)
+    source.next_epoch_to_cut = lambda epoch: None if days is None else epoch + days * 86_400
+    inputs = SourceInputs(
+        source, 7, 0, origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 60.0
+    )
     problem = inputs.problem()
     assert problem is None if said is None else said in str(problem)
 
 
 def test_a_source_stops_when_a_call_is_full() -> None:
     source = WideSource()
-    inputs = SourceInputs(source, 0, 0, origin_us=0, interval_us=1_000_000, clock=lambda: 60.0)
+    inputs = SourceInputs(
+        source, 0, 0, origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 60.0
+    )
     taken = inputs.take(CallBounds(max_bytes=4 * wide(0, 1000).nbytes), 0)
     assert numbers(taken) == [0, 1, 2, 3]
     assert source.cuts == [0, 1, 2, 3, 4]

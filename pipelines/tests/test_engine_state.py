@@ -81,8 +81,8 @@ def table(rows: Sequence[Any]) -> pa.Table:
     return pa.table(arrays, schema=SHAPE.schema)
 
 
-def bits(rows: pa.Table) -> list[tuple[Any, ...]]:
-    """Exact bits, in the order of rows; NaNs are one value."""
+def comparable(rows: pa.Table) -> list[tuple[Any, ...]]:
+    """Values that are equal if their bits are, in the order of rows; NaNs are one value."""
 
     def exact(value: Any) -> Any:
         if isinstance(value, float):
@@ -127,7 +127,7 @@ class Model:
                 )
             self.groups[key] = first + now
 
-    def bits(self, first: int, end: int) -> set[Any]:
+    def comparable(self, first: int, end: int) -> set[Any]:
         kept = [v for k, v in self.groups.items() if first <= k[0] < end]
         names = SHAPE.schema.names
         return {
@@ -186,9 +186,9 @@ def test_state_holds_the_left_folds_of_its_epochs(
     for rows in drawn:
         model.add(rows)
     low, high = first * PANE_US, (first + length) * PANE_US
-    got = bits(pages.read(SHAPE, state, low, high))
+    got = comparable(pages.read(SHAPE, state, low, high))
     assert len(got) == len(set(got))
-    assert set(got) == model.bits(low, high)
+    assert set(got) == model.comparable(low, high)
 
 
 @given(epochs, steps, steps, st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -197,13 +197,13 @@ def test_layout_and_portions_do_not_change_the_rows_or_their_order(
     drawn: Any, some: Any, others: Any, sizes: list[int]
 ) -> None:
     one = pages.read(SHAPE, played(drawn, some), -1000, 1000)
-    assert bits(pages.read(SHAPE, played(drawn, others), -1000, 1000)) == bits(one)
+    assert comparable(pages.read(SHAPE, played(drawn, others), -1000, 1000)) == comparable(one)
     portions, at = [], 0
     while at < len(drawn):
         size = sizes[len(portions) % len(sizes)]
         portions.append([row for rows in drawn[at : at + size] for row in rows])
         at += size
-    assert bits(pages.read(SHAPE, played(portions, others), -1000, 1000)) == bits(one)
+    assert comparable(pages.read(SHAPE, played(portions, others), -1000, 1000)) == comparable(one)
 
 
 @given(epochs, steps, st.integers(-5, 45))
@@ -222,7 +222,7 @@ def test_dropped_panes_are_gone_and_others_stay(drawn: Any, steps: Any, floor: i
         state = pages.append(state, sort(table(later)))
         state = pages.compact(SHAPE, state)
         check(state)
-    assert set(bits(pages.read(SHAPE, state, -1000, 1000))) == model.bits(-1000, 1000)
+    assert set(comparable(pages.read(SHAPE, state, -1000, 1000))) == model.comparable(-1000, 1000)
     everything = pages.drop(state, 10_000)
     assert everything.is_empty
     assert not list(everything.runs())
@@ -349,7 +349,7 @@ def test_windows_do_not_depend_on_those_closed_before(
             combining.windows(SHAPE, plain, PANE_US, count, np.array([start]))[1]
             for start in starts.tolist()
         ]
-        assert bits(got) == [row for each in alone for row in bits(each)]
+        assert comparable(got) == [row for each in alone for row in comparable(each)]
         assert set(got.column("__w").to_pylist()) <= {s * PANE_US for s in starts.tolist()}
         before = after
 

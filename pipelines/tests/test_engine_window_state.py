@@ -18,7 +18,7 @@ from state_parts import of_runs, one_run
 
 from rekindle.checkpoints import StateStore, Store
 from rekindle.checkpoints.manifest import EntryRef
-from rekindle.engine.canonical_order import from_order_bits, order_bits
+from rekindle.engine.canonical_order import from_comparable, to_comparable
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
 from rekindle.engine.state import operator, spill
@@ -433,13 +433,13 @@ def test_nan_is_greater_than_every_number_as_in_spark(merge: str, expected: floa
 
 
 @given(st.lists(st.one_of(st.none(), st.floats()), max_size=30))
-def test_order_bits_sort_as_spark_does_and_read_back(values: list[float | None]) -> None:
+def test_comparable_values_sort_as_spark_does_and_read_back(values: list[float | None]) -> None:
     array = pa.array(values, pa.float64(), from_pandas=False)
-    bits = order_bits(array)
-    assert digest_table(pa.table({"v": from_order_bits(bits)})) == digest_table(
+    comparable = to_comparable(array)
+    assert digest_table(pa.table({"v": from_comparable(comparable)})) == digest_table(
         pa.table({"v": array})
     )
-    pairs = [(b, v) for b, v in zip(bits.to_pylist(), values, strict=True) if v is not None]
+    pairs = [(b, v) for b, v in zip(comparable.to_pylist(), values, strict=True) if v is not None]
     ranked = [v for _, v in sorted(pairs, key=lambda p: p[0])]
     assert ranked == sorted(
         ranked, key=lambda v: (math.isnan(v), 0.0 if math.isnan(v) else v)

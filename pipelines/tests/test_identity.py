@@ -280,5 +280,5 @@ def test_a_refusal_is_reported_until_the_task_responds() -> None:
     world.feed(PollFailed(slot, world.tasks[slot].incarnation, reason, refused=True))
     world.tick()
     assert world.reports[-1]["problems"] == [f"both/0/0: {reason}"]
-    world.rounds(9)
+    world.poll_rounds(9)
     assert world.reports[-1]["problems"] == []

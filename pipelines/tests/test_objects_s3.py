@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
-from state_parts import count_state, counted
+from state_parts import count_state, value_in_state
 
 from rekindle.checkpoints import Manifest, ManifestStore, StateStore, Store
 from rekindle.connectors.registry import open_sink
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_committed_once_and_deleted(bucket: str) -> None:
     assert newest is not None
     assert manifests.seqs() == [2]
     assert ref.object is not None
-    assert counted(states.load(ref.object)[1], "op") == 2
+    assert value_in_state(states.load(ref.object)[1], "op") == 2
 
 
 @pytest.mark.parametrize("format", ["parquet", "json"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from state_parts import count_state, counted
+from state_parts import count_state, value_in_state
 
 from rekindle.cli import main
 from rekindle.connectors.compare import compare_sinks, read_sink
@@ -70,7 +70,7 @@ class FakeChain:
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         self.seen += epochs
-        count = counted(state, "n")
+        count = value_in_state(state, "n")
         outputs = []
         for e in epochs:
             rows = pa.concat_tables(e.inputs)
@@ -165,7 +165,7 @@ def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_pa
     assert all(e.inputs[0].schema == hashed for e in last.seen)
 
 
-def test_it_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None:
+def test_a_run_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None:
     reported: list[RunEvent] = []
     result, _ = run(tmp_path, until_epoch=4, epochs_per_call=2, report=reported.append)
     opened, *progress = reported

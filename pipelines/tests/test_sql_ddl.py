@@ -11,7 +11,7 @@ from schema_parts import arrow_schema_of
 
 from rekindle.arrow_types import TIMESTAMP, arrow_schema, arrow_to_ddl
 from rekindle.topology.problems import InvalidSql
-from rekindle.topology.schema import name_in_id
+from rekindle.topology.schema import type_in_operator_id
 from rekindle.topology.sql.ddl import ddl_to_schema
 
 
@@ -39,7 +39,7 @@ from rekindle.topology.sql.ddl import ddl_to_schema
 def test_each_type_has_one_arrow_type(ddl: str, kind: pa.DataType) -> None:
     schema = ddl_to_schema(f"x {ddl}")
     assert arrow_schema(schema) == pa.schema([("x", kind)])
-    assert name_in_id(schema.fields[0].type) == str(kind)
+    assert type_in_operator_id(schema.fields[0].type) == str(kind)
 
 
 def test_columns_keep_their_order_and_spelling() -> None:

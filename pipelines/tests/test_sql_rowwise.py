@@ -16,12 +16,12 @@ SCHEMA = ddl_to_schema(
 )
 
 
-def judge(sql: str) -> SqlReport:
+def check(sql: str) -> SqlReport:
     return check_sql(sql, {"rows": SCHEMA})
 
 
 def names(sql: str) -> list[str]:
-    report = judge(sql)
+    report = check(sql)
     assert report.problems == ()
     assert report.schema is not None
     return list(report.schema.names)
@@ -54,7 +54,7 @@ def test_the_names_of_the_output_are_those_that_spark_gives(sql: str, columns: l
 
 
 def test_unknown_types_are_marked() -> None:
-    report = judge(
+    report = check(
         "SELECT n, ts, s.g, n / 2 AS half, date_trunc('DAY', ts) AS day, n > 1 AS many, "
         "upper(s.f) AS f, CAST(n AS STRING) AS t, transform(tags, t -> t.k) AS ks FROM rows"
     )
@@ -107,8 +107,8 @@ def test_unknown_types_are_marked() -> None:
     ],
 )
 def test_sql_that_needs_several_rows_is_refused(sql: str, said: str) -> None:
-    found = [f for f in judge(sql).problems if f.reason == "NotRowWise"]
-    assert any(said in f.message for f in found), judge(sql).problems
+    found = [f for f in check(sql).problems if f.reason == "NotRowWise"]
+    assert any(said in f.message for f in found), check(sql).problems
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_sql_that_needs_several_rows_is_refused(sql: str, said: str) -> None:
     ],
 )
 def test_non_deterministic_functions_are_refused(expression: str) -> None:
-    found = judge(f"SELECT {expression} AS x FROM rows").problems
+    found = check(f"SELECT {expression} AS x FROM rows").problems
     assert [f.reason for f in found] == ["NonDeterministic"], found
 
 
@@ -170,7 +170,7 @@ def test_non_deterministic_functions_are_refused(expression: str) -> None:
     ],
 )
 def test_clock_words_in_other_strings_are_accepted(expression: str) -> None:
-    assert judge(f"SELECT {expression} AS x FROM rows").problems == ()
+    assert check(f"SELECT {expression} AS x FROM rows").problems == ()
 
 
 def test_a_column_named_like_a_clock_is_a_column() -> None:
@@ -200,8 +200,8 @@ def test_a_column_named_like_a_clock_is_a_column() -> None:
         ("", "SqlDoesNotParse"),
     ],
 )
-def test_other_mistakes_have_their_own_reasons(sql: str, reason: str) -> None:
-    assert reason in [f.reason for f in judge(sql).problems], judge(sql).problems
+def test_each_mistake_has_its_reason(sql: str, reason: str) -> None:
+    assert reason in [f.reason for f in check(sql).problems], check(sql).problems
 
 
 def test_every_input_has_to_be_read() -> None:
@@ -223,19 +223,19 @@ def test_an_unknown_input_is_not_checked() -> None:
 )
 @pytest.mark.parametrize("depth", [150, 1500])
 def test_too_deep_expressions_are_refused(opens: str, closes: str, depth: int) -> None:
-    report = judge(f"SELECT {opens * depth}n{closes * depth} AS x FROM rows")
+    report = check(f"SELECT {opens * depth}n{closes * depth} AS x FROM rows")
     assert [f.reason for f in report.problems] == ["TooDeep"]
 
 
 def test_a_cast_to_a_too_deep_type_is_refused() -> None:
     cast = f"SELECT CAST(n AS {'ARRAY<' * 120}INT{'>' * 120}) AS x FROM rows"
-    assert [f.reason for f in judge(cast).problems] == ["TooDeep"]
+    assert [f.reason for f in check(cast).problems] == ["TooDeep"]
 
 
 @pytest.mark.parametrize("operator", [" + ", " OR ", " || "])
-def test_a_long_chain_of_one_operator_is_not_deep(operator: str) -> None:
+def test_a_long_chain_of_one_operator_is_accepted(operator: str) -> None:
     chain = operator.join(["n"] * 300)
-    assert not judge(f"SELECT {chain} AS x FROM rows").problems
+    assert not check(f"SELECT {chain} AS x FROM rows").problems
 
 
 def cost_s(sql: str, schema: Schema = SCHEMA) -> float:
@@ -251,13 +251,13 @@ def test_a_long_chain_is_checked_in_linear_time(operator: str) -> None:
 
 
 def test_the_types_of_a_long_chain_of_comparisons_are_known() -> None:
-    report = judge("SELECT n = n = true AS x FROM rows")
+    report = check("SELECT n = n = true AS x FROM rows")
     assert report.schema is not None
     assert report.schema.field("x").type is Scalar.BOOLEAN
 
 
 def test_the_type_of_a_huge_expression_is_unknown() -> None:
-    report = judge(f"SELECT {' + '.join(['n'] * 1000)} AS x, n + 1 AS y FROM rows")
+    report = check(f"SELECT {' + '.join(['n'] * 1000)} AS x, n + 1 AS y FROM rows")
     assert report.schema is not None
     assert [f.type for f in report.schema] == [None, Scalar.BIGINT]
 
@@ -277,4 +277,4 @@ def test_stars_cannot_repeat_columns_without_end() -> None:
 @pytest.mark.parametrize("name", ["x{}", "ff{}(n) AS x{}"])
 def test_the_first_unknown_names_are_reported(name: str) -> None:
     items = ", ".join(name.format(n, n) for n in range(400))
-    assert len(judge(f"SELECT {items} FROM rows").problems) == 20
+    assert len(check(f"SELECT {items} FROM rows").problems) == 20

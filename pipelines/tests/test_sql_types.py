@@ -46,7 +46,7 @@ def test_a_type_that_columns_cannot_have_is_refused(item: str, hint: str) -> Non
         "map_entries(map('a', 1))",
     ],
 )
-def test_such_types_may_be_inside_an_expression(item: str) -> None:
+def test_unsupported_types_may_be_inside_an_expression(item: str) -> None:
     assert check_sql(f"SELECT {item} AS x FROM rows", {"rows": SCHEMA}).problems == ()
 
 
@@ -84,7 +84,7 @@ def test_a_doubtful_type_is_unknown(item: str, kind: Scalar | None) -> None:
         ("round(avg(t) / 2)", "NotANumber"),
     ],
 )
-def test_an_aggregate_of_such_a_type_is_refused(item: str, reason: str) -> None:
+def test_an_aggregate_of_an_unsupported_type_is_refused(item: str, reason: str) -> None:
     (aggregate,) = parse_aggregates(f"{item} AS x")
     assert [f.reason for f in refused_aggregates(aggregate, SCHEMA)] == [reason]
 
@@ -92,7 +92,7 @@ def test_an_aggregate_of_such_a_type_is_refused(item: str, reason: str) -> None:
 @pytest.mark.parametrize(
     "item", ["max(t)", "avg(p)", "sum(n)", "avg(CAST(s AS INT))", "max(s)", "min(ok)"]
 )
-def test_other_aggregates_are_not_refused(item: str) -> None:
+def test_aggregates_of_supported_types_are_accepted(item: str) -> None:
     (aggregate,) = parse_aggregates(f"{item} AS x")
     assert refused_aggregates(aggregate, SCHEMA) == []
 

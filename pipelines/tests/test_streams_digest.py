@@ -132,7 +132,7 @@ def test_adjacent_values_are_separated() -> None:
     assert digest_table(a) != digest_table(b)
 
 
-def test_it_survives_ipc() -> None:
+def test_a_digest_survives_arrow_ipc() -> None:
     table = _table([{"i": 1, "s": "x", "f": -0.0, "l": ["p", None], "o": {"x": 1, "y": [0.5]}}])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

@@ -23,6 +23,7 @@ from rekindle.streams.flight import (
     CallTimedOut,
     ReadRequest,
     StreamClient,
+    StreamProgress,
     StreamServer,
     StreamUnavailable,
     _bytes_to_read,
@@ -64,7 +65,7 @@ def test_epochs_and_boundaries_are_transferred(log: OutputLog, client: StreamCli
     for epoch in range(3):
         log.append(batch(epoch, rows=0 if epoch == 1 else 6))
     response = client.read(ReadRequest("s", 0, 0, 1 << 20), 2)
-    assert (response.progress.base, response.progress.last, response.progress.released) == (
+    assert (response.progress.base, response.progress.last, response.progress.head) == (
         0,
         2,
         41,
@@ -235,3 +236,8 @@ def test_epochs_without_rows_are_not_split(
     assert [b.rows.num_rows for b in response.epochs] == [0] * 5
     assert response.epochs[0].rows.schema == SCHEMA
     assert not len(server._splits)
+
+
+def test_progress_keeps_its_names_on_the_wire() -> None:
+    header = {"base": 1, "last": 2, "released": 3}
+    assert StreamProgress.of(header).header() == header

@@ -142,7 +142,7 @@ def test_whole_files_below_the_floor_are_removed(tmp_path: Path) -> None:
     assert open_log(tmp_path).base == 9
 
 
-def test_over_budget_it_spills_and_reads_back(tmp_path: Path) -> None:
+def test_a_log_over_budget_spills_and_reads_back(tmp_path: Path) -> None:
     spill = MemorySpill()
     log = filled(tmp_path, 60, budget=8000, spill=spill, spill_prefix="a/")
     assert spill

@@ -41,7 +41,7 @@ def test_the_preferred_replica_is_read_first() -> None:
     assert ReplicaChoice(5, 3).step(endpoints(A, B), 0) == [SwitchReplica(A, 5)]
 
 
-def test_it_stays_when_the_preference_changes() -> None:
+def test_a_reader_keeps_its_replica_when_the_preference_changes() -> None:
     assert choice(A, B).step(endpoints(B, A), 1) == []
 
 
@@ -164,7 +164,7 @@ def test_the_reader_continues_after_a_replica_dies() -> None:
     harness.replicas.last[B] = 6
     harness.expect(7, 10)
     assert harness.reader.unreadable() == (A,)
-    assert harness.reader.released == 6
+    assert harness.reader.head == 6
     harness.reader.close()
 
 

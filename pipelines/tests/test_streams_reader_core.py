@@ -138,7 +138,7 @@ def test_all_is_delivered_once_replicas_respond(moves: list[str]) -> None:
         upstream.pass_time()
         upstream.respond()
     assert upstream.delivered == list(range(5, upstream.last + 1))
-    assert (upstream.core.released, upstream.core.problem()) == (upstream.last, None)
+    assert (upstream.core.head, upstream.core.problem()) == (upstream.last, None)
 
 
 @given(MOVES)
@@ -156,7 +156,7 @@ def test_a_suspected_replica_is_left_in_the_middle_of_a_call() -> None:
     assert upstream.call is not None
     assert (first.address, upstream.call.address) == (A, B)
     upstream.respond_late()
-    assert (upstream.delivered, upstream.core.released) == ([], -1)
+    assert (upstream.delivered, upstream.core.head) == ([], -1)
 
 
 def test_the_call_of_a_dead_thread_is_made_again() -> None:

@@ -238,7 +238,7 @@ def test_control_records_leave_the_epochs_consecutive() -> None:
         (b"PAR1", "no record"),
     ],
 )
-def test_other_formats_are_refused_in_words(header: bytes, reason: str) -> None:
+def test_records_of_other_formats_are_refused_with_a_reason(header: bytes, reason: str) -> None:
     with pytest.raises(DamagedRecord, match=reason):
         next(forward(memoryview(header.ljust(ALIGN, b"\0"))))
 

@@ -82,7 +82,7 @@ def test_an_input_without_rows_is_an_empty_table() -> None:
     assert [t.schema for t in epoch.inputs] == [LEFT, RIGHT]
 
 
-def test_it_names_the_missing_channels() -> None:
+def test_sunion_names_the_missing_channels() -> None:
     union = SUnion(INPUTS, 0, 0)
     assert union.add(CHANNELS[1], batch(CHANNELS[1], 0)) == []
     assert union.missing() == (CHANNELS[0], CHANNELS[2])

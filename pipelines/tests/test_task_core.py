@@ -1,4 +1,4 @@
-"""Whole task cores: alone, and three of them in simulated time."""
+"""Task cores with all their parts: alone, and three of them in simulated time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
-from rekindle_testing.fixtures.simulated_task import Digest, SimulatedTask
+from rekindle_testing.fixtures.simulated_task import RowsByDigest, SimulatedTask
 from rekindle_testing.fixtures.simulated_topology import SimulatedTopology
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
@@ -68,7 +68,9 @@ def poll(fence: int = 1, **changes: object) -> PollRequest:
 
 
 def core() -> TaskCore:
-    return TaskCore(TaskSettings(REF, "boot", checkpoint_interval_epochs=4, interval_us=1_000_000))
+    return TaskCore(
+        TaskSettings(REF, "boot", checkpoint_interval_epochs=4, epoch_interval_us=1_000_000)
+    )
 
 
 def started() -> TaskCore:
@@ -146,7 +148,7 @@ def failure(response: PollResponse) -> tuple[str, str]:
 
 def test_an_epoch_is_not_stable_before_it_is_in_the_log() -> None:
     made = started()
-    rows = Digest("d")
+    rows = RowsByDigest("d")
     epoch = EpochInput(0, 0, 0, (rows,))
     (process,) = made.step(EpochsTaken([epoch]), 0.0)
     assert isinstance(process, ProcessEpochs)

@@ -11,24 +11,24 @@ from rekindle.errors import Diverged
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.sunion import Channel
 from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
-from rekindle_testing.fixtures.simulated_task import Digest
+from rekindle_testing.fixtures.simulated_task import RowsByDigest
 
 LEFT, RIGHT = Channel(0, 0), Channel(1, 0)
 DAY_US = 86_400_000_000
 
 
 def batch(channel: Channel, epoch: int, size: int = 10, digest: str = "d") -> EpochBatch:
-    rows = Digest(digest, nbytes=size)
+    rows = RowsByDigest(digest, nbytes=size)
     return EpochBatch(f"s{channel.input}", channel.partition, epoch, epoch, rows, digest)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5_000_000), st.floats(0, 1e5))
 def test_an_epoch_is_released_when_its_time_is_over(
-    origin_s: int, interval_us: int, now_s: float
+    origin_s: int, epoch_interval_us: int, now_s: float
 ) -> None:
-    newest = released_epoch(now_s, origin_s * 1_000_000, interval_us)
-    assert released_in_s(newest, now_s, origin_s * 1_000_000, interval_us) <= 1e-6
-    assert released_in_s(newest + 1, now_s, origin_s * 1_000_000, interval_us) > 0
+    newest = released_epoch(now_s, origin_s * 1_000_000, epoch_interval_us)
+    assert released_in_s(newest, now_s, origin_s * 1_000_000, epoch_interval_us) <= 1e-6
+    assert released_in_s(newest + 1, now_s, origin_s * 1_000_000, epoch_interval_us) > 0
 
 
 def test_gaps_of_years_are_reported() -> None:

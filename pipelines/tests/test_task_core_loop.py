@@ -261,7 +261,7 @@ def test_an_engine_that_keeps_dying_ends_the_task() -> None:
     assert isinstance(shell.error, EngineUnavailable)
 
 
-def test_other_epochs_than_asked_for_are_a_bug() -> None:
+def test_an_engine_that_returns_other_epochs_is_a_bug() -> None:
     shell = FakeShell()
     shell.released = 1
     shell.wake()

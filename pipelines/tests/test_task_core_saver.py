@@ -50,7 +50,7 @@ class Store:
                     self.saving = effect
 
     def newest_kept(self) -> str | None:
-        """The newest entry that clean-up keeps: it is committed, or may be."""
+        """The newest entry that garbage collection keeps: it is committed, or may be."""
         newest = max([self.committed, *self.saved])
         return None if newest < 0 else f"entry-{newest}"
 

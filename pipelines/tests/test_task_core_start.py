@@ -79,7 +79,7 @@ def play(moves: list[str]) -> FakeShell:
 
 
 @given(MOVES)
-def test_steps_succeed_once_and_in_order(moves: list[str]) -> None:
+def test_steps_of_a_start_succeed_once_and_in_order(moves: list[str]) -> None:
     shell = play(moves)
     assert shell.done == ORDER[: len(shell.done)]
     for _ in range(8):

@@ -133,7 +133,7 @@ def test_a_process_ends_once_and_then_does_nothing(moves: list[str]) -> None:
 
 
 @given(HISTORIES)
-def test_it_starts_once_and_computes_only_then(moves: list[str]) -> None:
+def test_a_task_starts_once_and_sets_its_sinks_first(moves: list[str]) -> None:
     effects = play(moves).effects
     assert sum(isinstance(e, StartTask) for e in effects) <= 1
     assert sum(isinstance(e, RunLoop) for e in effects) <= 1

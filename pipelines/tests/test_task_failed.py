@@ -41,7 +41,7 @@ def config_of(directory: Path) -> TaskConfig:
             {"name": "q", "from": "numbers", "sink": {"files": {"url": f"file://{directory}/out"}}}
         ],
     }
-    (segment,) = compile_topology(load_spec(spec), "t", local=True).segments
+    (segment,) = compile_topology(load_spec(spec), "t", skip_cluster_checks=True).segments
     file = directory / "topology.json"
     head = {"name": "t", "uid": "uid-1", "generation": 1, "origin": "2026-01-01T00:00:00Z"}
     file.write_text(json.dumps({**head, "spec": spec}))
@@ -81,7 +81,7 @@ def failed(tmp_path: Path) -> Iterator[TaskRuntime]:
     assert not thread.is_alive()
 
 
-def test_it_reports_why_and_its_probe_succeeds(failed: TaskRuntime) -> None:
+def test_a_failed_task_reports_why_and_stays_live(failed: TaskRuntime) -> None:
     answer = failed.status.response(1)
     assert answer.problem is not None
     assert answer.problem.message.startswith("epoch 3 of stream")
@@ -90,7 +90,7 @@ def test_it_reports_why_and_its_probe_succeeds(failed: TaskRuntime) -> None:
         assert live.status == 200
 
 
-def test_nothing_of_it_is_written(failed: TaskRuntime, tmp_path: Path) -> None:
+def test_a_failed_task_writes_nothing(failed: TaskRuntime, tmp_path: Path) -> None:
     assert failed.status.response(1).sinks == ()
     assert not list(tmp_path.glob("out/*.parquet"))
 
@@ -112,7 +112,7 @@ def test_a_task_whose_engine_does_not_start_reports_that_and_ends(tmp_path: Path
     assert ended == [1]
 
 
-def test_an_engine_that_does_not_stop_does_not_keep_the_process(
+def test_an_engine_that_does_not_stop_does_not_block_the_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.task.runtime.STOP_S", 0.2)
@@ -127,7 +127,7 @@ def test_an_engine_that_does_not_stop_does_not_keep_the_process(
     assert not thread.is_alive()
 
 
-def test_an_error_while_a_task_ends_does_not_keep_its_process() -> None:
+def test_an_error_while_a_task_ends_does_not_block_the_exit() -> None:
     """A thread of a pool may wait for a store that does not respond."""
     code = """
 import time

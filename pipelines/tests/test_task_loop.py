@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from state_parts import counted
+from state_parts import value_in_state
 from task_world import SINK, World
 
 from rekindle.checkpoints.manifest import Entry
@@ -34,7 +34,7 @@ def test_an_epoch_is_released_when_its_time_is_over() -> None:
     assert [released_epoch(t, 5_000_000, 1_000_000) for t in (4.0, 5.9, 6.0, 7.5)] == [-2, -1, 0, 1]
 
 
-def test_epochs_come_out_one_by_one_when_live(world: World) -> None:
+def test_a_live_task_makes_one_call_per_epoch(world: World) -> None:
     world.run_to(1)
     world.run_to(2)
     assert world.chain.calls == [[0], [1]]
@@ -46,7 +46,7 @@ def test_a_call_ends_at_a_checkpoint_epoch(world: World) -> None:
     world.run_to(25)
     assert world.chain.calls == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
     assert [s.epoch for s in world.saved] == [9, 19]
-    assert counted(world.saved[0].operators, "sum") == sum(range(10))
+    assert value_in_state(world.saved[0].operators, "sum") == sum(range(10))
 
 
 def test_a_call_is_bounded_in_rows(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_without_its_committed_entry_a_state_is_saved_as_a_whole(
     assert world.saver.problem is None
 
 
-def test_slow_sinks_find_the_oldest_saved_entry_and_the_newest(
+def test_the_oldest_and_the_newest_saved_entries_are_kept(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.task.core.saver.KEPT", 3)

@@ -87,7 +87,7 @@ def test_a_call_without_memory_is_halved(tmp_path: Path, error: RekindleError) -
     assert world.status.response(1).problem is None
 
 
-def test_calls_stay_as_small_as_was_needed(tmp_path: Path) -> None:
+def test_a_call_that_was_reduced_for_memory_stays_reduced(tmp_path: Path) -> None:
     world, engine = limited_world(tmp_path, lambda es: HEAP_FULL if len(es) > 5 else None)
     run(world, 10)
     run(world, 30)

@@ -225,7 +225,7 @@ def stable(task: Task) -> int:
 def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Task]]]:
     spec = make_spec(tmp_path)
     Store(spec["checkpoint"]["store"])
-    topology = compile_topology(load_spec(spec), "test", local=True)
+    topology = compile_topology(load_spec(spec), "test", skip_cluster_checks=True)
     origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=2)
     document = {"name": "test", "uid": "uid-1", "generation": 1, "origin": origin.isoformat()}
     (tmp_path / "topology.json").write_text(json.dumps({**document, "spec": spec}))

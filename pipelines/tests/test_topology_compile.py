@@ -211,4 +211,4 @@ def test_a_local_run_may_use_a_local_disk() -> None:
     del data["checkpoint"]["volume"]
     with pytest.raises(InvalidTopology, match="lost with the node"):
         compiled(data)
-    assert compile_topology(load_spec(data), "t", local=True).segments
+    assert compile_topology(load_spec(data), "t", skip_cluster_checks=True).segments

@@ -56,7 +56,9 @@ def spec_of(sql: str, *inputs: str) -> TopologySpec:
 def test_event_time_follows_a_copied_column(sql: str, inputs: list[str], column: str) -> None:
     spec = spec_of(sql, *inputs)
     assert derive_streams(spec).streams["o"].event_time == column
-    assert [p for p in validate(spec, "t", local=True) if p.reason == "NoEventTime"] == []
+    assert [
+        p for p in validate(spec, "t", skip_cluster_checks=True) if p.reason == "NoEventTime"
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_event_time_follows_a_copied_column(sql: str, inputs: list[str], column:
 def test_a_lost_event_time_is_reported_with_its_place(
     sql: str, inputs: list[str], said: str
 ) -> None:
-    found = validate(spec_of(sql, *inputs), "t", local=True)
+    found = validate(spec_of(sql, *inputs), "t", skip_cluster_checks=True)
     (problem,) = [p for p in found if p.path == "spec.operators[1].inputs[0]"]
     assert problem.reason == "NoEventTime"
     assert said in problem.message
@@ -124,7 +126,7 @@ def union_spec(sql: str) -> TopologySpec:
 def test_event_time_goes_through_a_union_by_position(sql: str, column: str) -> None:
     spec = union_spec(sql)
     assert derive_streams(spec).streams["o"].event_time == column
-    assert validate(spec, "t", local=True) == []
+    assert validate(spec, "t", skip_cluster_checks=True) == []
 
 
 SWAPPED = "event time is column 2 of SELECT FROM a, but column 1 of SELECT FROM b"
@@ -152,7 +154,7 @@ SWAPPED = "event time is column 2 of SELECT FROM a, but column 1 of SELECT FROM 
     ],
 )
 def test_a_union_without_event_time_at_one_position_is_refused(sql: str, message: str) -> None:
-    (problem,) = validate(union_spec(sql), "t", local=True)
+    (problem,) = validate(union_spec(sql), "t", skip_cluster_checks=True)
     assert (problem.path, problem.reason) == ("spec.operators[1].inputs[0]", "NoEventTime")
     assert message in problem.message
     assert problem.hint is not None
@@ -160,7 +162,9 @@ def test_a_union_without_event_time_at_one_position_is_refused(sql: str, message
 
 
 def test_a_common_table_expression_is_refused() -> None:
-    found = validate(union_spec("WITH c AS (SELECT t, u FROM b) SELECT * FROM c"), "t", local=True)
+    found = validate(
+        union_spec("WITH c AS (SELECT t, u FROM b) SELECT * FROM c"), "t", skip_cluster_checks=True
+    )
     assert "NotRowWise" in {problem.reason for problem in found}
 
 
@@ -174,7 +178,7 @@ def test_a_window_refuses_a_union_of_window_ends_and_row_times() -> None:
 
     def found(*operators: dict[str, Any]) -> list[Problem]:
         manifest = manifest_spec([source()], [hours, ends, plain, *operators], [query("q", "w")])
-        return validate(load_spec(manifest), "t", local=True)
+        return validate(load_spec(manifest), "t", skip_cluster_checks=True)
 
     (problem,) = found(mixed, kept, window("w", "kept", window=BY_ALL))
     assert (problem.path, problem.reason) == ("spec.operators[5].inputs[0]", "InputsDiffer")
@@ -199,5 +203,5 @@ def test_added_columns_have_names_of_their_own_for_spark(
     files = {k: v for k, v in files.items() if v is not None}
     trips = source("trips", schema="started STRING", eventTime=made, files=files)
     spec = load_spec(manifest_spec([trips], [], [query("q", "trips")]))
-    found = [(p.path, p.reason) for p in validate(spec, "t", local=True)]
+    found = [(p.path, p.reason) for p in validate(spec, "t", skip_cluster_checks=True)]
     assert found == [(f"spec.sources[0].{field}", reason)]

@@ -229,7 +229,7 @@ def test_a_number_is_not_a_duration() -> None:
         ),
     ],
 )
-def test_other_documents_are_refused(text: str | bytes, said: str) -> None:
+def test_invalid_documents_are_refused(text: str | bytes, said: str) -> None:
     assert any(p.startswith(said) for p in problems(text))
 
 

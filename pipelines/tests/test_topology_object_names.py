@@ -17,7 +17,7 @@ from rekindle_testing.fixtures.crd import resource_schema
 _DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
-def paths_of_problems(changes: dict[str, Any], *, local: bool = False) -> list[str]:
+def paths_of_problems(changes: dict[str, Any], *, skip_cluster_checks: bool = False) -> list[str]:
     manifest = good_manifest()
     manifest["spec"]["checkpoint"] |= changes.pop("checkpoint", {})
     manifest["spec"] |= changes
@@ -25,7 +25,7 @@ def paths_of_problems(changes: dict[str, Any], *, local: bool = False) -> list[s
         name, spec = load_topology(manifest)
     except InvalidTopology as error:
         return [p.path for p in error.problems]
-    return [p.path for p in validate(spec, name, local=local)]
+    return [p.path for p in validate(spec, name, skip_cluster_checks=skip_cluster_checks)]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,10 @@ def test_what_no_object_is_called_is_refused(name: str) -> None:
 
 
 def test_a_local_run_needs_no_object_of_a_cluster() -> None:
-    assert paths_of_problems({"image": "x:1:2", "serviceAccountName": "A"}, local=True) == []
+    assert (
+        paths_of_problems({"image": "x:1:2", "serviceAccountName": "A"}, skip_cluster_checks=True)
+        == []
+    )
 
 
 def test_the_crd_has_the_same_patterns() -> None:

@@ -16,12 +16,12 @@ from rekindle_testing.fixtures.bad_manifests import BadManifest, bad_manifests, 
 BAD = bad_manifests()
 
 
-def problems_of(manifest: dict[str, Any], *, local: bool = False) -> list[Problem]:
+def problems_of(manifest: dict[str, Any], *, skip_cluster_checks: bool = False) -> list[Problem]:
     try:
         name, spec = load_topology(manifest)
     except InvalidTopology as error:
         return error.problems
-    return validate(spec, name, local=local)
+    return validate(spec, name, skip_cluster_checks=skip_cluster_checks)
 
 
 def reasons(spec: TopologySpec) -> dict[str, str]:
@@ -73,7 +73,7 @@ def test_file_urls_need_a_volume_except_in_local_runs() -> None:
     del manifest["spec"]["checkpoint"]["volume"]
     assert {p.reason for p in problems_of(manifest)} == {"NoVolume"}
     assert len(problems_of(manifest)) == 3
-    assert problems_of(manifest, local=True) == []
+    assert problems_of(manifest, skip_cluster_checks=True) == []
 
 
 def test_the_hint_has_volume_and_url() -> None:
@@ -111,7 +111,7 @@ def test_places_beside_the_claim_are_valid_in_local_runs() -> None:
     manifest["spec"]["checkpoint"]["store"] = "file:///data/ckpt"
     manifest["spec"]["queries"][0]["sink"]["files"]["url"] = "file:///tmp/out"
     assert len(problems_of(manifest)) == 2
-    assert problems_of(manifest, local=True) == []
+    assert problems_of(manifest, skip_cluster_checks=True) == []
 
 
 def _mounting(volume: dict[str, Any], at: str) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def test_memory_urls_are_for_local_runs() -> None:
     spec = _placed("memory://store", "memory://input", "memory://output")
     assert set(reasons(spec).values()) == {"InvalidUrl"}
     assert len(reasons(spec)) == 3
-    assert validate(spec, "t", local=True) == []
+    assert validate(spec, "t", skip_cluster_checks=True) == []
 
 
 def test_a_remote_store_needs_no_volume() -> None:

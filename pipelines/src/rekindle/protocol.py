@@ -115,7 +115,7 @@ class PollRequest(_Versioned):
     # Entries of this partition that cannot be restored: of those that the task reports, and
     # `committed`. It reports them no more, reuses nothing of them, and saves all of its state.
     refused: tuple[str, ...] = ()
-    ask_only: bool = False  # respond only: keep the desired state of the last complete poll
+    ask_only: bool = False  # respond only: keep the desired state of the last other poll
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # respond with the digests of these epochs too

@@ -38,13 +38,15 @@ _DELETE_ATTEMPTS = 60
 
 
 class Injector:
-    """`keep_addresses`: a new node never gets the address of a dead one. Leaving the context
+    """`reserve_addresses`: a new node never gets the address of a dead one. Leaving the context
     resumes the API server, so that the cluster can be stopped."""
 
-    def __init__(self, cluster: EmbeddedCluster, sampler: Sampler, *, keep_addresses: bool) -> None:
+    def __init__(
+        self, cluster: EmbeddedCluster, sampler: Sampler, *, reserve_addresses: bool
+    ) -> None:
         self._cluster = cluster
         self._sampler = sampler
-        self._keep_addresses = keep_addresses
+        self._reserve_addresses = reserve_addresses
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="node-objects")
         self._deletions: list[Future[None]] = []
         self._added: list[str] = []
@@ -58,8 +60,8 @@ class Injector:
             self._cluster.control_plane.resume_api_server()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def wait_healed(self) -> None:
-        """Return when the round's new nodes are Ready and its Node objects deleted."""
+    def wait_faults_ended(self) -> None:
+        """Until the round's new nodes are Ready and the Node objects of its dead nodes deleted."""
         for name in self._added:
             self._cluster.nodes[name].wait_ready(60)
         self._added.clear()
@@ -80,7 +82,7 @@ class Injector:
                     [p for p in self._sampler.pods if p["metadata"]["name"] == leader], 0
                 )
             case KillNodes(nodes):
-                self._cluster.kill_nodes(list(nodes), keep_addresses=self._keep_addresses)
+                self._cluster.kill_nodes(list(nodes), reserve_addresses=self._reserve_addresses)
                 return f"killed {', '.join(nodes)}"
             case AddNode(node):
                 started = self._cluster.launch_node().name

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import assert_never
 
 FAULTS_BEGIN_BY_S = 15.0
-HEALED_BY_S = 35.0
+FAULTS_END_BY_S = 35.0
 MAX_API_PAUSE_S = 8.0
 _MIN_FAULTS, _MAX_FAULTS = 3, 5
 
@@ -181,18 +181,20 @@ def make_plan(
     faults: Sequence[Fault] = tuple(Fault),
 ) -> Plan:
     """The plan of a seed, for a cluster of `nodes` nodes, of these kinds of faults only."""
-    stay = seed % 2 == 1
+    node_objects_stay = seed % 2 == 1
     alive = [f"node-{n}" for n in range(1, nodes + 1)]
     next_number = nodes + 1
     made = []
     for number in range(1, rounds + 1):
-        generator = _RoundGenerator(random.Random(f"{seed}/{number}"), alive, topologies, stay)
+        generator = _RoundGenerator(
+            random.Random(f"{seed}/{number}"), alive, topologies, node_objects_stay
+        )
         steps = generator.generate(faults, next_number)
         made.append(Round(number, steps))
         added = [s.action.node for s in steps if isinstance(s.action, AddNode)]
         next_number += len(added)
         alive = [n for n in alive if n not in generator.dead] + added
-    return Plan(seed, stay, tuple(made))
+    return Plan(seed, node_objects_stay, tuple(made))
 
 
 class _RoundGenerator:
@@ -200,14 +202,18 @@ class _RoundGenerator:
     cut off one may be killed; a store is removed, and the API server is paused, at most once."""
 
     def __init__(
-        self, rng: random.Random, alive: Sequence[str], topologies: Sequence[str], stay: bool
+        self,
+        rng: random.Random,
+        alive: Sequence[str],
+        topologies: Sequence[str],
+        node_objects_stay: bool,
     ) -> None:
         self._rng = rng
         self._topologies = topologies
-        self._stay = stay
+        self._node_objects_stay = node_objects_stay
         self._healthy = rng.choice(alive)
-        self._untouched = [n for n in alive if n != self._healthy]
-        self._silent: dict[str, tuple[float, float]] = {}
+        self._without_fault = [n for n in alive if n != self._healthy]
+        self._silent_nodes: dict[str, tuple[float, float]] = {}
         self._interrupted: set[str] = set()
         self._steps: list[Step] = []
         self.dead: set[str] = set()
@@ -255,28 +261,28 @@ class _RoundGenerator:
     def _make_silent(
         self, at_s: float, begin: type[Freeze | CutOff], end: type[Thaw | Reconnect]
     ) -> None:
-        if self._untouched:
-            node = self._untouched.pop(self._rng.randrange(len(self._untouched)))
+        if self._without_fault:
+            node = self._without_fault.pop(self._rng.randrange(len(self._without_fault)))
             until_s = round(at_s + self._rng.uniform(2, 18), 1)
-            self._silent[node] = at_s, until_s
+            self._silent_nodes[node] = at_s, until_s
             self._step(at_s, begin(node))
             self._step(until_s, end(node))
 
     def _kill_nodes(self, at_s: float) -> None:
         """One node, two, or most of them."""
-        candidates = self._untouched + [
-            n for n, (since_s, _) in self._silent.items() if since_s < at_s
+        candidates = self._without_fault + [
+            n for n, (since_s, _) in self._silent_nodes.items() if since_s < at_s
         ]
         if not candidates:
             return
-        wanted = self._rng.choices((1, 2, len(candidates)), (4, 2, 4))[0]
-        victims = self._rng.sample(candidates, min(wanted, len(candidates)))
+        count = self._rng.choices((1, 2, len(candidates)), (4, 2, 4))[0]
+        victims = self._rng.sample(candidates, min(count, len(candidates)))
         for node in victims:
-            if node in self._untouched:
-                self._untouched.remove(node)
-            self._silent.pop(node, None)
+            if node in self._without_fault:
+                self._without_fault.remove(node)
+            self._silent_nodes.pop(node, None)
         self.dead.update(victims)
-        self._steps = [s for s in self._steps if not _heals_one_of(s, victims, at_s)]
+        self._steps = [s for s in self._steps if not _ends_fault_of(s, victims, at_s)]
         self._step(at_s, KillNodes(tuple(sorted(victims))))
 
     def _replace_dead(self, next_number: int) -> None:
@@ -285,13 +291,13 @@ class _RoundGenerator:
         for at_s, nodes in losses:
             for node in nodes:
                 arrivals.append(round(at_s + self._rng.uniform(3, 15), 1))
-                gone_s = at_s + self._rng.uniform(2, HEALED_BY_S - FAULTS_BEGIN_BY_S)
-                if not self._stay:
+                gone_s = at_s + self._rng.uniform(2, FAULTS_END_BY_S - FAULTS_BEGIN_BY_S)
+                if not self._node_objects_stay:
                     self._step(gone_s, DeleteNodeObject(node))
         for number, at_s in enumerate(sorted(arrivals), next_number):
             self._step(at_s, AddNode(f"node-{number}"))
 
 
-def _heals_one_of(step: Step, victims: Sequence[str], since_s: float) -> bool:
-    healed = step.action.node if isinstance(step.action, Thaw | Reconnect) else ""
-    return step.at_s > since_s and healed in victims
+def _ends_fault_of(step: Step, victims: Sequence[str], since_s: float) -> bool:
+    node = step.action.node if isinstance(step.action, Thaw | Reconnect) else ""
+    return step.at_s > since_s and node in victims

@@ -15,12 +15,12 @@ Newest = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class StaleLive:
+class StalledLive:
     """The status said Live although the query's sink had written nothing for so long."""
 
     query: str
     at_s: float
-    silent_s: float
+    stalled_s: float
 
 
 @dataclass(slots=True)
@@ -32,12 +32,12 @@ class Progress:
     file_interval_s: float
     _written: dict[str, int] = field(default_factory=dict)
     _advanced_s: dict[str, float] = field(default_factory=dict)
-    _head: int = -1
+    _newest_written: int = -1
 
     def observe(self, at_s: float, newest: Newest) -> None:
         for query, count in self.partitions.items():
             found = newest.get(query, {})
-            self._head = max(self._head, *found.values(), -1)
+            self._newest_written = max(self._newest_written, *found.values(), -1)
             written = min((found.get(p, -1) for p in range(count)), default=-1)
             if written > self.written(query):
                 self._written[query] = written
@@ -48,9 +48,9 @@ class Progress:
         return self._written.get(query, -1)
 
     @property
-    def head(self) -> int:
+    def newest_written(self) -> int:
         """The newest epoch that any partition of any query has written."""
-        return self._head
+        return self._newest_written
 
     @property
     def complete(self) -> int:
@@ -61,14 +61,14 @@ class Progress:
         """Queries that are not written through `epoch`, and how far they are."""
         return {q: self.written(q) for q in self.partitions if self.written(q) < epoch}
 
-    def find_stale_live(self, at_s: float, states: Mapping[str, str]) -> list[StaleLive]:
+    def find_stalled_live(self, at_s: float, states: Mapping[str, str]) -> list[StalledLive]:
         """Of queries that are reported as Live: since when their next file is overdue."""
         return [
-            StaleLive(query, at_s, silent_s)
+            StalledLive(query, at_s, stalled_s)
             for query in self.partitions
             if states.get(query) == "Live"
             and (since_s := self._advanced_s.get(query)) is not None
-            and (silent_s := at_s - since_s - self.file_interval_s) > 0
+            and (stalled_s := at_s - since_s - self.file_interval_s) > 0
         ]
 
 

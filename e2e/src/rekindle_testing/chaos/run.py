@@ -21,9 +21,9 @@ from rekindle_testing.chaos import topologies
 from rekindle_testing.chaos.evidence import keep_evidence
 from rekindle_testing.chaos.injector import Injector
 from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
-from rekindle_testing.chaos.progress import Progress, StaleLive
+from rekindle_testing.chaos.progress import Progress, StalledLive
 from rekindle_testing.chaos.sampler import Sampler
-from rekindle_testing.embedded.processes import Supervisor
+from rekindle_testing.embedded.processes import ChildProcesses
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.installed import MOUNT
 from rekindle_testing.harness.log_keeper import LogKeeper
@@ -39,7 +39,7 @@ ADVANCE_WITHIN_S = 120.0
 START_WITHIN_S = 180.0
 _START_S = 90  # of input, before the first round
 _ROUND_S = 60 + int(ADVANCE_WITHIN_S)  # of input, for each round
-_NO_STALE_LIVE = StaleLive("", 0.0, 0.0)
+_NO_STALLED_LIVE = StalledLive("", 0.0, 0.0)
 _END_S = 20  # of input that must be left, or an advance would have to stop
 
 
@@ -49,21 +49,21 @@ class RoundFailure(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """Times are seconds since the end of the round's last fault. `stale_live_s`: the longest time
-    that a query, `stale_query`, was reported as Live while its sink wrote nothing."""
+    """Times are seconds since the end of the round's last fault. `stalled_live_s`: the longest time
+    that a query, `stalled_query`, was reported as Live while its sink wrote nothing."""
 
     number: int
     advanced_s: float
     live_s: float
     rows: int
-    stale_live_s: float
-    stale_query: str = ""
+    stalled_live_s: float
+    stalled_query: str = ""
 
     def __str__(self) -> str:
         return (
             f"all queries advance after {self.advanced_s:.1f} s and are Live after "
             f"{self.live_s:.1f} s; {self.rows:,} rows equal; "
-            f"longest stale Live {self.stale_live_s:.1f} s {self.stale_query}"
+            f"longest stall while Live {self.stalled_live_s:.1f} s {self.stalled_query}"
         )
 
 
@@ -144,23 +144,23 @@ class _Run:
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(1))
             # Left before the pool, which would wait for the end of the reference execution.
-            supervisor = stack.enter_context(Supervisor(self.expected / "logs"))
+            children = stack.enter_context(ChildProcesses(self.expected / "logs"))
             topologies.write_input(self.cluster.shared, self._input_s, self.plan.seed)
-            reference = pool.submit(self._execute_references, supervisor)
+            reference = pool.submit(self._execute_references, children)
             stack.enter_context(self.cluster)
             self.cluster.make_volume("rekindle")
             self.cluster.install()
             reference.result()  # so that it does not compete for the cores
             self._sampler = stack.enter_context(self._make_sampler())
             self._injector = stack.enter_context(
-                Injector(self.cluster, self._sampler, keep_addresses=self.plan.node_objects_stay)
+                Injector(self.cluster, self._sampler, reserve_addresses=self.plan.node_objects_stay)
             )
             self.cluster.apply(*self._documents.values())
             yield
 
-    def _execute_references(self, supervisor: Supervisor) -> None:
+    def _execute_references(self, children: ChildProcesses) -> None:
         for reference in self._references.values():
-            reference.execute(supervisor)
+            reference.execute(children)
 
     def _make_sampler(self) -> Sampler:
         sinks = {
@@ -201,34 +201,36 @@ class _Run:
         return ""
 
     def _run_round(self, round: Round) -> RoundResult:
-        seen = len(self._sampler.stale_live)
+        seen = len(self._sampler.stalled_live)
         began = time.monotonic()
         for step in round.steps:
             time.sleep(max(0.0, began + step.at_s - time.monotonic()))
             self._print(f"  {time.monotonic() - began:5.1f} s  {self._injector.apply(step.action)}")
-        self._injector.wait_healed()
-        healed = time.monotonic()
-        self._wait_advanced(round, healed + ADVANCE_WITHIN_S)
-        advanced_s = time.monotonic() - healed
-        self._wait(round, "reported as Live", self._sampler.not_live, healed + ADVANCE_WITHIN_S)
-        live_s = time.monotonic() - healed
+        self._injector.wait_faults_ended()
+        faults_ended = time.monotonic()
+        self._wait_advanced(round, faults_ended + ADVANCE_WITHIN_S)
+        advanced_s = time.monotonic() - faults_ended
+        self._wait(
+            round, "reported as Live", self._sampler.not_live, faults_ended + ADVANCE_WITHIN_S
+        )
+        live_s = time.monotonic() - faults_ended
         rows = self._compare_new(round)
-        stale = max(
-            self._sampler.stale_live[seen:], key=lambda c: c.silent_s, default=_NO_STALE_LIVE
+        stalled = max(
+            self._sampler.stalled_live[seen:], key=lambda c: c.stalled_s, default=_NO_STALLED_LIVE
         )
         return RoundResult(
             number=round.number,
             advanced_s=_rounded(advanced_s),
             live_s=_rounded(live_s),
             rows=rows,
-            stale_live_s=_rounded(stale.silent_s),
-            stale_query=stale.query,
+            stalled_live_s=_rounded(stalled.stalled_s),
+            stalled_query=stalled.query,
         )
 
     def _wait_advanced(self, round: Round, until: float) -> None:
         """Until every query has passed the newest epoch that any query of its topology has written
         now."""
-        goals = {name: progress.head + 1 for name, progress in self._progress.items()}
+        goals = {name: progress.newest_written + 1 for name, progress in self._progress.items()}
         late = max(goals.values()) + _END_S - self._input_s
         if late > 0:
             raise RoundFailure(f"round {round.number}: the input ends {late} s too early")
@@ -280,7 +282,9 @@ class _Run:
 
     def _all_live(self) -> bool:
         self._sampler.check()
-        return not self._sampler.not_live() and all(p.head >= 0 for p in self._progress.values())
+        return not self._sampler.not_live() and all(
+            p.newest_written >= 0 for p in self._progress.values()
+        )
 
     def _all_checkpointed(self) -> bool:
         statuses = self._sampler.statuses

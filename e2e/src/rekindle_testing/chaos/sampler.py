@@ -15,7 +15,7 @@ from typing import Any
 
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
-from rekindle_testing.chaos.progress import Progress, StaleLive
+from rekindle_testing.chaos.progress import Progress, StalledLive
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.remote import JsonApi
 from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM
@@ -45,7 +45,7 @@ class Sampler:
         self.pods: list[Json] = []
         self.leader = ""
         self.statuses: dict[str, Json] = {}
-        self.stale_live: list[StaleLive] = []
+        self.stalled_live: list[StalledLive] = []
         self._api = JsonApi(kubeconfig)
         self._progress = progress
         self._sinks = sinks
@@ -104,7 +104,7 @@ class Sampler:
 
     def _watch_files(self) -> None:
         while not self._stop.wait(_FILES_EVERY_S):
-            self._keeper.sweep()
+            self._keeper.link_new()
             for name, progress in self._progress.items():
                 newest = {query: _newest(path) for query, path in self._sinks[name].items()}
                 progress.observe(self.now(), newest)
@@ -121,7 +121,7 @@ class Sampler:
         at_s = self.now()
         self.statuses = {t["metadata"]["name"]: t.get("status") or {} for t in found}
         for name, progress in self._progress.items():
-            self.stale_live += progress.find_stale_live(at_s, self.states(name))
+            self.stalled_live += progress.find_stalled_live(at_s, self.states(name))
         self.pods = self._api.call("GET", "/api/v1/pods")["items"]
         lease = self._api.call("GET", _LEASE).get("spec") or {}
         self.leader = lease.get("holderIdentity") or ""
@@ -159,6 +159,6 @@ def _summary(pod: Json) -> str:
         status.get("phase", "-"),
         "ready" if conditions.get("Ready") == "True" else "not ready",
         "gated" if spec.get("schedulingGates") else "",
-        "deleted" if pod["metadata"].get("deletionTimestamp") else "",
+        "terminating" if pod["metadata"].get("deletionTimestamp") else "",
     ]
     return " ".join(part for part in parts if part)

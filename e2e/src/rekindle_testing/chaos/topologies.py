@@ -22,7 +22,7 @@ _RESOURCES = {"requests": {"cpu": "400m", "memory": "768Mi"}}
 
 
 def documents(seconds: int) -> dict[str, dict[str, Any]]:
-    """Name -> manifest; both have input for so many seconds."""
+    """Name -> resource; both have input for so many seconds."""
     return {METERS: _meters(seconds), TRIPS: _trips()}
 
 

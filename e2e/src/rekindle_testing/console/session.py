@@ -124,12 +124,12 @@ class Session:
     def _machine_state(self, name: str) -> str:
         if name in self._killed:
             return "killed"
-        done = [
+        states = [
             text
             for text, names in (("frozen", self._frozen), ("cut off", self._cut))
             if name in names
         ]
-        return ", ".join(done) or "running"
+        return ", ".join(states) or "running"
 
 
 def _is_ready(node: Any) -> bool:

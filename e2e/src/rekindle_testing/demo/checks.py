@@ -100,5 +100,7 @@ def result(
         "nodesLostAt": round(lost_at_s, 2),
         "durationSeconds": round(history.ended_s, 2),
         "queries": queries,
-        "events": [{"at": round(m.at_s, 2), "kind": m.kind, "text": m.text} for m in history.marks],
+        "events": [
+            {"at": round(m.at_s, 2), "kind": m.kind, "text": m.text} for m in history.events
+        ],
     }

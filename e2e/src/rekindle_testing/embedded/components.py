@@ -70,7 +70,7 @@ class Credentials:
     etcd_client: KeyPair
     api_server: KeyPair
     kubelet_client: KeyPair
-    controllers: KeyPair
+    manager_and_scheduler: KeyPair
     service_account_key: Path
 
 
@@ -176,7 +176,7 @@ def _controller(port: int, credentials: Credentials, kubeconfig: Path) -> list[s
         f"--authorization-kubeconfig={kubeconfig}",
         f"--bind-address={LOOPBACK}",
         f"--secure-port={port}",
-        *_serving(credentials.controllers),
+        *_serving(credentials.manager_and_scheduler),
         # There is one of each, so an election only adds its delay to a restart.
         "--leader-elect=false",
         "--profiling=false",

@@ -23,7 +23,7 @@ from rekindle_testing.embedded.components import Credentials, Ports, Settings
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubeconfig import write_kubeconfig
 from rekindle_testing.embedded.pki import CertificateAuthority, create_signing_key
-from rekindle_testing.embedded.processes import Process, Supervisor, choose_ports
+from rekindle_testing.embedded.processes import ChildProcesses, Process, choose_ports
 from rekindle_testing.embedded.toolchain import ControlPlaneBinaries, ensure_control_plane
 from rekindle_testing.progress import OnProgress, no_progress
 
@@ -77,7 +77,7 @@ class ControlPlane:
         self.kubeconfig = self.directory / "kubeconfig" / "admin.kubeconfig"
         self._binaries = binaries
         self._on_progress = on_progress
-        self._supervisor = Supervisor(self.log_directory)
+        self._children = ChildProcesses(self.log_directory)
         self._running: dict[str, Process] = {}
         self._installed: _Installation | None = None
 
@@ -113,7 +113,7 @@ class ControlPlane:
 
     def stop(self) -> None:
         """End every component; does nothing to one that has ended."""
-        self._supervisor.close(_STOP_GRACE_S)
+        self._children.close(_STOP_GRACE_S)
         self._running.clear()
 
     # --- identities -------------------------------------------------------
@@ -180,7 +180,7 @@ class ControlPlane:
 
     def stop_api_server(self) -> None:
         """Kill the API server, like a crash: connections break, then are refused."""
-        self._supervisor.stop(self._running.pop("kube-apiserver"), grace_s=0)
+        self._children.stop(self._running.pop("kube-apiserver"), grace_s=0)
 
     def start_api_server(self) -> None:
         """Start it again on the same port."""
@@ -234,7 +234,7 @@ class ControlPlane:
             kubelet_client=authority.issue_client(
                 "kubelet-client", components.KUBELET_CLIENT_NAME, "system:masters"
             ),
-            controllers=authority.issue_server("controllers", "controllers", local),
+            manager_and_scheduler=authority.issue_server("controllers", "controllers", local),
             service_account_key=create_signing_key(authority.directory / "tokens.key"),
         )
 
@@ -273,7 +273,7 @@ class ControlPlane:
         # Without variables of this process: proxies and KUBE* variables change components.
         environment = {"PATH": os.defpath, "HOME": str(self.directory)}
         argv = [str(program), *arguments]
-        self._running[name] = self._supervisor.start(name, argv, environment)
+        self._running[name] = self._children.start(name, argv, environment)
 
     # --- readiness --------------------------------------------------------
 

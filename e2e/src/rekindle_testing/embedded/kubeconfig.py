@@ -9,13 +9,13 @@ from pathlib import Path
 from rekindle_testing.embedded.pki import KeyPair
 
 
-def write_kubeconfig(path: Path, server: str, authority: Path, client: KeyPair) -> Path:
+def write_kubeconfig(path: Path, server: str, ca_file: Path, client: KeyPair) -> Path:
     """Write a kubeconfig of one cluster and one user; readable by its owner only."""
     user = {
         "client-certificate-data": _data(client.certificate),
         "client-key-data": _data(client.key),
     }
-    cluster = {"server": server, "certificate-authority-data": _data(authority)}
+    cluster = {"server": server, "certificate-authority-data": _data(ca_file)}
     document = {
         "apiVersion": "v1",
         "kind": "Config",

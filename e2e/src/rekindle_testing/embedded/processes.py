@@ -86,7 +86,7 @@ class Process:
             return "".join(deque(file, maxlen=lines)).rstrip()
 
 
-class Supervisor:
+class ChildProcesses:
     """Starts children and ensures that none outlives this process."""
 
     def __init__(self, log_directory: Path) -> None:
@@ -94,7 +94,7 @@ class Supervisor:
         self._processes: list[Process] = []
         self._reaper: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self) -> ChildProcesses:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -154,7 +154,7 @@ class Supervisor:
                 [sys.executable, "-I", "-S", str(script)],
                 stdin=subprocess.PIPE,
                 text=True,
-                # Ctrl-C in the terminal must reach only the supervisor.
+                # Ctrl-C in the terminal must reach only the children.
                 start_new_session=True,
             )
         # The reaper may have been killed from outside.

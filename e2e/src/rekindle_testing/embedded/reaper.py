@@ -1,8 +1,8 @@
 """Kills process groups when the process that started them is gone.
 
-Started as a script by `processes.Supervisor`, which holds the other end of
+Started as a script by `processes.ChildProcesses`, which holds the other end of
 standard input and writes `+GROUP` and `-GROUP` lines.  End of file means that
-the supervisor's process ended, however it ended: kill -9 closes pipes too.
+the children's process ended, however it ended: kill -9 closes pipes too.
 PR_SET_PDEATHSIG would do it without a process, but it follows the *thread* that
 started the child, reaches no grandchildren, and exists on Linux only.
 It must not import anything of this package: it runs isolated, to stay small.

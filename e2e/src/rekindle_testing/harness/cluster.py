@@ -122,15 +122,15 @@ class EmbeddedCluster(Cluster):
         node.wait_ready()
         return node.name
 
-    def kill_nodes(self, names: list[str], *, keep_addresses: bool = False) -> None:
+    def kill_nodes(self, names: list[str], *, reserve_addresses: bool = False) -> None:
         """SIGKILL every process of these nodes, all at once. A new node may get their addresses,
         unless they are kept until the cluster stops."""
         dying = [self.nodes.pop(name) for name in names]
-        if keep_addresses:
+        if reserve_addresses:
             self._dead += dying
         # In parallel, since each waits for the end of its processes.
         with ThreadPoolExecutor(max(len(dying), 1)) as pool:
-            list(pool.map(lambda node: node.kill(keep_address=keep_addresses), dying))
+            list(pool.map(lambda node: node.kill(reserve_address=reserve_addresses), dying))
 
     def delete_lost_nodes(self) -> None:
         """The Node objects of machines that are gone, as a cloud's controller does. While they

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from rekindle_testing.embedded.processes import Supervisor
+from rekindle_testing.embedded.processes import ChildProcesses
 from rekindle_testing.harness.installed import MOUNT
 from rekindle_testing.paths import ROOT
 
@@ -49,10 +49,10 @@ def manifest(name: str, speedup: int) -> dict[str, Any]:
 
 
 def run_reference(
-    document: dict[str, Any], shared: Path, output: Path, supervisor: Supervisor | None = None
+    document: dict[str, Any], shared: Path, output: Path, children: ChildProcesses | None = None
 ) -> None:
     """`rekindle run`: the oracle. Sinks go to `output`/<query>. If the caller passes a
-    `supervisor`, closing it ends a run that is in progress."""
+    `children`, closing it ends a run that is in progress."""
     local = json.loads(json.dumps(document).replace(f"file://{MOUNT}", f"file://{shared}"))
     path = output.with_suffix(".yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def run_reference(
     command += ["--output", str(output), "--spark-log", str(output.with_suffix(".spark.log"))]
     with contextlib.ExitStack() as stack:
         # Its JVM must not outlive this process, however that ends.
-        owner = supervisor or stack.enter_context(Supervisor(path.parent / "logs"))
+        owner = children or stack.enter_context(ChildProcesses(path.parent / "logs"))
         process = owner.start(f"reference-{document['metadata']['name']}", command)
         if not process.wait(_REFERENCE_S):
             raise RuntimeError(f"the reference execution took over {_REFERENCE_S} s")

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from rekindle_testing.embedded.processes import Process, Supervisor
+from rekindle_testing.embedded.processes import ChildProcesses, Process
 from rekindle_testing.images import programs
 from rekindle_testing.waiting import wait_for
 
@@ -27,7 +27,7 @@ class FuseVolume:
         self.directory, self.behind = directory, behind
         self._options = [] if write_bytes_per_s is None else [f"--write-rate={write_bytes_per_s}"]
         self._logs = logs
-        self._supervisor = Supervisor(logs)
+        self._children = ChildProcesses(logs)
         self._process: Process | None = None
 
     def __enter__(self) -> FuseVolume:
@@ -37,7 +37,7 @@ class FuseVolume:
         self.directory.mkdir(parents=True, exist_ok=True)
         # Unmounted by its own helper when the process ends, however it ends.
         command = ["bindfs", "-f", "-o", "allow_other,auto_unmount", *self._options]
-        self._process = self._supervisor.start(
+        self._process = self._children.start(
             "bindfs", [*command, str(self.behind), str(self.directory)]
         )
         wait_for(f"{self.directory} to be mounted", self.directory.is_mount, 10)
@@ -46,7 +46,7 @@ class FuseVolume:
     def __exit__(self, *error: object) -> None:
         self.respond()
         subprocess.run(["umount", "--lazy", str(self.directory)], check=False)
-        self._supervisor.close(grace_s=5)
+        self._children.close(grace_s=5)
 
     def hang(self) -> None:
         """Every access waits until `respond`."""

@@ -23,7 +23,7 @@ class LogKeeper:
         self._kept = kept
         self._linked: set[int] = set()
 
-    def sweep(self) -> None:
+    def link_new(self) -> None:
         """Link every log that is new; to be called about every second."""
         for log in self._kind.pod_logs(self._nodes):
             # The log was deleted meanwhile, with its pod.
@@ -42,6 +42,6 @@ class LogKeeper:
         self._linked.add(inode)
 
     def copy_to(self, directory: Path) -> None:
-        self.sweep()
+        self.link_new()
         if self._kept.exists():
             shutil.copytree(self._kept, directory, dirs_exist_ok=True)

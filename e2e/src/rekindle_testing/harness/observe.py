@@ -39,7 +39,7 @@ class Observer:
 
     def mark(self, kind: str, text: str) -> float:
         at_s = self.now()
-        self.history.mark(at_s, kind, text)
+        self.history.add_event(at_s, kind, text)
         return at_s
 
     def states(self) -> dict[str, str]:

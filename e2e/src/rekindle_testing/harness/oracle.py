@@ -13,7 +13,7 @@ from rekindle.connectors.registry import open_source
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.spec import SourceSpec
-from rekindle_testing.embedded.processes import Supervisor
+from rekindle_testing.embedded.processes import ChildProcesses
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.installed import MOUNT
 
@@ -29,9 +29,9 @@ class Reference:
         self._directory = directory
         self._output = directory / "reference"
 
-    def execute(self, supervisor: Supervisor | None = None) -> None:
+    def execute(self, children: ChildProcesses | None = None) -> None:
         """See `run_reference`."""
-        flights.run_reference(self._document, self._shared, self._output, supervisor)
+        flights.run_reference(self._document, self._shared, self._output, children)
 
     def compare(
         self,

@@ -51,7 +51,7 @@ class Run:
     def wait_live(self, timeout_s: float = 120) -> None:
         wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, 0.25)
 
-    def wait_advanced(self, epochs: int = 3, timeout_s: float = 90) -> None:
+    def wait_sinks_advance(self, epochs: int = 3, timeout_s: float = 90) -> None:
         """Until every sink is `epochs` further than now, and every query is Live."""
         now = self.observer.stable_epochs()
         goal = {q: now.get(q, -1) + epochs for q in self.queries()}
@@ -140,12 +140,12 @@ class Run:
 
     def _check_lost_in_time(self, last: int) -> None:
         """A loss after the end of the input would have no effect on the output."""
-        lost = [m for m in self.observer.history.marks if m.kind == "lost"]
+        lost = [m for m in self.observer.history.events if m.kind == "lost"]
         if lost:
             newest = self.observer.history.newest_epoch(lost[-1].at_s)
             assert newest < last, f"{lost[-1].text}: at epoch {newest}, input ends at {last}"
 
-    def written(self, query: str) -> list[int]:
+    def written_epochs(self, query: str) -> list[int]:
         """The epochs with rows in a query's sink, ascending."""
         self.cluster.download(f"{self.name}/output/{query}")
         names = (self.cluster.shared / self.name / "output" / query).glob("*")

@@ -53,7 +53,7 @@ def operator() -> dict[str, Any]:
     from rekindle.topology.load import load_spec
 
     import_s = time.monotonic() - began
-    compile_topology(load_spec(_TOPOLOGY), "image", local=True)
+    compile_topology(load_spec(_TOPOLOGY), "image", skip_cluster_checks=True)
     return {"import_s": import_s, "version": version("rekindle-operator")}
 
 
@@ -93,7 +93,7 @@ def _epoch(spark: Any) -> list[list[Any]]:
     from rekindle.topology.compile import compile_topology
     from rekindle.topology.load import load_spec
 
-    topology = compile_topology(load_spec(_TOPOLOGY), "image", local=True)
+    topology = compile_topology(load_spec(_TOPOLOGY), "image", skip_cluster_checks=True)
     chain = SparkChain(topology.segments[-1], topology, spark)
     hour = 3_600_000_000
     times = pa.array([1, 2, 3, 4, 5], pa.timestamp("us", "UTC"))

@@ -104,13 +104,13 @@ class ResourceAmounts:
 
     def share_of(self, whole: ResourceAmounts) -> float:
         """Sum of the shares of all resources: one number for the cost of several."""
-        share = self.basic_share_of(whole)
+        share = self.cpu_memory_pods_share_of(whole)
         if self.others:
             total_of = dict(whole.others)
             share += sum(_share(amount, total_of.get(name, 0)) for name, amount in self.others)
         return share
 
-    def basic_share_of(self, whole: ResourceAmounts) -> float:
+    def cpu_memory_pods_share_of(self, whole: ResourceAmounts) -> float:
         """The same for what every node has: CPU, memory, pods."""
         if whole.cpu_m > 0 and whole.memory > 0 and whole.pods > 0:
             # The common case, computed for each node and each task of a plan.

@@ -85,7 +85,8 @@ class CreatePod:
 @dataclass(frozen=True, slots=True)
 class DeletePod:
     """With its uid and resourceVersion as preconditions. `grace_s`: 0 for pods whose node cannot
-    respond; None: the pod's own. `frees`: its capacity is part of this pass's plan."""
+    respond; None: the pod's own. `frees_planned_capacity`: this pass's plan includes what it
+    frees."""
 
     namespace: str
     name: str
@@ -93,7 +94,7 @@ class DeletePod:
     version: int
     grace_s: int | None
     why: str
-    frees: bool = False
+    frees_planned_capacity: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
                 node, why = pod.node, "tasks on it are silent while its kubelet responds"
             case _:
                 continue
-        lasts = bool(why) and not any(words in why for words in _TRANSIENT)
-        if node is not None and node in losses.usable and lasts:
+        is_permanent = bool(why) and not any(text in why for text in _TRANSIENT)
+        if node is not None and node in losses.usable and is_permanent:
             found.append(AvoidNode(pod.shape, node, losses.usable[node].uid, pod.uid, why))
     return found
 
@@ -53,8 +53,8 @@ def still_avoided(
 ) -> frozenset[str]:
     """`nodes`, unless no other node could run the pod: then none of them is avoided."""
     others = (node for name, node in usable.items() if name not in nodes)
-    takes = any(
+    has_other_node = any(
         node.allocatable.covers(pod.requests) and NodeCapacity(node, node.allocatable).admits(pod)
         for node in others
     )
-    return nodes if takes else frozenset()
+    return nodes if has_other_node else frozenset()

@@ -23,13 +23,13 @@ from rekindle_operator.resources.coordinator import COORDINATOR_REQUESTS
 
 def measure_capacity(
     inputs: PassInputs,
-    withdrawn: Collection[str],
+    cancelled: Collection[str],
     coordinators: Iterable[Manifest],
 ) -> Capacity:
     """Bound pods of any owner count until they are gone, opened ones until they are bound, and
     coordinators that the scheduler has yet to place.
 
-    `withdrawn`: uids of pods whose reservation this pass cancels. `coordinators`: those that this
+    `cancelled`: uids of pods whose reservation this pass cancels. `coordinators`: those that this
     pass creates.
     """
     used: dict[str, list[PodView]] = defaultdict(list)
@@ -37,7 +37,7 @@ def measure_capacity(
     unplaced = [_from_coordinator(m["spec"]) for m in coordinators]
     for pod in snapshot.pods:
         node = _capacity_of(pod)
-        if pod.ended or (pod.node is None and pod.uid in withdrawn):
+        if pod.ended or (pod.node is None and pod.uid in cancelled):
             continue
         if node is not None:
             used[node].append(pod)

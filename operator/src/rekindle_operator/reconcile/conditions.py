@@ -212,7 +212,7 @@ _STORE_PROBLEMS = (
     CheckpointProblemKind.ENTRIES_REFUSED,
     CheckpointProblemKind.UNRESTORABLE,
 )
-"""Why nothing is committed. A clean-up that fails is no reason, `Stalled` only the effect."""
+"""Why nothing is committed. A failed garbage collection is no reason, `Stalled` only the effect."""
 
 
 def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Condition:

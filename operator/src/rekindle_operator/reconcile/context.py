@@ -55,7 +55,7 @@ class PassInputs:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The accepted generation: its view (spec as recorded), compiled."""
+    """A generation that runs, or may once it is accepted: its view (spec as recorded), compiled."""
 
     view: TopologyView
     topology: Topology
@@ -158,7 +158,7 @@ def _accept(
         case Rejected(problems):
             return _Acceptance(running, problems)
         case Compiled(topology):
-            fresh = Running(view, topology)
+            candidate = Running(view, topology)
     refused = refused_by_policy(view.spec, defaults.policy) or refused_by_task_limit(
         len(tuple(topology.slots())), defaults.policy
     )
@@ -166,10 +166,10 @@ def _accept(
         return _Acceptance(running, tuple(refused))
     result = inputs.snapshot.dry_runs.get((view.uid, view.generation))
     if result is not None and not result.problems:
-        return _record(fresh, running, records, defaults)
+        return _record(candidate, running, records, defaults)
     if result is not None and inputs.now - result.at < _DRY_RUN_RETRY_S:
         return _Acceptance(running, result.problems)
-    dry_run = _dry_run(fresh, defaults)
+    dry_run = _dry_run(candidate, defaults)
     if isinstance(dry_run, Problem):
         return _Acceptance(running, (dry_run,))
     if result is None:
@@ -178,17 +178,17 @@ def _accept(
 
 
 def _record(
-    fresh: Running, running: Running | None, records: GenerationRecords, defaults: PodDefaults
+    candidate: Running, running: Running | None, records: GenerationRecords, defaults: PodDefaults
 ) -> _Acceptance:
     """Of a generation that may run. A record that exists already is never replaced."""
-    manifest = generation_record(fresh.view, defaults.image)
+    manifest = generation_record(candidate.view, defaults.image)
     digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
-    existing = records.of_generation(fresh.generation)
+    existing = records.of_generation(candidate.generation)
     if existing is None:
-        create = CreateConfig(fresh.view.namespace, manifest)
-        return _Acceptance(fresh, actions=(create,), digest=digest)
+        create = CreateConfig(candidate.view.namespace, manifest)
+        return _Acceptance(candidate, actions=(create,), digest=digest)
     if existing.digest == digest:
-        return _Acceptance(fresh, digest=digest)
+        return _Acceptance(candidate, digest=digest)
     return _Acceptance(running, (foreign_record(existing),))
 
 
@@ -213,14 +213,14 @@ def _newest_running(view: TopologyView, records: GenerationRecords) -> Running |
             return None
 
 
-def _dry_run(fresh: Running, defaults: PodDefaults) -> DryRunPods | Problem:
+def _dry_run(candidate: Running, defaults: PodDefaults) -> DryRunPods | Problem:
     """A problem if a pod cannot be rendered: the fields of `podTemplate.spec` are not checked
     before, and may have any value."""
-    view, pods = fresh.view, []
-    for segment in fresh.topology.segments:
+    view, pods = candidate.view, []
+    for segment in candidate.topology.segments:
         path, slot = f"spec.podTemplate (as merged for {segment.name})", Slot(segment.id, 0, 0)
         try:
-            pod = task_pod(view, fresh.topology, fresh.generation, slot, 0, defaults)
+            pod = task_pod(view, candidate.topology, candidate.generation, slot, 0, defaults)
         except Exception as error:
             what = str(error) if isinstance(error, ValueError) else f"cannot be merged: {error!r}"
             return Problem(path, "PodRefused", what, "correct spec.podTemplate")

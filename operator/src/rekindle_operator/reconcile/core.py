@@ -48,8 +48,8 @@ from rekindle_operator.reconcile.planning import (
 from rekindle_operator.reconcile.records import has_new_digest
 from rekindle_operator.reconcile.recovery_status import update_recovery
 from rekindle_operator.reconcile.replacements import (
+    incarnations_to_reserve,
     replacements,
-    reserved_by,
     surplus_replicas,
     suspend_pods,
     terminating_on_lost_nodes,
@@ -195,9 +195,9 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
 def _make_plan(inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
     plan_inputs = [n.plan_input for n in needs]
     states = [s for plan_input in plan_inputs for s in plan_input.states]
-    withdrawn = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.counts_as_failure}
+    cancelled = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.counts_as_failure}
     coordinators = [n.coordinator.pod for n in needs if n.coordinator.pod is not None]
-    return plan_all(plan_inputs, measure_capacity(inputs, withdrawn, coordinators))
+    return plan_all(plan_inputs, measure_capacity(inputs, cancelled, coordinators))
 
 
 def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
@@ -240,7 +240,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     plan_input, coordinator = needs.plan_input, needs.coordinator
     context, states = plan_input.context, plan_input.states
     view = context.view
-    taken = dict(reserved_by(plan_input.replacements))
+    taken = dict(incarnations_to_reserve(plan_input.replacements))
     if coordinator.incarnation is not None:
         taken[COORDINATOR_KEY] = coordinator.incarnation
     health = health_of(

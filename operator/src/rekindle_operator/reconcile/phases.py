@@ -80,7 +80,7 @@ class QueryChange(StrEnum):
 
 Changes = tuple[QueryChange, ...]
 
-_DOWN_TO: Mapping[QueryState, Changes] = {
+_FROM_NOT_RUNNING: Mapping[QueryState, Changes] = {
     QueryState.WAITING: (),
     QueryState.FAILED: (),
     QueryState.UNKNOWN: (),
@@ -88,7 +88,7 @@ _DOWN_TO: Mapping[QueryState, Changes] = {
     QueryState.CATCHING_UP: (QueryChange.RESTORING,),
     QueryState.LIVE: (QueryChange.LIVE,),
 }
-_STARTING_TO: Mapping[QueryState, Changes] = {
+_FROM_STARTING: Mapping[QueryState, Changes] = {
     QueryState.WAITING: (),
     QueryState.FAILED: (),
     QueryState.UNKNOWN: (),
@@ -96,7 +96,7 @@ _STARTING_TO: Mapping[QueryState, Changes] = {
     QueryState.CATCHING_UP: (),
     QueryState.LIVE: (QueryChange.LIVE,),
 }
-_LIVE_TO: Mapping[QueryState, Changes] = {
+_FROM_LIVE: Mapping[QueryState, Changes] = {
     QueryState.WAITING: (QueryChange.LOST,),
     QueryState.FAILED: (QueryChange.LOST,),
     QueryState.UNKNOWN: (),
@@ -106,13 +106,13 @@ _LIVE_TO: Mapping[QueryState, Changes] = {
 }
 
 QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
-    None: _DOWN_TO,  # it has no state yet
-    QueryState.WAITING: _DOWN_TO,
-    QueryState.FAILED: _DOWN_TO,
-    QueryState.RESTORING: _STARTING_TO,
-    QueryState.CATCHING_UP: _STARTING_TO,
-    QueryState.LIVE: _LIVE_TO,
-    QueryState.UNKNOWN: _DOWN_TO,  # of a query that was live before, see `query_changes`
+    None: _FROM_NOT_RUNNING,  # it has no state yet
+    QueryState.WAITING: _FROM_NOT_RUNNING,
+    QueryState.FAILED: _FROM_NOT_RUNNING,
+    QueryState.RESTORING: _FROM_STARTING,
+    QueryState.CATCHING_UP: _FROM_STARTING,
+    QueryState.LIVE: _FROM_LIVE,
+    QueryState.UNKNOWN: _FROM_NOT_RUNNING,  # of a query that was live before, see `query_changes`
 }
 
 
@@ -122,7 +122,7 @@ def query_changes(
     """`was_live`: whether an `Unknown` query was live when it was last known."""
     if before is after:
         return ()
-    row = _LIVE_TO if before is QueryState.UNKNOWN and was_live else QUERY_TRANSITIONS.get(before)
+    row = _FROM_LIVE if before is QueryState.UNKNOWN and was_live else QUERY_TRANSITIONS.get(before)
     if row is None or after not in row:
         raise InvalidTransition(f"a query that was {before} cannot become {after}: {details}")
     return row[after]

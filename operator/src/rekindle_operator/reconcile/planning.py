@@ -72,7 +72,7 @@ def with_candidates(plan_input: PlanInput) -> PlanInput:
         else:
             continue
         to_place = replace(to_place, namespace=plan_input.context.view.namespace)
-        if state.refused is not None and state.refused.attempts >= _MAX_REFUSALS:
+        if state.creation_refused is not None and state.creation_refused.attempts >= _MAX_REFUSALS:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
         elif bad := unsuitable.get(shape):
@@ -204,7 +204,7 @@ def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
     for candidate in plan_input.candidates.values():
         pod, node = candidate.pod, plan.nodes.get(candidate.to_place.key)
         if pod is not None and node is not None:
-            candidate.state.step(SlotEvent.GATE_OPENED)
+            candidate.state.check_event(SlotEvent.GATE_OPENED)
             patch = tuple(open_gate_patch(pod, node, now))
             found.append(OpenGate(pod.namespace, pod.name, pod.uid, node, patch))
     return found

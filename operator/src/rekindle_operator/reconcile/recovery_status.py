@@ -77,8 +77,8 @@ def _lost_partitions(states: Sequence[SlotState], now: float) -> dict[str, float
     lost: dict[str, float] = {}
     for state in states:
         at = now if _is_loss(state) else None
-        if state.refused is not None:
-            at = state.refused.lost_at
+        if state.creation_refused is not None:
+            at = state.creation_refused.lost_at
         if at is None and state.pod is not None:
             at = state.pod.lost_at
         if at is not None:

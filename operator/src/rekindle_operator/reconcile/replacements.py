@@ -49,7 +49,7 @@ def replacements(
 
 def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement:
     assert context.running is not None
-    state.step(SlotEvent.POD_CREATED)
+    state.check_event(SlotEvent.POD_CREATED)
     now, incarnation = context.inputs.now, state.next_incarnation
     lost_at = _lost_at(state, now)
     manifest = task_pod(
@@ -64,15 +64,15 @@ def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement
     )
     ref = SlotRef(context.view.uid, state.slot.key, incarnation)
     create = CreatePod(context.view.namespace, manifest, ref, lost_at)
-    due = state.refused is None or now >= state.refused.retry_at
+    due = state.creation_refused is None or now >= state.creation_refused.retry_at
     return TaskReplacement(state, incarnation, create, _removal(context, state), due)
 
 
 def _lost_at(state: SlotState, now: float) -> float | None:
     """When the partition's replica was lost. A replacement without a node passes it on to the next
     one."""
-    if state.refused is not None:
-        return state.refused.lost_at
+    if state.creation_refused is not None:
+        return state.creation_refused.lost_at
     if state.loss is None or state.loss is Loss.ROLLED:
         return None
     if not state.loss.counts_as_failure and state.pod is not None:
@@ -91,11 +91,13 @@ def _removal(context: ReconcileContext, state: SlotState) -> DeletePod | None:
     if pod is None or loss is None or pod.terminating:
         return None  # Terminating on a lost node: see `terminating_on_lost_nodes`
     grace_s = 0 if losses.is_on_lost_node(pod) else _SHORT_GRACE_S
-    frees = loss is Loss.UNBOUND and pod.required_node in losses.usable
-    return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, loss.value, frees)
+    frees_planned_capacity = loss is Loss.UNBOUND and pod.required_node in losses.usable
+    return DeletePod(
+        pod.namespace, pod.name, pod.uid, pod.version, grace_s, loss.value, frees_planned_capacity
+    )
 
 
-def reserved_by(replaced: Iterable[TaskReplacement]) -> Mapping[str, int]:
+def incarnations_to_reserve(replaced: Iterable[TaskReplacement]) -> Mapping[str, int]:
     """Slot key -> incarnation."""
     return {m.state.slot.key: m.incarnation for m in replaced}
 

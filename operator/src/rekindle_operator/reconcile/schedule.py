@@ -124,7 +124,7 @@ def _order(action: Action) -> ActionOrder:
         case WriteStatus():
             return ActionOrder.PREPARE if action.reserves or action.accepts else ActionOrder.REPORT
         case DeletePod():
-            return ActionOrder.PREPARE if action.frees else ActionOrder.CLEAN_UP
+            return ActionOrder.PREPARE if action.frees_planned_capacity else ActionOrder.CLEAN_UP
         case CreatePod() | OpenGate():
             return ActionOrder.PLACE
         case DryRunPods():

@@ -32,7 +32,7 @@ class SlotState:
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
     start_problem: str = ""  # why the containers of its pod do not run
-    refused: Refusal | None = None  # of the reserved incarnation, which was never created
+    creation_refused: Refusal | None = None  # of the reserved incarnation, which was never created
     outdated: bool = False  # its template has changed since it was created
 
     @property
@@ -61,10 +61,9 @@ class SlotState:
         if pod is not None:
             node = f"on node {pod.node}" if pod.node else "without a node"
             parts.append(f"pod {pod.name} (incarnation {pod.incarnation}) is {pod.phase} {node}")
-        if self.refused is not None:
-            parts.append(
-                f"its pod was refused {self.refused.attempts} times: {self.refused.message}"
-            )
+        if self.creation_refused is not None:
+            refusal = self.creation_refused
+            parts.append(f"its pod was refused {refusal.attempts} times: {refusal.message}")
         if self.loss is not None:
             parts.append(f"lost: {self.loss.value}")
         return "; ".join(parts)
@@ -78,8 +77,8 @@ class SlotState:
     @property
     def refusal(self) -> str:
         """What refuses its pod or cannot run it, and why."""
-        if self.refused is not None:
-            return f"API server: {self.refused.message}"
+        if self.creation_refused is not None:
+            return f"API server: {self.creation_refused.message}"
         if self.pod is not None and self.pod.node is not None and self.start_problem:
             return f"{self.pod.name} on {self.pod.node}: {self.start_problem}"
         if self.pod is None or self.pod.was_ready or not self.pod.refusal:
@@ -90,16 +89,16 @@ class SlotState:
 
     @property
     def next_incarnation(self) -> int:
-        if self.refused is not None:
+        if self.creation_refused is not None:
             return self.reserved
         return max(self.reserved, self.pod.incarnation if self.pod else 0, self.taken) + 1
 
-    def step(self, event: SlotEvent) -> SlotPhase:
-        """The phase that follows. Raises InvalidTransition."""
-        return next_slot_phase(self.phase, event, self.details)
+    def check_event(self, event: SlotEvent) -> None:
+        """Raises InvalidTransition if the event cannot happen in this phase."""
+        next_slot_phase(self.phase, event, self.details)
 
     def lost(self, loss: Loss) -> SlotState:
-        self.step(SlotEvent.LOSS_FOUND)
+        self.check_event(SlotEvent.LOSS_FOUND)
         return replace(self, loss=loss)
 
 
@@ -132,7 +131,9 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
             segments[slot.segment],
             reserved,
             taken.get(partition_and_replica(slot.key), 0),
-            refused=inputs.snapshot.refusals.get(SlotRef(context.view.uid, slot.key, reserved)),
+            creation_refused=inputs.snapshot.refusals.get(
+                SlotRef(context.view.uid, slot.key, reserved)
+            ),
         )
         if slot in pods:
             pod = max(pods[slot], key=lambda p: p.incarnation)
@@ -169,7 +170,7 @@ def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
     """False for a slot that an edit adds, whose pod was refused, after a suspension, and while the
     topology starts: then its pod may never have been created."""
     is_new = state.slot.key not in context.previous_slots
-    may_be_missing = is_new or state.refused is not None or was_suspended(context)
+    may_be_missing = is_new or state.creation_refused is not None or was_suspended(context)
     return bool(state.reserved) and not may_be_missing and _has_run(context, state)
 
 

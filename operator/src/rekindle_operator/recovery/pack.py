@@ -175,7 +175,7 @@ def _preference(
         if any(g == pod.group and r != pod.replica for g, r in other.replicas)
     )
     wasteful = candidate.free.has_devices_besides(pod.requests)
-    left = candidate.free.basic_share_of(candidate.node.allocatable)
+    left = candidate.free.cpu_memory_pods_share_of(candidate.node.allocatable)
     return (
         int(same_zone),
         int(wasteful),

@@ -25,7 +25,7 @@ from rekindle_operator.watchdog.core import (
     OperatorPod,
     WatchdogTiming,
     read_pod,
-    with_moved,
+    with_reused_host_ips,
 )
 
 _PROBE_TIMEOUT_S = 1.0
@@ -154,7 +154,7 @@ class Watchdog:
         hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
         labels = [item["metadata"].get("labels") or {} for item in items]
         matches = [one.get(names.LABEL_OPERATOR) == settings.helm_release for one in labels]
-        pods = with_moved(read_pod(item) for item in items)
+        pods = with_reused_host_ips(read_pod(item) for item in items)
         own = [pod for pod, match in zip(pods, matches, strict=True) if match]
         return own, hosts - {"", settings.own_host}
 
@@ -180,7 +180,7 @@ class Watchdog:
             threading.Thread(target=probe, args=(pod,), daemon=True)
             for pod in pods
             for probe in (probe_kubelet, probe_pod)
-            if pod.uid in responses and not pod.moved
+            if pod.uid in responses and not pod.host_ip_reused
         ]
         if not self._probes_work:
             chosen = random.sample(sorted(hosts), min(len(hosts), _MAX_EXTRA_HOSTS))

@@ -40,8 +40,8 @@ _MIN_PROBES = 2
 
 @dataclass(frozen=True, slots=True)
 class OperatorPod:
-    """`accepted`: the kubelet of its node has started to handle it. `moved`: its node's address
-    belongs to another node now, so a response from there would not be of its node."""
+    """`accepted`: the kubelet of its node has started to handle it. `host_ip_reused`: another
+    node has the address of its node now, so a response from there would not be of its node."""
 
     name: str
     uid: str
@@ -52,7 +52,7 @@ class OperatorPod:
     pod_ip: str = ""
     ended: bool = False
     created: str = ""  # RFC 3339, as the API server wrote it
-    moved: bool = False
+    host_ip_reused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,10 @@ def read_pod(raw: Mapping[str, Any]) -> OperatorPod:
     )
 
 
-def with_moved(pods: Iterable[OperatorPod]) -> list[OperatorPod]:
-    """The same pods, `moved` if a newer one has the address of its node on another node."""
+def with_reused_host_ips(pods: Iterable[OperatorPod]) -> list[OperatorPod]:
+    """The same pods; `host_ip_reused` if a newer one, on another node, has the same host IP."""
     pods = list(pods)
     newest = {p.host_ip: p.node for p in sorted(pods, key=lambda p: p.created)}
-    return [replace(p, moved=bool(p.host_ip) and newest[p.host_ip] != p.node) for p in pods]
+    return [
+        replace(p, host_ip_reused=bool(p.host_ip) and newest[p.host_ip] != p.node) for p in pods
+    ]

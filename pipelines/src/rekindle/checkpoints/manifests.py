@@ -2,7 +2,8 @@
 
 A manifest is committed by creating `manifests/<seq>.json`. Of two coordinators that try the same
 number one fails, and one that was suspended finds a newer number. `checkpoints.garbage` decides
-what is deleted. A clean-up finds what others have deleted: an expiry rule of a bucket, a user.
+what is deleted. Garbage collection finds what others have deleted: an expiry rule of a bucket, a
+user.
 
 Design: docs/design/checkpoints.md#who-commits, docs/design/checkpoints.md#what-is-deleted.
 """
@@ -51,12 +52,12 @@ class ManifestStore:
         self._manifests: dict[int, Manifest] = {}
         self._swept_at: float | None = None
         # of both: what is being deleted, which no entry may need that is committed now; needed
-        # state objects that were missing at the last clean-up; whether a commit found one missing
+        # state objects that were missing at the last collection; whether a commit found one missing
         self._deleting: frozenset[str] = frozenset()
         self._missing: frozenset[str] = frozenset()
         self._found_missing = False
         self.unrestorable: Mapping[str, str] = {}
-        """Entries that have to stay usable, and that were not at the last clean-up; each with the
+        """Entries that have to stay usable, and that were not at the last collection; each with the
         reason."""
 
     def seqs(self) -> list[int]:
@@ -107,20 +108,20 @@ class ManifestStore:
     def unusable(self, object_names: Iterable[str]) -> dict[str, str]:
         """Those of these entries that must not be committed, and why: they cannot be read, or state
         objects that they need are missing. Looks for objects that no entry of the last manifest
-        that was written needs, or that were missing at the last clean-up."""
+        that was written needs, or that were missing at the last garbage collection."""
         problems: dict[str, str] = {}
-        fresh: dict[str, frozenset[str]] = {}
+        references: dict[str, frozenset[str]] = {}
         deleting = self._deleting  # what is deleted later is in no entry that is there now
         for name in object_names:
             try:
-                fresh[name] = self._read_references(name)
+                references[name] = self._read_references(name)
             except (ObjectMissing, UnreadableObject) as error:
                 problems[name] = str(error)
-        known = _union(refs for name, refs in self._complete.items() if name not in fresh)
+        known = _union(refs for name, refs in self._complete.items() if name not in references)
         known -= self._missing
-        present = known | self._present(_union(fresh.values()) - known, len(known))
+        present = known | self._present(_union(references.values()) - known, len(known))
         present -= deleting
-        for name, needed in fresh.items():
+        for name, needed in references.items():
             if missing := sorted(needed - present):
                 problems[name] = f"state object {missing[0]} is missing"
             else:
@@ -192,8 +193,8 @@ class ManifestStore:
     ) -> frozenset[str]:
         """What entries need that were saved since these were listed: a save that began long ago may
         refer to objects that no retained manifest has any more."""
-        fresh = needed_entries(self._list("entries/"), manifests) - known
-        return _union(self._read_references(name) for name in fresh)
+        new = needed_entries(self._list("entries/"), manifests) - known
+        return _union(self._read_references(name) for name in new)
 
     def _retained(self, objects: Iterable[ObjectInfo], retain: int) -> list[Manifest]:
         seqs = sorted(seq for o in objects if (seq := manifest_seq(o.name)) is not None)

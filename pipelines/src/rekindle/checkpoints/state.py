@@ -2,7 +2,7 @@
 
 A checkpoint only writes the runs that are new since an earlier entry of the partition, packed into
 few objects; runs that are in that entry's objects are referred to. The caller chooses an entry that
-clean-up keeps.
+garbage collection keeps.
 
 Design: docs/design/checkpoints.md#what-a-checkpoint-is, docs/design/checkpoints.md#what-is-reused.
 """

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from rekindle.topology.load import load_topology
 
     name, spec = load_topology(read_file(args.file))
-    topology = compile_topology(spec, name, local=True)
+    topology = compile_topology(spec, name, skip_cluster_checks=True)
     style, output = ("svg", args.svg) if args.svg is not None else (args.format, args.output)
     text = _renderer(style)(topology)
     if output == "-":

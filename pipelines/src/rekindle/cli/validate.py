@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from rekindle.topology.validate import validate
 
     name, spec = load_topology(read_file(args.file))
-    problems = validate(spec, name, local=args.local)
+    problems = validate(spec, name, skip_cluster_checks=args.local)
     if problems:
         raise InvalidTopology(problems)
     print(f"{name}: valid")

@@ -50,8 +50,8 @@ def _read(
     if first is None:
         return
     names = None if options.header else schema.names
-    is_numbered = options.header and not set(schema.names) <= set(first.values)
-    if is_numbered:
+    has_generated_names = options.header and not set(schema.names) <= set(first.values)
+    if has_generated_names:
         names = first.names
     wrong: list[pa_csv.InvalidRow] = []
 
@@ -76,18 +76,18 @@ def _read(
     read = pa_csv.ReadOptions(
         block_size=BLOCK_BYTES,
         column_names=names,
-        skip_rows_after_names=first.empty_lines + 1 if is_numbered else 0,
+        skip_rows_after_names=first.empty_lines + 1 if has_generated_names else 0,
         encoding=options.encoding,
     )
     with fs.open(path, "rb", compression="infer") as f:
-        bytes_read = QuoteDetector(f, dialect)
+        detector = QuoteDetector(f, dialect)
         try:
             yield from pa_csv.open_csv(
-                bytes_read, read_options=read, parse_options=parse, convert_options=convert
+                detector, read_options=read, parse_options=parse, convert_options=convert
             )
         except pa.ArrowInvalid as e:
             raise _explained(e, wrong, options, where) from e
-    if bytes_read.has_quotes:
+    if detector.has_quotes:
         # As latin-1, because columns that are not read may hold invalid UTF-8.
         encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
         with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as lines:

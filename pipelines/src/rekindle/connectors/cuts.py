@@ -27,23 +27,23 @@ def exact_fraction(rate: float) -> Fraction:
     return Fraction(repr(rate))
 
 
-def epochs_by_time(times: Int64s, speedup: float, interval_us: int) -> Int64s:
+def epochs_by_time(times: Int64s, speedup: float, epoch_interval_us: int) -> Int64s:
     """floor(((t − t_first) / speedup) / Δ) for non-decreasing times in microseconds."""
     rate = exact_fraction(speedup)
-    return scaled(times - times[0], rate.denominator, rate.numerator * interval_us)
+    return scaled(times - times[0], rate.denominator, rate.numerator * epoch_interval_us)
 
 
-def epochs_by_count(rows: int, rows_per_second: float, interval_us: int) -> Int64s:
+def epochs_by_count(rows: int, rows_per_second: float, epoch_interval_us: int) -> Int64s:
     """floor((i / rps) / Δ) for the row numbers 0 .. rows − 1."""
     rate = exact_fraction(rows_per_second)
     numbers = np.arange(rows, dtype=np.int64)
-    return scaled(numbers, rate.denominator * SECOND_US, rate.numerator * interval_us)
+    return scaled(numbers, rate.denominator * SECOND_US, rate.numerator * epoch_interval_us)
 
 
-def first_row(epoch: int, rows_per_second: float, interval_us: int) -> int:
+def first_row(epoch: int, rows_per_second: float, epoch_interval_us: int) -> int:
     """The lowest row number whose `epochs_by_count` is at least `epoch`."""
     rate = exact_fraction(rows_per_second)
-    numerator = epoch * interval_us * rate.numerator
+    numerator = epoch * epoch_interval_us * rate.numerator
     return -(-numerator // (rate.denominator * SECOND_US))
 
 

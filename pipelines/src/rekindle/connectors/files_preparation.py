@@ -80,7 +80,7 @@ class Job:
     columns: Schema
     event_time: str | None
     expression: str | None
-    interval_us: int
+    epoch_interval_us: int
 
     @property
     def schema(self) -> pa.Schema:
@@ -131,7 +131,7 @@ def fingerprint(job: Job, found: list[FoundFile]) -> str:
         "schema": job.schema.to_string(),
         "event_time": job.event_time,
         "expression": job.expression,
-        "interval_us": job.interval_us,
+        "interval_us": job.epoch_interval_us,
     }
     return hashlib.blake2b(to_json(parts), digest_size=8).hexdigest()
 
@@ -327,12 +327,12 @@ def _epochs(job: Job, table: pa.Table) -> Int64s:
         if job.files.rows_per_second is None:
             raise ValueError("checked in _check")
         rate = job.files.rows_per_second
-        if first_row(MAX_EPOCH + 1, rate, job.interval_us) < table.num_rows:
+        if first_row(MAX_EPOCH + 1, rate, job.epoch_interval_us) < table.num_rows:
             raise SchemaMismatch(
                 f"source {job.name}: {table.num_rows:,} rows with rowsPerSecond {rate:g} are more "
                 f"than {MAX_EPOCH + 1:,} epochs; raise rowsPerSecond"
             )
-        return epochs_by_count(table.num_rows, rate, job.interval_us)
+        return epochs_by_count(table.num_rows, rate, job.epoch_interval_us)
     column = _time_column(job)
     times = _running_max(table.column(column))
     known = times[times != NO_WATERMARK]
@@ -343,14 +343,14 @@ def _epochs(job: Job, table: pa.Table) -> Int64s:
         )
     times[times == NO_WATERMARK] = known[0]
     _require_epochs_in_range(job, column, int(times[0]), int(times[-1]))
-    return epochs_by_time(times, job.files.speedup, job.interval_us)
+    return epochs_by_time(times, job.files.speedup, job.epoch_interval_us)
 
 
 def _require_epochs_in_range(job: Job, column: str | None, first_us: int, last_us: int) -> None:
     """A time that is wrong by thousands of years would need an epoch above MAX_EPOCH."""
     speedup = job.files.speedup or 1.0
     rate = exact_fraction(speedup)
-    epoch = (last_us - first_us) * rate.denominator // (rate.numerator * job.interval_us)
+    epoch = (last_us - first_us) * rate.denominator // (rate.numerator * job.epoch_interval_us)
     if epoch > MAX_EPOCH or last_us - first_us > INT64_MAX:
         raise SchemaMismatch(
             f"source {job.name}: column {column} goes from {_iso(first_us)} to {_iso(last_us)}, "

@@ -154,7 +154,7 @@ class FilesSource:
             )
         return rows
 
-    def next_change(self, epoch: int) -> int | None:
+    def next_epoch_to_cut(self, epoch: int) -> int | None:
         """The epochs with rows, and the one after them."""
         at = int(np.searchsorted(self._epochs, epoch, side="left"))
         if at < len(self._epochs):

@@ -92,7 +92,7 @@ class GeneratorSource:
         self._name = source.name
         self._spec = options
         self._rate = exact_fraction(options.rows_per_second)
-        self._interval_us = context.epoch_interval_us
+        self._epoch_interval_us = context.epoch_interval_us
         self._schema = arrow_schema(node.schema)
         self._columns = _compile(source.name, options, node.schema)
         self._lateness_us = source.event_time.lateness if source.event_time else 0
@@ -108,7 +108,7 @@ class GeneratorSource:
         if rows is None:
             return None
         micros = (rows - 1) * self._rate.denominator * SECOND_US
-        return micros // (self._rate.numerator * self._interval_us) if rows else NO_EPOCH
+        return micros // (self._rate.numerator * self._epoch_interval_us) if rows else NO_EPOCH
 
     @property
     def summary(self) -> SourceSummary:
@@ -143,20 +143,23 @@ class GeneratorSource:
                 ) from e
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def next_change(self, epoch: int) -> int | None:
+    def next_epoch_to_cut(self, epoch: int) -> int | None:
         """The watermark advances with each row, and at the end."""
         first, last = self._bound(epoch), self.last_epoch
         if last is not None and epoch > last:
             return last + 1 if epoch == last + 1 else None
         return (
-            first * self._rate.denominator * SECOND_US // (self._rate.numerator * self._interval_us)
+            first
+            * self._rate.denominator
+            * SECOND_US
+            // (self._rate.numerator * self._epoch_interval_us)
         )
 
     def close(self) -> None:
         """There is nothing to close."""
 
     def _bound(self, epoch: int) -> int:
-        first = first_row(max(epoch, 0), self._spec.rows_per_second, self._interval_us)
+        first = first_row(max(epoch, 0), self._spec.rows_per_second, self._epoch_interval_us)
         return first if self._spec.rows is None else min(first, self._spec.rows)
 
     def _rows(self, name: str, first: int, count: int) -> _Rows:

@@ -1,8 +1,8 @@
 """Rows of a source that are read from its input files at each cut, instead of from a copy.
 
-Cuts go forward, so one reader goes along, and holds the batches from the start of the last cut on.
-A cut before or far after them opens the files again at its first row. A cut is one chunk, so that
-nothing downstream sees where the reader began. Does not know the input formats.
+Cuts go forward, so one reader advances with them, and buffers the batches from the start of the
+last cut on. A cut before or far after them opens the files again at its first row. A cut is one
+chunk, so that nothing downstream sees where the reader began. Does not know the input formats.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -30,8 +30,8 @@ class RowsInPlace:
         self._source = source
         self._read_from = read_from
         self._batches: Iterator[pa.RecordBatch] | None = None
-        self._held: deque[pa.RecordBatch] = deque()
-        self._first = self._end = 0  # of the batches that are held
+        self._buffered: deque[pa.RecordBatch] = deque()
+        self._first = self._end = 0  # of the buffered batches
 
     def slice(self, start: int, length: int) -> pa.Table:
         """Raises SourceFailed."""
@@ -41,14 +41,14 @@ class RowsInPlace:
             self.close()
             self._batches = self._read_from(start)
             self._first = self._end = start
-        while self._held and self._first + self._held[0].num_rows <= start:
-            self._first += self._held.popleft().num_rows
+        while self._buffered and self._first + self._buffered[0].num_rows <= start:
+            self._first += self._buffered.popleft().num_rows
         try:
             self._read_through(self._batches, start + length)
         except BaseException:
             self.close()  # a generator that failed has ended
             raise
-        rows = pa.Table.from_batches(self._held, self.schema)
+        rows = pa.Table.from_batches(self._buffered, self.schema)
         return rows.slice(start - self._first, length).combine_chunks()
 
     def checksum(self, rows: pa.Table) -> int:
@@ -57,7 +57,7 @@ class RowsInPlace:
 
     def close(self) -> None:
         self._batches = None
-        self._held.clear()
+        self._buffered.clear()
         self._first = self._end = 0
 
     def _read_through(self, batches: Iterator[pa.RecordBatch], end: int) -> None:
@@ -69,5 +69,5 @@ class RowsInPlace:
                     f"{self.num_rows:,}; they have changed since the source was opened: restore "
                     "them"
                 )
-            self._held.append(batch)
+            self._buffered.append(batch)
             self._end += batch.num_rows

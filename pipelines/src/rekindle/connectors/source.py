@@ -64,7 +64,7 @@ class ReplayableSource(Protocol):
 
     def cut(self, epoch: int) -> SourceCut: ...
 
-    def next_change(self, epoch: int) -> int | None:
+    def next_epoch_to_cut(self, epoch: int) -> int | None:
         """The first epoch, `epoch` or later, that has rows or advances the watermark; None if there
         is none. The epochs before it need not be cut."""
         ...

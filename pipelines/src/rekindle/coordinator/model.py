@@ -266,11 +266,12 @@ class ReadNewestManifest:
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
     """Put the migrated entries, then the manifest with their names in it, if its number is free.
-    `fresh` are the entry objects that are in no manifest yet: it is first checked that their states
-    exist. The edge feeds ManifestWritten, ManifestRaceLost, EntriesRefused or StoreFailed."""
+    `new_entries` are the entry objects that are in no manifest yet: it is first checked that their
+    states exist. The edge feeds ManifestWritten, ManifestRaceLost, EntriesRefused or
+    StoreFailed."""
 
     manifest: Manifest
-    fresh: tuple[str, ...] = ()
+    new_entries: tuple[str, ...] = ()
     migrations: tuple[StateMigration, ...] = ()
 
 

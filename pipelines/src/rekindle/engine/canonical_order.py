@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 _ALL_BUT_SIGN = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
-def order_bits(values: pa.Array) -> pa.Array:
-    """float64 -> int64 with Spark's order; NULL stays NULL."""
+def to_comparable(values: pa.Array) -> pa.Array:
+    """float64 -> int64 that compare in Spark's order; NULL stays NULL."""
     valid = values.is_valid().to_numpy(zero_copy_only=False)
     floats = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False) + 0.0
     floats[np.isnan(floats)] = np.nan
@@ -26,10 +26,10 @@ def order_bits(values: pa.Array) -> pa.Array:
     return pa.array(bits ^ ((bits >> np.int64(63)) & _ALL_BUT_SIGN), pa.int64(), mask=~valid)
 
 
-def from_order_bits(bits: pa.Array) -> pa.Array:
-    """The inverse of `order_bits`."""
-    valid = bits.is_valid().to_numpy(zero_copy_only=False)
-    raw = pc.fill_null(bits, 0).to_numpy(zero_copy_only=False)
+def from_comparable(comparable: pa.Array) -> pa.Array:
+    """The inverse of `to_comparable`."""
+    valid = comparable.is_valid().to_numpy(zero_copy_only=False)
+    raw = pc.fill_null(comparable, 0).to_numpy(zero_copy_only=False)
     floats = (raw ^ ((raw >> np.int64(63)) & _ALL_BUT_SIGN)).view(np.float64)
     return pa.array(floats, pa.float64(), mask=~valid)
 

@@ -51,8 +51,8 @@ class CallSizes:
         return self.bounds.within(self._most_epochs or self.bounds.max_epochs)
 
     def killed_in(self, epochs: int, size: int) -> None:
-        """The whole task was killed in a call of so many epochs and bytes. The cause may have been
-        another one, so nothing is refused."""
+        """The task's process was killed in a call of so many epochs and bytes. The cause may have
+        been another one, so nothing is refused."""
         if epochs == 1:
             self.bounds = replace(self.bounds, max_bytes=max(SMALL_BYTES, size))
             self.job_bytes = max(MIN_JOB_BYTES, self.job_bytes // JOB_FACTOR)

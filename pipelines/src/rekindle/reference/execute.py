@@ -132,9 +132,9 @@ def input_batches(
     cuts: dict[str, list[EpochInput]] = {name: [] for name in sources}
     epochs: list[int] = []
     rows = size = 0
-    following = _next_change(sources, 0, last_epoch)
+    following = _next_epoch_to_cut(sources, 0, last_epoch)
     while following is not None:
-        epoch, following = following, _next_change(sources, following + 1, last_epoch)
+        epoch, following = following, _next_epoch_to_cut(sources, following + 1, last_epoch)
         epochs.append(epoch)
         for name, source in sources.items():
             cut = source.cut(epoch)
@@ -150,10 +150,10 @@ def input_batches(
             epochs, rows, size = [], 0, 0
 
 
-def _next_change(
+def _next_epoch_to_cut(
     sources: Mapping[str, ReplayableSource], epoch: int, last_epoch: int
 ) -> int | None:
-    changes = (source.next_change(epoch) for source in sources.values())
+    changes = (source.next_epoch_to_cut(epoch) for source in sources.values())
     return min((c for c in changes if c is not None and c <= last_epoch), default=None)
 
 

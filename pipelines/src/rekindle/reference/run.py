@@ -127,7 +127,9 @@ def run_reference(
             f"--master {spark.master} is not supported: a run is one process; give local, "
             "local[n] with n up to 999, or local[*], or apply the topology to a cluster"
         )
-    topology = compile_topology(redirect(spec, input=input, output=output), name, local=True)
+    topology = compile_topology(
+        redirect(spec, input=input, output=output), name, skip_cluster_checks=True
+    )
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekindle-run-")))
         sources = _open_sources(topology, work, stack)

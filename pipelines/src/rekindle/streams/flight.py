@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -108,12 +108,20 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """Progress of a replica: the epochs in its log, and the newest one that was released to it (by
-    time, or by its own upstreams)."""
+    """Progress of a replica: the epochs in its log, and its head: the newest epoch that was
+    released to it (by time, or by its own upstreams); `released` on the wire."""
 
     base: int
     last: int
-    released: int
+    head: int
+
+    @staticmethod
+    def of(header: Mapping[str, Any]) -> StreamProgress:
+        """From the JSON of a response's header."""
+        return StreamProgress(header["base"], header["last"], header["released"])
+
+    def header(self) -> dict[str, int]:
+        return {"base": self.base, "last": self.last, "released": self.head}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +150,9 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
         self._logs: dict[tuple[str, int], tuple[OutputLog, Callable[[], int]]] = {}
         self._splits = SplitCache(SPLIT_CACHE_BYTES)
 
-    def serve_log(self, log: OutputLog, released: Callable[[], int] = lambda: NO_EPOCH) -> None:
+    def serve_log(self, log: OutputLog, head: Callable[[], int] = lambda: NO_EPOCH) -> None:
         with self._lock:
-            self._logs[(log.stream, log.partition)] = (log, released)
+            self._logs[(log.stream, log.partition)] = (log, head)
 
     def stop(self) -> None:
         """Wake all waiting calls and shut down."""
@@ -187,10 +195,10 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
             raise StreamUnavailable(
                 f"this task does not serve stream {request.stream}/{request.partition} (yet)"
             )
-        log, released = served
+        log, head = served
         log.wait_for(request.from_epoch, min(request.wait_s, MAX_WAIT_S))
         batches = log.read(request.from_epoch, _bytes_to_read(request))
-        progress = StreamProgress(log.base, log.last, max(released(), log.last))
+        progress = StreamProgress(log.base, log.last, max(head(), log.last))
         return flight.GeneratorStream(
             log.schema, self._messages(log.schema, progress, batches, request)
         )
@@ -203,7 +211,7 @@ class StreamServer(flight.FlightServerBase):  # type: ignore[misc]
         request: ReadRequest,
     ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
         identity_fields = asdict(MessageIdentity.of(self._identity, self._incarnation))
-        yield _no_rows(schema), _json({**identity_fields, **asdict(progress)})
+        yield _no_rows(schema), _json({**identity_fields, **progress.header()})
         for batch in batches:
             boundary = {
                 "epoch": batch.epoch,
@@ -282,7 +290,7 @@ class StreamClient:
             reason := MessageIdentity(**_known(MessageIdentity, metadata)).refusal(self._identity)
         ) is not None:
             raise StreamUnavailable(f"{self.address}: its response is refused: {reason}")
-        return StreamProgress(**_known(StreamProgress, metadata))
+        return StreamProgress.of(metadata)
 
     def close(self) -> None:
         self._client.close()

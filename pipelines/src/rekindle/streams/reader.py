@@ -72,9 +72,9 @@ class PartitionReader:
     # -- from any thread -------------------------------------------------------------------------
 
     @property
-    def released(self) -> int:
-        """Newest epoch that some replica of the upstream has reported as released."""
-        return self._core.released
+    def head(self) -> int:
+        """The newest head that a replica of the upstream has reported."""
+        return self._core.head
 
     def unreadable(self) -> tuple[str, ...]:
         with self._lock:
@@ -191,9 +191,7 @@ class PartitionReader:
 
     def _received(self, call: ReadEpochs, response: ReadResponse) -> None:
         epochs = tuple(batch.epoch for batch in response.epochs)
-        self._step(
-            CallReturned(call.call, response.progress.released, epochs), tuple(response.epochs)
-        )
+        self._step(CallReturned(call.call, response.progress.head, epochs), tuple(response.epochs))
         if self._worker is not None:
             self._worker.progressed()
 

@@ -51,11 +51,11 @@ class ReaderWoken:
 
 @dataclass(frozen=True, slots=True)
 class CallReturned:
-    """`epochs`: those that the call returned; `released`: the newest epoch that is released to the
+    """`epochs`: those that the call returned; `head`: the newest epoch that is released to the
     replica."""
 
     call: int
-    released: int
+    head: int
     epochs: tuple[int, ...]
 
 
@@ -95,11 +95,11 @@ ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
 
 
 class ReaderCore:
-    """One reader. `released`: the newest epoch that some replica has reported as released."""
+    """One reader. `head`: the newest one that a replica has reported."""
 
     def __init__(self, subscription: Subscription, stall_s: float) -> None:
         self.choice = ReplicaChoice(subscription.from_epoch, stall_s)
-        self.released = NO_EPOCH
+        self.head = NO_EPOCH
         self._name = f"{subscription.stream}/{subscription.partition}"
         self._incarnations: dict[str, int] = {}  # by address
         self._calls = 0
@@ -112,12 +112,12 @@ class ReaderCore:
                 return self._routes_changed(event, now)
             case ReaderWoken(has_buffer_space):
                 return self._woken(has_buffer_space, now)
-            case CallReturned(number, released, epochs):
+            case CallReturned(number, head, epochs):
                 call = self._ended(number)
                 if call is None:
                     return []
                 self._unexpected = None
-                self.released = max(self.released, released)
+                self.head = max(self.head, head)
                 return self.choice.step(EpochsReceived(call.address, epochs), now)
             case CallFailed():
                 return self._call_failed(event, now)

@@ -54,7 +54,7 @@ class TaskConfig:
         return self.data / "log" / self.uid / self.segment.stream / str(self.ref.partition)
 
     @property
-    def interval_us(self) -> int:
+    def epoch_interval_us(self) -> int:
         return self.topology.spec.epoch_interval
 
     @staticmethod
@@ -70,7 +70,7 @@ class TaskConfig:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadEnvironment(f"topology file {path}: {error!r}") from error
         # Whether file:// stores are shared was checked when the topology was accepted.
-        topology = compile_topology(spec, name, local=True)
+        topology = compile_topology(spec, name, skip_cluster_checks=True)
         ref = TaskRef(
             segment=_required(env, "REKINDLE_SEGMENT"),
             partition=_number(env, "REKINDLE_PARTITION"),

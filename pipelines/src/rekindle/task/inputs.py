@@ -63,24 +63,26 @@ class SourceInputs:
         watermark: int,
         *,
         origin_us: int,
-        interval_us: int,
+        epoch_interval_us: int,
         clock: Clock = time.time,
     ) -> None:
         self._source = source
         self._next = next_epoch
         self._watermark = watermark
         self._origin_us = origin_us
-        self._interval_us = interval_us
+        self._epoch_interval_us = epoch_interval_us
         self._clock = clock
         self._peeked: EpochInput | None = None
         self._closed = threading.Event()
 
     def head(self) -> int:
-        return released_epoch(self._clock(), self._origin_us, self._interval_us)
+        return released_epoch(self._clock(), self._origin_us, self._epoch_interval_us)
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         if self.head() < self._next:
-            left_s = released_in_s(self._next, self._clock(), self._origin_us, self._interval_us)
+            left_s = released_in_s(
+                self._next, self._clock(), self._origin_us, self._epoch_interval_us
+            )
             self._closed.wait(min(timeout_s, left_s))
         call = CallBuilder(bounds)
         while not call.full and self._next <= self.head():
@@ -108,7 +110,9 @@ class SourceInputs:
         return ()
 
     def problem(self) -> str | None:
-        return gap_problem(self._next, self._source.next_change(self._next), self._interval_us)
+        return gap_problem(
+            self._next, self._source.next_epoch_to_cut(self._next), self._epoch_interval_us
+        )
 
     def close(self) -> None:
         self._closed.set()
@@ -182,7 +186,7 @@ class StreamInputs:
             return self._core.take(bounds)
 
     def head(self) -> int:
-        return min(r.released for r in self._all())
+        return min(r.head for r in self._all())
 
     def route(self, upstreams: Sequence[Upstream]) -> None:
         for upstream in upstreams:

@@ -62,5 +62,5 @@ class PollHandler:
 
     @property
     def desired(self) -> PollRequest | None:
-        """The newest full poll; None before the first."""
+        """The newest poll that is not `ask_only`; None before the first."""
         return self._core.desired

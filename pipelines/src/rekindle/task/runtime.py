@@ -108,7 +108,7 @@ class TaskRuntime:
             config.ref,
             uuid.uuid4().hex,
             config.origin_us,
-            config.interval_us,
+            config.epoch_interval_us,
             time.time,
             threading.Lock(),
         )
@@ -332,7 +332,7 @@ class TaskRuntime:
             running.sinks.stop()
             running.inputs.close()
             running.saver.stop(end.saver_s)
-        # A JVM that does not respond must not keep the process: it ends with it.
+        # A JVM that does not respond must not block the exit of the process: it ends with it.
         flight = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
         engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)
         flight.start()

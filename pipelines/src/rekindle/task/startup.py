@@ -156,7 +156,7 @@ class Startup:
             config.ref.partition,
             state.epoch + 1,
             state.watermark,
-            stall_s=2 * config.interval_us / 1e6 + 2.0,
+            stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
             connect=partial(
                 StreamClient,
                 identity=config.identity,
@@ -167,14 +167,16 @@ class Startup:
 
     def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> SourceInputs:
         config = self._config
-        source = open_source(spec, node, config.interval_us, config.data / "source", config.memory)
+        source = open_source(
+            spec, node, config.epoch_interval_us, config.data / "source", config.memory
+        )
         self._store.require_same_input(node, source.input)
         return SourceInputs(
             source,
             state.epoch + 1,
             state.watermark,
             origin_us=config.origin_us,
-            interval_us=config.interval_us,
+            epoch_interval_us=config.epoch_interval_us,
         )
 
     def _open_log(self, chain: Chain) -> OutputLog:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from rekindle.timeline.history import Change, History, Mark
+from rekindle.timeline.history import Change, ClusterEvent, History
 
 Json = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ def read_timeline(
     moments.sort(key=lambda m: m.at)
     history = History(ended_s=max(1.0, (now - began).total_seconds()))
     history.changes = _changes(moments, status, names, began, now)
-    history.marks = list(_marks(moments, began))
+    history.events = list(_cluster_events(moments, began))
     return Timeline(history, began, since is None and began == created)
 
 
@@ -177,7 +177,7 @@ def _differs(drawn: str, now: str) -> bool:
     return now != drawn and not (drawn == "Restoring" and now == "CatchingUp")
 
 
-def _marks(moments: Sequence[_Moment], began: datetime) -> Iterator[Mark]:
+def _cluster_events(moments: Sequence[_Moment], began: datetime) -> Iterator[ClusterEvent]:
     """Nodes that are lost or join together share one mark."""
     for kind in ("lost", "joined"):
         group: list[str] = []
@@ -187,15 +187,15 @@ def _marks(moments: Sequence[_Moment], began: datetime) -> Iterator[Mark]:
             if not nodes or moment.at < began:
                 continue
             if start is not None and moment.at - start > _SAME_MARK:
-                yield Mark((start - began).total_seconds(), kind, _named(group, kind))
+                yield ClusterEvent((start - began).total_seconds(), kind, _named(group, kind))
                 group, start = [], None
             start = start or moment.at
             group += nodes
         if start is not None:
-            yield Mark((start - began).total_seconds(), kind, _named(group, kind))
+            yield ClusterEvent((start - began).total_seconds(), kind, _named(group, kind))
     for moment in moments:
         if moment.note and moment.at >= began:
-            yield Mark((moment.at - began).total_seconds(), "note", moment.note)
+            yield ClusterEvent((moment.at - began).total_seconds(), "note", moment.note)
 
 
 def _named(nodes: Sequence[str], kind: str) -> str:

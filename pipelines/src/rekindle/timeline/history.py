@@ -1,6 +1,6 @@
 """The history of a topology, recorded from samples of its status. Pure: no I/O, no clock.
 
-An observer adds samples of `status`, and marks for actions on the cluster; the demo's checks,
+An observer adds samples of `status`, and events of the cluster; the demo's checks,
 its timeline and the failure tests read the result. Times are seconds since the history began.
 """
 
@@ -24,7 +24,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ClusterEvent:
     """Something that happened to the cluster: `kind` is lost, joined or note."""
 
     at_s: float
@@ -45,7 +45,7 @@ class Outage:
 @dataclass(slots=True)
 class History:
     changes: list[Change] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    events: list[ClusterEvent] = field(default_factory=list)
     plans: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
     progress: list[tuple[float, str, int]] = field(default_factory=list)
     ended_s: float = 0.0
@@ -64,8 +64,8 @@ class History:
         if plan and (not self.plans or self.plans[-1][1] != plan):
             self.plans.append((at_s, plan))
 
-    def mark(self, at_s: float, kind: str, text: str) -> None:
-        self.marks.append(Mark(at_s, kind, text))
+    def add_event(self, at_s: float, kind: str, text: str) -> None:
+        self.events.append(ClusterEvent(at_s, kind, text))
 
     def queries(self) -> list[str]:
         return list(dict.fromkeys(c.query for c in self.changes))

@@ -37,11 +37,11 @@ def draw(
         for change, end in zip(changes, ends, strict=True):
             colour = COLOURS.get(change.state, "#000000")
             axes.barh(row, end - change.at_s, left=change.at_s, height=0.55, color=colour)
-    for mark in history.marks:
-        axes.axvline(mark.at_s, color=_MARK_COLOURS[mark.kind], linewidth=1, linestyle="--")
+    for event in history.events:
+        axes.axvline(event.at_s, color=_MARK_COLOURS[event.kind], linewidth=1, linestyle="--")
         axes.annotate(
-            mark.text, (mark.at_s, -0.65), rotation=30, fontsize=7, va="bottom",
-            color=_MARK_COLOURS[mark.kind], annotation_clip=False,
+            event.text, (event.at_s, -0.65), rotation=30, fontsize=7, va="bottom",
+            color=_MARK_COLOURS[event.kind], annotation_clip=False,
         )  # fmt: skip
     axes.set_yticks(range(len(queries)), queries)
     axes.set_ylim(-0.6, len(queries) - 0.4)

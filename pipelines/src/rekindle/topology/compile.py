@@ -22,7 +22,7 @@ from rekindle.topology.checks.streams import DerivedStreams, Stream, derive_stre
 from rekindle.topology.graph import consumers, edges_of, nodes_with_paths, topological_order
 from rekindle.topology.model import Exchange, Input, Node, Segment, Topology
 from rekindle.topology.resources import task_resources
-from rekindle.topology.schema import Schema, name_in_id
+from rekindle.topology.schema import Schema, type_in_operator_id
 from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec
 from rekindle.topology.validate import validate_derived
 
@@ -30,13 +30,16 @@ _ID_LENGTH = 16
 _NOT_IN_ID = {"replicas", "resources", "partitions", "checkpoint", "inputs", "schema"}
 
 
-def compile_topology(spec: TopologySpec, name: str, *, local: bool = False) -> Topology:
+def compile_topology(
+    spec: TopologySpec, name: str, *, skip_cluster_checks: bool = False
+) -> Topology:
     """Validate and compile; raises InvalidTopology with all problems.
 
-    `local`: for a run on one machine, where `file://` URLs need no shared volume.
+    `skip_cluster_checks`: for a run on one machine, where `file://` URLs need no shared volume,
+    and for a spec that the operator has checked.
     """
     derived = derive_streams(spec)
-    problems = validate_derived(spec, name, derived, local=local)
+    problems = validate_derived(spec, name, derived, skip_cluster_checks=skip_cluster_checks)
     if problems:
         raise InvalidTopology(problems)
     nodes = _nodes(spec, derived)
@@ -65,7 +68,7 @@ def _node_id(node: SourceSpec | OperatorSpec, stream: Stream, inputs: Sequence[s
         {
             "definition": {k: v for k, v in definition.items() if k not in _NOT_IN_ID},
             "inputs": list(inputs),
-            "schema": [[f.name, name_in_id(f.type)] for f in schema or ()],
+            "schema": [[f.name, type_in_operator_id(f.type)] for f in schema or ()],
             "partitions": stream.partitions,
         }
     )

@@ -61,7 +61,7 @@ def find_cycle(edges: Edges) -> list[str]:
         path.append(before)
 
 
-def ancestors(edges: Edges, names: Iterable[str]) -> set[str]:
+def nodes_and_ancestors(edges: Edges, names: Iterable[str]) -> set[str]:
     """The named nodes and all their direct and indirect inputs."""
     found: set[str] = set()
     todo = [n for n in names if n in edges]

@@ -23,7 +23,7 @@ from rekindle.topology.documents import Document, read_documents
 from rekindle.topology.kinds.base import Spec
 from rekindle.topology.partial import field_at, field_path, model_in, problems_of_valid_fields
 from rekindle.topology.problems import nearest
-from rekindle.topology.spec import AS_WRITTEN, TopologySpec
+from rekindle.topology.spec import UNITS_REQUIRED, TopologySpec
 
 MAX_SHOWN_CHARS = 60
 """Characters of a value in a message."""
@@ -49,7 +49,7 @@ def load_spec(data: Any) -> TopologySpec:
     """Parses the `spec` alone. Raises InvalidTopology, also with the problems of the fields that
     can be parsed."""
     try:
-        return TopologySpec.model_validate(data, context=AS_WRITTEN)
+        return TopologySpec.model_validate(data, context=UNITS_REQUIRED)
     except ValidationError as error:
         problems = [_problem(e) for e in error.errors(include_url=False)]
     rest = problems_of_valid_fields(data, [p.path for p in problems])

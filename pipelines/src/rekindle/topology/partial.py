@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rekindle.errors import Problem
-from rekindle.topology.graph import ancestors, edges_of, nodes_with_paths
+from rekindle.topology.graph import edges_of, nodes_and_ancestors, nodes_with_paths
 from rekindle.topology.spec import TopologySpec
 from rekindle.topology.validate import validate
 
@@ -43,7 +43,7 @@ def problems_of_valid_fields(data: Any, unparsable: Sequence[str]) -> list[Probl
     spec = _with_placeholders(data)
     if spec is None:
         return []
-    found = validate(spec, "topology", local=True)
+    found = validate(spec, "topology", skip_cluster_checks=True)
     bad = [_parts(path) for path in unparsable]
     return [p for p in found if not _is_consequence(p, spec, bad)]
 
@@ -148,9 +148,9 @@ def _affected(spec: TopologySpec, bad: Sequence[Sequence[str]]) -> set[str]:
     names = {paths[n] for b in bad if (n := _node_of(b)) in paths}
     edges = edges_of(spec)
     affected = {_node_of(b) for b in bad} - {""}
-    affected |= {path for path, name in paths.items() if names & ancestors(edges, [name])}
+    affected |= {path for path, name in paths.items() if names & nodes_and_ancestors(edges, [name])}
     for at, query in enumerate(spec.queries):
-        if names & ancestors(edges, [query.from_]):
+        if names & nodes_and_ancestors(edges, [query.from_]):
             affected.add(f"spec/queries/{at}")
     return affected
 

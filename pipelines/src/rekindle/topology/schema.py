@@ -14,7 +14,8 @@ from enum import Enum
 
 
 class Scalar(Enum):
-    """A type without parameters: Spark's name, and the name in operator ids (`name_in_id`)."""
+    """A type without parameters: Spark's name, and that in operator ids
+    (`type_in_operator_id`)."""
 
     STRING = "string"
     BIGINT = "int64"
@@ -106,7 +107,7 @@ def type_to_ddl(kind: DataType | None) -> str:
             return f"STRUCT<{', '.join(f'`{f.name}`: {type_to_ddl(f.type)}' for f in fields)}>"
 
 
-def name_in_id(kind: DataType | None) -> str:
+def type_in_operator_id(kind: DataType | None) -> str:
     """A type in operator ids. These are Arrow's names; they must not change between releases."""
     match kind:
         case None:
@@ -116,6 +117,8 @@ def name_in_id(kind: DataType | None) -> str:
         case Decimal(precision, scale):
             return f"decimal128({precision}, {scale})"
         case Array(element):
-            return f"list<item: {name_in_id(element)}>"
+            return f"list<item: {type_in_operator_id(element)}>"
         case Struct(fields):
-            return f"struct<{', '.join(f'{f.name}: {name_in_id(f.type)}' for f in fields)}>"
+            return (
+                f"struct<{', '.join(f'{f.name}: {type_in_operator_id(f.type)}' for f in fields)}>"
+            )

@@ -21,14 +21,14 @@ from rekindle.topology.kinds.generator import GeneratorSourceSpec
 from rekindle.topology.kinds.unsupported import UnsupportedSink, UnsupportedSource
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
-AS_WRITTEN: Final = {"as_written": True}
+UNITS_REQUIRED: Final = {"units_required": True}
 """Context of the validation of a manifest: Python may write a duration as microseconds, a manifest
 may not."""
 
 
 def _read_duration(value: Any, info: ValidationInfo) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and info.context == AS_WRITTEN:
+    if is_number and info.context == UNITS_REQUIRED:
         raise ValueError(f"{value!r} has no unit; write it like 250ms, 10s, 1h30m or 2d")
     return parse_duration(value)
 

@@ -16,20 +16,23 @@ from rekindle.topology.checks.unsupported import check_unsupported
 from rekindle.topology.spec import TopologySpec
 
 
-def validate(spec: TopologySpec, name: str, *, local: bool = False) -> list[Problem]:
+def validate(spec: TopologySpec, name: str, *, skip_cluster_checks: bool = False) -> list[Problem]:
     """Every problem, in the order of the resource's fields; [] if the topology can run.
 
-    `local`: for a run on one machine, where `file://` URLs need no shared volume.
+    `skip_cluster_checks`: for a run on one machine, where `file://` URLs need no shared volume,
+    and for a spec that the operator has checked.
     """
-    return validate_derived(spec, name, derive_streams(spec), local=local)
+    return validate_derived(
+        spec, name, derive_streams(spec), skip_cluster_checks=skip_cluster_checks
+    )
 
 
 def validate_derived(
-    spec: TopologySpec, name: str, derived: DerivedStreams, *, local: bool
+    spec: TopologySpec, name: str, derived: DerivedStreams, *, skip_cluster_checks: bool
 ) -> list[Problem]:
     """`validate` for a caller that needs the streams too."""
     found = [
-        *check_fields(spec, name, local=local),
+        *check_fields(spec, name, skip_cluster_checks=skip_cluster_checks),
         *check_references(spec),
         *check_unsupported(spec),
         *derived.problems,

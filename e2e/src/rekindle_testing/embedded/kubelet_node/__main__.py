@@ -7,7 +7,7 @@ from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.images import ensure_busybox
 from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
-from rekindle_testing.embedded.kubelet_node.removal import sweep
+from rekindle_testing.embedded.kubelet_node.removal import remove_leftovers
 from rekindle_testing.embedded.toolchain import ensure_control_plane, ensure_node
 
 
@@ -24,7 +24,7 @@ def prepare() -> None:
 
 
 def clean() -> None:
-    sweep(on_progress=_print_line)
+    remove_leftovers(on_progress=_print_line)
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ PREFIX_LENGTH = 24
 
 @dataclass(frozen=True, slots=True)
 class NodeAddresses:
-    """One node: its place in the cluster (from 1), and what is derived from it."""
+    """One node: its number in the cluster (from 1), and what is derived from it."""
 
     number: int
     address: IPv4Address

@@ -43,18 +43,18 @@ def run(
 
 def ip(lines: Iterable[str], *, in_network_of: int | None = None) -> None:
     """Run commands of `ip`, all in one process; the first that fails ends it."""
-    run([*_entered(in_network_of), "ip", "-batch", "-"], "\n".join(lines) + "\n")
+    run([*_enter_network(in_network_of), "ip", "-batch", "-"], "\n".join(lines) + "\n")
 
 
 def bridge(arguments: Sequence[str], *, in_network_of: int) -> None:
-    run([*_entered(in_network_of), "bridge", *arguments])
+    run([*_enter_network(in_network_of), "bridge", *arguments])
 
 
-def inside(pid: int) -> list[str]:
-    """What a command begins with to run in all namespaces of a process."""
+def enter_namespaces(pid: int) -> list[str]:
+    """The prefix of a command that runs in all namespaces of a process."""
     return ["nsenter", f"--target={pid}", "--all", "--"]
 
 
-def _entered(pid: int | None) -> list[str]:
+def _enter_network(pid: int | None) -> list[str]:
     # `ip netns exec` would hide the cgroups by a new /sys; and these namespaces have no names.
     return [] if pid is None else ["nsenter", f"--net=/proc/{pid}/ns/net"]

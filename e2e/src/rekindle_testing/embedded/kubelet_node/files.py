@@ -16,7 +16,7 @@ CNI_PLUGINS = Path("/usr/lib/cni")
 # In the node's own /run.
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PAUSE_IMAGE = "docker.io/rekindle/pause:dev"
-# Where a node sees the root directory of its template (`image_store`).
+# Where a node sees its unpacked images (`image_store`).
 IMAGES = "/run/rekindle/images"
 
 _CTR = ("ctr", "--namespace", "k8s.io")

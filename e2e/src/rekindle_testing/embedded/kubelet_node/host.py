@@ -20,7 +20,7 @@ from rekindle_testing.embedded.kubelet_node import cgroups, commands, files, ima
 from rekindle_testing.embedded.kubelet_node.addresses import NodeAddresses
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_store import Template
-from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, await_in, child_of
+from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_while_running
 from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.quantities import milli, parse_rounded_up
@@ -92,7 +92,7 @@ class KubeletNode:
         self._labels = {"topology.kubernetes.io/zone": zone, **(labels or {})}
         self._lease_duration_s = lease_duration_s
         self._binaries = binaries
-        self._place = network.reserve()
+        self._addresses = network.reserve()
         self._cgroup = f"{network.cgroup}/{name}"
         self._wrapper: Process | None = None
         self._template: Template | None = None
@@ -100,7 +100,7 @@ class KubeletNode:
 
     @property
     def address(self) -> str:
-        return str(self._place.address)
+        return str(self._addresses.address)
 
     # --- lifecycle --------------------------------------------------------
 
@@ -119,11 +119,11 @@ class KubeletNode:
         config = self.data / "init.json"
         config.write_text(json.dumps(self._init_config(binaries, template)))
         python = [sys.executable, "-S", "-E", "-c", _BOOTSTRAP, str(_IMPORT_ROOT), str(config)]
-        self._wrapper = wrapper = self._network.supervisor.start(
+        self._wrapper = wrapper = self._network.children.start(
             self.name, [*_NAMESPACES, *python], commands.environment()
         )
-        await_in(wrapper, "has its namespaces", lambda: child_of(wrapper) is not None)
-        self._network.attach(self._place, self.init_pid)
+        wait_while_running(wrapper, "has its namespaces", lambda: child_of(wrapper) is not None)
+        self._network.attach(self._addresses, self.init_pid)
         self._network_ready.touch()
 
     def wait_ready(self, timeout_s: float = 90.0) -> None:
@@ -179,26 +179,26 @@ class KubeletNode:
 
     # --- failures ---------------------------------------------------------
 
-    def kill(self, *, keep_address: bool = False) -> None:
+    def kill(self, *, reserve_address: bool = False) -> None:
         """Like a power failure: SIGKILL to all at once, and the disk is lost. Another node may get
         the address, unless it is reserved for this one until `stop`."""
         if self._wrapper is not None and self._network.is_running:
             # Silence first: nobody hears a machine that is switched off close its connections.
-            self._network.disconnect(self._place)
+            self._network.disconnect(self._addresses)
             # The init alone: the kernel kills the rest, and the wrapper waits for the end of all.
             if (init := child_of(self._wrapper)) is not None:
                 os.kill(init, signal.SIGKILL)
             self._wrapper.wait(_TIMEOUT_S)
-            self._network.supervisor.stop(self._wrapper, grace_s=0)
+            self._network.children.stop(self._wrapper, grace_s=0)
             self._wrapper = None
             removal.remove([Cgroup(self._cgroup), Directory(str(self.data))])
-            self._network.detach(self._place)
+            self._network.detach(self._addresses)
             self._is_disconnected = False
         if self._template is not None:
             self._template.release()
             self._template = None
-        if not keep_address:
-            self._network.release(self._place)
+        if not reserve_address:
+            self._network.release(self._addresses)
 
     def freeze(self) -> None:
         """SIGSTOP to all: connections stay open and there are no responses."""
@@ -210,12 +210,12 @@ class KubeletNode:
 
     def partition(self) -> None:
         """Drop all packets between the node and everything else; within it, pods go on."""
-        self._network.disconnect(self._place)
+        self._network.disconnect(self._addresses)
         self._is_disconnected = True
 
     def heal(self) -> None:
         if self._is_disconnected:
-            self._network.reconnect(self._place)
+            self._network.reconnect(self._addresses)
             self._is_disconnected = False
 
     def delete_node_object(self) -> None:
@@ -257,7 +257,7 @@ class KubeletNode:
         return self.data / "network-ready"
 
     def _write_files(self, binaries: NodeBinaries, template: Template) -> None:
-        place, data = self._place, self.data
+        addresses, data = self._addresses, self.data
         for name in ("cni", "pod-logs", "volume-plugins", "kubelet"):
             (data / name).mkdir()
         certificate, key = self._cluster.issue_server_certificate(self.name, [self.address])
@@ -279,7 +279,7 @@ class KubeletNode:
         proxy = data / "kube-proxy.kubeconfig"
         contents = {
             "containerd.toml": files.containerd(data, template.snapshotter),
-            "cni/10-pods.conflist": files.cni(data, place.pods),
+            "cni/10-pods.conflist": files.cni(data, addresses.pods),
             "kubelet.json": files.kubelet(settings),
             "kube-proxy.json": files.kube_proxy(self.name, proxy, self._network.addresses.range),
             "resolv.conf": "",
@@ -293,7 +293,7 @@ class KubeletNode:
     def _init_config(self, binaries: NodeBinaries, template: Template) -> dict[str, object]:
         data = self.data
         kubelet = files.kubelet_command(
-            binaries.kubelet, self.name, self._place.address, data, self._labels
+            binaries.kubelet, self.name, self._addresses.address, data, self._labels
         )
         return {
             "name": self.name,

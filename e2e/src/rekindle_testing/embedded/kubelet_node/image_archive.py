@@ -42,9 +42,10 @@ def archive(
     return _tar(contents, {}, ())
 
 
-def identity(file: BinaryIO) -> bytes:
+def fingerprint(file: BinaryIO) -> bytes:
     """What determines the images of an archive: their names, and their configurations or manifests,
-    in which are the digests of the layers. The layers are skipped. ValueError if it is none."""
+    in which are the digests of the layers. The layers are skipped. ValueError if it is no
+    archive."""
     try:
         with tarfile.open(fileobj=file) as tar:
             members = {member.name: member for member in tar if member.isfile()}

@@ -20,10 +20,10 @@ from pathlib import Path
 from rekindle_testing.embedded.cache import AcquiredEntry, acquire, cache_root, content_key, prune
 from rekindle_testing.embedded.kubelet_node import commands, files, mounts
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
-from rekindle_testing.embedded.kubelet_node.image_archive import identity
+from rekindle_testing.embedded.kubelet_node.image_archive import fingerprint
 from rekindle_testing.embedded.kubelet_node.images import pause_archive
-from rekindle_testing.embedded.kubelet_node.network import await_in, child_of
-from rekindle_testing.embedded.processes import Process, Supervisor
+from rekindle_testing.embedded.kubelet_node.network import child_of, wait_while_running
+from rekindle_testing.embedded.processes import ChildProcesses, Process
 from rekindle_testing.progress import OnProgress, no_progress
 
 KEPT = 3
@@ -103,7 +103,7 @@ def link(template: Template, root: Path) -> None:
 
 def import_archive(archive: Path, snapshotter: str, init_pid: int) -> None:
     """Into the containerd that has the namespaces of this process."""
-    command = [*commands.inside(init_pid), *files.import_command(snapshotter), "-"]
+    command = [*commands.enter_namespaces(init_pid), *files.import_command(snapshotter), "-"]
     try:
         # The namespaces have another /run, and maybe this file is there.
         with archive.open("rb") as file:
@@ -114,7 +114,7 @@ def import_archive(archive: Path, snapshotter: str, init_pid: int) -> None:
 
 def unmanaged(init_pid: int) -> list[str]:
     """Images that containerd has, and its part that serves the kubelet does not know yet."""
-    return commands.run([*commands.inside(init_pid), *files.UNMANAGED_IMAGES]).split()
+    return commands.run([*commands.enter_namespaces(init_pid), *files.UNMANAGED_IMAGES]).split()
 
 
 def _contents(archives: Sequence[Path]) -> list[bytes]:
@@ -124,7 +124,7 @@ def _contents(archives: Sequence[Path]) -> list[bytes]:
         for archive in archives:
             try:
                 with archive.open("rb") as file:
-                    yield identity(file)
+                    yield fingerprint(file)
             except (OSError, ValueError) as error:
                 raise _unreadable(archive, error) from error
 
@@ -144,10 +144,10 @@ def _unpack(archives: Sequence[Path], directory: Path, snapshotter: str) -> None
     """By a containerd of its own, which ends in order: its databases are complete then."""
     config = directory / "containerd.toml"
     config.write_text(files.containerd_alone(directory / _ROOT, snapshotter))
-    with Supervisor(directory / "logs") as supervisor:
+    with ChildProcesses(directory / "logs") as children:
         command = [*_NAMESPACES, "sh", "-c", _RUN_CONTAINERD, "sh", str(config)]
-        wrapper = supervisor.start("containerd", command, commands.environment())
-        await_in(wrapper, "serves", lambda: _serves(wrapper))
+        wrapper = children.start("containerd", command, commands.environment())
+        wait_while_running(wrapper, "serves", lambda: _serves(wrapper))
         pid = child_of(wrapper)
         if pid is not None:
             for archive in archives:

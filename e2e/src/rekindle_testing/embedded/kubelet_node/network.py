@@ -30,7 +30,7 @@ from rekindle_testing.embedded.kubelet_node.state_file import (
     Link,
     StateFile,
 )
-from rekindle_testing.embedded.processes import Process, Supervisor
+from rekindle_testing.embedded.processes import ChildProcesses, Process
 from rekindle_testing.progress import OnProgress, no_progress
 
 _POLL_S = 0.02
@@ -45,7 +45,7 @@ _JOIN_AND_SLEEP = 'for file in "$@"; do echo 0 > "$file" || exit; done; exec sle
 class NodeNetwork:
     """From `start` (or `with`) to `stop`. `start` also removes what earlier processes have left.
 
-    All processes of the nodes are started by `supervisor`: they end with this process.
+    All processes of the nodes are started by `children`: they end with this process.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class NodeNetwork:
         self._state_directory = state_directory
         self.on_progress = on_progress
         self._directory = directory.absolute()
-        self.supervisor = Supervisor(self._directory / "logs")
+        self.children = ChildProcesses(self._directory / "logs")
         self._state: StateFile | None = None
         self._cluster: ClusterAddresses | None = None
         self._switch: Process | None = None
@@ -98,7 +98,7 @@ class NodeNetwork:
         return f"rekindle-kubelet-{self.addresses.index}"
 
     def start(self) -> None:
-        removal.sweep(self._state_directory, self.on_progress)
+        removal.remove_leftovers(self._state_directory, self.on_progress)
         self._state, self._cluster = self._claim()
         try:
             self._make()
@@ -113,7 +113,7 @@ class NodeNetwork:
         try:
             removal.remove_all(self._state)
         finally:
-            self.supervisor.close(grace_s=0)
+            self.children.close(grace_s=0)
             # Released: what could not be removed is tried again by the next `start`.
             self._state.close()
             self._state = self._cluster = self._switch = None
@@ -193,13 +193,13 @@ class NodeNetwork:
         files = [str(file) for file in cgroups.process_files(cgroup)]
         # The wrapper stays outside, as that of a node does.
         command = ["unshare", "--net", "--fork", "--kill-child=KILL", "--"]
-        switch = self.supervisor.start(
+        switch = self.children.start(
             "switch",
             [*command, "sh", "-c", _JOIN_AND_SLEEP, str(self._directory), *files],
             commands.environment(),
         )
         self._switch = switch
-        await_in(switch, "has its namespace", lambda: _sleeps(child_of(switch)))
+        wait_while_running(switch, "has its namespace", lambda: _sleeps(child_of(switch)))
         commands.ip(
             [
                 "link set lo up",
@@ -241,7 +241,7 @@ def child_of(wrapper: Process) -> int | None:
     return int(children[0]) if children else None
 
 
-def await_in(wrapper: Process, what: str, condition: Callable[[], bool]) -> None:
+def wait_while_running(wrapper: Process, what: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _TIMEOUT_S
     while not condition():
         if wrapper.exit_code is not None:

@@ -27,7 +27,9 @@ _TIMEOUT_S = 20.0
 _POLL_S = 0.02
 
 
-def sweep(directory: Path = STATE_DIRECTORY, on_progress: OnProgress = no_progress) -> None:
+def remove_leftovers(
+    directory: Path = STATE_DIRECTORY, on_progress: OnProgress = no_progress
+) -> None:
     """Remove what processes have left that ended without doing so."""
     for path in sorted(directory.glob("*.jsonl")):
         state = StateFile.claim(path)

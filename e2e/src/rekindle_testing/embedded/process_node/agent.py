@@ -116,7 +116,7 @@ class Agent:
                             worker.object_deleted()
 
     def _handle_pod(self, pod: Json) -> None:
-        self._forget_finished()
+        self._forget_removed()
         uid = pod["metadata"]["uid"]
         if worker := self.workers.get(uid):
             worker.update(pod)
@@ -142,12 +142,12 @@ class Agent:
             if saved.exists():
                 self._start_worker(json.loads(saved.read_text()), directory).object_deleted()
 
-    def _forget_finished(self) -> None:
-        for uid in [uid for uid, worker in self.workers.items() if worker.finished]:
+    def _forget_removed(self) -> None:
+        for uid in [uid for uid, worker in self.workers.items() if worker.removed]:
             del self.workers[uid]
 
     def _admit(self, pod: Json) -> Refusal | None:
-        others = [w.pod for w in self.workers.values() if w.admitted and not w.ended]
+        others = [w.pod for w in self.workers.values() if w.admitted and not w.pod_ended]
         return admission.admit(pod, others, self._settings.capacity)
 
     def _address(self, directory: Path) -> str:

@@ -46,7 +46,7 @@ class Attempt:
     @classmethod
     def start(cls, directory: Path, spec: dict[str, Any], on_exit: Callable[[], None]) -> Attempt:
         attempt = cls(directory, on_exit)
-        for name in ("root", "layers"):
+        for name in ("root", "overlays"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         (directory / "termination-log").touch()
         # One start time for this agent, the shim, and an agent that adopts it.

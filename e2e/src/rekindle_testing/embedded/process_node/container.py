@@ -182,7 +182,7 @@ class Container:
     def _delete_older_attempts(self) -> None:
         """Keep only the log of the ended attempt, and delete the one before it."""
         assert self.attempt is not None
-        for name in ("layers", "root"):
+        for name in ("overlays", "root"):
             shutil.rmtree(self.attempt.directory / name, ignore_errors=True)
         shutil.rmtree(self.directory / str(self.attempt.number - 1), ignore_errors=True)
 

@@ -81,7 +81,7 @@ def shim_spec(
         "workdir": container.get("workingDir") or image.workdir,
         "hostname": host_name(context.pod),
         "root": str(directory / "root"),
-        "layers": str(directory / "layers"),
+        "overlays": str(directory / "overlays"),
         "data_directory": str(context.data_directory),
         "mounts": _mounts(context, container, variables, directory),
         "termination_message": str(directory / "termination-log"),

@@ -21,8 +21,8 @@ class PodObject:
         self._published: Json | None = None
         self.conditions: list[Json] = (pod.get("status") or {}).get("conditions") or []
 
-    def compare(self, pod: Json) -> None:
-        """Compare with the object in the API server."""
+    def republish_if_overwritten(self, pod: Json) -> None:
+        """Let the next `publish` write the status again if another client has changed it."""
         if self._published and status.is_contradicted(self._published, pod.get("status") or {}):
             # The node controller sets pods of a silent node to not ready; the node must
             # set them to ready again.

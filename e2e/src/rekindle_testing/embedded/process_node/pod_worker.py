@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle_testing.embedded.process_node import (
-    binding,
     containers,
     environment,
+    socket_binds,
     status,
     supported_fields,
     syscalls,
@@ -68,7 +68,7 @@ class PodWorker:
         self.pod = pod
         self.directory = directory
         self.pod_ip = pod_ip
-        self.finished = False
+        self.removed = False
         self.failure: tuple[str, str] | None = None
         self._services = services
         self._wake = asyncio.Event()
@@ -105,7 +105,7 @@ class PodWorker:
         return [*self.init, *self.main]
 
     @property
-    def ended(self) -> bool:
+    def pod_ended(self) -> bool:
         """Whether it uses no capacity any more."""
         return self.failure is not None or self._phase() in ("Succeeded", "Failed")
 
@@ -117,7 +117,7 @@ class PodWorker:
         for change in supported_fields.changes(self.pod, pod):
             self._event("Warning", supported_fields.FIELDS_IGNORED, change)
         self.pod = pod
-        self._object.compare(pod)
+        self._object.republish_if_overwritten(pod)
         self._wake.set()
 
     def object_deleted(self) -> None:
@@ -140,7 +140,7 @@ class PodWorker:
     # --- the loop ---------------------------------------------------------
 
     async def _run(self) -> None:
-        while not self.finished:
+        while not self.removed:
             self._wake.clear()
             try:
                 next_at = await self._sync()
@@ -150,7 +150,7 @@ class PodWorker:
             except Exception:
                 log.exception("pod %s", self.pod["metadata"]["name"])
                 next_at = time.time() + _RETRY_S
-            if self.finished:
+            if self.removed:
                 return
             with contextlib.suppress(TimeoutError):
                 timeout = None if next_at == _FOREVER else max(0.0, next_at - time.time())
@@ -183,7 +183,7 @@ class PodWorker:
             self._event("Warning", supported_fields.FIELDS_IGNORED, "; ".join(ignored))
         (self.directory / "hosts").write_text(containers.hosts(self.pod, self.pod_ip))
         if self._cgroup is not None:
-            binding.restrict_bind_of_group(self._cgroup, self.pod_ip)
+            socket_binds.create_restricted_cgroup(self._cgroup, self.pod_ip)
 
     async def _advance(self) -> float:
         """Take all steps that are possible now; returns the time of the next call."""
@@ -247,7 +247,7 @@ class PodWorker:
             again = container.waiting is not None
             self._event("Warning", "Failed", f"Failed to pull image: {error}")
             container.waiting = ("ImagePullBackOff" if again else "ErrImagePull", str(error))
-            # The table of images does not change while a node runs.
+            # A node's images do not change while it runs.
             return time.time() + _RETRY_S if not again else _FOREVER
         except (ConfigError, OSError) as error:
             self._event("Warning", "Failed", f"Error: {error}")
@@ -282,7 +282,7 @@ class PodWorker:
                 self._cgroup.rmdir()
         self._services.events.forget(self.uid)
         self._services.tokens.forget(self.uid)
-        self.finished = True
+        self.removed = True
         return _FOREVER
 
     def _deadline(self) -> float:

@@ -18,7 +18,7 @@ Spec = dict[str, Any]
 # File systems with files of users: an overlay shows one file system and none of those
 # mounted below it.
 _STORAGE = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
-_OWN = ("/dev", "/proc", "/sys", "/run", "/boot", "/snap")
+_WITHOUT_OVERLAY = ("/dev", "/proc", "/sys", "/run", "/boot", "/snap")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -47,10 +47,10 @@ def enter(spec: Spec) -> list[str]:
 def _overlay(spec: Spec) -> tuple[str, list[str]]:
     """The path of the new root, or an empty string if overlays are not permitted."""
     root: str = spec["root"]
-    layers = Path(spec["layers"])
+    overlays = Path(spec["overlays"])
     for point in ("/", *_storage_below_root(spec["data_directory"])):
         name = point.strip("/").replace("/", "_") or "root"
-        upper, work = layers / name / "upper", layers / name / "work"
+        upper, work = overlays / name / "upper", overlays / name / "work"
         upper.mkdir(parents=True)
         work.mkdir()
         target = root if point == "/" else root + point
@@ -70,7 +70,7 @@ def _storage_below_root(data_directory: str) -> list[str]:
         point = before.split()[4].replace("\\040", " ")
         kind = after.split()[0]
         read_only = "ro" in before.split()[5].split(",")
-        skipped = read_only or point == "/" or point.startswith((*_OWN, data_directory))
+        skipped = read_only or point == "/" or point.startswith((*_WITHOUT_OVERLAY, data_directory))
         if kind in _STORAGE and not skipped and "," not in point and ":" not in point:
             points.append(point)
     return sorted(set(points))

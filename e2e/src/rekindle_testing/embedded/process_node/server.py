@@ -62,7 +62,7 @@ class KubeletServer:
         return await handler(request)
 
     async def _pods(self, _: web.Request) -> web.Response:
-        items = [worker.pod for worker in self._workers.values() if not worker.finished]
+        items = [worker.pod for worker in self._workers.values() if not worker.removed]
         return web.json_response({"apiVersion": "v1", "kind": "PodList", "items": items})
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
@@ -87,7 +87,7 @@ class KubeletServer:
         for worker in self._workers.values():
             meta = worker.pod["metadata"]
             same = (meta["namespace"], meta["name"]) == (namespace, name)
-            if same and not worker.finished and (found := worker.find(container_name)):
+            if same and not worker.removed and (found := worker.find(container_name)):
                 return found
         text = f"no container {container_name} of pod {namespace}/{name} on this node\n"
         raise web.HTTPNotFound(text=text)

@@ -206,7 +206,8 @@ class Committer:
         return []
 
     def restore_failed(self) -> None:
-        """A task could not start from its restore point: the next clean-up looks for the cause."""
+        """A task could not start from its restore point: the next garbage collection looks for the
+        cause."""
         self._restore_failed = True
 
     def garbage_collected(self, problem: str | None, unrestorable: Mapping[str, str]) -> bool:
@@ -298,10 +299,10 @@ class Committer:
         kept = keep_entries(inputs.graph, available, self.newest.entries, inputs.progress)
         if any(self._saves_again(kept[p.key], p) for p in self._awaited(inputs)):
             return None
-        fresh = {r.object for refs in kept.values() for r in refs if r.object is not None}
-        fresh -= {r.object for refs in self.newest.entries.values() for r in refs}
+        new = {r.object for refs in kept.values() for r in refs if r.object is not None}
+        new -= {r.object for refs in self.newest.entries.values() for r in refs}
         manifest = replace(self._next(inputs), epoch=epoch, entries=kept)
-        return WriteManifest(manifest, fresh=tuple(sorted(fresh)))
+        return WriteManifest(manifest, new_entries=tuple(sorted(new)))
 
     def _saves_again(self, kept: Refs, partition: Partition) -> bool:
         """Whether a partition has nothing yet in the place of an entry that cannot be restored."""
@@ -360,8 +361,8 @@ class Committer:
         found: dict[Partition, Refs] = {}
         for partition in inputs.graph.partitions:
             saved = self._saved.get(partition, {}).values()
-            fresh = [r.ref for r in saved if r.ref.epoch <= epoch]
-            refs = [*fresh, *self.newest.entries[partition.key]]
+            newer = [r.ref for r in saved if r.ref.epoch <= epoch]
+            refs = [*newer, *self.newest.entries[partition.key]]
             known = tuple(sorted(refs, key=lambda r: -r.epoch))
             found[partition] = self.restorable(known) or known
         return found

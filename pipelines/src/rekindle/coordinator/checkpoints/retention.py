@@ -68,7 +68,7 @@ def floors(graph: Graph, manifest: Manifest, progress: Progress) -> dict[Partiti
     found: dict[Partition, int] = {}
     for partition in graph.partitions:
         # A stream that only sinks read has its own entry as hold: sinks have all epochs up to it.
-        wanted = [holds[r] for r in graph.readers[partition]] or [holds[partition]]
+        wanted = [holds[c] for c in graph.consumers[partition]] or [holds[partition]]
         known = [h for h in wanted if h is not None]
         if len(known) == len(wanted):
             found[partition] = min(known)
@@ -89,11 +89,11 @@ def keep_entries(
         refs = available[partition]
         wanted = {refs[0]}
         wanted |= {_at_or_before(refs, point) for point in at.restoring.get(partition, ())}
-        for reader in graph.readers[partition]:
-            points = {ref.epoch for ref in kept[reader.key]}
-            points |= {p for p in at.positions.get(reader, ()) if p < max(points)}
+        for consumer in graph.consumers[partition]:
+            points = {ref.epoch for ref in kept[consumer.key]}
+            points |= {p for p in at.positions.get(consumer, ()) if p < max(points)}
             wanted |= {_at_or_before(refs, point) for point in points}
-            if reader in at.unknown:
+            if consumer in at.unknown:
                 wanted |= {r for r in previous.get(partition.key, ()) if r in refs}
         kept[partition.key] = tuple(sorted(wanted, key=lambda r: -r.epoch))
     return kept

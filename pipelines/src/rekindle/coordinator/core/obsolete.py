@@ -18,7 +18,7 @@ STOP_TIMEOUT_S = 3.0
 
 
 def is_obsolete(task: Task, graph: Graph) -> bool:
-    return task.partition not in graph.readers
+    return task.partition not in graph.consumers
 
 
 def still_writing(tasks: Iterable[Task], graph: Graph) -> bool:

@@ -191,7 +191,7 @@ class Coordinator:
         if self._settled:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
         self._update_derived()
-        return [PollNow(slot) for task in silent for slot in self._reader_slots(task)]
+        return [PollNow(slot) for task in silent for slot in self._consumer_slots(task)]
 
     def _poll_answered(self, event: PollAnswered, now: float) -> list[Effect]:
         task, response = self.membership.find(event.slot, event.incarnation), event.response
@@ -336,9 +336,9 @@ class Coordinator:
         readable = readable_replicas(self._graph, self._replicas)
         return coordinator_is_isolated(self.membership, readable, interval_s, now)
 
-    def _reader_slots(self, task: Task) -> list[Slot]:
-        readers = self._graph.readers.get(task.partition, ()) if self._graph else ()
-        return [t.slot for t in self.membership if t.partition in readers]
+    def _consumer_slots(self, task: Task) -> list[Slot]:
+        consumers = self._graph.consumers.get(task.partition, ()) if self._graph else ()
+        return [t.slot for t in self.membership if t.partition in consumers]
 
     def _is_source(self, slot: Slot) -> bool:
         return self._graph is not None and self._graph.inputs.get(partition_of(slot)) == ()

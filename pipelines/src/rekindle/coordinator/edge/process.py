@@ -148,7 +148,7 @@ class Process:
 
     async def _write(self, effect: WriteManifest) -> None:
         try:
-            refused = await self._store.unusable(list(effect.fresh))
+            refused = await self._store.unusable(list(effect.new_entries))
             if refused:
                 name, why = next(iter(refused.items()))
                 self.feed(EntriesRefused(tuple(refused), f"{name}: {why}"))

@@ -17,7 +17,7 @@ from typing import Any
 
 from rekindle import names
 from rekindle.backoff import Backoff
-from rekindle.coordinator.edge.kube import API_BACKOFF, UNREACHABLE, ApiError, KubeApi
+from rekindle.coordinator.edge.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
 from rekindle.coordinator.edge.objects import data_plane_document, holder, lease, status_patch
 from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.edge.watching import Feed
@@ -38,7 +38,7 @@ async def recorded_store(api: KubeApi, settings: Settings) -> str | None:
     )
     try:
         found = await api.get(path)
-    except UNREACHABLE as error:
+    except RETRIABLE_ERRORS as error:
         raise StoreError(
             f"not opened yet: the topology's status cannot be read: {error!r}"
         ) from error
@@ -87,7 +87,7 @@ class StatusWriter:
             except ApiError as error:
                 _log.warning("status: %s", error)
                 self._feed(ProblemChanged("status", f"status.dataPlane was refused: {error}"))
-            except UNREACHABLE as error:
+            except RETRIABLE_ERRORS as error:
                 _log.warning("status: %r", error)
             self._changed.set()
             await asyncio.sleep(backoff.failed())
@@ -160,7 +160,7 @@ class LeaseKeeper:
             began = time.monotonic()
             try:
                 await self._renew()
-            except UNREACHABLE as error:
+            except RETRIABLE_ERRORS as error:
                 self._held = None
                 _log.warning("lease: %r", error)
             # A failed call must not delay the next renewal.

@@ -36,7 +36,7 @@ class CheckpointStore:
         self._expected: str | None = None
         self._opened: tuple[str, Store, ManifestStore] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="clean-up")
+        self._garbage_thread = ThreadPoolExecutor(1, thread_name_prefix="garbage")
 
     def use(self, url: str) -> None:
         self._url = url
@@ -51,7 +51,7 @@ class CheckpointStore:
         return self._opened[1].id if self._opened is not None else None
 
     def close(self) -> None:
-        for thread in (self._thread, self._cleaner):
+        for thread in (self._thread, self._garbage_thread):
             thread.shutdown(wait=False, cancel_futures=True)
 
     async def newest(self) -> Manifest | None:
@@ -73,12 +73,15 @@ class CheckpointStore:
 
     @property
     def unrestorable(self) -> Mapping[str, str]:
-        """The entries that could not be restored at the last clean-up, each with the reason."""
+        """The entries that could not be restored at the last garbage collection, each with the
+        reason."""
         return self._opened[2].unrestorable if self._opened is not None else {}
 
     async def collect_garbage(self, retain: int, sweeps: bool = False) -> None:
         manifests = await self._run("opening it", lambda m, _: m)
-        await asyncio.wrap_future(self._cleaner.submit(manifests.collect_garbage, retain, sweeps))
+        await asyncio.wrap_future(
+            self._garbage_thread.submit(manifests.collect_garbage, retain, sweeps)
+        )
 
     def _save_migrated(
         self, migration: StateMigration, manifests: ManifestStore, store: Store

@@ -1,4 +1,4 @@
-"""Which partitions read which: inputs and readers of each partition. Pure.
+"""Which partitions read which: inputs and consumers of each partition. Pure.
 
 Built once for each generation.
 
@@ -22,7 +22,7 @@ class Graph:
     """`partitions` in topological order, sources first."""
 
     partitions: tuple[Partition, ...]
-    readers: Mapping[Partition, tuple[Partition, ...]]
+    consumers: Mapping[Partition, tuple[Partition, ...]]
     inputs: Mapping[Partition, tuple[Partition, ...]]
     streams: Mapping[str, str]  # segment id -> operator id of its stream
     queries: Mapping[str, tuple[QuerySpec, ...]]  # segment id -> queries of its stream
@@ -31,21 +31,21 @@ class Graph:
 
 def build_graph(topology: Topology) -> Graph:
     partitions: list[Partition] = []
-    readers: dict[Partition, list[Partition]] = {}
+    consumers: dict[Partition, list[Partition]] = {}
     inputs: dict[Partition, tuple[Partition, ...]] = {}
     sources: dict[str, tuple[Partition, ...]] = {}
     for segment in topology.segments:
         for index in range(segment.partitions):
             mine = Partition(segment.id, index)
             partitions.append(mine)
-            readers[mine] = []
+            consumers[mine] = []
             read: list[Partition] = []
             for entry in segment.inputs:
                 producer = topology.producer(entry.stream).id
                 read.extend(Partition(producer, i) for i in partitions_read(entry, index))
             inputs[mine] = tuple(dict.fromkeys(read))
             for source in inputs[mine]:
-                readers[source].append(mine)
+                consumers[source].append(mine)
         producers = [topology.producer(entry.stream).id for entry in segment.inputs]
         if producers:
             sources[segment.id] = tuple(dict.fromkeys(p for id_ in producers for p in sources[id_]))
@@ -53,7 +53,7 @@ def build_graph(topology: Topology) -> Graph:
             sources[segment.id] = tuple(Partition(segment.id, i) for i in range(segment.partitions))
     return Graph(
         partitions=tuple(partitions),
-        readers={p: tuple(r) for p, r in readers.items()},
+        consumers={p: tuple(c) for p, c in consumers.items()},
         inputs=inputs,
         streams={s.id: s.stream for s in topology.segments},
         queries={
@@ -65,7 +65,7 @@ def build_graph(topology: Topology) -> Graph:
 
 
 def downstream(graph: Graph, partition: Partition) -> tuple[Partition, ...]:
-    """All readers of a partition's stream, direct or indirect, in topological order."""
+    """All consumers of a partition's stream, direct or indirect, in topological order."""
     reached = {partition}
     for one in graph.partitions:
         if any(source in reached for source in graph.inputs[one]):

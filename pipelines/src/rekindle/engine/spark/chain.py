@@ -201,7 +201,7 @@ class SparkChain:
         views = views_of(tables)
         size = sum(t.nbytes for t in views.values())
         if self._hashes(prepared, size):
-            rows = self._query.run_hashed(prepared.texts[Aggregation.HASHED], views, what)
+            rows = self._query.run_in_order(prepared.texts[Aggregation.HASHED], views, what)
             if rows is not None:
                 return rows
             self._history.hash_bytes[prepared.step.operators] = size - 1

@@ -52,22 +52,22 @@ class Query:
     def run(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table:
         """Raises OperatorFailed, which begins with `what`, OutOfMemory, DiskFull, or
         EngineUnavailable."""
-        rows = self._run(sql, views, what, hashed=False)
+        rows = self._run(sql, views, what, in_order=False)
         assert rows is not None
         return rows
 
-    def run_hashed(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
-        """As `run`; None if hash aggregation may not have kept the order of rows."""
-        return self._run(sql, views, what, hashed=True)
+    def run_in_order(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
+        """As `run`, by hash aggregation in the order of rows; None if it may not have kept it."""
+        return self._run(sql, views, what, in_order=True)
 
     def _run(
-        self, sql: str, views: Mapping[str, pa.Table], what: str, *, hashed: bool
+        self, sql: str, views: Mapping[str, pa.Table], what: str, *, in_order: bool
     ) -> pa.Table | None:
         try:
             with _failures(what):
                 if planned := self._planned_for(sql, views):
-                    return self._run_planned(planned, views, hashed)
-                return self._run_once(sql, views, hashed)
+                    return self._run_planned(planned, views, in_order)
+                return self._run_once(sql, views, in_order)
         finally:
             # Py4J's objects are reference cycles: until Python collects them, which may take a
             # dozen epochs, the JVM keeps its rows. They are recent, so the young generation is
@@ -75,17 +75,17 @@ class Query:
             gc.collect(1)
 
     def _run_planned(
-        self, planned: PlannedQuery, views: Mapping[str, pa.Table], hashed: bool
+        self, planned: PlannedQuery, views: Mapping[str, pa.Table], in_order: bool
     ) -> pa.Table | None:
         def run() -> pa.Table:
             return self._job(lambda: planned.run(views))
 
-        return planned.hashing.rows(run) if hashed else run()
+        return planned.hashing.rows(run) if in_order else run()
 
-    def _run_once(self, sql: str, views: Mapping[str, pa.Table], hashed: bool) -> pa.Table | None:
+    def _run_once(self, sql: str, views: Mapping[str, pa.Table], in_order: bool) -> pa.Table | None:
         try:
             frame = self._frame(sql, views)
-            if not hashed:
+            if not in_order:
                 return self._job(frame.toArrow)
             plan = frame._jdf.queryExecution().executedPlan()
             return HashAggregation(plan).rows(lambda: self._job(frame.toArrow))

@@ -82,7 +82,9 @@ def make_archive(archive: Path) -> None:
 
 
 def train(spark: SparkSession) -> None:
-    topology = compile_topology(load_spec(yaml.safe_load(_TOPOLOGY)), "training", local=True)
+    topology = compile_topology(
+        load_spec(yaml.safe_load(_TOPOLOGY)), "training", skip_cluster_checks=True
+    )
     chain = SparkChain(topology.segments[0], topology, spark)
     state = State()
     for epoch in range(4):

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.engine.canonical_order import from_order_bits, order_bits
+from rekindle.engine.canonical_order import from_comparable, to_comparable
 
 PANE, HASH = "__w", "__h"
 KEY = "__k"
@@ -227,7 +227,7 @@ def _keys(rows: pa.Table) -> list[str]:
 def _comparable(values: pa.Array) -> pa.Array:
     """NaN equal to itself, −0.0 to 0.0."""
     if pa.types.is_floating(values.type):
-        return order_bits(values.cast(pa.float64()))
+        return to_comparable(values.cast(pa.float64()))
     if pa.types.is_null(values.type):
         return pa.nulls(len(values), pa.int8())
     return values
@@ -242,8 +242,8 @@ def _merge(values: pa.Array, kind: pa.DataType, merge: Merge, starts: Int64s) ->
         numbers = np.where(valid, numbers, 0) if valid is not None else numbers
         return _result(np.add.reduceat(numbers, starts, dtype=numbers.dtype), kind, valid, starts)
     if merge != "sum" and pa.types.is_floating(kind):  # also a single value: −0.0 becomes 0.0
-        bits = _merge(order_bits(values.cast(pa.float64())), pa.int64(), merge, starts)
-        return from_order_bits(bits).cast(kind)
+        merged = _merge(to_comparable(values.cast(pa.float64())), pa.int64(), merge, starts)
+        return from_comparable(merged).cast(kind)
     if len(starts) == len(values):
         return values
     if merge != "sum" and _is_number(kind):

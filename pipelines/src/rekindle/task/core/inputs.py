@@ -21,23 +21,26 @@ LONG_GAP_US = 365 * _DAY_US
 """A gap without rows that a source reports as a problem."""
 
 
-def released_epoch(now_s: float, origin_us: int, interval_us: int) -> int:
+def released_epoch(now_s: float, origin_us: int, epoch_interval_us: int) -> int:
     """The newest epoch whose time has passed; `now_s`: Unix time."""
-    return int((int(now_s * 1_000_000) - origin_us) // interval_us) - 1
+    return int((int(now_s * 1_000_000) - origin_us) // epoch_interval_us) - 1
 
 
-def released_in_s(epoch: int, now_s: float, origin_us: int, interval_us: int) -> float:
+def released_in_s(epoch: int, now_s: float, origin_us: int, epoch_interval_us: int) -> float:
     """How long until an epoch is released; 0 if it is."""
-    return max(0.0, (origin_us + (epoch + 1) * interval_us) / 1e6 - now_s)
+    return max(0.0, (origin_us + (epoch + 1) * epoch_interval_us) / 1e6 - now_s)
 
 
-def gap_problem(next_epoch: int, next_change: int | None, interval_us: int) -> str | None:
+def gap_problem(next_epoch: int, resumes_at: int | None, epoch_interval_us: int) -> str | None:
     """Reports gaps of years, which usually mean a row with a wrong time: the task would wait that
-    long for the next row. `next_change`: the next epoch with rows; None if there is none."""
-    if next_change is None or (gap_us := (next_change - next_epoch) * interval_us) < LONG_GAP_US:
+    long for the next row. `resumes_at`: its epoch; None if there is none."""
+    if (
+        resumes_at is None
+        or (gap_us := (resumes_at - next_epoch) * epoch_interval_us) < LONG_GAP_US
+    ):
         return None
     return (
-        f"the source has no rows until epoch {next_change:,}, {gap_us // _DAY_US:,} days from now; "
+        f"the source has no rows until epoch {resumes_at:,}, {gap_us // _DAY_US:,} days from now; "
         "correct the times of its rows, or raise speedup"
     )
 

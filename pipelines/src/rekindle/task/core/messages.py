@@ -1,4 +1,4 @@
-"""The settings, events and effects of a whole task. Pure.
+"""The settings, events and effects of a task's core. Pure.
 
 Events of its loop, saver and sinks, and their effects, are in the modules of those cores.
 """
@@ -42,7 +42,7 @@ class TaskSettings:
     ref: TaskRef
     boot_id: str
     checkpoint_interval_epochs: int
-    interval_us: int
+    epoch_interval_us: int
     origin_us: int = 0
     engine: str = ""
     fence: int = NO_EPOCH  # the highest one that earlier boots have seen

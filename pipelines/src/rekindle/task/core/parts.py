@@ -1,4 +1,4 @@
-"""The parts of a whole task, as its status reads them. Pure."""
+"""The cores that a task consists of, as its status reads them. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which polls a task accepts. Pure.
 
-A poll is level-triggered: the newest full one is the task's whole desired state, until another one
-arrives. Fencing (I9): polls are refused if their fence is lower than the highest one seen, or if
-they are for another topology or another incarnation of the slot.
+A poll is level-triggered: the newest one that is not `ask_only` is the task's complete desired
+state, until another one arrives. Fencing (I9): polls are refused if their fence is lower than the
+highest one seen, or if they are for another topology or another incarnation of the slot.
 
 Design: docs/design/task.md#passive, docs/design/fencing.md#fences.
 """
@@ -23,7 +23,8 @@ class PollRefused(RekindleError):
 
 
 class PollCore:
-    """The polls of one task. `fence`: the highest one seen; `desired`: the newest full poll."""
+    """The polls of one task. `fence`: the highest one seen; `desired`: the newest
+    poll that is not `ask_only`."""
 
     def __init__(self, ref: TaskRef, identity: Identity, fence: int) -> None:
         self.fence = fence

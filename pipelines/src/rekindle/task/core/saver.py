@@ -6,9 +6,9 @@ saved at all. A state that could not be saved is saved again after a back-off, u
 have taken its place. A saved entry is reported until it is committed.
 
 A save reuses objects of the newest entry that this task has saved and that may yet be committed, or
-of the committed one. Clean-up keeps both, and the coordinator refuses an entry whose objects are
-missing. Once it has refused one, nothing that was saved until then is reused: the next save has all
-of the state. Does not know log, sinks or engine.
+of the committed one. Garbage collection keeps both, and the coordinator refuses an entry whose
+objects are missing. Once it has refused one, nothing that was saved until then is reused: the next
+save has all of the state. Does not know log, sinks or engine.
 
 Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md#what-is-reused.
 """

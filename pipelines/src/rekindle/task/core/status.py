@@ -83,7 +83,7 @@ class TaskStatus:
         ref: TaskRef,
         boot_id: str,
         origin_us: int,
-        interval_us: int,
+        epoch_interval_us: int,
         clock: Callable[[], float],
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
@@ -96,7 +96,7 @@ class TaskStatus:
         self._ref = ref
         self.boot_id = boot_id
         self._origin_us = origin_us
-        self._interval_us = interval_us
+        self._epoch_interval_us = epoch_interval_us
         self._clock = clock
         self._problems: dict[str, TaskProblem] = {}
         self._failure: TaskProblem | None = None
@@ -179,7 +179,7 @@ class TaskStatus:
         if self.components is None and self.restored_from is None:
             return 0.0
         stable = self.components.log.last if self.components else (self.restored_from or 0)
-        due_us = self._origin_us + (stable + 2) * self._interval_us
+        due_us = self._origin_us + (stable + 2) * self._epoch_interval_us
         return max(0.0, self._clock() - due_us / 1e6)
 
     def epoch_p99_s(self) -> float:

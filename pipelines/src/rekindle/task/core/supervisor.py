@@ -1,9 +1,10 @@
 """How a task starts, follows polls, fails and ends. Pure.
 
-A poll is level-triggered: the newest full one is the task's whole desired state. What it changes is
-applied once; what may leave the log also depends on what the sinks have written. A task that failed
-waits until a poll has reported that, and ends; one whose results differ each time stays, because
-its next boot would only fail again. A task that has to compute again discards its log and ends.
+A poll is level-triggered: the newest one that is not `ask_only` is the task's complete desired
+state. What it changes is applied once; what may leave the log also depends on what the sinks have
+written. A task that failed waits until a poll has reported that, and ends; one whose results differ
+each time stays, because its next boot would only fail again. A task that has to compute again
+discards its log and ends.
 
 Design: docs/design/task.md#passive, docs/design/task.md#failures.
 """
@@ -32,7 +33,7 @@ _ABORT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PollAccepted:
-    """The newest full poll."""
+    """The newest poll that is not `ask_only`: the desired state."""
 
     poll: PollRequest
 

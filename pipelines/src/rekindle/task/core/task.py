@@ -121,7 +121,7 @@ class TaskCore:
             settings.ref,
             settings.boot_id,
             settings.origin_us,
-            settings.interval_us,
+            settings.epoch_interval_us,
             self._clock,
         )
 

@@ -50,14 +50,14 @@ _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
 _MERGED = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 
-def check_fields(spec: TopologySpec, name: str, *, local: bool) -> list[Problem]:
+def check_fields(spec: TopologySpec, name: str, *, skip_cluster_checks: bool) -> list[Problem]:
     found: list[Problem] = []
     found += _names(spec, name)
     found += _counts(spec)
     found += _times(spec)
     found += _log(spec)
-    found += check_urls(spec, local=local)
-    found += () if local else check_object_names(spec)
+    found += check_urls(spec, skip_cluster_checks=skip_cluster_checks)
+    found += () if skip_cluster_checks else check_object_names(spec)
     found += _conf(spec)
     found += _template(spec.pod_template)
     found += check_resources(spec.resources, "spec.resources")

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rekindle.errors import Problem
-from rekindle.topology.graph import Edges, ancestors, edges_of, find_cycle, nodes_with_paths
+from rekindle.topology.graph import (
+    Edges,
+    edges_of,
+    find_cycle,
+    nodes_and_ancestors,
+    nodes_with_paths,
+)
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import OperatorSpec, TopologySpec
 
@@ -38,7 +44,7 @@ def _unknown_inputs(spec: TopologySpec, edges: Edges) -> Iterator[Problem]:
 
 
 def _unused(spec: TopologySpec, edges: Edges, cycle: Sequence[str]) -> Iterator[Problem]:
-    used = ancestors(edges, [q.from_ for q in spec.queries])
+    used = nodes_and_ancestors(edges, [q.from_ for q in spec.queries])
     for path, node in nodes_with_paths(spec):
         if node.name not in used and node.name not in cycle:
             what = f"no query needs {node.name}"

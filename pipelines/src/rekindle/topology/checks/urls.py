@@ -38,7 +38,7 @@ class _Disk(Enum):
     OF_THE_POD = auto()
 
 
-def check_urls(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
+def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Problem]:
     urls = [(_STORE, spec.checkpoint.store)]
     for at, query in enumerate(spec.queries):
         for kind, sink in query.sink.kinds.items():
@@ -48,13 +48,15 @@ def check_urls(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
     taken: dict[str, str] = {}
     for path, url in urls:
         lacks = "cannot create an object only if it is absent"
-        yield from _url(url, path, _CREATE_IF_ABSENT, lacks, local=local)
+        yield from _url(
+            url, path, _CREATE_IF_ABSENT, lacks, skip_cluster_checks=skip_cluster_checks
+        )
         key = url.rstrip("/")
         if key in taken:
             what = f"{url} is used by {taken[key]} too"
             yield Problem(path, "SharedPlace", what, "give each its own directory")
         taken.setdefault(key, path)
-        if not local:
+        if not skip_cluster_checks:
             yield from _on_a_volume(url, path, spec.checkpoint.volume, mounts)
     # With _CREATE_IF_ABSENT, because fsspec lists some of these only if their driver is installed.
     known, lacks = (
@@ -65,7 +67,9 @@ def check_urls(spec: TopologySpec, *, local: bool) -> Iterator[Problem]:
         for kind, given in source.kinds.items():
             if given is not None and given.input_url is not None:
                 where = f"spec.sources[{at}].{kind}.url"
-                yield from _url(given.input_url, where, known, lacks, local=local)
+                yield from _url(
+                    given.input_url, where, known, lacks, skip_cluster_checks=skip_cluster_checks
+                )
 
 
 def _on_a_volume(
@@ -126,7 +130,7 @@ def _normalized(path: str) -> str:
 
 
 def _url(
-    url: str, path: str, schemes: Collection[str], lacks: str, *, local: bool
+    url: str, path: str, schemes: Collection[str], lacks: str, *, skip_cluster_checks: bool
 ) -> Iterator[Problem]:
     """Schemes are case-sensitive, as in fsspec. Whether a driver is installed is not checked: that
     depends on the image of the tasks."""
@@ -135,7 +139,7 @@ def _url(
         hint = "write it like file:///path or s3://bucket/path"
         yield Problem(path, "InvalidUrl", f"{url!r} is not a URL", hint)
         return
-    possible = sorted(s for s in schemes if local or s != "memory")
+    possible = sorted(s for s in schemes if skip_cluster_checks or s != "memory")
     if scheme in possible:
         return
     if scheme in schemes:

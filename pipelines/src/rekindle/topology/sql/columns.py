@@ -94,18 +94,18 @@ def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
     found = []
     for cast in select.find_all(exp.Cast):
         nested = [kind for kind in cast.to.find_all(exp.DataType) if kind is not cast.to]
-        if any(is_timestamp(kind) for kind in nested) and _has_text(_type_of(cast.this, visible)):
+        if any(is_timestamp(kind) for kind in nested) and _has_string(_type_of(cast.this, visible)):
             what = (
                 f"{cast.sql(dialect=DIALECT)} casts strings to TIMESTAMP, and those without a date"
             )
             hint = "cast each by itself: transform(texts, x -> CAST(x AS TIMESTAMP))"
             found.append(Problem("", "NonDeterministic", f"{what} get the current date", hint))
     for node in select.find_all(*_COMPARISONS):
-        found += _compared_texts(node, visible)
+        found += _compared_strings(node, visible)
     return found
 
 
-def _compared_texts(node: exp.Expr, visible: VisibleColumns) -> Iterator[Problem]:
+def _compared_strings(node: exp.Expr, visible: VisibleColumns) -> Iterator[Problem]:
     """Problems of strings that Spark casts to TIMESTAMP because they are compared with one."""
     sides = {side: _type_of(side, visible) for side in node.iter_expressions()}
     if not any(kind is Scalar.TIMESTAMP for kind in sides.values()):
@@ -119,12 +119,12 @@ def _compared_texts(node: exp.Expr, visible: VisibleColumns) -> Iterator[Problem
             yield Problem("", "NonDeterministic", what, f"write CAST({text} AS TIMESTAMP)")
 
 
-def _has_text(kind: DataType | None) -> bool:
+def _has_string(kind: DataType | None) -> bool:
     match kind:
         case Array(element):
-            return _has_text(element)
+            return _has_string(element)
         case Struct(fields):
-            return any(_has_text(field.type) for field in fields)
+            return any(_has_string(field.type) for field in fields)
         case _:
             return kind is Scalar.STRING
 
@@ -177,10 +177,10 @@ def output_columns(
             problems.append(Problem("", "TooMany", what, "select fewer columns"))
             return None
     counts = Counter(f.name.lower() for f in fields)
-    twice = [name for name, times in counts.items() if times > 1]
+    duplicates = [name for name, times in counts.items() if times > 1]
     problems += [
         Problem("", "DuplicateColumn", f"column {name} occurs twice", "rename one with AS")
-        for name in twice
+        for name in duplicates
     ]
     problems += [
         Problem(
@@ -192,7 +192,7 @@ def output_columns(
         for f in fields
         if f.name.startswith("__")
     ]
-    return None if twice else fields
+    return None if duplicates else fields
 
 
 def copied_columns(select: exp.Select, visible: VisibleColumns) -> list[str | None]:

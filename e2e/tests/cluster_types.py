@@ -1,4 +1,4 @@
-"""The kinds of clusters that failure tests run on; real kubelets where the machine can have them,
+"""The types of clusters that failure tests run on; real kubelets where the machine can have them,
 and clusters that are not embedded where the user asks for them by NODES."""
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ DEFAULT_TIMINGS = Settings(node_monitor_grace_period_s=50, node_monitor_period_s
 LEASE_S = 40
 
 
-def _kinds(*of_kubelets: pytest.MarkDecorator) -> pytest.MarkDecorator:
+def _cluster_types(*of_kubelets: pytest.MarkDecorator) -> pytest.MarkDecorator:
     """A cluster that is not embedded is there only if the user asks for it."""
     asked = os.environ.get("NODES", "")
-    kinds = [
+    types = [
         pytest.param("process", marks=pytest.mark.cluster),
         pytest.param("kubelet", marks=[pytest.mark.kubelet, *of_kubelets]),
-        *(pytest.param(kind, marks=pytest.mark.external) for kind in _EXTERNAL if kind == asked),
+        *(pytest.param(type_, marks=pytest.mark.external) for type_ in _EXTERNAL if type_ == asked),
     ]
-    return pytest.mark.parametrize("kind_name", kinds, scope="module")
+    return pytest.mark.parametrize("cluster_type", types, scope="module")
 
 
-every_kind = _kinds()
-every_kind_long = _kinds(pytest.mark.long)
+every_cluster_type = _cluster_types()
+every_cluster_type_long = _cluster_types(pytest.mark.long)
 """Not in `make e2e`, but in `make failures NODES=kubelet`."""
 
 
 def make_cluster(
-    kind_name: str, directory: Path, *, nodes: int, settings: Settings | None = None
+    cluster_type: str, directory: Path, *, nodes: int, settings: Settings | None = None
 ) -> Cluster:
-    """Of any kind but kubelets, which all tests share. `nodes` and `settings`: of a cluster that is
+    """Of any type but kubelets, which all tests share. `nodes` and `settings`: of a cluster that is
     made. An existing one has its own."""
-    match kind_name:
+    match cluster_type:
         case "existing":
             return ExistingCluster(directory, ExistingSettings.of(os.environ), print)
         case "kind":
@@ -64,18 +64,18 @@ def make_cluster(
 
 
 @contextlib.contextmanager
-def cluster_of_kind(
-    kind_name: str,
+def cluster_of_type(
+    cluster_type: str,
     request: pytest.FixtureRequest,
     prepare: Callable[[Cluster], None],
     settings: Settings | None = None,
 ) -> Iterator[Cluster]:
-    """The cluster that all tests on kubelets share, or a new one of another kind."""
-    if kind_name == "kubelet":
+    """The cluster that all tests on kubelets share, or a new one of another type."""
+    if cluster_type == "kubelet":
         yield request.getfixturevalue("kubelet_cluster")
         return
-    directory = request.getfixturevalue("tmp_path_factory").mktemp(kind_name)
-    with make_cluster(kind_name, directory, nodes=5, settings=settings) as cluster:
+    directory = request.getfixturevalue("tmp_path_factory").mktemp(cluster_type)
+    with make_cluster(cluster_type, directory, nodes=5, settings=settings) as cluster:
         prepare(cluster)
         yield cluster
 

@@ -30,8 +30,8 @@ _R0, _R1, _R2 = 0, 1, 2
 _LOAD, _STORE, _MOVE, _EXIT, _UNLESS_EQUAL, _IF_EQUAL = 0x61, 0x63, 0xB4, 0x95, 0x55, 0x15
 
 
-def restrict_bind_of_group(cgroup: Path, address: str) -> None:
-    """Create the group of a pod; without bpf() the pod is not restricted."""
+def create_restricted_cgroup(cgroup: Path, address: str) -> None:
+    """Create a pod's control group; without bpf() its binds are not restricted."""
     cgroup.mkdir(exist_ok=True)
     try:
         restrict_bind(cgroup, address)
