@@ -196,6 +196,11 @@ class Membership:
         responses = [task.response for task in self if task.response is not None]
         return max((max(r.head_epoch, r.stable_epoch) for r in responses), default=NO_EPOCH)
 
+    def reported_entries(self) -> frozenset[str]:
+        """Saved entries, as the tasks' last responses name them."""
+        responses = [task.response for task in self if task.response is not None]
+        return frozenset(done.object for r in responses for done in r.checkpoints)
+
     def polling_started(self, now: float) -> None:
         """The first polls are sent now."""
         self._last_tick = now
