@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import sys
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -531,6 +535,47 @@ def test_a_refused_entry_makes_the_next_collection_list_all() -> None:
     assert list(world.manifests.unusable([gone])) == [gone]
     world.manifests.collect_garbage(retain=1)
     assert list(world.manifests.unrestorable) == [world.entry]
+
+
+class RefusedDuringCollection(Checkpointed):
+    """The thread that commits finds a missing entry just before line `line` of `collect_garbage`,
+    of those that are run."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self.refused: dict[str, str] = {}
+        self._lines_left = line
+        self.disk.delete(f"u/{self.object}")
+        self._gone = self.save(19, None)
+        self.disk.delete(f"u/{self._gone}")
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            self.manifests.collect_garbage(retain=1)
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not ManifestStore.collect_garbage.__code__:
+            return None
+        if event == "line":
+            if self._lines_left == 0:
+                self.refused = self.manifests.unusable([self._gone])
+            self._lines_left -= 1
+        return self._trace
+
+
+def test_an_entry_refused_during_garbage_collection_makes_one_list_all() -> None:
+    missed: list[int] = []
+    for line in itertools.count():
+        world = RefusedDuringCollection(line)
+        if not world.refused:
+            break
+        world.manifests.collect_garbage(retain=1)
+        if list(world.manifests.unrestorable) != [world.entry]:
+            missed.append(line)
+    assert line > 0
+    assert missed == []
 
 
 def test_garbage_collection_lists_all_when_it_has_to() -> None:

@@ -18,6 +18,7 @@ from rekindle.coordinator.model import (
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
+from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 BOTH = Slot("both", 0, 0)
 
@@ -463,8 +464,8 @@ def test_an_older_entry_is_kept_in_the_place_of_one_that_lacks_state() -> None:
     assert world.store[-1].entries["left/0"][0].epoch == world.store[-1].epoch
 
 
-def test_tasks_report_refused_entries_no_more() -> None:
-    world = started(12)
+def refuse_next(world: World) -> WriteManifest:
+    """The next commit finds that its entries lack state."""
     world.hold_writes = True
     while not world.held:
         world.run_epochs(1)
@@ -472,11 +473,60 @@ def test_tasks_report_refused_entries_no_more() -> None:
     assert isinstance(effect, WriteManifest)
     world.held, world.hold_writes = [], False
     world.feed(EntriesRefused(effect.new_entries, "state object x is missing"))
-    saved = {d.object for t in world.tasks.values() for d in t.response().checkpoints}
-    assert saved >= set(effect.new_entries)
+    return effect
+
+
+def reported(*tasks: SimulatedTask) -> set[str]:
+    return {d.object for t in tasks for d in t.response().checkpoints}
+
+
+def test_tasks_report_refused_entries_no_more() -> None:
+    world = started(12)
+    refused = set(refuse_next(world).new_entries)
+    assert reported(*world.tasks.values()) >= refused
     world.poll_rounds(2)
-    saved = {d.object for t in world.tasks.values() for d in t.response().checkpoints}
-    assert not saved & set(effect.new_entries)
+    assert not reported(*world.tasks.values()) & refused
     assert not any(p.refused for p in next_polls(world).values())
     world.run_epochs(8)
     assert world.store[-1].epoch == 23
+
+
+def test_refused_entries_that_no_task_reports_are_forgotten() -> None:
+    world = started(12)
+    refused = set(refuse_next(world).new_entries)
+    committer = world.coordinator.committer
+    world.poll_rounds(2)
+    assert all(map(committer.is_refused, refused))
+    world.run_epochs(8)
+    assert not any(map(committer.is_refused, refused))
+
+
+def test_an_entry_that_a_silent_task_reports_stays_refused() -> None:
+    world = started(12)
+    refused = set(refuse_next(world).new_entries)
+    silent, committer = world.tasks[LEFT[0]], world.coordinator.committer
+    silent.frozen = True
+    offered = reported(silent) & refused
+    before = len(world.store)
+    world.run_epochs(12)
+    assert len(world.store) > before + 1
+    assert offered
+    assert set(filter(committer.is_refused, refused)) == offered
+    silent.frozen = False
+    world.run_epochs(8)
+    assert not any(map(committer.is_refused, refused))
+
+
+def test_a_committed_entry_stays_refused() -> None:
+    """An older coordinator has committed it, and its partition cannot save another one."""
+    world = started(12)
+    write = refuse_next(world)
+    world.store.append(write.manifest)
+    for slot in LEFT:
+        world.kill(slot)
+    world.run_epochs(40)
+    assert world.store[-1].seq > write.manifest.seq + 1
+    kept = {r.object for refs in world.store[-1].entries.values() for r in refs}
+    committer = world.coordinator.committer
+    assert "left/0@15" in kept
+    assert set(filter(committer.is_refused, write.new_entries)) == kept & set(write.new_entries)

@@ -65,7 +65,7 @@ class Cluster:
         self.membership.answered(self.task(slot), response, self.now)
 
     def pass_time(self, seconds: float, batch: int = 1, stops_at: float = 1e9) -> None:
-        """The reader reads all epochs that the sources release until `stops_at`, `batch` at once."""
+        """The reader reads what the sources release until `stops_at`, `batch` epochs at once."""
         until = self.now + seconds
         while self.now < until:
             self.now += POLL_S

@@ -6,10 +6,12 @@ Design: docs/operations.md#metrics-and-logs.
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
 
@@ -84,7 +86,9 @@ def _pod_state(pod: PodView) -> str:
     return "gated" if GATE in pod.gates else "open"
 
 
-def serve(bind: str, port: int, alive: Callable[[], bool], ready: Callable[[], bool]) -> None:
+def serve(
+    bind: str, port: int, alive: Callable[[], bool], ready: Callable[[], bool]
+) -> ThreadingHTTPServer:
     """Serve /metrics, /livez and /readyz from a background thread."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -113,5 +117,11 @@ def serve(bind: str, port: int, alive: Callable[[], bool], ready: Callable[[], b
         address_family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         daemon_threads = True
 
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A prober that has closed its connection, at its timeout, is no error."""
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(request, client_address)
+
     server = Server((bind, port), Handler)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    return server

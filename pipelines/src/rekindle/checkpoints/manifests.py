@@ -45,17 +45,20 @@ class ManifestStore:
         self._store = store
         self._uid = uid
         self._clock = clock
-        # of the thread that commits: state objects by entry, all of which were there
+        # written by the thread that commits: state objects by entry, all of which were there; how
+        # often entries were unusable, which the other thread reads
         self._complete: dict[str, frozenset[str]] = {}
-        # of the thread that collects garbage: state objects by entry that was kept, manifests
+        self._refusals = 0
+        # of the thread that collects garbage: state objects by entry that was kept, manifests; the
+        # refusals that it knows
         self._references: dict[str, frozenset[str]] = {}
         self._manifests: dict[int, Manifest] = {}
         self._swept_at: float | None = None
-        # of both: what is being deleted, which no entry may need that is committed now; needed
-        # state objects that were missing at the last collection; whether a commit found one missing
+        self._known_refusals = 0
+        # written by it, and read by both: what is being deleted, which no entry may need that is
+        # committed now; needed state objects that were missing at the last collection
         self._deleting: frozenset[str] = frozenset()
         self._missing: frozenset[str] = frozenset()
-        self._found_missing = False
         self.unrestorable: Mapping[str, str] = {}
         """Entries that have to stay usable, and that were not at the last collection; each with the
         reason."""
@@ -126,7 +129,7 @@ class ManifestStore:
                 problems[name] = f"state object {missing[0]} is missing"
             else:
                 self._complete[name] = needed
-        self._found_missing |= bool(problems)
+        self._refusals += bool(problems)
         return problems
 
     def _present(self, wanted: AbstractSet[str], known: int) -> AbstractSet[str]:
@@ -150,8 +153,9 @@ class ManifestStore:
         """
         began, swept_at = self._clock(), self._swept_at
         due = swept_at is None or began - swept_at >= SWEEP_S
-        sweeps = sweeps or due or self._found_missing
-        self._found_missing = False
+        refusals = self._refusals  # read once: one that comes later is for the next call
+        sweeps = sweeps or due or refusals != self._known_refusals
+        self._known_refusals = refusals
         self._swept_at = None  # a failure may leave state whose entry is deleted
         deleted = self._collect(retain, sweeps)
         self._swept_at = began if sweeps else swept_at

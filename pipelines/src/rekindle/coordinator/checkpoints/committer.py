@@ -16,6 +16,7 @@ Paper: Progressive recovery (Su and Zhou 2017), section 4.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from rekindle.backoff import Backoff, BackoffPolicy
@@ -191,6 +192,13 @@ class Committer:
         self._refused |= set(objects)
         self._drop_refused()
         return self._retry_later(CommitEvent.ENTRIES_REFUSED, message, now)
+
+    def forget_refused(self, reported: AbstractSet[str]) -> None:
+        """Keep the refusals of entries that tasks report, and of those in the newest manifest. No
+        other is offered again: a task reports its entry until it is refused or superseded, and no
+        name is used twice."""
+        entries = self.newest.entries.values() if self.newest else ()
+        self._refused &= reported | {ref.object for refs in entries for ref in refs if ref.object}
 
     def _drop_refused(self) -> None:
         for partition, known in self._saved.items():

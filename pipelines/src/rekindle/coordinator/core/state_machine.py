@@ -162,6 +162,7 @@ class Coordinator:
             case ManifestWritten(manifest=manifest):
                 self._pacer.mark_urgent()
                 effects = self.committer.manifest_written(manifest, self._retain(), now)
+                self.committer.forget_refused(self.membership.reported_entries())
                 self._update_derived()
                 # At once, since the next manifest may be in flight before any task responds again.
                 return effects + [e for t in self.membership for e in self._assign_restore(t)]

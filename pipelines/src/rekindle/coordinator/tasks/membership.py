@@ -45,9 +45,10 @@ class Task:
 
     `position` is the newest epoch of inputs that the task certainly does not need any more; None
     while it has no restore point. `advanced_at`: when its log was last seen to have grown in this
-    boot. `silence_s`: how long it had been silent when it was suspected. `first_stable` is the newest epoch in its log when this boot
-    first reported one. `failed_to_start`: its container does not start (no image, or it crashes
-    at once), so that other tasks do not have to keep anything for it.
+    boot. `silence_s`: how long it had been silent when it was suspected. `first_stable` is the
+    newest epoch in its log when this boot first reported one. `failed_to_start`: its container does
+    not start (no image, or it crashes at once), so that other tasks do not have to keep anything
+    for it.
     """
 
     pod: Pod
@@ -194,6 +195,11 @@ class Membership:
         """The newest epoch that any task knows: after a restart a log may be ahead of the head."""
         responses = [task.response for task in self if task.response is not None]
         return max((max(r.head_epoch, r.stable_epoch) for r in responses), default=NO_EPOCH)
+
+    def reported_entries(self) -> frozenset[str]:
+        """Saved entries, as the tasks' last responses name them."""
+        responses = [task.response for task in self if task.response is not None]
+        return frozenset(done.object for r in responses for done in r.checkpoints)
 
     def polling_started(self, now: float) -> None:
         """The first polls are sent now."""
