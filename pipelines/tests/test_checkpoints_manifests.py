@@ -338,7 +338,7 @@ class History(RuleBasedStateMachine):
     or are superseded by the other replica's; the coordinator is killed at any deletion, and others
     delete objects. What is needed is there after each step, but for these; what is not needed is
     gone at the end. What garbage collection has found is never committed, and replaced by the next
-    save."""
+    save. So is what a commit finds: it looks for all that the last manifest does not need."""
 
     PARTITIONS = ("a", "b")
     REPLICAS = (0, 1)
@@ -352,8 +352,12 @@ class History(RuleBasedStateMachine):
         self.committed: dict[str, EntryRef] = {p: EntryRef(-1, None, "") for p in self.PARTITIONS}
         self.lost: set[str] = set()
         self.unnoticed: set[str] = set()  # of these, since the last listing of all
+        self.trusted: dict[str, set[str]] = {}  # what committed entries needed at their commit
+        self.told: dict[Saver, int] = {}  # the epoch at which entries of it were last refused
+        self.refused: dict[Saver, EntryRef] = {}  # by a commit, while this one was committed
         self.epoch = self.seq = 0
         self.restart()
+        self.write_manifest()  # no task begins, so none saves, before the first one
 
     @rule()
     def restart(self) -> None:
@@ -374,6 +378,8 @@ class History(RuleBasedStateMachine):
         runs = [saver.runs[n, v] for n, v in enumerate(values)]
         state = State({f"op-{p}": of_runs(*runs)})
         saver.step(StateReached(TaskState(self.epoch, 0, state)))
+        if self.refused.pop(saver, None) is self.committed[p]:
+            assert not self.needs([saver.core.saved()[-1].object]) & self.lost
 
     @rule(p=st.sampled_from(PARTITIONS), replica=st.sampled_from(REPLICAS))
     def reboot(self, p: str, replica: int) -> None:
@@ -385,16 +391,26 @@ class History(RuleBasedStateMachine):
     def commit(self, chosen: list[tuple[str, int]]) -> None:
         """Often the same replica's: sinks reach its oldest entry first."""
         self.disk.now += 1
+        trusted: set[str] = set().union(*self.trusted.values())
         for p, replica in chosen:
-            if not (reported := self.savers[p, replica].core.saved()):
+            saver = self.savers[p, replica]
+            if not (reported := saver.core.saved()):
                 continue
             done = reported[0]
             refused = self.manifests.unusable([done.object])
-            if not self.unnoticed:
-                assert bool(refused) == bool(self.needs([done.object]) & self.lost)
+            needed = self.needs([done.object])
+            if needed & self.lost - trusted or not self.unnoticed:
+                assert bool(refused) == bool(needed & self.lost)
             if not refused:
                 self.committed[p] = EntryRef(done.epoch, done.object, done.digest)
+                self.trusted[p] = needed
+                trusted |= needed
+            elif done.epoch > self.told.get(saver, -1):
+                self.refused[saver] = self.committed[p]
             self.tell_savers(refused)
+        self.write_manifest()
+
+    def write_manifest(self) -> None:
         self.seq += 1
         entries = {f"{p}/0": (ref,) for p, ref in self.committed.items()}
         assert self.manifests.write(Manifest(self.seq, self.epoch, 1, 1, "", entries))
@@ -405,7 +421,9 @@ class History(RuleBasedStateMachine):
             ref = self.committed[saver.partition]
             saver.step(EntryCommitted(RestorePoint(epoch=ref.epoch, object=ref.object)))
             mine = {done.object for done in saver.core.saved()} | {ref.object or ""}
-            saver.step(EntriesRefused(frozenset(known & mine)))
+            if refused_now := frozenset(known & mine):
+                self.told[saver] = self.epoch
+                saver.step(EntriesRefused(refused_now))
 
     @rule(killed_after=st.one_of(st.none(), st.integers(0, 5)))
     def collect(self, killed_after: int | None) -> None:
@@ -438,7 +456,7 @@ class History(RuleBasedStateMachine):
         self.unnoticed.clear()
         needed = {ref.object for ref in self.committed.values() if ref.object}
         saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
-        needed |= saved & self.disk.names() if self.seq else set()  # the commit finds others
+        needed |= saved & self.disk.names()  # the commit finds others
         broken = {name for name in needed if self.needs([name]) & self.lost}
         assert broken == needed & self.manifests.unrestorable.keys()
 
@@ -471,6 +489,46 @@ class History(RuleBasedStateMachine):
 
 TestHistory = History.TestCase
 TestHistory.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+def test_state_lost_before_its_commit_is_saved_again() -> None:
+    history = History()
+    history.save("a", 0, [0])
+    history.lose(1)
+    history.what_is_needed_is_there()
+    history.teardown()
+
+
+def test_committed_state_that_is_lost_is_saved_again() -> None:
+    history = History()
+    history.save("a", 0, [0])
+    history.commit([("a", 0)])
+    history.lose(1)
+    history.what_is_needed_is_there()
+    history.teardown()
+
+
+def test_the_save_after_a_refused_commit_has_all_state() -> None:
+    history = History()
+    history.save("a", 0, [0])
+    history.save("a", 0, [0])
+    history.lose(2)
+    history.commit([("a", 0)])
+    assert history.refused
+    history.save("a", 0, [0])
+    history.what_is_needed_is_there()
+    history.teardown()
+
+
+def test_state_lost_after_a_lost_entry_is_saved_again() -> None:
+    history = History()
+    history.save("a", 0, [])
+    history.save("a", 0, [])
+    history.lose(0)
+    history.save("a", 0, [0])
+    history.lose(20)
+    history.what_is_needed_is_there()
+    history.teardown()
 
 
 class Checkpointed:
