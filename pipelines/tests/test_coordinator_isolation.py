@@ -135,14 +135,38 @@ def test_a_source_that_its_reader_cannot_read_is_dead() -> None:
     assert not cluster.is_isolated()
 
 
-def test_a_reader_that_has_restarted_neither_proves_nor_disproves() -> None:
+def test_a_reader_that_has_restarted_proves_nothing_before_it_is_live() -> None:
     cluster = Cluster()
     cluster.pass_time(10.0)
-    cluster.hear(READER, 105, boot="second")
-    assert not cluster.is_isolated()
-    cluster.now += POLL_S
-    cluster.hear(READER, 111, boot="second")
-    assert cluster.is_isolated()
+    other = Slot("right", 0, 0)
+    cluster.membership.pods_listed((pod(s) for s in (*SOURCES, READER, other)), cluster.now)
+    silent = {Slot("src", 2, 0), *SOURCES}
+    cluster.membership.pods_listed((pod(s) for s in (*silent, READER, other)), cluster.now)
+    cluster.hear(Slot("src", 2, 0), 110)
+    readable = {partition_of(READER): SOURCES, partition_of(other): SOURCES}
+    for number in range(40):
+        cluster.now += POLL_S
+        cluster.hear(READER, 111 + number)
+        cluster.hear(other, 20 + number, TaskPhase.CATCHING_UP, boot="second")
+        cluster.membership.ticked(cluster.now)
+    args = cluster.membership, readable, cluster.interval_s
+    assert coordinator_is_isolated(*args, cluster.now)
+    cluster.hear(
+        other, 70, TaskPhase.CATCHING_UP, (f"{SOURCES[0].key}:{FLIGHT_PORT}",), boot="second"
+    )
+    assert not coordinator_is_isolated(*args, cluster.now)
+    cluster.hear(other, 71, boot="second")
+    assert not coordinator_is_isolated(*args, cluster.now), "it is Live, and behind them"
+
+
+def test_a_pause_puts_no_response_into_the_future() -> None:
+    cluster = Cluster()
+    cluster.membership.ticked(cluster.now)
+    cluster.now += 40.0
+    cluster.hear(READER, 140)
+    cluster.membership.ticked(cluster.now)
+    reader = cluster.task(READER)
+    assert (reader.last_response_at, reader.advanced_at) == (cluster.now, cluster.now)
 
 
 def test_the_coordinators_own_pause_ends_no_isolation() -> None:

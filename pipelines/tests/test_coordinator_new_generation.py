@@ -224,6 +224,43 @@ def test_a_reader_keeps_no_entry_that_its_inputs_cannot_serve() -> None:
     assert "r/0 loses its state" in found.problems[0]
 
 
+BOTH = {29: True, 19: True}
+
+
+@pytest.mark.parametrize(
+    ("reader", "last", "kept"),
+    [(BOTH, BOTH, [29]), ({39: True, 19: True}, {19: True}, [39]), ({19: True}, {19: True}, [29])],
+)
+def test_what_a_reader_no_longer_has_limits_its_own_readers(
+    reader: dict[int, bool], last: dict[int, bool], kept: list[int]
+) -> None:
+    parts = [
+        SimulatedSegment("src"),
+        SimulatedSegment("an", ("src",), operators=("op-A", "op-N")),
+        SimulatedSegment("r", ("an",)),
+        SimulatedSegment("q", ("r",), query=True),
+    ]
+    generation = with_operator_ids(
+        make_generation(parts, 3, interval_epochs=10), A=("op-A",), N=("op-N",)
+    )
+    previous = manifest_of(src={29: True, 9: True}, A={29: True, 9: True}, N=BOTH, r=reader, q=last)
+    graph = build_graph(generation.topology)
+    found = start_generation(previous, generation, graph, head_epoch=45)
+    assert [ref.epoch for ref in found.entries["q/0"]] == kept
+
+
+def test_entries_of_inputs_that_were_lost_before_limit_nobody() -> None:
+    """Their logs have the epochs: floors follow what their readers hold."""
+    generation = make_generation(
+        [SimulatedSegment("src"), SimulatedSegment("r", ("src",), query=True)]
+    )
+    previous = manifest_of(src={29: True, 19: True}, r={9: True})
+    graph = build_graph(generation.topology)
+    found = start_generation(previous, generation, graph, head_epoch=45)
+    assert found.entries == previous.entries
+    assert not found.problems
+
+
 def test_operators_in_other_segments_keep_their_state() -> None:
     world = started()
     committed = world.store[-1].epoch

@@ -127,14 +127,14 @@ class _Starter:
 
     def _readable_entries(self, partition: Partition, refs: Refs) -> Refs:
         """Only entries from which its inputs can still be read, even if their operators are fused
-        into other segments. Inputs that go on have all that it needs in their logs, even if their
-        older entries were lost."""
-        started = [
+        into other segments. An input whose entries stay as they were has all that is needed in its
+        log, even if older entries were lost before."""
+        changed = [
             self._entries[i.key]
             for i in self._graph.inputs[partition]
-            if i.key not in self._previous.entries
+            if self._entries[i.key] != self._previous.entries.get(i.key)
         ]
-        base = max((oldest(refs).epoch for refs in started), default=NO_EPOCH)
+        base = max((oldest(refs).epoch for refs in changed), default=NO_EPOCH)
         kept = tuple(ref for ref in refs if ref.epoch >= base)
         if kept:
             return kept

@@ -210,7 +210,7 @@ class Membership:
     def ticked(self, now: float) -> list[Task]:
         """Suspect silent tasks; returns those that became suspected."""
         if self._last_tick is not None and now - self._last_tick > MAX_TICK_GAP_S:
-            self._extend_timers(now - self._last_tick - MAX_TICK_GAP_S)
+            self._extend_timers(now - self._last_tick - MAX_TICK_GAP_S, now)
         self._last_tick = now
         for task in self:
             age = now - task.known_since
@@ -223,13 +223,14 @@ class Membership:
             task.suspected_since, task.silence_s = now, now - heard_at
         return silent
 
-    def _extend_timers(self, pause_s: float) -> None:
+    def _extend_timers(self, pause_s: float, now: float) -> None:
+        """What was processed since the pause is not before it."""
         for task in self:
-            task.known_since += pause_s
+            task.known_since = min(now, task.known_since + pause_s)
             if task.last_response_at is not None:
-                task.last_response_at += pause_s
+                task.last_response_at = min(now, task.last_response_at + pause_s)
             if task.advanced_at is not None:
-                task.advanced_at += pause_s
+                task.advanced_at = min(now, task.advanced_at + pause_s)
 
 
 def _ended(pod: Pod) -> Pod:
@@ -274,10 +275,12 @@ def coordinator_is_isolated(
 
     The proof is progress, and it has an age: a task that responds is well beyond the last response
     of a silent task that it reads, has advanced since that response and not too long ago, and does
-    not report it as unreadable. A silent task that was not Live proves nothing: its readers may be
-    ahead of it because they have read an earlier incarnation. Nor does a silent replica with a
-    partner that responds: the reader may have the partner's epochs. `readable` names, for each
-    partition, the replicas that its tasks read from. `interval_s`: of epochs.
+    not report it as unreadable. A Live one that has not advanced so proves the contrary; one that
+    catches up may still read what the peer had before. A silent task that was not Live proves
+    nothing: its readers may be ahead of it because they have read an earlier incarnation. Nor does
+    a silent replica with a partner that responds: the reader may have the partner's epochs.
+    `readable` names, for each partition, the replicas that its tasks read from. `interval_s`: of
+    epochs.
     """
     margin = math.ceil(_PROOF_MARGIN_S / interval_s)
     since = now - max(_PROOF_MAX_AGE_S, _PROOF_MAX_AGE_EPOCHS * interval_s)
@@ -294,9 +297,10 @@ def coordinator_is_isolated(
             peer = silent.get(slot)
             if peer is None or peer.phase is not TaskPhase.LIVE or peer.partition in responding:
                 continue
-            if not _has_read(task, peer, margin, since):
+            if _has_read(task, peer, margin, since):
+                proofs += 1
+            elif task.phase is TaskPhase.LIVE or peer.endpoint in _unreadable(task):
                 return False
-            proofs += 1
     return proofs > 0
 
 
@@ -307,4 +311,8 @@ def _has_read(task: Task, peer: Task, margin: int, since: float) -> bool:
     if task.advanced_at is None or task.advanced_at <= max(peer.last_response_at, since):
         return False
     is_beyond = task.response.stable_epoch > peer.response.stable_epoch + margin
-    return is_beyond and peer.endpoint not in task.response.unreadable
+    return is_beyond and peer.endpoint not in _unreadable(task)
+
+
+def _unreadable(task: Task) -> tuple[str, ...]:
+    return task.response.unreadable if task.response is not None else ()
