@@ -513,8 +513,8 @@ def test_all_is_removed_though_the_reaper_died(machine: None, tmp_path: Path) ->
         process.kill()
         process.wait()
         assert [line for line in left_of(facts) if line.startswith("process")]
-    removal.sweep()
-    removal.sweep()
+    removal.remove_leftovers()
+    removal.remove_leftovers()
     wait_for("the control plane has ended", lambda: left_of(facts) == [], 10)
 
 
@@ -566,7 +566,7 @@ def test_whenever_a_start_is_killed_all_is_removed(
 
     def is_swept() -> bool:
         # A child that has not yet become another program has the lock for a moment longer.
-        removal.sweep(tmp_path / "state")
+        removal.remove_leftovers(tmp_path / "state")
         return not mentioning(tmp_path)
 
     wait_for("all processes to be removed", is_swept, 10)

@@ -2,10 +2,10 @@
 
 NotReady means that the kubelet does not reach the API server. That is one signal. Tasks that
 respond to their coordinator, or a kubelet that responds to the operator, prove that the node works.
-When most nodes become NotReady and there is no second signal against them, the connection to the
-API server is the more likely reason, and nothing is deleted: no NotReady node could replace another
-anyway. A kubelet that used to respond and does not is such a signal; tasks that do not respond are
-one only if no more nodes have tasks that do, and their node's kubelet does not respond.
+When most nodes become NotReady, the connection to the API server is the more likely reason, and no
+NotReady node could replace another anyway. Then no node is lost whose kubelet responds, and without
+reports only one whose kubelet used to respond and does not. The same holds if more than half of the
+nodes with pods of fresh reports have a task that responds; otherwise those without one are lost.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def assess_unready(
     alive = [n for n in unready if n.name in evidence.alive_nodes]
     covered = [n for n in unready if n.name in evidence.covered_nodes]
     most = 2 * len(unready) > len(snapshot.nodes)
-    works = most and 2 * len(alive) > len(covered)
-    confirmed = silent if works else evidence.covered_nodes | silent
+    most_work = most and 2 * len(alive) > len(covered)
+    confirmed = silent if most_work else evidence.covered_nodes | silent
 
     def is_lost(node: NodeView) -> bool:
         responds = responds_now(node, snapshot, now, timing)
@@ -49,19 +49,19 @@ def assess_unready(
 
     lost = frozenset(n.name for n in unready if is_lost(n))
     count = f"{len(unready)} of {len(snapshot.nodes)} nodes are NotReady"
-    if works:
+    if most_work:
         return Unready(
             lost,
-            f"{count} while tasks on {len(alive)} of them respond ({_some(alive)}): their kubelets "
-            "do not reach the API server; being NotReady is no reason to delete pods there",
+            f"{count} while tasks on {len(alive)} of them respond ({_first_names(alive)}): their "
+            "kubelets do not reach the API server; being NotReady is no reason to delete pods",
         )
     unknown = [n for n in unready if n.name in occupied and n.name not in lost and n not in alive]
     if most and unknown:
         reason = f"no coordinator or kubelet reports whether {len(unknown)} of them are lost"
-        return Unready(lost, f"{count}; {reason} ({_some(unknown)})")
+        return Unready(lost, f"{count}; {reason} ({_first_names(unknown)})")
     return Unready(lost)
 
 
-def _some(nodes: Sequence[NodeView]) -> str:
+def _first_names(nodes: Sequence[NodeView]) -> str:
     names = sorted(n.name for n in nodes)
     return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
