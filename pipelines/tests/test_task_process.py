@@ -288,7 +288,7 @@ def test_a_killed_task_with_a_torn_log_loses_nothing(
     assert second.answer is not None
     assert "the JVM was killed" in str(second.answer.problem)
     coordinator.until(lambda: bool(second.answer and second.answer.problem is None), 60)
-    assert [t.end(signal.SIGTERM, 60) for t in all_tasks] == [0, 0, 0]
+    assert [t.end(signal.SIGTERM, 60) for t in all_tasks] == [128 + signal.SIGTERM] * 3
 
 
 def tear(home: Path) -> None:
