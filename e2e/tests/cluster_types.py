@@ -59,7 +59,7 @@ def make_cluster(
                 directory, KindSettings.of(os.environ), nodes=nodes, on_progress=print
             )
     return EmbeddedCluster(
-        directory, nodes=nodes, kind=ProcessNodes(), settings=settings, on_progress=print
+        directory, nodes=nodes, node_kind=ProcessNodes(), settings=settings, on_progress=print
     )
 
 
@@ -92,7 +92,7 @@ def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
 @contextlib.contextmanager
 def flights_cluster(directory: Path, kind: NodeKind, **options: Any) -> Iterator[EmbeddedCluster]:
     """With Rekindle, the claim `rekindle` and the input of the flights example."""
-    with EmbeddedCluster(directory, kind=kind, on_progress=print, **options) as cluster:
+    with EmbeddedCluster(directory, node_kind=kind, on_progress=print, **options) as cluster:
         prepare_flights(cluster)
         yield cluster
 

@@ -208,7 +208,7 @@ class TaskReport:
 @dataclass(frozen=True, slots=True)
 class QueryReport:
     name: str
-    stable_epoch: int
+    durable_epoch: int  # written by every partition's sink
     lag_s: float
 
 

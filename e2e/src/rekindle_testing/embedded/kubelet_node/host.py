@@ -179,7 +179,7 @@ class KubeletNode:
 
     # --- failures ---------------------------------------------------------
 
-    def kill(self, *, reserve_address: bool = False) -> None:
+    def kill(self, *, never_reuse_address: bool = False) -> None:
         """Like a power failure: SIGKILL to all at once, and the disk is lost. Another node may get
         the address, unless it is reserved for this one until `stop`."""
         if self._wrapper is not None and self._network.is_running:
@@ -197,7 +197,7 @@ class KubeletNode:
         if self._template is not None:
             self._template.release()
             self._template = None
-        if not reserve_address:
+        if not never_reuse_address:
             self._network.release(self._addresses)
 
     def freeze(self) -> None:

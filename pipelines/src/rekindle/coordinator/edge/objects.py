@@ -97,7 +97,7 @@ def data_plane_document(report: Report) -> Json:
         "store": report.store,
         "checkpoint": asdict(report.checkpoint) if report.checkpoint is not None else None,
         "queries": [
-            {"name": q.name, "stableEpoch": q.stable_epoch, "lagSeconds": q.lag_s}
+            {"name": q.name, "stableEpoch": q.durable_epoch, "lagSeconds": q.lag_s}
             for q in report.queries
         ],
     }
