@@ -98,7 +98,7 @@ def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool) -> N
     jvm = plan.heap_bytes + plan.direct_bytes + JVM_BASE_BYTES if with_jvm else 0
     rows = 3 * plan.epoch_bytes + 2 * plan.read_ahead_bytes
     assert jvm + PYTHON_BYTES + rows <= limit
-    assert plan.job_bytes <= plan.direct_bytes
+    assert plan.spark_job_input_bytes <= plan.direct_bytes
     assert plan.call_bytes <= plan.epoch_bytes
 
 
@@ -107,7 +107,7 @@ def test_the_heap_grows_with_the_pods_memory() -> None:
     assert heaps == [512, 921, 1740]
 
 
-def test_the_memory_named_in_a_refusal_is_sufficient() -> None:
+def test_the_memory_that_epoch_too_large_names_is_sufficient() -> None:
     limit = needed_bytes(300 * MIB)
     assert plan_memory(limit).epoch_bytes >= 300 * MIB
     assert plan_memory(limit - 64 * MIB).epoch_bytes < 300 * MIB

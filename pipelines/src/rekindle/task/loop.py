@@ -68,7 +68,7 @@ class EngineRestarter(Protocol):
         """Why the engine is gone; None while it runs."""
         ...
 
-    def restart(self, job_bytes: int) -> Chain:
+    def restart(self, spark_job_input_bytes: int) -> Chain:
         """The chain in a new engine. Raises EngineUnavailable."""
         ...
 
@@ -180,8 +180,8 @@ class EpochLoop:
                     return self._process(request)
                 case AppendEpochs(outputs):
                     return self._append(outputs)
-                case RestartEngine(job_bytes):
-                    return self._restart(job_bytes)
+                case RestartEngine(spark_job_input_bytes):
+                    return self._restart(spark_job_input_bytes)
         except _TRANSIENT as error:
             return AttemptFailed(str(error))
 
@@ -242,8 +242,8 @@ class EpochLoop:
         if idle and self._engine is not None and (error := self._engine.lost()) is not None:
             self._step(EngineDied(str(error)))
 
-    def _restart(self, job_bytes: int) -> EngineRestarted:
+    def _restart(self, spark_job_input_bytes: int) -> EngineRestarted:
         assert self._engine is not None
-        self._chain = self._engine.restart(job_bytes)
+        self._chain = self._engine.restart(spark_job_input_bytes)
         self._status.dropped = self._chain.dropped
         return EngineRestarted()
