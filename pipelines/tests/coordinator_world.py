@@ -94,8 +94,8 @@ class World:
                 s,
                 t.incarnation,
                 address(s),
-                runs=True,
-                started=s not in self.failed_to_start,
+                may_be_running=True,
+                was_ready=s not in self.failed_to_start,
             )
             for s, t in self.tasks.items()
         )

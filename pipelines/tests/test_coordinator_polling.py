@@ -12,7 +12,7 @@ from rekindle.topology.model import Slot
 
 SETTINGS = Settings("t", "n", "uid", 1, "127.0.0.1", poll_interval_s=0.01)
 SLOT = Slot("s", 0, 0)
-TASK = Task(Pod("p", SLOT, 1, "127.0.0.1", runs=True, started=True), known_since=0.0)
+TASK = Task(Pod("p", SLOT, 1, "127.0.0.1", may_be_running=True, was_ready=True), known_since=0.0)
 
 
 def feed(event: Event) -> None:

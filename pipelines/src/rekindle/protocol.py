@@ -236,5 +236,5 @@ class PollResponse(_Versioned):
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
     contained: Contained | None = None  # until a complete poll of the newest coordinator
-    epoch_p99_s: float = 0.0
+    epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0

@@ -34,16 +34,16 @@ def partition_of(slot: Slot) -> Partition:
 class Pod:
     """A task's pod as in the API.
 
-    `address` is None until it has an IP. `runs` is False only if no process of the pod can be
-    running: it has no address yet, or it has ended. `started`: it has been ready once.
+    `address` is None until it has an IP. `may_be_running` is False only if no process of the pod
+    can be running: it has no address yet, or it has ended.
     """
 
     name: str
     slot: Slot
     incarnation: int
     address: str | None
-    runs: bool
-    started: bool
+    may_be_running: bool
+    was_ready: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +277,11 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
-    """Delete what the newest `retain` manifests do not need. `sweeps`: look for what is missing
-    too, at once. The edge feeds GarbageCollected."""
+    """Delete what the newest `retain` manifests do not need. `full_scan`: this collection lists the
+    whole store, to find what is missing. The shell feeds GarbageCollected."""
 
     retain: int
-    sweeps: bool = False
+    full_scan: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,9 +283,9 @@ class Committer:
         return self._collect_garbage(retain, now)
 
     def _collect_garbage(self, retain: int, now: float) -> list[Effect]:
-        sweeps, self._restore_failed = self._restore_failed, False
+        full_scan, self._restore_failed = self._restore_failed, False
         self._garbage_collected_at = now
-        return [CollectGarbage(retain, sweeps)]
+        return [CollectGarbage(retain, full_scan)]
 
     def covers(self, generation: Generation) -> bool:
         """Whether the start of this generation is committed, so that its tasks may begin."""

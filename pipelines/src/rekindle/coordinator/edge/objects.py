@@ -48,8 +48,8 @@ def pod_from(document: Mapping[str, Any], uid: str) -> Pod | None:
         slot=slot,
         incarnation=incarnation,
         address=address,
-        runs=address is not None and not ended,
-        started=started or conditions.get("Ready") == "True",
+        may_be_running=address is not None and not ended,
+        was_ready=started or conditions.get("Ready") == "True",
     )
 
 

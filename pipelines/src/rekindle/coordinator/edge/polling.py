@@ -75,7 +75,7 @@ class Pollers:
 
     def poll_only(self, tasks: Iterable[Task]) -> None:
         """Poll these tasks and no others."""
-        slots = {t.slot for t in tasks if t.pod.runs}
+        slots = {t.slot for t in tasks if t.pod.may_be_running}
         for slot in self._loops.keys() - slots:
             self._loops.pop(slot).cancel()
             del self._wakeups[slot]

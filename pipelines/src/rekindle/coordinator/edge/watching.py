@@ -36,7 +36,7 @@ class PodWatcher:
     """Lists the task pods, then watches them; lists again if the resourceVersion is too old."""
 
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
-        self._api, self._feed, self._uid = api, feed, settings.uid
+        self._api, self._feed, self._uid = api, feed, settings.topology_uid
         self._path = f"/api/v1/namespaces/{settings.namespace}/pods"
         topology = f"{names.LABEL_TOPOLOGY}={settings.topology}"
         self._query = {"labelSelector": f"{topology},{names.LABEL_ROLE}={names.ROLE_TASK}"}
@@ -117,7 +117,7 @@ class GenerationReader:
         versions = {i["metadata"]["name"]: i["metadata"]["resourceVersion"] for i in items}
         if versions == self._versions and self._compiled:
             return
-        found = generations_from(items, self._settings.uid)
+        found = generations_from(items, self._settings.topology_uid)
         if not found:
             raise ObjectError(
                 f"no ConfigMap with the label {names.LABEL_GENERATION} has this topology's UID; "
