@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from rekindle.coordinator.edge.polling import Pollers
-from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.model import Event, Pod
+from rekindle.coordinator.shell.polling import Pollers
+from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.tasks.membership import Task
 from rekindle.topology.model import Slot
 

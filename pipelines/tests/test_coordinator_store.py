@@ -13,8 +13,8 @@ import pytest
 from state_parts import count_state, value_in_state
 
 from rekindle.checkpoints import Entry, EntryRef, Manifest, ManifestStore, StateStore, Store
-from rekindle.coordinator.edge.store import CheckpointStore
 from rekindle.coordinator.model import Partition, StateMigration, WriteManifest
+from rekindle.coordinator.shell.store import CheckpointStore
 from rekindle.errors import StoreError
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Types that the coordinator's packages share: partitions, pods, events, effects, the report. Pure.
 
-Events are what happened (past tense), effects what the edge has to do (imperative).
+Events are what happened (past tense), effects what the shell has to do (imperative).
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class GarbageCollected:
 
 @dataclass(frozen=True, slots=True)
 class ProblemChanged:
-    """A problem of the edge, by subject; None if it is solved."""
+    """A problem of the shell, by subject; None if it is solved."""
 
     subject: str
     message: str | None
@@ -184,7 +184,7 @@ Event = (
 )
 
 
-# --- the report: `status.dataPlane`, serialised by `edge.objects` ----------
+# --- the report: `status.dataPlane`, serialised by `shell.objects` ----------
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +260,14 @@ class StateMigration:
 
 @dataclass(frozen=True, slots=True)
 class ReadNewestManifest:
-    """The edge feeds ManifestRead or StoreFailed."""
+    """The shell feeds ManifestRead or StoreFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
     """Put the migrated entries, then the manifest with their names in it, if its number is free.
     `new_entries` are the entry objects that are in no manifest yet: it is first checked that their
-    states exist. The edge feeds ManifestWritten, ManifestRaceLost, EntriesRefused or
+    states exist. The shell feeds ManifestWritten, ManifestRaceLost, EntriesRefused or
     StoreFailed."""
 
     manifest: Manifest

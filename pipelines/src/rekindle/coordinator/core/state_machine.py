@@ -92,7 +92,7 @@ class Coordinator:
         self._replicas: dict[Partition, list[Task]] = {}
         self._floors: dict[Partition, int] = {}
 
-    # --- read by the edge ---
+    # --- read by the shell ---
 
     @property
     def generation(self) -> Generation | None:

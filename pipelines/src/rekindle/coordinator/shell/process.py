@@ -15,13 +15,6 @@ from collections.abc import Coroutine
 from typing import Any, assert_never
 
 from rekindle.coordinator.core.state_machine import Coordinator
-from rekindle.coordinator.edge.kube import KubeApi
-from rekindle.coordinator.edge.polling import Pollers
-from rekindle.coordinator.edge.reporting import LeaseKeeper, StatusWriter, store_id_from_status
-from rekindle.coordinator.edge.serving import Metrics, serve
-from rekindle.coordinator.edge.settings import Settings
-from rekindle.coordinator.edge.store import CheckpointStore
-from rekindle.coordinator.edge.watching import GenerationReader, PodWatcher
 from rekindle.coordinator.model import (
     ApplyStatus,
     CollectGarbage,
@@ -41,6 +34,13 @@ from rekindle.coordinator.model import (
     Ticked,
     WriteManifest,
 )
+from rekindle.coordinator.shell.kube import KubeApi
+from rekindle.coordinator.shell.polling import Pollers
+from rekindle.coordinator.shell.reporting import LeaseKeeper, StatusWriter, store_id_from_status
+from rekindle.coordinator.shell.serving import Metrics, serve
+from rekindle.coordinator.shell.settings import Settings
+from rekindle.coordinator.shell.store import CheckpointStore
+from rekindle.coordinator.shell.watching import GenerationReader, PodWatcher
 from rekindle.errors import RekindleError
 from rekindle.protocol import PollRequest
 from rekindle.topology.model import Slot

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
-from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.model import Event, FenceRaised, PollAnswered, PollFailed
+from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.tasks.membership import Task
 from rekindle.protocol import CONTROL_PORT, Incompatible, PollRequest, PollResponse, decode
 from rekindle.topology.model import Slot

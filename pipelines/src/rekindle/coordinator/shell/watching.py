@@ -15,16 +15,16 @@ from typing import Any
 
 from rekindle import names
 from rekindle.backoff import Backoff
-from rekindle.coordinator.edge.compiling import CompilationFailed, compile_specs
-from rekindle.coordinator.edge.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
-from rekindle.coordinator.edge.objects import (
+from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemChanged
+from rekindle.coordinator.shell.compiling import CompilationFailed, compile_specs
+from rekindle.coordinator.shell.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
+from rekindle.coordinator.shell.objects import (
     ObjectError,
     generations_from,
     newest_generation,
     pod_from,
 )
-from rekindle.coordinator.edge.settings import Settings
-from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemChanged
+from rekindle.coordinator.shell.settings import Settings
 from rekindle.topology.model import Topology
 
 Feed = Callable[[Event], None]

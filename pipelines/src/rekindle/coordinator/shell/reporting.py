@@ -17,11 +17,11 @@ from typing import Any
 
 from rekindle import names
 from rekindle.backoff import Backoff
-from rekindle.coordinator.edge.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
-from rekindle.coordinator.edge.objects import data_plane_document, holder, lease, status_patch
-from rekindle.coordinator.edge.settings import Settings
-from rekindle.coordinator.edge.watching import Feed
 from rekindle.coordinator.model import FenceRaised, ProblemChanged, Report
+from rekindle.coordinator.shell.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
+from rekindle.coordinator.shell.objects import data_plane_document, holder, lease, status_patch
+from rekindle.coordinator.shell.settings import Settings
+from rekindle.coordinator.shell.watching import Feed
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
