@@ -42,7 +42,7 @@ class ModelState:
         self.raw_pods: dict[str, dict[str, Any]] = {}
         self.nodes: dict[str, NodeView] = {}
         self.topologies: dict[str, TopologyView] = {}
-        self.configs: dict[str, dict[str, Any]] = {}
+        self.generation_records: dict[str, dict[str, Any]] = {}
         self.leases: dict[str, LeaseView] = {}
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.silent: dict[SlotRef, float] = {}

@@ -29,7 +29,7 @@ def test_an_internal_error_is_reported_and_others_recover(
     running.add_topology("bad", flights_spec())
     running.lose_node("a")
     decisions = reconcile_all(running.snapshot(), running.now)
-    assert [t.owner for t in decisions if t.error is not None] == ["default/bad"]
+    assert [t.topology_key for t in decisions if t.error is not None] == ["default/bad"]
     actions = [a for t in decisions if t.error is not None for a in t.actions]
     (write,) = (a for a in actions if isinstance(a, WriteStatus))
     conditions = {c["type"]: c for c in write.status["conditions"]}

@@ -21,7 +21,7 @@ def test_an_invalid_spec_creates_nothing_and_names_the_field(cluster: ModelClust
     cluster.add_topology("flights", spec)
     cluster.settle()
     assert not cluster.raw_pods
-    assert not cluster.configs
+    assert not cluster.generation_records
     valid = cluster.condition("Valid")
     assert valid["status"] == "False"
     assert "spec.queries[0]" in valid["message"]
@@ -61,7 +61,7 @@ def test_an_edit_refused_by_dry_run_keeps_the_old_generation(
     running.settle()
     assert running.condition("Valid")["reason"] == "PodRefused"
     assert running.status()["observedGeneration"] == 2
-    assert set(running.configs) == {"flights-g1"}
+    assert set(running.generation_records) == {"flights-g1"}
     assert running.tasks() == before
 
 
@@ -157,7 +157,7 @@ def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
     running.settle()
     assert running.tasks() == before
     assert running.query_states()["again"] == "Live"
-    assert "flights-g2" in running.configs
+    assert "flights-g2" in running.generation_records
 
 
 def test_a_template_changes_only_the_disk_of_tasks(
@@ -414,7 +414,7 @@ def test_an_unknown_generation_keeps_its_recovery_record(
     for name in "abc":
         running.remove_node(name)
     running.settle()
-    record = running.configs["flights-g1"]
+    record = running.generation_records["flights-g1"]
     text = json.loads(record["data"]["topology.json"])
     text["spec"]["queries"][0]["from"] = "nowhere"
     record["data"]["topology.json"] = json.dumps(text)

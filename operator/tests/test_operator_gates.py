@@ -62,7 +62,7 @@ def test_a_failing_topology_replaces_no_pods_of_others(running: ModelCluster) ->
 
     def pass_without_flights() -> None:
         decisions = reconcile_all(running.snapshot(), running.now, running.settings)
-        steps = schedule(t for t in decisions if not t.owner.endswith("/flights"))
+        steps = schedule(t for t in decisions if not t.topology_key.endswith("/flights"))
         running.apply(step.action for step in steps)
 
     for _ in range(5):

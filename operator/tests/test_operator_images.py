@@ -35,8 +35,8 @@ def images(cluster: ModelCluster, role: str) -> dict[str, Any]:
 
 
 def test_a_record_has_the_image_that_was_the_default(running: ModelCluster) -> None:
-    (config,) = running.configs.values()
-    assert json.loads(config["data"]["topology.json"])["image"] == OLD
+    (record,) = running.generation_records.values()
+    assert json.loads(record["data"]["topology.json"])["image"] == OLD
 
 
 def test_replacements_after_an_upgrade_run_the_recorded_image(running: ModelCluster) -> None:

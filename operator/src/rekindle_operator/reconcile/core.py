@@ -18,8 +18,9 @@ from rekindle.names import COORDINATOR_KEY
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
 from rekindle_operator.compiled_specs import StillCompiling, start_pass
 from rekindle_operator.reconcile.actions import (
+    FIRST,
     Action,
-    CreateToken,
+    CreateTokenSecret,
     DeletePod,
     QuarantineNode,
     TopologyActions,
@@ -217,7 +218,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     # 3. Pods that replace lost ones, and gates that the plan opens.
     replaced = plan_input.replacements
     if coordinator.create or any(m.due for m in replaced):
-        actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
+        actions.append(CreateTokenSecret(context.view.namespace, token_secret(context.view)))
     actions += nodes_to_avoid((m.state for m in replaced), context.inputs.losses)
     actions += [m.create for m in replaced if m.due]
     actions += open_gates(plan_input, plan)
@@ -231,7 +232,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
         actions += unneeded_pods(context, states, serving)
 
     positions = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
-    order = ranks(plan_input, positions) | {a.name: (-1, 0) for a in coordinator.create}
+    order = ranks(plan_input, positions) | {a.name: FIRST for a in coordinator.create}
     return TopologyActions(key, tuple(actions), ranks=order)
 
 

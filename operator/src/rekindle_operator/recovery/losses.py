@@ -203,7 +203,9 @@ def loss_of_pod(
     if assessment.is_out_of_reach(pod) and _has_timed_out(pod, now, timing):
         return Loss.UNBOUND
     if pod.ended:
-        return Loss.REFUSED if pod.attempt == 0 or _has_timed_out(pod, now, timing) else None
+        return (
+            Loss.REFUSED if pod.failed_placements == 0 or _has_timed_out(pod, now, timing) else None
+        )
     if pod.node is None:
         return _loss_of_open(pod, assessment, now, timing)
     timeout_s = timing.node_silent_s if assessment.is_cut_off(pod) else timing.task_silent_s
@@ -228,7 +230,7 @@ def _loss_of_open(
 def _has_timed_out(pod: PodView, now: float, timing: Timing) -> bool:
     """A pod that scheduler or kubelet keep refusing (a missing claim, a sysctl) is retried less and
     less often."""
-    timeout_s = growing_timeout(timing.unbound_s).wait_s(pod.attempt + 1)
+    timeout_s = growing_timeout(timing.unbound_s).wait_s(pod.failed_placements + 1)
     return now - _opened_at(pod) >= timeout_s
 
 
