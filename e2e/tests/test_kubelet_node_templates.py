@@ -15,7 +15,7 @@ from rekindle_testing.embedded.kubelet_node import image_store
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
 from rekindle_testing.embedded.kubelet_node.image_store import KEPT, acquire_template
-from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.kubelet
@@ -40,7 +40,7 @@ MAKES = """
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     try:
-        ensure_machine(print)
+        ensure_host_prerequisites(print)
     except KubeletNodesUnsupported as error:
         pytest.skip(str(error))
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))

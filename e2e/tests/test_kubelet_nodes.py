@@ -30,10 +30,10 @@ from rekindle_testing.embedded.kubelet_node.image_archive import archive
 from rekindle_testing.embedded.kubelet_node.image_store import Template, acquire_template
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
-from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.embedded.kubelet_node.state_file import parse
 from rekindle_testing.embedded.pods import Pods
-from rekindle_testing.embedded.toolchain import ensure_node
+from rekindle_testing.embedded.toolchain import ensure_kubelet_binaries
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.kubelet
@@ -55,7 +55,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def machine() -> None:
     try:
-        ensure_machine(print)
+        ensure_host_prerequisites(print)
     except KubeletNodesUnsupported as error:
         pytest.skip(str(error))
 
@@ -175,7 +175,7 @@ def test_a_command_runs_in_a_container(
 @pytest.fixture
 def template(machine: None, tmp_path: Path) -> Iterator[Template]:
     """What all nodes here have their images from."""
-    acquired = acquire_template([ensure_busybox()], ensure_node().pause, tmp_path)
+    acquired = acquire_template([ensure_busybox()], ensure_kubelet_binaries().pause, tmp_path)
     yield acquired
     acquired.release()
 

@@ -48,9 +48,9 @@ MAX_PASSES = 12
 
 
 class ModelCluster(ModelState):
-    def lose_node(self, name: str) -> None:
+    def kill_node_not_ready(self, name: str) -> None:
         """It died with its pods, long enough ago to be NotReady."""
-        super().lose_node(name)
+        super().kill_node_not_ready(name)
         self._report()
         for topology, view in self.topologies.items():
             lease = self.leases.get(names.coordinator_name(topology))
@@ -93,7 +93,7 @@ class ModelCluster(ModelState):
             generation_records=tuple(
                 generation_record_view(c) for c in self.generation_records.values()
             ),
-            silent_since=dict(self.silent),
+            silent_since=dict(self.reported_silent_since),
             reports=dict(self.reports),
             kubelet_probes=self.kubelet_probes(),
             pod_probes=self.pod_probes(pods),
@@ -125,7 +125,7 @@ class ModelCluster(ModelState):
         self.now += seconds
         for name in self.dead & set(self.nodes):
             if self.nodes[name].ready and self.now - self.died_at[name] > KUBERNETES_GRACE_S:
-                self.lose_node(name)
+                self.kill_node_not_ready(name)
         for name, lease in self.leases.items():  # coordinators on live nodes renew
             if self.coordinator_runs(lease):
                 self.leases[name] = replace(lease, seen_at=self.now, version=self.next_version())

@@ -84,7 +84,7 @@ def test_recovery_goes_on_after_an_edit_that_cannot_be_rendered(
     assert valid["message"].startswith("spec.podTemplate")
     assert message in valid["message"]
     assert running.status()["phase"] == "Running"
-    running.lose_node("a")
+    running.kill_node_not_ready("a")
     running.settle()
     assert not [p.name for p in running.tasks().values() if p.node == "a"]
     assert set(running.query_states().values()) == {"Live"}
@@ -356,7 +356,7 @@ def _lose_replicas_that_an_edit_keeps(cluster: ModelCluster) -> None:
         cluster.add_node(name, 16_000, 64 << 30)
     cluster.settle()
     victim = next(p.node for p in cluster.tasks().values() if p.slot and p.slot.replica == 0)
-    cluster.lose_node(victim or "")
+    cluster.kill_node_not_ready(victim or "")
     cluster.settle()
     cluster.edit("flights", **with_replicas(1))
 
@@ -383,7 +383,7 @@ def test_a_silent_surplus_replica_is_replaced(cluster: ModelCluster) -> None:
     cluster.settle()
     pod = next(p for p in cluster.tasks().values() if p.slot and p.slot.replica == 1)
     cluster.stuck.add(pod.name)
-    cluster.silent[pod.ref] = cluster.now
+    cluster.reported_silent_since[pod.ref] = cluster.now
     for _ in range(30):
         cluster.pass_time(1.0)
         cluster.settle()

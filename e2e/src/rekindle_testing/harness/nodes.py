@@ -18,7 +18,7 @@ from rekindle_testing.embedded.components import LOOPBACK
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
-from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.embedded.process_node.host import Image, ProcessNode
 from rekindle_testing.embedded.toolchain import ensure_java
 from rekindle_testing.harness.archive import ensure_cds_archive
@@ -171,7 +171,7 @@ class KubeletNodes:
         return self.network.host
 
     def start(self, directory: Path, on_progress: OnProgress) -> None:
-        ensure_machine(on_progress)
+        ensure_host_prerequisites(on_progress)
         built = ensure_archives(on_progress)
         self.operator_image, self.pipelines_image = built["operator"].tag, built["pipelines"].tag
         self._archives = [archive.path for archive in built.values()]

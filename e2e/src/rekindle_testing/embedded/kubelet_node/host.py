@@ -26,7 +26,7 @@ from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.quantities import milli, parse_rounded_up
 from rekindle_testing.embedded.process_node.remote import NodeInApi
 from rekindle_testing.embedded.processes import Process
-from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_node
+from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_kubelet_binaries
 
 _IMPORT_ROOT = Path(__file__).parents[3]
 _POLL_S = 0.05
@@ -107,7 +107,7 @@ class KubeletNode:
     def start(self) -> None:
         """Return at once, unless images are to be unpacked; `wait_ready` waits."""
         on_progress = self._network.on_progress
-        binaries = self._binaries or ensure_node(on_progress)
+        binaries = self._binaries or ensure_kubelet_binaries(on_progress)
         self._template = template = image_store.acquire_template(
             self._archives, binaries.pause, self.data, on_progress
         )
