@@ -25,7 +25,7 @@ from rekindle.connectors.json_writer import encode_lines
 from rekindle.errors import SchemaMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.topology.kinds.files import FilesSourceSpec
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 
 def options(format: str, **fields: Any) -> FilesSourceSpec:
@@ -279,7 +279,7 @@ def numbered(kind: pa.DataType) -> pa.DataType:
     return pa.int32() if pa.types.is_date(kind) else kind
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scaled_examples(60))
 @given(st.lists(rows, min_size=1, max_size=5))
 def test_what_the_json_sink_writes_the_source_reads(
     tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, Any]]

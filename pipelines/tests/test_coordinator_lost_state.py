@@ -31,7 +31,7 @@ from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 PARTS = (
@@ -183,7 +183,7 @@ ENTRIES_TAKEN_OVER = [
 
 @example(ENTRIES_OF_INPUTS_LOST)
 @example(ENTRIES_TAKEN_OVER)
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled_examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=5, max_size=40))
 def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, int]]) -> None:
     world = started()
