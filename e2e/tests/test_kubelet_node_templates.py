@@ -65,10 +65,12 @@ def templates(cache: Path) -> list[Path]:
 def test_two_processes_make_one_template(tmp_path: Path, cache: Path) -> None:
     file = image(tmp_path)
     both = [makes(file) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0].splitlines() for process in both]
+    outputs = [process.communicate(timeout=60)[0].splitlines() for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert {lines[-1] for lines in said} == {str(path / "containerd") for path in templates(cache)}
-    assert sum(line.startswith("unpacking") for lines in said for line in lines) == 1
+    assert {lines[-1] for lines in outputs} == {
+        str(path / "containerd") for path in templates(cache)
+    }
+    assert sum(line.startswith("unpacking") for lines in outputs for line in lines) == 1
 
 
 def test_what_a_killed_process_has_begun_is_not_used(tmp_path: Path, cache: Path) -> None:

@@ -64,15 +64,17 @@ class WideSource:
         pass
 
 
-@pytest.mark.parametrize(("days", "said"), [(300, None), (None, None), (400, "400 days from now")])
-def test_a_gap_of_years_is_a_problem(days: int | None, said: str | None) -> None:
+@pytest.mark.parametrize(
+    ("days", "message"), [(300, None), (None, None), (400, "400 days from now")]
+)
+def test_a_gap_of_years_is_a_problem(days: int | None, message: str | None) -> None:
     source = WideSource()
     source.next_epoch_to_cut = lambda epoch: None if days is None else epoch + days * 86_400
     inputs = SourceInputs(
         source, 7, 0, origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 60.0
     )
     problem = inputs.problem()
-    assert problem is None if said is None else said in str(problem)
+    assert problem is None if message is None else message in str(problem)
 
 
 def test_a_source_stops_when_a_call_is_full() -> None:

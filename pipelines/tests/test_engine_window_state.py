@@ -87,7 +87,7 @@ def test_compatible_saved_state_keeps_its_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "said"),
+    ("saved", "reason"),
     [
         (
             state_table().drop_columns(["p2"]),
@@ -97,8 +97,8 @@ def test_compatible_saved_state_keeps_its_table() -> None:
         (state_table(p9=[1]), "column p9 is int64 in the state and missing in this release"),
     ],
 )
-def test_incompatible_saved_state_is_refused(saved: pa.Table, said: str) -> None:
-    with pytest.raises(StateMismatch, match=f"operator op: .*{said}"):
+def test_incompatible_saved_state_is_refused(saved: pa.Table, reason: str) -> None:
+    with pytest.raises(StateMismatch, match=f"operator op: .*{reason}"):
         conformed(saved)
 
 

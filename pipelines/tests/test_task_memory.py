@@ -236,18 +236,18 @@ def test_a_damaged_call_size_file_is_ignored(tmp_path: Path, text: str) -> None:
 def test_a_call_waits_for_a_full_disk(tmp_path: Path) -> None:
     failures: list[Exception] = [DiskFull("no space left on the local disk"), OSError(28, "ENOSPC")]
     world, engine = limited_world(tmp_path, lambda _: failures.pop() if failures else None)
-    said: list[str] = []
+    messages: list[str] = []
 
     def wait(_: float) -> bool:
         problem = world.status.response(1).problem
         if problem is not None:
-            said.append(problem.message)
+            messages.append(problem.message)
         return False
 
     world.loop._wait = wait
     run(world, 1)
-    assert len(said) == 2
-    assert "no space left on the local disk" in said[1]
+    assert len(messages) == 2
+    assert "no space left on the local disk" in messages[1]
     assert engine.spark_job_input_bytes == []
     assert world.status.response(1).problem is None
 

@@ -181,7 +181,7 @@ class CheckpointProblemKind(StrEnum):
     STORE_UNAVAILABLE = "StoreUnavailable"  # cannot be read or written, or is another topology's
     ENTRIES_REFUSED = "EntriesRefused"  # what tasks have saved lacks objects: it is not committed
     UNRESTORABLE = "Unrestorable"  # committed entries whose objects are missing or damaged
-    CLEAN_UP_FAILED = "CleanUpFailed"  # objects stay that nothing needs
+    GARBAGE_COLLECTION_FAILED = "CleanUpFailed"  # objects stay that nothing needs
     STALLED = "Stalled"  # no commit for long, because partitions do not save
 
 

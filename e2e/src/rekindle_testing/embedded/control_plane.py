@@ -236,7 +236,9 @@ class ControlPlane:
             kubelet_client=authority.issue_client(
                 "kubelet-client", components.KUBELET_CLIENT_NAME, "system:masters"
             ),
-            manager_and_scheduler=authority.issue_server("controllers", "controllers", local),
+            manager_and_scheduler=authority.issue_server(
+                "manager-and-scheduler", "manager-and-scheduler", local
+            ),
             service_account_key=create_signing_key(authority.directory / "tokens.key"),
         )
 

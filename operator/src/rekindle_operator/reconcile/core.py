@@ -38,7 +38,7 @@ from rekindle_operator.reconcile.context import (
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
 from rekindle_operator.reconcile.events import Change, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
-from rekindle_operator.reconcile.peers import lost_peers
+from rekindle_operator.reconcile.peers import delete_lost_operator_replicas
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
@@ -131,7 +131,7 @@ def reconcile_all(
 
     # 7. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
     quarantined = tuple(QuarantineNode(node, now) for node in sorted(losses.newly_silent))
-    peers = tuple(lost_peers(snapshot, losses, now, settings))
+    peers = tuple(delete_lost_operator_replicas(snapshot, losses, now, settings))
     return [
         TopologyActions("", quarantined),
         TopologyActions("replicas of the operator", peers),

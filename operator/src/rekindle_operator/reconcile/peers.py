@@ -24,7 +24,7 @@ _NOT_ACCEPTED_S = 10.0
 _NOT_READY_S = 10.0
 
 
-def lost_peers(
+def delete_lost_operator_replicas(
     snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
 ) -> list[DeletePod]:
     """To be deleted, so that the Deployment creates new ones. Ages are by this process's clock

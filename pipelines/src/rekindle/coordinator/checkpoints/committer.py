@@ -222,8 +222,10 @@ class Committer:
         """Whether other entries than before cannot be restored."""
         self._garbage_problem = None
         if problem:
-            text = f"checkpoint store: clean-up: {problem}"
-            self._garbage_problem = CheckpointProblem(CheckpointProblemKind.CLEAN_UP_FAILED, text)
+            text = f"checkpoint store: garbage collection: {problem}"
+            self._garbage_problem = CheckpointProblem(
+                CheckpointProblemKind.GARBAGE_COLLECTION_FAILED, text
+            )
         changed = self._unrestorable.keys() != unrestorable.keys()
         self._unrestorable = unrestorable
         self._drop_refused()
