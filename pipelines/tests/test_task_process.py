@@ -217,8 +217,8 @@ class TinyCoordinator:
     def until(self, condition: Callable[[], bool], within_s: float) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
-            said = [t.answer for t in self.tasks]
-            assert time.monotonic() < deadline, f"not in {within_s} s: {said}"
+            responses = [t.answer for t in self.tasks]
+            assert time.monotonic() < deadline, f"not in {within_s} s: {responses}"
             self.round()
             time.sleep(0.1)
 

@@ -8,10 +8,10 @@ import signal
 import sys
 
 import rekindle.early_exit
-from rekindle.coordinator.edge.kube import KubeApi
-from rekindle.coordinator.edge.kube_access import find_access
-from rekindle.coordinator.edge.process import Process
-from rekindle.coordinator.edge.settings import read_settings
+from rekindle.coordinator.shell.kube import KubeApi
+from rekindle.coordinator.shell.kube_access import find_access
+from rekindle.coordinator.shell.process import Process
+from rekindle.coordinator.shell.settings import read_settings
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE
 from rekindle.json_logs import configure_logging
