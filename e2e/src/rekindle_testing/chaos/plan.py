@@ -184,17 +184,17 @@ def make_plan(
     node_objects_stay = seed % 2 == 1
     alive = [f"node-{n}" for n in range(1, nodes + 1)]
     next_number = nodes + 1
-    made = []
+    planned = []
     for number in range(1, rounds + 1):
         generator = _RoundGenerator(
             random.Random(f"{seed}/{number}"), alive, topologies, node_objects_stay
         )
         steps = generator.generate(faults, next_number)
-        made.append(Round(number, steps))
+        planned.append(Round(number, steps))
         added = [s.action.node for s in steps if isinstance(s.action, AddNode)]
         next_number += len(added)
         alive = [n for n in alive if n not in generator.dead] + added
-    return Plan(seed, node_objects_stay, tuple(made))
+    return Plan(seed, node_objects_stay, tuple(planned))
 
 
 class _RoundGenerator:
