@@ -88,8 +88,9 @@ class ModelCluster(ModelState):
         self.creating_containers = creating_containers_since(
             self.creating_containers, pods, self.now
         )
+        views: dict[str, Any] = {**self.views(pods), **self.stalled}
         return Snapshot(
-            **{**self.views(pods), **self.stalled},
+            **views,
             configs=tuple(config_view(c) for c in self.configs.values()),
             silent_since=dict(self.silent),
             reports=dict(self.reports),
