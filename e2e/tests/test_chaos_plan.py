@@ -146,12 +146,9 @@ def _overlap(step: Step, round: Round) -> bool:
 
 
 def test_most_nodes_die_at_once_in_some_rounds() -> None:
-    sizes = [len(s.action.nodes) for r in _rounds() for s in r.steps if _is_loss(s)]
+    actions = [s.action for r in _rounds() for s in r.steps]
+    sizes = [len(a.nodes) for a in actions if isinstance(a, KillNodes)]
     assert {1, 2, NODES - 1} <= set(sizes)
-
-
-def _is_loss(step: Step) -> bool:
-    return isinstance(step.action, KillNodes)
 
 
 def test_a_plan_can_be_limited_to_some_kinds_of_faults() -> None:

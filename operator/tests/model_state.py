@@ -118,8 +118,10 @@ class ModelState:
 
     def _turn(self, nodes: Iterable[str], ready: bool) -> None:
         for name in nodes:
-            changed = {"ready": ready, "ready_since": self.now, "version": self.next_version()}
-            self.nodes[name] = replace(self.nodes[name], **changed)
+            version = self.next_version()
+            self.nodes[name] = replace(
+                self.nodes[name], ready=ready, ready_since=self.now, version=version
+            )
 
     def stall(self, *kinds: str) -> None:
         """From now on the operator sees no change of pods, nodes, leases or topologies."""

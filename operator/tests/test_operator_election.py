@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -88,7 +89,7 @@ class World:
             for n in range(processes)
         ]
         for process in self.processes:
-            self.after(self.random.uniform(0, 1), lambda p=process: self.call(p))
+            self.after(self.random.uniform(0, 1), partial(self.call, process))
         self.after(0.0, lambda: self.delete(is_first=True))
 
     def delete(self, is_first: bool = False) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, ip_network
+from ipaddress import IPv4Address, IPv4Network
 
-ALL = ip_network("198.18.0.0/15")
+ALL = IPv4Network("198.18.0.0/15")
 CLUSTERS = 16
 NODES = 31
 PREFIX_LENGTH = 24
