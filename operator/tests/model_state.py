@@ -52,6 +52,7 @@ class ModelState:
         self.refused_in: set[str] = set()  # namespaces in which pods are refused
         self.refused = Refusals({})
         self.unsuitable = UnsuitableNodes({})
+        self.missing_fields: tuple[str, ...] = ()  # of the CRD
         self.failing: dict[str, float] = {}  # pod uid -> since when
         self.creating_containers: dict[str, float] = {}  # pod uid -> since when
         self.events: list[EmitEvent] = []

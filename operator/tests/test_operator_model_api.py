@@ -78,11 +78,13 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
     store: Any = SimpleNamespace(relist=relist, forget_attempts=lambda: None)
     arguments = (store, operator.executor, operator.live, operator.model.settings, leader)
     assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
-    loop = ControlLoop(*arguments, lists(True), lambda: 0.0)
+    terms: list[str] = []
+    loop = ControlLoop(*arguments, lists(True), lambda: 0.0, lambda: terms.append("new"))
     assert loop._begin_pass()
     assert listed == ["mirrors", "topologies"] * 2
     assert loop._begin_pass()
     assert listed == ["mirrors", "topologies"] * 2, "in the same term nothing is listed again"
+    assert terms == ["new"]
 
 
 def test_a_stalled_watch_is_reported(operator: ModelOperator) -> None:
