@@ -23,7 +23,7 @@ def read(tmp: Path, data: str | bytes, ddl: str = "a INT, b STRING", **fields: A
     schema = arrow_schema_of(ddl)
     options = FilesSourceSpec.model_validate(given)
     batches = read_batches(fsspec.filesystem("file"), str(path), options, schema, "s")
-    table = pa.Table.from_batches(list(batches), schema)
+    table = pa.Table.from_batches([batch for _, batch in batches], schema)
     return [tuple(row.values()) for row in table.to_pylist()]
 
 

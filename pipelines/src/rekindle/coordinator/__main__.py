@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-import rekindle.early_exit  # noqa: F401
+import rekindle.early_exit
 from rekindle.coordinator.shell.kube import KubeApi
 from rekindle.coordinator.shell.kube_access import find_access
 from rekindle.coordinator.shell.process import Process
@@ -23,9 +23,15 @@ async def _run() -> int:
     configure_logging(topology=settings.topology, fence=settings.incarnation)
     process = Process(settings, KubeApi(find_access(os.environ)))
     loop = asyncio.get_running_loop()
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        process.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, process.stop)
-    return await process.run()
+        loop.add_signal_handler(number, stop, number)
+    return rekindle.early_exit.exit_status(await process.run(), received)
 
 
 def main() -> int:
