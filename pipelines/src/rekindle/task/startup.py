@@ -21,7 +21,7 @@ from rekindle.engine.model import Chain
 from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import SchemaMismatch, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, TaskProblem, Upstream
-from rekindle.streams.flight import StreamClient
+from rekindle.streams.client import StreamClient
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
