@@ -217,7 +217,7 @@ def response(rows: pa.Table = TYPES, epochs: int = 2) -> list[bytes]:
 
 
 def decoder(request: ReadRequest = ALL, **options: Any) -> ResponseDecoder:
-    check = options.get("check_size", lambda what, size: None)
+    check = options.get("check_size", lambda epoch, size: None)
     return ResponseDecoder(request, Identity(), "a:1", check)
 
 
@@ -274,12 +274,12 @@ def test_an_epoch_out_of_order_is_refused() -> None:
 
 
 def test_an_epoch_that_is_too_large_takes_no_memory() -> None:
-    def check(what: str, size: int) -> None:
-        raise EpochTooLarge(f"{what} has {size} bytes")
+    def check(epoch: int, size: int) -> None:
+        raise EpochTooLarge(f"epoch {epoch} has {size} bytes")
 
     first, *_ = response()
     header = wire._frame({"epoch": 0, "bytes": 1 << 60, "sum": 0}, None, 0)
-    with pytest.raises(EpochTooLarge, match=f"epoch 0 of stream s/0 has {1 << 60} bytes"):
+    with pytest.raises(EpochTooLarge, match=f"epoch 0 has {1 << 60} bytes"):
         decoder(check_size=check).feed(first + header)
 
 
@@ -294,12 +294,12 @@ def test_the_size_of_an_epoch_is_of_all_its_parts(
     monkeypatch.setattr(server_module, "MAX_PART_BYTES", 100)
     sizes: list[int] = []
 
-    def check(what: str, size: int) -> None:
+    def check(epoch: int, size: int) -> None:
         sizes.append(size)
         if len(sizes) == 2:
-            raise EpochTooLarge(f"{what} has more than {size} bytes")
+            raise EpochTooLarge(f"epoch {epoch} has more than {size} bytes")
 
-    with pytest.raises(EpochTooLarge, match="epoch 0 of stream s/0 has more"):
+    with pytest.raises(EpochTooLarge, match="epoch 0 has more"):
         get_all(address, Share(("i",), 2, 0), check_size=check)
     assert sizes[1] > sizes[0]
 

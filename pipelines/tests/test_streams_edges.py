@@ -26,7 +26,7 @@ from pyarrow import flight
 from reader_parts import endpoints, read_once, started_io
 
 from rekindle.engine.bounds import CallBounds
-from rekindle.errors import RekindleError
+from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.identity import Identity
 from rekindle.protocol import Endpoint, Upstream
@@ -255,6 +255,30 @@ def test_all_edges_share_one_budget(tmp_path: Path) -> None:
     while len(taken) < 20:
         taken += [e.epoch for e in inputs.take(CallBounds(1), 10)]
     assert taken == list(range(20))
+    inputs.close()
+    server.stop()
+
+
+def test_an_epoch_too_large_for_the_task_is_refused_before_it_is_there(
+    logs: list[OutputLog],
+) -> None:
+    """Each of its partitions would fit."""
+    server = StreamServer(ADDRESS, 0)
+    for log in logs[:16]:
+        server.serve_log(log)
+        log.append(batch(0, log.partition, rows=1 << 17))  # 1 MiB each
+
+    def check(what: str, size: int) -> None:
+        if size > 4 << 20:
+            raise EpochTooLarge(f"{what} has {size >> 20} MiB")
+
+    before = pa.total_allocated_bytes()
+    inputs = StreamInputs(segment_of(16), 0, 0, 0, check_size=check)
+    at = Endpoint(address=f"{ADDRESS}:{server.port}", replica=0, incarnation=1)
+    inputs.route([Upstream(stream="s", partition=n, endpoints=(at,)) for n in range(16)])
+    with pytest.raises(EpochTooLarge, match="epoch 0 of the upstream partitions together has 4"):
+        eventually(lambda: inputs.take(CallBounds(1), 0.1))
+    assert pa.total_allocated_bytes() - before <= 6 << 20
     inputs.close()
     server.stop()
 

@@ -51,10 +51,9 @@ class StreamClient:
         self,
         address: str,
         identity: Identity | None = None,
-        check_size: CheckSize = lambda what, size: None,
+        check_size: CheckSize = lambda epoch, size: None,
     ) -> None:
-        """`check_size` is called with an epoch's name and its bytes so far; if it raises, the call
-        ends."""
+        """`check_size` is called with an epoch and its bytes so far; an error ends the call."""
         self.address = address
         self._check_size = check_size
         self._identity = identity or Identity()

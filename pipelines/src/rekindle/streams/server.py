@@ -393,7 +393,7 @@ class _Body:
 
     async def _write(self, data: bytearray | memoryview) -> None:
         async with asyncio.timeout(STALL_S):
-            await self._response.write(data)  # type: ignore[arg-type]
+            await self._response.write(data)
 
 
 def _error(status: int, error: Exception) -> web.Response:

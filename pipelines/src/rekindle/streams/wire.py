@@ -141,8 +141,8 @@ class ReadResponse:
     epochs: tuple[EpochBatch, ...]
 
 
-CheckSize = Callable[[str, int], None]
-"""Called with an epoch's name and its bytes; raises EpochTooLarge."""
+CheckSize = Callable[[int, int], None]
+"""Called with an epoch and its bytes before they are received; raises EpochTooLarge."""
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class ResponseDecoder:
             raise self._wrong(f"more than the {self._request.max_bytes} bytes that were requested")
         self._epoch_bytes += size
         if size:
-            self._check_size(self._name(epoch), self._epoch_bytes)
+            self._check_size(epoch, self._epoch_bytes)
 
     def _fill(self, into: memoryview, view: memoryview) -> memoryview:
         taken = view[: len(into) - self._filled]

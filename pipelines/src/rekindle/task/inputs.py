@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from rekindle.connectors.source import ReplayableSource
@@ -132,13 +133,17 @@ class StreamInputs:
         watermark: int,
         *,
         stall_s: float = 3.0,
-        connect: Callable[[str], Client] = StreamClient,
+        connect: Callable[..., Client] = StreamClient,
+        check_size: Callable[[str, int], None] = lambda what, size: None,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
+        """`check_size` is called with an epoch's name and the bytes that all its partitions have so
+        far; if it raises, the task fails before it receives them."""
         reads = [partitions_read(i, partition) for i in segment.inputs]
         self._changed = threading.Condition()
         self._core = StreamsCore(reads, next_epoch, watermark, read_ahead_bytes)
         self._closed = False
+        self._check_epoch = check_size
         self._lacks_space = False  # whether a reader waits for buffer space
         self._io = IoThread("pulls", self._thread_died)
         self._readers: dict[tuple[str, int], list[PartitionReader]] = {}
@@ -156,7 +161,7 @@ class StreamInputs:
         next_epoch: int,
         share: Share | None,
         stall_s: float,
-        connect: Callable[[str], Client],
+        connect: Callable[..., Client],
     ) -> PartitionReader:
         return PartitionReader(
             self._io,
@@ -164,7 +169,7 @@ class StreamInputs:
             lambda batch: self._arrived(channel, batch),
             lambda: self._has_buffer_space(channel),
             stall_s=stall_s,
-            connect=connect,
+            connect=partial(connect, check_size=partial(self._check_size, channel)),
             on_fatal=self._fail,
             request_bytes=max(MIN_REQUEST_BYTES, min(REQUEST_BYTES, self._core.channel_bytes)),
         )
@@ -173,6 +178,11 @@ class StreamInputs:
         with self._changed:
             self._core.failed(error)
             self._changed.notify_all()
+
+    def _check_size(self, channel: Channel, epoch: int, size: int) -> None:
+        with self._changed:
+            total = self._core.announced(channel, epoch, size)
+        self._check_epoch(f"epoch {epoch} of the upstream partitions together", total)
 
     def _thread_died(self, reason: str) -> None:
         self._fail(RekindleError(f"{reason}; nothing is read any more, so the task starts again"))

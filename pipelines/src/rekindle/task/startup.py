@@ -157,11 +157,8 @@ class Startup:
             state.epoch + 1,
             state.watermark,
             stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
-            connect=partial(
-                StreamClient,
-                identity=config.identity,
-                check_size=partial(check_size, memory=config.memory),
-            ),
+            connect=partial(StreamClient, identity=config.identity),
+            check_size=partial(check_size, memory=config.memory),
             read_ahead_bytes=config.memory.read_ahead_bytes,
         )
 
