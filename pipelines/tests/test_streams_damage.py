@@ -211,7 +211,7 @@ def response(rows: pa.Table = TYPES, epochs: int = 2) -> list[bytes]:
     sender = MessageIdentity.of(Identity(), None)
     payload = records.encode_rows(rows)
     found = records.checksum(payload)
-    frames = [wire.first_frame(sender, StreamProgress(0, 9, 9), rows.schema)]
+    frames = [wire.first_frame(sender, StreamProgress(0, 9, 9), rows.schema.serialize())]
     frames += [wire.epoch_frame(e, 0, "d", payload, found) + bytes(payload) for e in range(epochs)]
     return [*frames, wire.last_frame()]
 
@@ -281,6 +281,15 @@ def test_an_epoch_that_is_too_large_takes_no_memory() -> None:
     header = wire._frame({"epoch": 0, "bytes": 1 << 60, "sum": 0}, None, 0)
     with pytest.raises(EpochTooLarge, match=f"epoch 0 has {1 << 60} bytes"):
         decoder(check_size=check).feed(first + header)
+
+
+@pytest.mark.parametrize(
+    "header", [{"epoch": 0}, {"epoch": 0, "watermark": 1, "digest": "", "kind": "NEW"}]
+)
+def test_an_epoch_with_an_unknown_header_is_refused_in_words(header: dict[str, Any]) -> None:
+    first, *_ = response()
+    with pytest.raises(StreamUnavailable, match="an epoch that cannot be read"):
+        decoder().feed(first + wire._frame(header, None, 0))
 
 
 def test_a_huge_header_is_refused() -> None:

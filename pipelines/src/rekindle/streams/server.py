@@ -60,6 +60,8 @@ PORTION_BYTES = 1 << 20
 QUICK_BYTES = 128 << 10
 """Epochs up to this size are read and divided in the event loop itself."""
 
+CONTENT_TYPE = "application/octet-stream"
+
 _log = logging.getLogger(__name__)
 
 
@@ -78,6 +80,7 @@ class _Served:
     def __init__(self, log: OutputLog, head: Callable[[], int], io: IoThread) -> None:
         self.log = log
         self.head = head
+        self.schema = log.schema.serialize()
         self._io = io
         self._waiting: dict[asyncio.Future[None], int] = {}
         self._notified = False
@@ -213,7 +216,7 @@ class StreamServer:
             body = _Body(http)
             progress = StreamProgress(log.base, log.last, max(served.head(), log.last))
             sender = MessageIdentity.of(self._identity, self._incarnation)
-            response = await body.begin(first_frame(sender, progress, log.schema))
+            await body.add(first_frame(sender, progress, served.schema), None)
             if first is not None:
                 await body.add(*first)
             try:
@@ -222,8 +225,7 @@ class StreamServer:
             except RekindleError as error:
                 # What has been sent is whole; the next call meets the error again.
                 _log.warning("a response ends early: %s", error)
-        await body.end(last_frame())
-        return response
+        return await body.end(last_frame())
 
     async def _request(self, http: web.BaseRequest) -> ReadRequest:
         if not self._identity.accepts(http.headers.get("Authorization")):
@@ -351,20 +353,13 @@ def _parts(rows: pa.Table) -> list[pa.Table]:
 
 
 class _Body:
-    """The body of a response: frames on their way, small ones together. Raises ConnectionError,
-    TimeoutError for a reader that takes nothing."""
+    """The body of a response: frames on their way, small ones together; a short response is one
+    write. Raises ConnectionError, TimeoutError for a reader that takes nothing."""
 
     def __init__(self, http: web.BaseRequest) -> None:
         self._http = http
-        self._response = web.StreamResponse()
+        self._response: web.StreamResponse | None = None  # of a long one
         self._pending = bytearray()
-
-    async def begin(self, frame: bytes) -> web.StreamResponse:
-        self._response.content_type = "application/octet-stream"
-        self._response.enable_chunked_encoding()
-        await self._response.prepare(self._http)
-        self._pending += frame
-        return self._response
 
     async def add(self, frame: bytes, payload: pa.Buffer | None) -> None:
         self._pending += frame
@@ -380,11 +375,13 @@ class _Body:
         if len(self._pending) >= SEND_BYTES:
             await self._flush()
 
-    async def end(self, frame: bytes) -> None:
+    async def end(self, frame: bytes) -> web.StreamResponse:
         self._pending += frame
-        await self._flush()
+        if self._response is None:
+            return web.Response(body=bytes(self._pending), content_type=CONTENT_TYPE)
         async with asyncio.timeout(STALL_S):
-            await self._response.write_eof()
+            await self._response.write_eof(bytes(self._pending))
+        return self._response
 
     async def _flush(self) -> None:
         if self._pending:
@@ -393,6 +390,11 @@ class _Body:
 
     async def _write(self, data: bytearray | memoryview) -> None:
         async with asyncio.timeout(STALL_S):
+            if self._response is None:
+                self._response = web.StreamResponse()
+                self._response.content_type = CONTENT_TYPE
+                self._response.enable_chunked_encoding()
+                await self._response.prepare(self._http)
             await self._response.write(data)
 
 

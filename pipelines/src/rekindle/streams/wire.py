@@ -20,7 +20,8 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -71,7 +72,20 @@ class MessageIdentity:
 
     @staticmethod
     def read(message: Mapping[str, Any]) -> MessageIdentity:
-        return MessageIdentity(**_known(MessageIdentity, message))
+        return MessageIdentity(
+            message.get("topology", ""),
+            message.get("incarnation"),
+            message.get("protocol", UNVERSIONED),
+            message.get("oldest", UNVERSIONED),
+        )
+
+    def message(self) -> dict[str, Any]:
+        return {
+            "topology": self.topology,
+            "incarnation": self.incarnation,
+            "protocol": self.protocol,
+            "oldest": self.oldest,
+        }
 
     def unfit_versions(self) -> str | None:
         return incompatible(Versions(self.protocol, self.oldest), STREAM_VERSIONS)
@@ -95,7 +109,16 @@ class ReadRequest:
     incarnation: int | None = None
 
     def message(self, identity: Identity) -> dict[str, Any]:
-        return {**asdict(self), **asdict(MessageIdentity.of(identity, self.incarnation))}
+        message: dict[str, Any] = {
+            "stream": self.stream,
+            "partition": self.partition,
+            "from_epoch": self.from_epoch,
+            "max_bytes": self.max_bytes,
+            "wait_s": self.wait_s,
+        }
+        if self.share is not None:
+            message["share"] = asdict(self.share)
+        return message | MessageIdentity.of(identity, self.incarnation).message()
 
     @staticmethod
     def of(message: Mapping[str, Any]) -> ReadRequest:
@@ -148,11 +171,10 @@ CheckSize = Callable[[int, int], None]
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def first_frame(sender: MessageIdentity, progress: StreamProgress, schema: pa.Schema) -> bytes:
-    payload = schema.serialize()
-    return _frame({**asdict(sender), **progress.header()}, payload, zlib.crc32(payload)) + bytes(
-        payload
-    )
+def first_frame(sender: MessageIdentity, progress: StreamProgress, schema: pa.Buffer) -> bytes:
+    """`schema`: serialized."""
+    header = sender.message() | progress.header()
+    return _frame(header, schema, zlib.crc32(schema)) + bytes(schema)
 
 
 def epoch_frame(
@@ -313,7 +335,8 @@ class ResponseDecoder:
             if self._schema is None:
                 if damaged:
                     raise self._wrong("a schema with a wrong checksum")
-                self._schema = pa.ipc.read_schema(payload)
+                assert payload is not None, "its size has been checked"
+                self._schema = _schema(bytes(payload))
                 return
             if damaged:
                 raise StreamUnavailable(
@@ -325,8 +348,8 @@ class ResponseDecoder:
                 self._parts.append(pa.ipc.open_stream(payload).read_all())
             if len(self._parts) == header.get("parts", 1):
                 self._add_epoch(header)
-        except (pa.ArrowException, OSError) as error:
-            raise self._wrong(f"rows that it cannot read ({error})") from error
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise self._wrong(f"an epoch that cannot be read ({error!r})") from error
 
     def _add_epoch(self, header: dict[str, Any]) -> None:
         assert self._schema is not None
@@ -336,11 +359,18 @@ class ResponseDecoder:
         self._received += self._epoch_bytes
         self._parts, self._epoch_bytes = [], 0
         request = self._request
-        batch = EpochBatch(
-            request.stream, request.partition, header["epoch"], header["watermark"], rows, ""
+        self.epochs.append(
+            EpochBatch(
+                request.stream,
+                request.partition,
+                header["epoch"],
+                header["watermark"],
+                rows,
+                header["digest"],
+                Kind(header.get("kind", Kind.STABLE)),
+                header.get("attempt", 0),
+            )
         )
-        known = {"digest": header["digest"], "attempt": header.get("attempt", 0)}
-        self.epochs.append(replace(batch, **known, kind=Kind(header.get("kind", Kind.STABLE))))
 
     def _name(self, epoch: int) -> str:
         return f"epoch {epoch} of stream {self._request.stream}/{self._request.partition}"
@@ -349,7 +379,7 @@ class ResponseDecoder:
         return StreamUnavailable(f"{self._address} sent {what}")
 
 
-def _known(kind: type, message: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that this version knows; a newer peer may send more."""
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in message.items() if name in names}
+@lru_cache(16)
+def _schema(serialized: bytes) -> pa.Schema:
+    """A reader gets the same one with each response."""
+    return pa.ipc.read_schema(pa.py_buffer(serialized))
