@@ -380,6 +380,11 @@ def test_a_slow_store_holds_up_only_those_who_need_it(tmp_path: Path) -> None:
     for _ in range(3):
         assert read(server, ReadRequest("s", 0, 59, 1), 5) == [59]
     assert not found
+    before = [ask(server, ReadRequest("s", 0, 0, 1)) for _ in range(5)]
+    eventually(lambda: len(server._store_thread) == 5)
+    for gone in before:
+        gone.close()
+    eventually(lambda: len(server._store_thread) == 0)  # nothing waits for those who have left
     SlowSpill.go.set()
     thread.join(10)
     assert found == [0]

@@ -44,6 +44,7 @@ class HttpServer(web.Server):
             logger=_parser_log,
             keepalive_timeout=IDLE_S,
             lingering_time=0,
+            handler_cancellation=True,  # what a call holds goes with its connection
             tcp_keepalive=False,
         )
         self.limits: Connections[web.RequestHandler] = Connections()

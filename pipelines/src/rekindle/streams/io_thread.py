@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -100,8 +100,14 @@ class CallThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
         self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        """Calls that have not begun."""
+        return len(self._calls)
 
     async def run(self, function: Callable[[], T]) -> T:
         """Call a function in the thread, and wait for its result. One that has not begun when this
@@ -118,8 +124,6 @@ class CallThread:
                 done.set_result(result)  # type: ignore[arg-type]
 
         def call() -> None:
-            if done.cancelled():
-                return
             result: T | None = None
             failure: BaseException | None = None
             try:
@@ -129,19 +133,36 @@ class CallThread:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(ended, result, failure)
 
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._calls.put(call)
-        return await done
+        self._add(call)
+        try:
+            return await done
+        except asyncio.CancelledError:
+            with self._changed, contextlib.suppress(ValueError):
+                self._calls.remove(call)
+            raise
 
     def stop(self, timeout_s: float) -> None:
         """End the thread after the call in progress."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
         if self._thread is not None:
-            self._calls.put(None)
             self._thread.join(timeout_s)
 
+    def _add(self, call: Callable[[], None]) -> None:
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (call := self._next()) is not None:
             call()
             del call  # and what it holds
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._calls or self._stopping)
+            return None if self._stopping else self._calls.popleft()
