@@ -462,6 +462,38 @@ def test_a_body_that_is_no_request_is_refused(server: StreamServer, body: bytes)
         assert connected.recv(4096).startswith((b"HTTP/1.1 400", b"HTTP/1.1 426"))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"from_epoch": -5},
+        {"from_epoch": 1 << 80},
+        {"from_epoch": "x"},
+        {"max_bytes": -1},
+        {"max_bytes": 1 << 80},
+        {"wait_s": float("nan")},
+        {"wait_s": -1},
+        {"partition": []},
+        {"stream": {"a": 1}},
+        {"incarnation": "1"},
+        {"share": {"key_by": ["n"], "partitions": 1 << 40, "index": 0}},
+        {"share": {"key_by": ["n"], "partitions": 2, "index": 2}},
+        {"share": {"key_by": ["n"], "partitions": 0, "index": 0}},
+        {"share": {"key_by": ["absent"], "partitions": 2, "index": 0}},
+        {"share": 7},
+    ],
+)
+def test_an_odd_request_is_answered(
+    log: OutputLog, server: StreamServer, change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append(batch(0))
+    message = ReadRequest("s", 0, 0, 1, incarnation=1).message(OWN) | change
+    with monkeypatch.context() as patched:
+        patched.setattr(ReadRequest, "message", lambda *_: message)
+        with contextlib.suppress(RekindleError):
+            assert read(server, ReadRequest("s", 0, 0, 1)) in ([0], [])
+    assert read(server, ReadRequest("s", 0, 0, 1)) == [0]
+
+
 def test_a_byte_a_second_ends_at_the_deadline(
     server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ Design: docs/design/streams.md#edges.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -39,6 +40,8 @@ MAX_SCHEMA_BYTES = 1 << 20
 MAX_PART_BYTES = 32 << 20
 """Rows that are encoded for a reader are so in parts of at most about this size."""
 MAX_ERROR_BYTES = 16 << 10
+MAX_SHARES = 1024
+"""More than any topology has partitions; each is a table of its own."""
 
 _PREFIX = struct.Struct("!II")
 
@@ -127,14 +130,17 @@ class ReadRequest:
         if share is not None:
             key_by, partitions, index = share["key_by"], share["partitions"], share["index"]
             share = Share(tuple(map(str, key_by)), int(partitions), int(index))
-            if not 0 <= share.index < share.partitions:
+            if not 0 <= share.index < share.partitions <= MAX_SHARES:
                 raise ValueError(f"share {share.index} of {share.partitions}")
+        wait_s = float(message.get("wait_s", 0.0))
+        if not math.isfinite(wait_s):
+            raise ValueError(f"a wait of {wait_s} s")
         return ReadRequest(
             str(message["stream"]),
             int(message["partition"]),
             int(message["from_epoch"]),
             int(message["max_bytes"]),
-            float(message.get("wait_s", 0.0)),
+            wait_s,
             share,
             message.get("incarnation"),
         )
