@@ -175,8 +175,10 @@ def test_rows_damaged_in_transit_are_refused(
 ) -> None:
     sent = wire.epoch_frame
 
-    def damaged(*args: Any) -> bytes:
-        return sent(*args[:4], args[4] + 1, *args[5:])
+    def damaged(
+        epoch: int, mark: int, digest: str, payload: pa.Buffer, found: int, *part: int
+    ) -> bytes:
+        return sent(epoch, mark, digest, payload, found + 1, *part)
 
     monkeypatch.setattr(server_module, "epoch_frame", damaged)
     with pytest.raises(StreamUnavailable, match="epoch 0 of stream s/0 arrived with a wrong check"):

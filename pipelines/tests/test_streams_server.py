@@ -156,7 +156,9 @@ def test_epochs_received_before_the_deadline_are_kept(
 def test_a_response_has_no_more_than_was_requested(log: OutputLog, server: StreamServer) -> None:
     for epoch in range(9):
         log.append(batch(epoch, rows=50))
-    size = log.read_encoded(0, 0)[0].payload.size
+    payload = log.read_encoded(0, 0)[0].payload
+    assert payload is not None
+    size = payload.size
     shared = {"share": Share(("k",), 2, 0)}
     for max_bytes, epochs in ((0, 1), (1, 1), (2 * size, 1), (3 * size, 2), (1 << 20, 9)):
         assert len(read(server, ReadRequest("s", 0, 0, max_bytes)).epochs) == epochs

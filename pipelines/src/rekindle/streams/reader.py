@@ -87,7 +87,7 @@ class PartitionReader:
         # Of the event loop alone:
         self._closed = False
         self._client: Client | None = None
-        self._to_call: ReadEpochs | None = None
+        self._pending_call: ReadEpochs | None = None
         self._calling: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -136,7 +136,7 @@ class PartitionReader:
             return
         space = self._has_buffer_space()
         self._step(ReaderWoken(space))
-        call, self._to_call = self._to_call, None
+        call, self._pending_call = self._pending_call, None
         if call is not None:
             self._calling = asyncio.get_running_loop().create_task(self._make(call))
         elif (wake_at := self._core.wake_at()) is not None:
@@ -154,7 +154,7 @@ class PartitionReader:
         for effect in effects:
             match effect:
                 case ReadEpochs():
-                    self._to_call = effect
+                    self._pending_call = effect
                 case AbandonCall():
                     self._abandon()
                 case DeliverEpochs(epochs):
