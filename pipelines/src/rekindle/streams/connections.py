@@ -54,7 +54,8 @@ class Connections(Generic[C]):
             counts[peer] += 1
             (most, number), *_ = counts.most_common(1)
             oldest = next((c for c in self._unadmitted if self._peers[c] == most), connection)
-            reason = f"{number} connections from there have not sent a valid request"
+            waiting = len(self._unadmitted)
+            reason = f"{waiting} have not sent a valid request yet, {number} of them from there"
             closed.append(self._close(oldest, reason, peer))
         elif len(self._peers) >= self._max:
             oldest = next(iter(self._idle), connection)
