@@ -24,6 +24,7 @@ from rekindle.engine.model import Chain, DroppedRows
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
 from rekindle.reference.execute import Execution, OpenSink, input_batches, last_epoch_to_run
+from rekindle.reference.overlap import ahead, behind
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.termination import keeping_signal_handlers
@@ -141,10 +142,12 @@ def run_reference(
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
-        for batch in input_batches(sources, last, epochs_per_call):
-            execution.run_batch(batch)
-            reported, rows = batch.epochs[-1], rows + batch.rows
-            report(Progress(reported, last, rows, time.monotonic() - started))
+        batches = ahead(input_batches(sources, last, epochs_per_call))
+        with contextlib.closing(batches), behind(execution.write) as write:
+            for batch in batches:
+                write(execution.run_batch(batch))
+                reported, rows = batch.epochs[-1], rows + batch.rows
+                report(Progress(reported, last, rows, time.monotonic() - started))
         if reported < last:
             report(Progress(last, last, rows, time.monotonic() - started))
         seconds = time.monotonic() - started
