@@ -15,7 +15,8 @@ without it. CPU is of a whole process tree; memory is the largest sum of its res
 sampled. Times are the best of the rounds, which other work on the machine delayed least.
 
 The results have to be equal, sums of doubles but for 1e-9 of their value. Target: at least the
-speed of PySpark, with and without `start s`. DuckDB has none: it is what one core can do.
+speed of PySpark, with and without `start s`; a start that took longer than a whole run, on a busy
+machine, misses it. DuckDB has none: it is what one core can do.
 """
 
 from __future__ import annotations
@@ -58,22 +59,26 @@ TIMES, SUMS = ("window_start", "window_end"), ("total", "mean")
 RESULT = (*TIMES, "k", "rows", *SUMS, "high")
 
 TOPOLOGY = """
-epochInterval: 1s
-checkpoint: {{store: "file://{directory}/store"}}
-sources:
-- name: rows
-  schema: "t TIMESTAMP, k STRING, v DOUBLE, n BIGINT"
-  eventTime: {{column: t}}
-  files: {{url: "file://{input}", format: {format}, orderBy: t, speedup: {speedup}}}
-operators:
-- name: hourly
-  inputs: [rows]
-  window:
-    size: 1h
-    groupBy: [k]
-    aggregate: "count(*) AS rows, sum(v) AS total, avg(v) AS mean, max(n) AS high"
-queries:
-- {{name: q, from: hourly, sink: {{files: {{url: "file://{directory}/unused"}}}}}}
+apiVersion: rekindle.dev/v1alpha1
+kind: StreamTopology
+metadata: {{name: bounded}}
+spec:
+  epochInterval: 1s
+  checkpoint: {{store: "file://{directory}/store"}}
+  sources:
+  - name: rows
+    schema: "t TIMESTAMP, k STRING, v DOUBLE, n BIGINT"
+    eventTime: {{column: t}}
+    files: {{url: "file://{input}", format: {format}, orderBy: t, speedup: {speedup}}}
+  operators:
+  - name: hourly
+    inputs: [rows]
+    window:
+      size: 1h
+      groupBy: [k]
+      aggregate: "count(*) AS rows, sum(v) AS total, avg(v) AS mean, max(n) AS high"
+  queries:
+  - {{name: q, from: hourly, sink: {{files: {{url: "file://{directory}/unused"}}}}}}
 """
 
 PYSPARK = """
@@ -302,25 +307,32 @@ def summary(case: Case, name: str, runs: Runs, starts: Runs) -> Row:
     def whole(engine: str) -> float:
         return min(run.seconds for run in runs[engine])
 
-    def started(engine: str) -> float:
-        return max(SAMPLE_S, whole(engine) - min(run.seconds for run in starts[engine]))
+    def started(engine: str) -> float | None:
+        """None if the start took longer than all of it: the machine was busy."""
+        seconds = whole(engine) - min(run.seconds for run in starts[engine])
+        return seconds if seconds > 0 else None
 
     values = {
         "s": round(whole(name), 1),
         "start s": round(min(run.seconds for run in starts[name]), 1),
         "1000 rows/s": round(case.rows / whole(name) / 1000),
-        "started": round(case.rows / started(name) / 1000),
         "CPU s": round(min(run.cpu_s for run in runs[name]), 1),
+        "start CPU s": round(min(run.cpu_s for run in starts[name]), 1),
         "MB": round(max(run.memory_mb for run in runs[name])),
     }
+    what, ours = f"{case.name}, {name}", started(name)
+    if ours is not None:
+        values["1000 rows/s started"] = round(case.rows / ours / 1000)
     if BASELINE not in runs or name == BASELINE:
-        return Row(f"{case.name}, {name}", values)
+        return Row(what, values)
+    theirs = started(BASELINE)
     values["of PySpark"] = round(whole(BASELINE) / whole(name), 2)
-    values["of it started"] = round(started(BASELINE) / started(name), 2)
+    if ours is not None and theirs is not None:
+        values["of it started"] = round(theirs / ours, 2)
     if name != SUBJECT:
-        return Row(f"{case.name}, {name}", values)
-    met = min(values["of PySpark"], values["of it started"]) >= TARGET_RATIO
-    return Row(f"{case.name}, {name}", values, TARGET_RATIO, met)
+        return Row(what, values)
+    ratios = [values["of PySpark"], values.get("of it started", 0.0)]
+    return Row(what, values, TARGET_RATIO, min(ratios) >= TARGET_RATIO)
 
 
 def main() -> None:
