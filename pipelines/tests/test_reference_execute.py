@@ -387,8 +387,8 @@ def test_a_run_says_how_many_rows_each_operator_dropped(
     path = tmp_path / "t.yaml"
     path.write_text(MANIFEST)
     assert main(["run", str(path), "--output", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    dropped = [line for line in said if "dropped" in line]
+    output = capsys.readouterr().out.splitlines()
+    dropped = [line for line in output if "dropped" in line]
     assert dropped == ["operator keyed dropped 3,000 late rows, and 6 without event time"]
 
 
@@ -396,3 +396,58 @@ def test_an_invalid_topology_is_refused(tmp_path: Path) -> None:
     name, spec = manifest(MANIFEST.replace("from: all", "from: al"))
     with pytest.raises(InvalidTopology, match="no source or operator al"):
         run_reference(spec, name, output=tmp_path, make_chain=Chains())
+
+
+PARTITIONED = """
+apiVersion: rekindle.dev/v1alpha1
+kind: StreamTopology
+metadata: {name: parts}
+spec:
+  checkpoint: {store: "file:///checkpoints"}
+  sources:
+  - name: rows
+    partitions: %d
+    schema: "k BIGINT, t TIMESTAMP"
+    eventTime: {column: t}
+    files: {url: "file://%s/*.json", format: json, orderBy: t, speedup: 1}
+  operators:
+  - {name: keyed, inputs: [rows], keyBy: [k], partitions: 2, sql: "SELECT k, t FROM rows"}
+  - {name: all, inputs: [rows], partitions: 1, sql: "SELECT k, t FROM rows"}
+  queries:
+  - {name: raw, from: rows, sink: {files: {url: "file:///out/raw"}}}
+  - {name: by-key, from: keyed, sink: {files: {url: "file:///out/by-key"}}}
+  - {name: everything, from: all, sink: {files: {url: "file:///out/everything"}}}
+"""
+
+
+def test_partitions_of_a_source_change_no_row_and_no_watermark(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for n in range(4):
+        lines = (f'{{"k": {n + at}, "t": "2020-01-01T00:00:{at % 40:02d}Z"}}' for at in range(50))
+        (tmp_path / f"in/{n}.json").write_text("\n".join(lines))
+
+    def seen(partitions: int) -> dict[str, Any]:
+        name, spec = load_topology(PARTITIONED % (partitions, tmp_path / "in"))
+        chains, output, reported = Chains(), tmp_path / f"{partitions}", list[RunEvent]()
+        result = run_reference(spec, name, output=output, make_chain=chains, report=reported.append)
+        opened = reported[0]
+        assert isinstance(opened, SourcesOpened)
+        assert len(chains.made["rows"]) == partitions
+        marks = {
+            segment: {tuple((e.epoch, e.watermark) for e in chain.seen) for chain in of_segment}
+            for segment, of_segment in chains.made.items()
+        }
+        rows = {
+            query: sorted(
+                (row["_epoch"], row["k"], row["t"])
+                for row in read_sink(f"file://{output}/{query}").to_pylist()
+            )
+            for query in result.rows
+        }
+        assert opened.sources[0].idle_partitions == max(0, partitions - 4)
+        return {"rows": rows, "marks": marks, "summary": opened.sources[0].summary}
+
+    one = seen(1)
+    assert one["summary"].rows == len(one["rows"]["raw"]) == 200
+    assert seen(3) == one
+    assert seen(6) == one
