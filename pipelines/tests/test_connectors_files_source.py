@@ -363,6 +363,21 @@ def test_cuts_are_pure_and_together_are_the_sorted_input(tmp_path: Path) -> None
     assert all(a.watermark <= b.watermark for a, b in itertools.pairwise(forward))
 
 
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_rows_that_are_not_verified_are_the_same(tmp_path: Path, format: str) -> None:
+    table = pa.table({"k": ["a", "b"], "v": [1.0, 2.0], "t": [T0, T0 + dt.timedelta(hours=2)]})
+    url = csv(tmp_path, f"a,1,{T0.isoformat()}", f"b,2,{T0 + dt.timedelta(hours=2)}")
+    if format == "parquet":
+        pq.write_table(table.cast(SCHEMA), tmp_path / "in.parquet")
+        url = f"file://{tmp_path}/in.parquet"
+    one = source_of(tmp_path, url, format=format)
+    other = source_of(tmp_path, url, verified=False, format=format)
+    assert one.last_epoch == other.last_epoch == 2
+    assert [one.cut(epoch) for epoch in range(4)] == [other.cut(epoch) for epoch in range(4)]
+    assert one.input
+    assert not other.input
+
+
 def test_a_watermark_is_unknown_before_any_event_time(tmp_path: Path) -> None:
     url = csv(tmp_path, "a,1,NA", "b,1,2013-01-01")
     source = source_of(tmp_path, url, speedup=None, rowsPerSecond=1, orderBy=None)

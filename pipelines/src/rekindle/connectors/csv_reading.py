@@ -80,14 +80,14 @@ def _read(
         encoding=options.encoding,
     )
     with fs.open(path, "rb", compression="infer") as f:
-        detector = QuoteDetector(f, dialect)
+        detector = QuoteDetector(f, dialect, ascii_bytes=options.encoding == UTF_8)
         try:
             yield from pa_csv.open_csv(
                 detector, read_options=read, parse_options=parse, convert_options=convert
             )
         except pa.ArrowInvalid as e:
             raise _explained(e, wrong, options, where) from e
-    if detector.has_quotes:
+    if detector.needs_check:
         # As latin-1, because columns that are not read may hold invalid UTF-8.
         encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
         with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as lines:

@@ -123,7 +123,8 @@ def index(job: Job, input: Input, rows: Rows) -> pa.Table:
     if own is not None:
         mine = own if order is None else own[order]
         first = np.cumsum(mine, dtype=np.int64)[starts] - mine[starts]
-    return pa.table([epochs[starts], first, newest, checksums(rows, first)], schema=_INDEX)
+    sums = checksums(rows, first) if job.verified else np.zeros(len(first), dtype=np.int64)
+    return pa.table([epochs[starts], first, newest, sums], schema=_INDEX)
 
 
 def _epochs(job: Job, keys: pa.Table, order: Int64s | None) -> Int64s:

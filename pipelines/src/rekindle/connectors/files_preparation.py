@@ -209,7 +209,7 @@ def _read_keys(
 
 
 def _identify(job: Job, fs: Any, found: list[FoundFile]) -> bytes:
-    input_files = identify(fs, [file.path for file in found], job.name)
+    input_files = identify(fs, [file.path for file in found if job.verified], job.name)
     _require_unchanged(job, found)
     return encode(input_files)
 
