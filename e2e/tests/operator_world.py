@@ -89,7 +89,7 @@ class World:
         self.coordination = client.CoordinationV1Api(api)
         self._alive: set[str] = set()
         self.silent: set[str] = set()  # pods that do not respond to the coordinator
-        self.cut_off = False  # no pod responds to it
+        self.coordinator_isolated = False  # no pod responds to its polls
         self.coordinators_run = True
         self._lease_renewed_at = 0.0
         self._stop = threading.Event()
@@ -128,9 +128,9 @@ class World:
         self._alive.add(name)
         wait_for(f"{name} is free of taints", lambda: self._is_untainted(name))
 
-    def lose_node(self, name: str) -> None:
+    def kill_node_not_ready(self, name: str) -> None:
         """Without heartbeats, and NotReady."""
-        self.freeze_node(name)
+        self.kill_node_still_ready(name)
         self._set_ready(name, "Unknown")
 
     def set_not_ready(self, *names: str) -> None:
@@ -146,7 +146,7 @@ class World:
     def _is_untainted(self, name: str) -> bool:
         return not self.core.read_node(name).spec.taints
 
-    def freeze_node(self, name: str) -> None:
+    def kill_node_still_ready(self, name: str) -> None:
         """Without heartbeats, but still Ready; its pods and its kubelet are
         silent."""
         self._alive.discard(name)
@@ -337,7 +337,7 @@ class World:
             incarnation = int(label["incarnation"])
             if incarnation > tasks.get(slot, {}).get("incarnation", 0):
                 frozen = pod.spec.node_name not in self._alive
-                silent = self.cut_off or frozen or pod.metadata.name in self.silent
+                silent = self.coordinator_isolated or frozen or pod.metadata.name in self.silent
                 tasks[slot] = {
                     "slot": slot,
                     "incarnation": incarnation,

@@ -260,11 +260,11 @@ class TestEdits:
     def test_an_added_query_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         _add_query_and_raise_priority(run.document["spec"])
-        edited = max(run.observer.stable_epochs().values())
+        edited = max(run.observer.durable_epochs().values())
         run.cluster.apply(run.document)
         run.wait_sinks_advance()
         start = wait_for("rows of the added query", lambda: run.written_epochs(ADDED), 60)[0]
-        run.wait_stable(start + 3)
+        run.wait_durable(start + 3)
         assert run.incarnations() == before
         priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
         assert priorities["storm-watch"] == 75

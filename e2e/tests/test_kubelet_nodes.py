@@ -27,13 +27,13 @@ from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, Kube
 from rekindle_testing.embedded.kubelet_node.files import IMAGES
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
-from rekindle_testing.embedded.kubelet_node.image_store import Template, acquire_template
+from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, acquire_template
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
-from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.embedded.kubelet_node.state_file import parse
 from rekindle_testing.embedded.pods import Pods
-from rekindle_testing.embedded.toolchain import ensure_node
+from rekindle_testing.embedded.toolchain import ensure_kubelet_binaries
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.kubelet
@@ -55,7 +55,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def machine() -> None:
     try:
-        ensure_machine(print)
+        ensure_host_prerequisites(print)
     except KubeletNodesUnsupported as error:
         pytest.skip(str(error))
 
@@ -173,9 +173,9 @@ def test_a_command_runs_in_a_container(
 
 
 @pytest.fixture
-def template(machine: None, tmp_path: Path) -> Iterator[Template]:
+def template(machine: None, tmp_path: Path) -> Iterator[ImageStoreTemplate]:
     """What all nodes here have their images from."""
-    acquired = acquire_template([ensure_busybox()], ensure_node().pause, tmp_path)
+    acquired = acquire_template([ensure_busybox()], ensure_kubelet_binaries().pause, tmp_path)
     yield acquired
     acquired.release()
 
@@ -200,7 +200,7 @@ def test_what_a_container_writes_is_its_own(
     nodes: tuple[KubeletNode, KubeletNode],
     pods: Pods,
     control_plane: ControlPlane,
-    template: Template,
+    template: ImageStoreTemplate,
 ) -> None:
     before = contents(template.root)
     writes = "rm /bin/true && echo mine > /bin/true && echo more >> /bin/busybox; exec sleep 600"
@@ -218,7 +218,7 @@ def test_what_a_container_writes_is_its_own(
 
 
 def test_what_a_node_deletes_stays_for_the_others(
-    make_node: Callable[[], KubeletNode], template: Template
+    make_node: Callable[[], KubeletNode], template: ImageStoreTemplate
 ) -> None:
     before = contents(template.root)
     node = make_node()
@@ -492,7 +492,7 @@ def test_a_stopped_cluster_leaves_no_resources_on_the_host(machine: None, tmp_pa
 
 @pytest.mark.parametrize("mode", ["running", "frozen"])
 def test_a_killed_test_leaves_nothing_after_the_next_start(
-    machine: None, template: Template, tmp_path: Path, mode: str
+    machine: None, template: ImageStoreTemplate, tmp_path: Path, mode: str
 ) -> None:
     before = contents(template.root)
     with another_cluster(tmp_path, mode) as (process, facts):

@@ -94,7 +94,7 @@ def test_a_topology_is_back_before_kubernetes_notices_a_loss(
 ) -> None:
     cluster = run.cluster
     victim = run.task_pods("routes")[0].spec.node_name
-    cluster.apply(_deployment(cluster.kind.pipelines_image, victim))
+    cluster.apply(_deployment(cluster.node_kind.pipelines_image, victim))
     wait_for("the plain pod", lambda: _plain_pod(run).status.phase == "Running", 60)
     before = {p.metadata.name for p in cluster.tasks(run.name)}
     began = run.observer.mark("lost", victim)
@@ -171,7 +171,7 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(run: Run, reference: Refer
     now = run.incarnations()
     assert {n: t for n, t in before.items() if n != pod.metadata.name}.items() <= now.items()
     del run.document["spec"]["image"]
-    run.document["spec"]["image"] = run.cluster.kind.pipelines_image
+    run.document["spec"]["image"] = run.cluster.node_kind.pipelines_image
     run.cluster.apply(run.document)
     run.wait_sinks_advance(timeout_s=120)
     run.wait_redundant()
@@ -184,8 +184,8 @@ def test_an_upgraded_image_leaves_no_gap(
     """Beside the flights topology, whose tasks keep their image."""
     document = storms("rolled")
     document["spec"]["sources"][0]["replicas"] = 2
-    others, image = shared_run.incarnations(), _next(cluster.kind.pipelines_image)
-    _tag(cluster, cluster.kind.pipelines_image, image)
+    others, image = shared_run.incarnations(), _next(cluster.node_kind.pipelines_image)
+    _tag(cluster, cluster.node_kind.pipelines_image, image)
     with Run(cluster, document) as run:
         run.wait_live()
         run.wait_redundant()
@@ -212,8 +212,8 @@ def test_an_upgraded_image_leaves_no_gap(
 
 
 def test_an_upgraded_chart_restarts_no_task(run: Run, reference: Reference, tmp_path: Path) -> None:
-    image = _next(run.cluster.kind.operator_image)
-    _tag(run.cluster, run.cluster.kind.operator_image, image)
+    image = _next(run.cluster.node_kind.operator_image)
+    _tag(run.cluster, run.cluster.node_kind.operator_image, image)
     before = run.incarnations()
     run.cluster.upgrade(_newer_chart(tmp_path), image)
     wait_for("replicas of the new operator alone", lambda: _operator_images(run) == {image}, 60)

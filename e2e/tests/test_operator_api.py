@@ -157,7 +157,7 @@ def test_tasks_of_a_lost_node_get_new_incarnations(
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
     lost = _on(world, nodes[0])
-    world.lose_node(nodes[0])
+    world.kill_node_not_ready(nodes[0])
     wait_for("it runs again", lambda: _is_running(world) and not _on(world, nodes[0]))
     left = set(world.pods("flights"))
     assert not lost & left, "pods of the lost node are force-deleted"
@@ -188,12 +188,12 @@ def test_only_nodes_with_silent_kubelets_are_lost(
     wait_for("it runs", lambda: _is_running(world))
     quiet = _without_coordinator(world, nodes)
     lost, all_of_them = _on(world, quiet), set(world.pods("flights"))
-    world.kubelets[quiet].hangs = world.cut_off = True
+    world.kubelets[quiet].hangs = world.coordinator_isolated = True
     try:
         wait_for("its tasks on other nodes", lambda: not lost & set(world.pods("flights")))
         time.sleep(_SILENT_S)  # without responses of their kubelets, the others would be lost
     finally:
-        world.cut_off = False
+        world.coordinator_isolated = False
     wait_for("it runs again", lambda: _is_running(world))
     history = world.status("flights")["recovery"]["history"]
     assert history[0]["lostNodes"] == [quiet]
@@ -307,7 +307,7 @@ def test_deletion_leaves_no_objects_even_of_dead_nodes(
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
     busy = next(n for n in nodes if _on(world, n))
-    world.lose_node(busy)
+    world.kill_node_not_ready(busy)
     world.delete("flights", "Foreground")
     wait_for("the topology is gone", lambda: world.custom_or_none("flights") is None)
     wait_for("nothing is left", lambda: not world.remaining_objects("flights"))
@@ -373,7 +373,7 @@ def test_another_replica_takes_over_and_restarts_no_pod(
     first.kill()
     wait_for("the second leads", second.leads)
     lost = _on(world, nodes[0])
-    world.lose_node(nodes[0])
+    world.kill_node_not_ready(nodes[0])
     wait_for("it runs again", lambda: _is_running(world) and not _on(world, nodes[0]))
     after = {n: p.metadata.uid for n, p in world.pods("flights").items()}
     assert {n: u for n, u in before.items() if n not in lost}.items() <= after.items()

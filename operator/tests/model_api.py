@@ -94,7 +94,7 @@ class ModelApi(client.ApiClient):
             case "POST", "leases":
                 return self._create_lease(body)
             case "POST", "configmaps":
-                self.model.configs[body["metadata"]["name"]] = body
+                self.model.generation_records[body["metadata"]["name"]] = body
             case "GET", _:
                 return _refused(404, "not found")
         return Response(200, {"kind": "Status", "metadata": {}})
@@ -162,7 +162,7 @@ class ModelOperator:
         known, model = self.cache.snapshot(), self.model
         return replace(
             known,
-            silent_since=dict(model.silent),
+            silent_since=dict(model.reported_silent_since),
             kubelet_probes=model.kubelet_probes(),
             pod_probes=model.pod_probes(model.pods()),
         )
@@ -179,7 +179,7 @@ class ModelOperator:
         if "topologies" not in model.stalled:
             topologies = [topology_json(t) for t in model.topologies.values()]
             self.cache.replace_topologies(topologies, version)
-        self.cache.configs.replace(list(model.configs.values()), version)
+        self.cache.generation_records.replace(list(model.generation_records.values()), version)
 
     def run_pass(self) -> None:
         self.deliver()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rekindle_operator.election import Candidate, ElectionTiming, LeaseRecord, Span
 from rekindle_operator.lease import lease_body, read_lease, released
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 TIMING = ElectionTiming()
 _TIMEOUT_S = 1.0
@@ -185,7 +185,7 @@ FAULTS = st.builds(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=scaled_examples(150), deadline=None)
 @given(seed=st.integers(0, 2**32), processes=st.integers(2, 4), faults=FAULTS)
 def test_at_most_one_process_leads(seed: int, processes: int, faults: Faults) -> None:
     World(seed, processes, faults).run(until=60)  # asserts after each event

@@ -12,7 +12,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, DELETED, MODIFIED
 from mirror_parts import pod
 
-from rekindle.names import ANNOTATION_ATTEMPT
+from rekindle.names import ANNOTATION_FAILED_PLACEMENTS
 from rekindle_operator.cluster.convert import lease_view, pod_view
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import LeaseView, PodView
@@ -121,11 +121,11 @@ def test_an_older_list_does_not_restore_what_was_deleted_here(
     assert names(mirror) == {"b"}
 
 
-@pytest.mark.parametrize("attempt", ["\u00b2", "9" * 5000])
-def test_an_annotation_that_is_no_number_counts_as_none(attempt: str) -> None:
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 5000])
+def test_an_annotation_that_is_no_number_counts_as_none(number: str) -> None:
     raw = pod("a", 1)
-    raw["metadata"]["annotations"] = {ANNOTATION_ATTEMPT: attempt}
-    assert pod_view(raw).attempt == 0
+    raw["metadata"]["annotations"] = {ANNOTATION_FAILED_PLACEMENTS: number}
+    assert pod_view(raw).failed_placements == 0
 
 
 def test_an_object_that_cannot_be_parsed_affects_no_other(

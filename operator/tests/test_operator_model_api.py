@@ -174,7 +174,7 @@ def test_a_silent_node_is_quarantined_despite_an_unreadable_pod(started: ModelOp
     # Else the pod's replacement may go there, and the model starts it on a frozen node too.
     model.nodes[node] = replace(model.nodes[node], cordoned=True)
     started.api.errors = [ApiError("GET", f"/pods/{victim.name}", 500)]
-    model.freeze_node(node)
+    model.kill_node_still_ready(node)
     started.run(5.0)
     assert node in started.cache.snapshot().quarantined
 
@@ -279,7 +279,7 @@ def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOpera
     old = {p.name for p in model.tasks().values() if p.node == node}
     kept = min(old)
     operator.api.errors = [ApiError("DELETE", f"/pods/{kept}", 403)]
-    model.lose_node(node)
+    model.kill_node_not_ready(node)
     operator.run(20.0)
     assert old & set(model.tasks()) == {kept}
     assert model.status()["redundancy"] == "8/8"
@@ -288,7 +288,7 @@ def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOpera
 
 def test_replacements_start_before_clean_up(operator: ModelOperator) -> None:
     operator.run(10.0)
-    operator.model.lose_node(operator.model.coordinator().node or "")
+    operator.model.kill_node_not_ready(operator.model.coordinator().node or "")
     operator.api.calls.clear()
     operator.run(5.0)
     created, deleted = (

@@ -34,7 +34,7 @@ from rekindle.checkpoints.codec import (
 )
 from rekindle.checkpoints.garbage import find_garbage
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
-from rekindle.checkpoints.manifests import SWEEP_S, ManifestStore
+from rekindle.checkpoints.manifests import FULL_SCAN_S, ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import ObjectMissing, Store
 from rekindle.engine.model import State
@@ -450,8 +450,8 @@ class History(RuleBasedStateMachine):
             self.unnoticed.add(name)
 
     @rule()
-    def sweep(self) -> None:
-        self.time_s += SWEEP_S
+    def full_scan(self) -> None:
+        self.time_s += FULL_SCAN_S
         self.collect(None)
         self.unnoticed.clear()
         needed = {ref.object for ref in self.committed.values() if ref.object}
@@ -470,16 +470,16 @@ class History(RuleBasedStateMachine):
         assert needed - self.lost <= self.disk.names()
 
     def teardown(self) -> None:
-        """Without a sweep of the whole store, unless the last collection failed, or entries were
+        """Without listing the whole store, unless the last collection failed, or entries were
         lost: nothing else knows their state."""
-        self.sweep()
+        self.full_scan()
         for p in self.PARTITIONS:
             self.reboot(p, 1)
             self.save(p, 0, [0])
             self.savers[p, 0].core._saved = deque(list(self.savers[p, 0].core.saved())[-1:])
         for _ in range(self.RETAIN + 1):
             self.commit([(p, 0) for p in self.PARTITIONS])
-        self.time_s += SWEEP_S if self.lost else 0
+        self.time_s += FULL_SCAN_S if self.lost else 0
         self.collect(None)
         newest = [ref.object for ref in self.committed.values() if ref.object]
         assert len(newest) == len(self.PARTITIONS)
@@ -553,17 +553,17 @@ class Checkpointed:
         assert ref.object is not None
         return ref.object
 
-    def sweep(self) -> None:
-        self.time_s += SWEEP_S
+    def full_scan(self) -> None:
+        self.time_s += FULL_SCAN_S
         self.manifests.collect_garbage(retain=1)
 
 
-def test_a_sweep_finds_missing_state_and_commits_refuse_it() -> None:
+def test_a_full_scan_finds_missing_state_and_commits_refuse_it() -> None:
     world = Checkpointed()
     why = f"state object {world.object} is missing"
     content = world.disk.data[f"u/{world.object}"]
     world.disk.delete(f"u/{world.object}")
-    world.sweep()
+    world.full_scan()
     assert world.manifests.unrestorable == {world.entry: why}
     reusing = world.save(19, world.entry)
     assert world.manifests.unusable([reusing]) == {reusing: why}
@@ -639,7 +639,7 @@ def test_an_entry_refused_during_garbage_collection_makes_one_list_all() -> None
 def test_garbage_collection_lists_all_when_it_has_to() -> None:
     world = Checkpointed()
     world.disk.delete(f"u/{world.object}")
-    world.manifests.collect_garbage(retain=1, sweeps=True)
+    world.manifests.collect_garbage(retain=1, full_scan=True)
     assert list(world.manifests.unrestorable) == [world.entry]
 
 
@@ -651,7 +651,7 @@ def test_what_a_listing_lacks_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> 
         "list",
         lambda prefix="": [i for i in listed(prefix) if not i.name.endswith(world.object)],
     )
-    world.sweep()
+    world.full_scan()
     assert world.manifests.unrestorable == {}
 
 
@@ -749,7 +749,7 @@ def test_garbage_collection_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> N
     disk.put(f"u/{orphan}", b"")
     disk.modified[f"u/{orphan}"] = 0.0
     assert manifests.collect_garbage(retain=2) == 0
-    time_s[0] += SWEEP_S
+    time_s[0] += FULL_SCAN_S
     assert manifests.collect_garbage(retain=2) == 1
     assert not disk.exists(f"u/{orphan}")
 

@@ -184,7 +184,7 @@ def test_null_and_empty_texts_have_no_event_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "expression", "bad", "said"),
+    ("schema", "expression", "bad", "message"),
     [
         (
             "t STRING",
@@ -207,12 +207,12 @@ def test_null_and_empty_texts_have_no_event_time(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_time_is_named_with_its_row(
-    tmp_path: Path, schema: str, expression: str, bad: str, said: str
+    tmp_path: Path, schema: str, expression: str, bad: str, message: str
 ) -> None:
     good = {"t BIGINT": "1", "t DOUBLE": "1"}.get(schema, "01/02/2020")
     rows = [bad] if "H" in expression or "t)" in expression else [good, bad]
-    said = rf"in\.csv: eventTime\.expression, row {len(rows)}: .*{said}"
-    with pytest.raises(SchemaMismatch, match=said):
+    message = rf"in\.csv: eventTime\.expression, row {len(rows)}: .*{message}"
+    with pytest.raises(SchemaMismatch, match=message):
         times(tmp_path, schema, expression, *rows)
 
 

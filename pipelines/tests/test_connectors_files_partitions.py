@@ -22,7 +22,7 @@ from rekindle.connectors import files_preparation, files_read
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 HOUR = dt.timedelta(hours=1)
 FILE = pa.field("file", pa.string())
@@ -97,7 +97,7 @@ _OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=scaled_examples(60), deadline=None)
 @given(
     format=st.sampled_from(["parquet", "parquet", "csv", "json"]),
     files=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=12), min_size=1, max_size=4),

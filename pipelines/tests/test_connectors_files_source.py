@@ -145,7 +145,7 @@ def test_parquet_json_and_csv_give_the_same_cuts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "header", "said"),
+    ("lines", "header", "message"),
     [
         (["a,1,2013-01-01", "b,x,2013-01-01"], "k,v,t", r"in.csv: column v, row 2: 'x' is not"),
         (["a,1,2013-13-01"], "k,v,t", r"column t, row 1: '2013-13-01' is not a TIMESTAMP"),
@@ -155,9 +155,9 @@ def test_parquet_json_and_csv_give_the_same_cuts(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_is_named_with_its_row_and_column(
-    tmp_path: Path, lines: list[str], header: str, said: str
+    tmp_path: Path, lines: list[str], header: str, message: str
 ) -> None:
-    with pytest.raises(SchemaMismatch, match=said):
+    with pytest.raises(SchemaMismatch, match=message):
         source_of(tmp_path, csv(tmp_path, *lines, header=header))
 
 
@@ -172,7 +172,7 @@ def damaged(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "message"),
     [
         ("in.csv.gz", gzip.compress(CSV)[:-3000], "ended before.*copy it again"),
         ("in.csv.gz", gzip.compress(CSV)[:15], "ended before.*copy it again"),
@@ -200,11 +200,11 @@ def damaged(data: bytes) -> bytes:
     ids=lambda value: value if isinstance(value, str) else "data",
 )
 def test_a_damaged_file_is_named_and_read_when_repaired(
-    tmp_path: Path, name: str, data: bytes, said: str
+    tmp_path: Path, name: str, data: bytes, message: str
 ) -> None:
     path, format = tmp_path / name, name.split(".")[1]
     path.write_bytes(data)
-    with pytest.raises(SourceFailed, match=rf"(?s)source s: .*{name}.*{said}"):
+    with pytest.raises(SourceFailed, match=rf"(?s)source s: .*{name}.*{message}"):
         source_of(tmp_path, f"file://{path}", format=format)
     assert not list((tmp_path / "work").iterdir())
     path.unlink()

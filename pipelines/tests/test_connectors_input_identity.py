@@ -114,7 +114,7 @@ def rename(shared: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (add_before, "/in/a.json was added"),
         (add_after, "/in/z.json was added"),
@@ -125,12 +125,12 @@ def rename(shared: Path) -> None:
 )
 @pytest.mark.parametrize("place", ["one", "another"])
 def test_another_input_is_refused_wherever_it_is_opened(
-    shared: Path, change: Callable[[Path], None], said: str, place: str
+    shared: Path, change: Callable[[Path], None], message: str, place: str
 ) -> None:
     Node(shared, "one").open()
     change(shared)
     with pytest.raises(
-        SchemaMismatch, match=f"source rows: .*{said} since the topology first read"
+        SchemaMismatch, match=f"source rows: .*{message} since the topology first read"
     ):
         Node(shared, place).open()
 

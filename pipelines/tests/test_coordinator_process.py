@@ -15,7 +15,7 @@ import pytest
 from coordinator_process import UID, all_live, problems, running, until
 
 from rekindle import names
-from rekindle.coordinator.edge.process import FENCED
+from rekindle.coordinator.shell.process import FENCED
 
 pytestmark = pytest.mark.process
 

@@ -114,9 +114,9 @@ def test_a_poll_of_another_topology_is_refused(
 def test_a_response_names_its_topology(control: ControlServer) -> None:
     status, text = post(control, poll(), "token-a")
     assert status == 200
-    said = PollResponse.model_validate_json(text)
-    assert said.topology == "uid-a"
-    assert said.versions() == Versions()
+    response = PollResponse.model_validate_json(text)
+    assert response.topology == "uid-a"
+    assert response.versions() == Versions()
 
 
 def test_fields_of_a_newer_poll_are_ignored(control: ControlServer) -> None:

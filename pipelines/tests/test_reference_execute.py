@@ -387,8 +387,8 @@ def test_a_run_says_how_many_rows_each_operator_dropped(
     path = tmp_path / "t.yaml"
     path.write_text(MANIFEST)
     assert main(["run", str(path), "--output", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    dropped = [line for line in said if "dropped" in line]
+    output = capsys.readouterr().out.splitlines()
+    dropped = [line for line in output if "dropped" in line]
     assert dropped == ["operator keyed dropped 3,000 late rows, and 6 without event time"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.streams.digest import digest_table
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 SCHEMA = pa.schema(
     [
@@ -55,7 +55,7 @@ def _table(rows: list[dict]) -> pa.Table:
 
 
 @given(st.lists(_row, max_size=8), st.data())
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=scaled_examples(60), deadline=None)
 def test_chunks_and_offsets_do_not_change_the_digest(rows: list[dict], data: st.DataObject) -> None:
     whole = _table(rows)
     padded = pa.concat_tables([_table(rows[:1]), whole, _table(rows[:2])])
@@ -67,7 +67,7 @@ def test_chunks_and_offsets_do_not_change_the_digest(rows: list[dict], data: st.
 
 
 @given(st.lists(_row, max_size=5), st.lists(_row, max_size=5))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=scaled_examples(60), deadline=None)
 def test_different_rows_have_different_digests(a: list[dict], b: list[dict]) -> None:
     def canonical(value: object) -> object:
         if isinstance(value, float):

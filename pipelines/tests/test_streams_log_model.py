@@ -22,7 +22,7 @@ from rekindle.streams.log import OutputLog, Result
 from rekindle.streams.log_reading import READ_EPOCHS
 from rekindle.streams.records import WATERMARK_CHANGE, Record, RecordKind, encode_header
 from rekindle.streams.tail import WATERMARK_CHANGES_BYTES
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 PLACES = st.floats(0, 1, exclude_max=True)
 SIZES = st.sampled_from((1, 700, 1 << 20))
@@ -169,7 +169,7 @@ class History:
             assert not self.log.append(epoch)
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=scaled_examples(150))
 @given(st.lists(OPERATIONS, max_size=25), SIZES, st.sampled_from((6_000, 20_000)))
 def test_any_history_equals_a_model_or_is_found_damaged(
     operations: list[tuple[str, object]], size: int, budget: int

@@ -217,8 +217,8 @@ class TinyCoordinator:
     def until(self, condition: Callable[[], bool], within_s: float) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
-            said = [t.answer for t in self.tasks]
-            assert time.monotonic() < deadline, f"not in {within_s} s: {said}"
+            responses = [t.answer for t in self.tasks]
+            assert time.monotonic() < deadline, f"not in {within_s} s: {responses}"
             self.round()
             time.sleep(0.1)
 
@@ -294,7 +294,7 @@ def test_a_killed_task_with_a_torn_log_loses_nothing(
     assert second.answer is not None
     assert "the JVM was killed" in str(second.answer.problem)
     coordinator.until(lambda: bool(second.answer and second.answer.problem is None), 60)
-    assert [t.end(signal.SIGTERM, 60) for t in all_tasks] == [0, 0, 0, 0]
+    assert [t.end(signal.SIGTERM, 60) for t in all_tasks] == [128 + signal.SIGTERM] * 4
 
 
 def tear(home: Path) -> None:

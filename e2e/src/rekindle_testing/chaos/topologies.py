@@ -15,7 +15,7 @@ from rekindle_testing.harness.installed import MOUNT
 
 METERS, TRIPS = "meters", "trips"
 NAMES = (METERS, TRIPS)
-WINDOW_EPOCHS = 2
+WINDOW_SLIDE_S = 2  # between two files of a sink without failures
 _ROWS_PER_S = 40
 _STATIONS = 12
 _FILE_S = 10
@@ -77,8 +77,8 @@ def _meters(seconds: int) -> dict[str, Any]:
         "keyBy": ["k"],
         "partitions": 2,
         "window": {
-            "size": f"{2 * WINDOW_EPOCHS}s",
-            "slide": f"{WINDOW_EPOCHS}s",
+            "size": f"{2 * WINDOW_SLIDE_S}s",
+            "slide": f"{WINDOW_SLIDE_S}s",
             "groupBy": ["k"],
             "aggregate": "count(*) AS n, sum(v) AS total, max(v) AS highest",
         },
@@ -104,7 +104,7 @@ def _trips() -> dict[str, Any]:
         "inputs": ["trips"],
         "replicas": 2,
         "window": {
-            "size": f"{WINDOW_EPOCHS}s",
+            "size": f"{WINDOW_SLIDE_S}s",
             "groupBy": ["station"],
             "aggregate": "count(*) AS n, avg(seconds) AS length, min(miles) AS nearest",
         },

@@ -18,8 +18,9 @@ from rekindle.names import COORDINATOR_KEY
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
 from rekindle_operator.compiled_specs import StillCompiling, start_pass
 from rekindle_operator.reconcile.actions import (
+    FIRST,
     Action,
-    CreateToken,
+    CreateTokenSecret,
     DeletePod,
     QuarantineNode,
     TopologyActions,
@@ -37,7 +38,7 @@ from rekindle_operator.reconcile.context import (
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
 from rekindle_operator.reconcile.events import Change, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
-from rekindle_operator.reconcile.peers import lost_peers
+from rekindle_operator.reconcile.peers import delete_lost_operator_replicas
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
@@ -130,7 +131,7 @@ def reconcile_all(
 
     # 7. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
     quarantined = tuple(QuarantineNode(node, now) for node in sorted(losses.newly_silent))
-    peers = tuple(lost_peers(snapshot, losses, now, settings))
+    peers = tuple(delete_lost_operator_replicas(snapshot, losses, now, settings))
     return [
         TopologyActions("", quarantined),
         TopologyActions("replicas of the operator", peers),
@@ -217,7 +218,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     # 3. Pods that replace lost ones, and gates that the plan opens.
     replaced = plan_input.replacements
     if coordinator.create or any(m.due for m in replaced):
-        actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
+        actions.append(CreateTokenSecret(context.view.namespace, token_secret(context.view)))
     actions += nodes_to_avoid((m.state for m in replaced), context.inputs.losses)
     actions += [m.create for m in replaced if m.due]
     actions += open_gates(plan_input, plan)
@@ -231,7 +232,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
         actions += unneeded_pods(context, states, serving)
 
     positions = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
-    order = ranks(plan_input, positions) | {a.name: (-1, 0) for a in coordinator.create}
+    order = ranks(plan_input, positions) | {a.name: FIRST for a in coordinator.create}
     return TopologyActions(key, tuple(actions), ranks=order)
 
 

@@ -173,7 +173,7 @@ def _query(query: QueryHealth) -> QueryEntry:
         priority=query.priority,
         state=query.state,
         waiting_for=query.waiting_for,
-        stable_epoch=query.stable_epoch,
+        durable_epoch=query.durable_epoch,
         lag="" if query.lag_s is None else f"{query.lag_s:.1f}s",
     )
 

@@ -170,7 +170,7 @@ class ProcessNode:
 
     # --- failures ---------------------------------------------------------
 
-    def kill(self, *, reserve_address: bool = False) -> None:
+    def kill(self, *, never_reuse_address: bool = False) -> None:
         """Like a power failure: SIGKILL to all at once, and the disk is lost. Another node may get
         the address, unless it is reserved for this one until `stop`."""
         if self._launcher is not None:
@@ -178,7 +178,7 @@ class ProcessNode:
                 os.killpg(self.init_pid, signal.SIGKILL)
             self._launcher.wait(30)
             self._partitioned = False
-        if not reserve_address:
+        if not never_reuse_address:
             self._reservation.release()
 
     def freeze(self) -> None:

@@ -33,7 +33,7 @@ class CheckpointStore:
         self._uid = uid
         self._deadline_s = deadline_s
         self._url: str | None = None
-        self._expected: str | None = None
+        self._required_id: str | None = None
         self._opened: tuple[str, Store, ManifestStore] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._garbage_thread = ThreadPoolExecutor(1, thread_name_prefix="garbage")
@@ -41,9 +41,9 @@ class CheckpointStore:
     def use(self, url: str) -> None:
         self._url = url
 
-    def expect(self, store_id: str | None) -> None:
+    def require_store_id(self, store_id: str | None) -> None:
         """Only use the store with this id, and create none. None: the topology has not run yet."""
-        self._expected = store_id
+        self._required_id = store_id
 
     @property
     def id(self) -> str | None:
@@ -77,10 +77,10 @@ class CheckpointStore:
         reason."""
         return self._opened[2].unrestorable if self._opened is not None else {}
 
-    async def collect_garbage(self, retain: int, sweeps: bool = False) -> None:
+    async def collect_garbage(self, retain: int, full_scan: bool = False) -> None:
         manifests = await self._run("opening it", lambda m, _: m)
         await asyncio.wrap_future(
-            self._garbage_thread.submit(manifests.collect_garbage, retain, sweeps)
+            self._garbage_thread.submit(manifests.collect_garbage, retain, full_scan)
         )
 
     def _save_migrated(
@@ -105,11 +105,11 @@ class CheckpointStore:
         if self._url is None:
             raise StoreError("no checkpoint store is known yet")
         if self._opened is None or self._opened[0] != self._url:
-            store = Store(self._url, create=self._expected is None)
-            if self._expected not in (None, store.id):
+            store = Store(self._url, create=self._required_id is None)
+            if self._required_id not in (None, store.id):
                 raise StoreError(
                     f"{self._url}: this is store {store.id}, but the topology has used store "
-                    f"{self._expected}; mount or move that one back"
+                    f"{self._required_id}; mount or move that one back"
                 )
             self._opened = (self._url, store, ManifestStore(store, self._uid))
         return self._opened[1], self._opened[2]
