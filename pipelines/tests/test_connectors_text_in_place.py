@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from rekindle.connectors import files_preparation, files_read, text_in_place
 from rekindle.errors import SourceFailed
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 BOM = b"\xef\xbb\xbf"
 TEXTS = pa.schema([("k", pa.string()), ("v", pa.float64())])
@@ -186,8 +186,8 @@ def test_input_that_becomes_ordered_leaves_no_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "options"),
     [
-        ("in.csv", b'k,v\n"a",1\n', {}),
-        ("in.csv", b'k,"v"\na,1\n', {}),
+        ("in.csv", b'k,v\n"a\nb",1\n', {}),
+        ("in.csv", b'k,"v\nw",v\na,b,1\n', {}),
         ("in.csv", b"k,v\na\\,b,1\n", {"escape": "\\"}),
         ("in.csv", b"k,v\ra,1\r", {}),
         ("in.csv", b"k,v\na,1\rb,2\n", {}),
@@ -229,6 +229,8 @@ def test_what_has_no_blocks_is_copied(
         ("in.csv", b"\n\n", [], {"header": False}),
         ("in.csv", b"v,k\n1,a\n", [("a", 1)], {}),
         ("in.csv", b"v,,k,\n1,x,a,\n", [("a", 1)], {}),
+        ("in.csv", b'"k","v"\n"a,""b""",1\n"",2\n"NA",', [('a,"b"', 1), ("", 2), ("NA", None)], {}),
+        ("in.csv", b"'k','v'\r\n'a\"','1'", [('a"', 1)], {"quote": "'"}),
         ("in.csv", b"k,v\nNA,NA\n,\n", [(None, None), ("", None)], {}),
         ("in.csv", b"k,v\nNA,1\n,\n", [("NA", 1), (None, None)], {"nullValue": ""}),
         ("in.csv", b'k,v\n"a",1\n', [('"a"', 1)], {"quote": ""}),
@@ -298,7 +300,25 @@ _K = st.sampled_from(
 )
 _V = st.sampled_from([b"1", b"2.5", b"", b"NA", b"-0.0", b"nan", b"1e300", b"1"])
 _STRANGE = st.sampled_from(
-    [b'"a",1', b'"a\nb",1', b'a"b,1', b"a,1,", b"a", b",", b" ", b"\\,1", b"a,x", b"'a,b',1", BOM]
+    [
+        b'"a",1',
+        b'"NA","1"',
+        b'"a""b,",1',
+        b'"a\nb",1',
+        b'"a\rb",1',
+        b'a"b,1',
+        b'"a"b,1',
+        b'"a,1',
+        b' "a",1',
+        b"a,1,",
+        b"a",
+        b",",
+        b" ",
+        b"\\,1",
+        b"a,x",
+        b"'a,b',1",
+        BOM,
+    ]
 )
 _END = st.sampled_from([b"\n"] * 8 + [b"\r\n"] * 4 + [b"\n\n", b"\r\n\n", b"\n\r\n", b"\r"])
 
@@ -310,11 +330,12 @@ def csv_files(draw: st.DrawFn) -> bytes:
     )
     lines = []
     for _ in range(draw(st.integers(0, 8))):
-        if draw(st.integers(0, 30)) == 0:
+        if draw(st.integers(0, 20)) == 0:
             lines.append(draw(_STRANGE))
             continue
+        quote = b'"' if draw(st.integers(0, 4)) == 0 else b""
         names = header.split(b",") if header else [b"k", b"v"]
-        values = {b"k": draw(_K), b"v": draw(_V)}
+        values = {b"k": quote + draw(_K) + quote, b"v": draw(_V)}
         lines.append(b",".join(values.get(name.strip(b'"'), b"z") for name in names))
     first = [header] if header or draw(st.booleans()) else []
     text = draw(st.sampled_from([b"", b"", b"", BOM, b"\n", b"\r\n", BOM + b"\n"]))
@@ -324,7 +345,7 @@ def csv_files(draw: st.DrawFn) -> bytes:
     return text.rstrip(b"\r\n") if draw(st.booleans()) else text
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=scaled_examples(300), deadline=None)
 @given(
     files=st.lists(csv_files(), min_size=1, max_size=3),
     options=st.sampled_from(
@@ -394,7 +415,7 @@ def json_files(draw: st.DrawFn) -> bytes:
     return text.rstrip(b"\r\n") if draw(st.booleans()) else text
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=scaled_examples(300), deadline=None)
 @given(
     files=st.lists(json_files(), min_size=1, max_size=3),
     options=st.sampled_from([{}, {}, {"orderBy": "k"}, {"orderBy": "v"}]),

@@ -19,6 +19,7 @@ import pyarrow.csv as pa_csv
 from rekindle.connectors.csv_quotes import (
     CsvDialect,
     QuoteDetector,
+    each_line_is_a_row,
     long_values,
     require_closed_quotes,
 )
@@ -92,9 +93,9 @@ def read_csv_blocks(
     most_bytes: int,
 ) -> tuple[list[str], Iterator[tuple[int, bytes, pa.RecordBatch]]]:
     """The names of the values of a row; and as `read_csv`, each batch with the offset and the bytes
-    of its lines. Raises NotInBlocks if a line may not be a row: because of quotes, escapes, other
-    line ends than \\n and \\r\\n, another encoding than UTF-8, more than `most_bytes`; or if a row
-    cannot be read."""
+    of its lines. Raises NotInBlocks if a line may not be a row: because of line ends in quotes,
+    escapes, line ends other than \\n and \\r\\n, another encoding than UTF-8, or more than
+    `most_bytes`; or if a row cannot be read."""
     dialect = _dialect(options)
     if options.encoding != UTF_8:
         raise NotInBlocks(f"{where}: the encoding is {options.encoding}")
@@ -110,7 +111,7 @@ def read_csv_blocks(
         header_lines = first.empty_lines + 1 if options.header else 0
         with fs.open(path, "rb") as file:
             for offset, lines in whole_lines(file, block_bytes, most_bytes):
-                _require_plain(lines, dialect, where)
+                _require_rows(lines, dialect, where)
                 start = _end_of_lines(lines, header_lines, where)
                 header_lines = 0
                 block = lines[start:]
@@ -119,14 +120,16 @@ def read_csv_blocks(
     return names, blocks()
 
 
-def _require_plain(lines: bytes, dialect: CsvDialect, where: str) -> None:
-    for mark in (dialect.quote, dialect.escape):
-        if mark is not None and mark.encode() in lines:
-            raise NotInBlocks(f"{where}: a value may contain line ends, because of {mark}")
+def _require_rows(lines: bytes, dialect: CsvDialect, where: str) -> None:
+    """Check that each line is a row."""
+    if dialect.escape is not None and dialect.escape.encode() in lines:
+        raise NotInBlocks(f"{where}: {dialect.escape} may be before a line end")
     if lines.count(b"\r") != lines.count(b"\r\n"):
         raise NotInBlocks(f"{where}: a line ends with a carriage return")
     if lines.startswith(BYTE_ORDER_MARK):
         raise NotInBlocks(f"{where}: a second byte order mark")
+    if not each_line_is_a_row(lines, dialect):
+        raise NotInBlocks(f"{where}: a quoted value contains a line end, or is not closed")
 
 
 def _end_of_lines(data: bytes, count: int, where: str) -> int:
@@ -141,7 +144,7 @@ def _end_of_lines(data: bytes, count: int, where: str) -> int:
 def parse_csv_block(
     block: bytes, options: FilesSourceSpec, schema: pa.Schema, names: list[str], where: str
 ) -> pa.RecordBatch:
-    """The rows of whole lines without quotes and escapes, whose values have these `names`."""
+    """The rows of whole lines, whose values have these `names`."""
     strings = pa.schema([(name, pa.string()) for name in schema.names])
     if not block.strip(b"\r\n"):
         return pa.RecordBatch.from_pylist([], strings)

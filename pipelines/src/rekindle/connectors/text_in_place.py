@@ -2,7 +2,7 @@
 
 The first reading finds the blocks. Later ones read single blocks, and give the same rows: the bytes
 are verified by their digest, and parsed as the first time. A file whose lines may not be rows (CSV
-with quotes, compressed files) has no blocks.
+with line ends in quotes, compressed files) has no blocks.
 
 Design: docs/design/exactly-once.md#sources.
 """
