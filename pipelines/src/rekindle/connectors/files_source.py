@@ -126,7 +126,7 @@ class FilesSource:
 
     def _take(self, prepared: Prepared) -> None:
         self._rows, index = self._open_rows(prepared), prepared.index
-        self.input: tuple[InputFile, ...] = decode(index.schema.metadata[INPUT_KEY])
+        self.input = _input_of(prepared)
         self._times_us: list[int | None] = json.loads(index.schema.metadata[SUMMARY_KEY])
         self._epochs = int64s(index.column("epoch"))
         self._starts = np.append(int64s(index.column("start")), self._rows.num_rows)
@@ -167,13 +167,13 @@ class FilesSource:
     def _repaired(self, epoch: int, at: int) -> pa.Table:
         """The rows after the input was prepared again. Raises SourceFailed."""
         _log.warning("source %s: the prepared rows of epoch %d are damaged", self._name, epoch)
-        before = self.input
-        self._take(self._repair())
-        if self.input != before:
+        prepared = self._repair()
+        if _input_of(prepared) != self.input:
             raise SourceFailed(
                 f"source {self._name}: the prepared rows of epoch {epoch} are damaged, and the "
                 "input files have changed since they were prepared; restore the files"
             )
+        self._take(prepared)
         rows = self._verified(at)
         if rows is None:
             raise SourceFailed(
@@ -198,6 +198,10 @@ class FilesSource:
             return END_OF_INPUT
         newest = int(self._max_times[at]) if at >= 0 else NO_WATERMARK
         return max(newest - self._lateness_us, NO_WATERMARK)
+
+
+def _input_of(prepared: Prepared) -> tuple[InputFile, ...]:
+    return decode(prepared.index.schema.metadata[INPUT_KEY])
 
 
 def _remove_others(work_dir: Path, prefix: str, keep: str) -> None:
