@@ -312,6 +312,9 @@ _K = st.sampled_from([b"a", b"b", b"", b"NA", b" ", "\u00e4\u2028".encode(), b"a
 _V = st.sampled_from([b"1", b"2.5", b"", b"NA", b"-0.0", b"nan", b"1e300"])
 _STRANGE = st.sampled_from(
     [
+        b'""',
+        b'"1"',
+        b"1",
         b'"a",1',
         b'"NA","1"',
         b'"a""b,",1',
@@ -338,7 +341,7 @@ _END = st.sampled_from([b"\n"] * 8 + [b"\r\n"] * 4 + [b"\n\n", b"\r\n\n", b"\n\r
 @st.composite
 def csv_files(draw: st.DrawFn) -> bytes:
     usual = [b"k,v", b"v,k", b"x,k,v", b"k,,v", b'"k",v'] * 3
-    header = draw(st.sampled_from([*usual, b"k,w", b""]))
+    header = draw(st.sampled_from([*usual, b"v", b"v", b"k,w", b""]))
     lines = []
     for _ in range(draw(st.integers(0, 8))):
         if draw(st.integers(0, 40)) == 0:
