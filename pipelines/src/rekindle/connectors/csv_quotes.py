@@ -111,6 +111,18 @@ def require_closed_quotes(lines: Iterable[str], where: str, dialect: CsvDialect)
         ) from e
 
 
+def each_line_is_a_row(lines: bytes, dialect: CsvDialect) -> bool:
+    """Whether no quoted value contains a line end, and all are closed."""
+    if dialect.quote is None:
+        return True
+    quoted = [f"{line}\n" for line in lines.decode("latin-1").split("\n") if dialect.quote in line]
+    try:
+        with long_values():
+            return sum(1 for _ in dialect.reader(quoted, strict=True)) == len(quoted)
+    except csv.Error:
+        return False
+
+
 @contextlib.contextmanager
 def long_values() -> Iterator[None]:
     """The module `csv` takes values of any length, not only of 128 KiB."""

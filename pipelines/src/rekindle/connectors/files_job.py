@@ -23,7 +23,7 @@ from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.schema import Schema
 from rekindle.topology.sql.event_time import Expression, columns_of, parse_event_time
 
-VERSION = 6
+VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
