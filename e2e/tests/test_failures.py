@@ -227,9 +227,9 @@ class TestNodes:
 
     def test_a_reconnected_node_changes_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("alarms")[0].spec.node_name
-        run.cluster.nodes[node].partition()  # its tasks go on, and still reach the sinks
-        _mark_and_wait(run, 15, f"{node} is cut off")
-        run.cluster.nodes[node].heal()
+        run.cluster.nodes[node].partition_network()  # its tasks go on, and still reach the sinks
+        _mark_and_wait(run, 15, f"the network of {node} is partitioned")
+        run.cluster.nodes[node].heal_network()
         run.observer.mark("joined", f"{node} is back")
         run.wait_sinks_advance(timeout_s=120)
         run.wait_redundant()

@@ -336,30 +336,30 @@ def test_pods_of_a_killed_node_fall_silent(
     await_silent(lost)
 
 
-def test_pods_of_a_node_that_is_cut_off_go_on(
+def test_pods_of_a_partitioned_node_go_on(
     nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane
 ) -> None:
-    cut, other = nodes
-    address = serve(pods, cut, "cut-off", COUNTS_AND_SERVES)
+    partitioned, other = nodes
+    address = serve(pods, partitioned, "partitioned", COUNTS_AND_SERVES)
     serve(pods, other, "hears")
 
     def count() -> int:
         return int(get(control_plane, "hears", address, "count"))
 
     before = count()
-    cut.partition()
+    partitioned.partition_network()
     try:
         since = time.monotonic()
         with pytest.raises(KubectlError, match="exit code"):
             count()
-        await_silent(cut)
+        await_silent(partitioned)
         silent_s = time.monotonic() - since
     finally:
-        cut.heal()
-    wait_for("it is heard again", lambda: ready(cut) == "True", GRACE_S)
+        partitioned.heal_network()
+    wait_for("it is heard again", lambda: ready(partitioned) == "True", GRACE_S)
     # Five a second, with room for a slow machine.
     assert count() > before + silent_s
-    assert pods.get("cut-off")["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert pods.get("partitioned")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
 def test_a_frozen_node_resumes(

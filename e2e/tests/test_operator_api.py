@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from operator_world import START_S, World
 from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fixtures.bad_manifests import bad_manifests
+from rekindle_testing.fixtures.present import name_of, present
 from rekindle_testing.harness.operator_process import (
     Operator,
     install_crds,
@@ -87,7 +89,7 @@ def nodes(world: World) -> Iterator[list[str]]:
         world.add_node(name)
     yield names
     for node in world.core.list_node().items:
-        world.remove_node(node.metadata.name)
+        world.remove_node(name_of(node))
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def _without_coordinator(world: World, nodes: list[str]) -> str:
 
 
 def _records(world: World) -> set[str]:
-    return {c.metadata.name for c in world.core.list_namespaced_config_map("default").items}
+    return {name_of(c) for c in world.core.list_namespaced_config_map("default").items}
 
 
 def _on(world: World, node: str) -> set[str]:
@@ -130,7 +132,7 @@ def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any
     assert all(q["waitingFor"].startswith("a node for") for q in status["queries"])
     record = world.core.read_namespaced_config_map("flights-g1", "default")
     assert record.immutable
-    assert json.loads(record.data["topology.json"])["uid"] == flights["metadata"]["uid"]
+    assert json.loads(present(record.data)["topology.json"])["uid"] == flights["metadata"]["uid"]
     assert world.condition("flights", "Valid")["reason"] == "Accepted"
 
     for name in ("node-a", "node-b"):
@@ -340,7 +342,7 @@ def test_validation_problems_are_in_valid_and_in_an_event(
         for one in bad:
             refused = wait_for(
                 f"Valid=False of {one.name}",
-                lambda name=one.name: _if_false(world.condition(name, "Valid")),
+                partial(_refusal, world, one.name),
             )
             assert refused["reason"] == one.reason
             assert f"{one.path}: " in refused["message"]
@@ -349,12 +351,20 @@ def test_validation_problems_are_in_valid_and_in_an_event(
             expected = ("Warning", "Invalid", refused["message"])
             wait_for(
                 f"the Event about {one.name}",
-                lambda name=one.name, e=expected: e in _events_of(world, name),
+                partial(_has_event, world, one.name, expected),
             )
             assert world.remaining_objects(one.name) == []
     finally:
         for one in bad:
             world.delete(one.name, "Background")
+
+
+def _refusal(world: World, name: str) -> dict[str, Any] | None:
+    return _if_false(world.condition(name, "Valid"))
+
+
+def _has_event(world: World, name: str, event: tuple[str, str, str]) -> bool:
+    return event in _events_of(world, name)
 
 
 def _events_of(world: World, name: str) -> list[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ import pytest
 from cluster_types import cluster_of_type, every_cluster_type
 
 from rekindle_testing.embedded.components import Settings
+from rekindle_testing.fixtures.present import name_of, present
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.installed import OPERATOR_LEASE, Cluster
 from rekindle_testing.waiting import DeadlineError, wait_for
@@ -62,7 +63,7 @@ def test_the_operator_restarts_when_all_its_replicas_die(cluster: Cluster) -> No
     took_s = time.monotonic() - began
     print(f"the operator was back after {took_s:.1f} s")
     assert took_s < TARGET_S, cluster.describe_system()
-    objects = {node.metadata.name for node in cluster.core.list_node().items}
+    objects = {name_of(node) for node in cluster.core.list_node().items}
     assert objects >= set(victims), "objects of dead nodes must stay"
     lost = {uid for uid, node in before.items() if node in victims}
     wait_for(
@@ -101,7 +102,7 @@ def _installed(cluster: Cluster) -> list[str]:
     leases = cluster.coordination.list_namespaced_lease(cluster.system).items
     return [
         *(f"{p.metadata.name} {p.spec.node_name} {p.metadata.deletion_timestamp}" for p in pods),
-        *(f"{lease.metadata.name} of {lease.spec.holder_identity}" for lease in leases),
+        *(f"{name_of(lease)} of {present(lease.spec).holder_identity}" for lease in leases),
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -66,10 +67,10 @@ class ModelApi(client.ApiClient):
         for error in self.errors:
             if error.verb == method and error.path in path:
                 return _refused(error.status, error.message)
-        body = args[1] if len(args) > 1 else None
+        body: Any = args[1] if len(args) > 1 else None
         if isinstance(body, bytes):  # of server-side apply
             body = json.loads(body)
-        *_, collection, last = path.split("/")
+        collection, last = path.split("/")[-2:]
         named = collection in ("pods", "nodes", "leases")
         if method == "GET" and last == "pods":
             return self._list_pods(path.split("/")[-2], query)
@@ -177,7 +178,9 @@ class ModelOperator:
         if "leases" not in model.stalled:
             self.cache.leases.replace([lease_json(x) for x in model.leases.values()], version)
         if "topologies" not in model.stalled:
-            topologies = [topology_json(t) for t in model.topologies.values()]
+            topologies: list[Mapping[str, Any]] = [
+                topology_json(t) for t in model.topologies.values()
+            ]
             self.cache.replace_topologies(topologies, version)
         self.cache.generation_records.replace(list(model.generation_records.values()), version)
 

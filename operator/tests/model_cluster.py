@@ -88,8 +88,9 @@ class ModelCluster(ModelState):
         self.creating_containers = creating_containers_since(
             self.creating_containers, pods, self.now
         )
+        views: dict[str, Any] = {**self.views(pods), **self.stalled}
         return Snapshot(
-            **{**self.views(pods), **self.stalled},
+            **views,
             generation_records=tuple(
                 generation_record_view(c) for c in self.generation_records.values()
             ),
@@ -105,6 +106,7 @@ class ModelCluster(ModelState):
                 {n.name: n.uid for n in self.nodes.values()}, self.now
             ),
             failing_since=self.failing,
+            missing_fields=self.missing_fields,
             creating_containers_since=self.creating_containers,
         )
 

@@ -52,6 +52,7 @@ class ModelState:
         self.refused_in: set[str] = set()  # namespaces in which pods are refused
         self.refused = Refusals({})
         self.unsuitable = UnsuitableNodes({})
+        self.missing_fields: tuple[str, ...] = ()  # of the CRD
         self.failing: dict[str, float] = {}  # pod uid -> since when
         self.creating_containers: dict[str, float] = {}  # pod uid -> since when
         self.events: list[EmitEvent] = []
@@ -118,8 +119,10 @@ class ModelState:
 
     def _turn(self, nodes: Iterable[str], ready: bool) -> None:
         for name in nodes:
-            changed = {"ready": ready, "ready_since": self.now, "version": self.next_version()}
-            self.nodes[name] = replace(self.nodes[name], **changed)
+            version = self.next_version()
+            self.nodes[name] = replace(
+                self.nodes[name], ready=ready, ready_since=self.now, version=version
+            )
 
     def stall(self, *kinds: str) -> None:
         """From now on the operator sees no change of pods, nodes, leases or topologies."""

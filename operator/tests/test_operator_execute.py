@@ -143,6 +143,19 @@ def test_a_record_with_another_content_is_not_accepted(text: str) -> None:
     assert ("POST pods" in api.calls) is (text == "{}")
 
 
+@pytest.mark.parametrize(("status", "asked"), [(500, 1), (422, 1), (404, 0)])
+def test_a_refused_status_may_be_for_an_older_crd(status: int, asked: int) -> None:
+    found: list[str] = []
+    api = Failing({"PATCH status": status})
+    executor = Executor(
+        *(api, ClusterCache(api, None, lambda: 0.0), "me", 2.0, lambda: 0.0, lambda: True),
+        workers=1,
+        on_refused_status=lambda: found.append("asked"),
+    )
+    executor.run([TopologyActions("default/t", (reserving("t"),))])
+    assert len(found) == asked
+
+
 def test_a_failed_status_write_creates_no_record() -> None:
     meta = {"name": "t-g1", "ownerReferences": [{"uid": "t"}]}
     record = CreateGenerationRecord("default", {"kind": "ConfigMap", "metadata": meta})

@@ -45,12 +45,12 @@ def watch(mirror: Mirror[PodView], kind: str, raw: dict[str, Any]) -> None:
     """Handle an event as the informer does."""
     raw = copy.deepcopy(raw)
     cache = mirror._informer.cache
-    (cache._remove if kind == DELETED else cache._put)(raw)  # type: ignore[no-untyped-call]
+    (cache._remove if kind == DELETED else cache._put)(raw)
     mirror._informer._fire(kind, raw)  # type: ignore[no-untyped-call]
 
 
 def kept(mirror: Mirror[PodView]) -> list[dict[str, Any]]:
-    return list(mirror._informer.cache.list())  # type: ignore[no-untyped-call]
+    return list(mirror._informer.cache.list())
 
 
 def names(mirror: Mirror[PodView]) -> set[str]:

@@ -64,19 +64,27 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
     listed: list[str] = []
 
     def lists(works: bool) -> Callable[[], bool]:
-        return lambda: listed.append("topologies") is None and works
+        def list_topologies() -> bool:
+            listed.append("topologies")
+            return works
+
+        return list_topologies
+
+    def relist() -> bool:
+        listed.append("mirrors")
+        return True
 
     leader: Any = SimpleNamespace(begin_pass=lambda: 1)
-    store: Any = SimpleNamespace(
-        relist=lambda: listed.append("mirrors") is None, forget_attempts=lambda: None
-    )
+    store: Any = SimpleNamespace(relist=relist, forget_attempts=lambda: None)
     arguments = (store, operator.executor, operator.live, operator.model.settings, leader)
     assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
-    loop = ControlLoop(*arguments, lists(True), lambda: 0.0)
+    terms: list[str] = []
+    loop = ControlLoop(*arguments, lists(True), lambda: 0.0, lambda: terms.append("new"))
     assert loop._begin_pass()
     assert listed == ["mirrors", "topologies"] * 2
     assert loop._begin_pass()
     assert listed == ["mirrors", "topologies"] * 2, "in the same term nothing is listed again"
+    assert terms == ["new"]
 
 
 def test_a_stalled_watch_is_reported(operator: ModelOperator) -> None:

@@ -105,7 +105,9 @@ class Recording(client.ApiClient):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def call_api(self, method: str, url: str, headers: Any, body: Any, *_: Any, **__: Any) -> Any:
+    def call_api(
+        self, method: str, url: str, header_params: Any = None, body: Any = None, *_: Any, **__: Any
+    ) -> Any:
         assert (method, url.rpartition("/")[2]) == ("POST", "secrets")
         self.bodies.append(body)
         return Response(self.status, {"kind": "Secret"})

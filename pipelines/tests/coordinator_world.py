@@ -110,7 +110,7 @@ class World:
             if not keep_old_coordinator:
                 self.held = []
         self.fence += 1
-        self.coordinator = Coordinator(self.fence, wall_s=0.0)
+        self.coordinator: Coordinator = Coordinator(self.fence, wall_s=0.0)
         self.feed(GenerationSeen(self.generation))
         self.list_pods()
 

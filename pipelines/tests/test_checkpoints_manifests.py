@@ -175,7 +175,12 @@ def test_garbage_collection_reads_an_entry_once(
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     read: list[str] = []
     get = store.get
-    monkeypatch.setattr(store, "get", lambda name: read.append(name) or get(name))
+
+    def reading(name: str) -> bytes:
+        read.append(name)
+        return get(name)
+
+    monkeypatch.setattr(store, "get", reading)
     for seq in range(20):
         ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), count_state("op", seq), None)
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))

@@ -248,19 +248,17 @@ def test_a_file_name_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
 
 def test_unset_options_are_not_in_the_operator_id() -> None:
     plain = node_of("file:///in/a.csv", "t TIMESTAMP", None)
-    defaults = {"delimiter": ",", "header": True, "quote": '"', "encoding": "UTF-8"}
+    defaults: dict[str, Any] = {"delimiter": ",", "header": True, "quote": '"', "encoding": "UTF-8"}
     assert node_of("file:///in/a.csv", "t TIMESTAMP", None, **defaults).id == plain.id
     assert plain.id == "2b67f3577f93b5e9", "an id of an earlier release"
-    others = [
-        node_of("file:///in/a.csv", "t TIMESTAMP", None, **{field: value}).id
-        for field, value in (
-            ("delimiter", ";"),
-            ("header", False),
-            ("quote", ""),
-            ("escape", "\\"),
-            ("encoding", "UTF-16"),
-            ("fileNameColumn", "f"),
-        )
+    options: list[dict[str, Any]] = [
+        {"delimiter": ";"},
+        {"header": False},
+        {"quote": ""},
+        {"escape": "\\"},
+        {"encoding": "UTF-16"},
+        {"fileNameColumn": "f"},
     ]
+    others = [node_of("file:///in/a.csv", "t TIMESTAMP", None, **changed).id for changed in options]
     others += [node_of("file:///in/a.csv", "t TIMESTAMP", e).id for e in ("t", "to_timestamp(t)")]
     assert len({plain.id, *others}) == 9

@@ -18,7 +18,7 @@ from files_source_parts import SCHEMA, T0, T0_US, csv, keys, source_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.connectors import files_preparation, files_read
+from rekindle.connectors import csv_reading, files_preparation, files_read
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT
@@ -35,7 +35,7 @@ def write(tmp: Path, format: str, files: list[Hours], group: int) -> str:
     row = 0
     for n, hours in enumerate(files):
         path = tmp / "in" / f"{n}.{format}"
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"k": f"k{at}", "v": at / 3, "t": None if h is None else T0 + h * HOUR}
             for at, h in enumerate(hours, row)
         ]
@@ -245,7 +245,7 @@ def test_other_partitions_units_are_read_for_their_keys_alone(
 ) -> None:
     url = write(tmp_path, "csv", [[1, 0], [0, 1]], group=1)
     seen: list[tuple[str, list[str]]] = []
-    read = files_read.read_csv
+    read = csv_reading.read_csv
 
     def reading(fs: Any, path: str, options: Any, schema: pa.Schema, where: str) -> Any:
         seen.append((path[-5:], schema.names))

@@ -23,7 +23,7 @@ from files_source_parts import SCHEMA, SECOND, T0, T0_US, csv, keys, source_of
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rekindle.connectors import files_preparation
-from rekindle.connectors.files_read import find_files
+from rekindle.connectors.files_read import find_files, read_batches
 from rekindle.connectors.source import SourceSummary
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
@@ -61,7 +61,7 @@ def test_an_input_without_rows_ends_at_once(tmp_path: Path) -> None:
 def test_the_summary_has_all_rows_and_the_first_and_last_event_time(tmp_path: Path) -> None:
     times = ("", "2013-01-01T02:00:00Z", "2013-01-01T00:00:00Z", "2013-01-01T01:00:00Z")
     url = csv(tmp_path, *(f"{n},1,{time}" for n, time in enumerate(times)))
-    by_key = {"orderBy": "k", "speedup": None, "rowsPerSecond": 1}
+    by_key: dict[str, Any] = {"orderBy": "k", "speedup": None, "rowsPerSecond": 1}
     summary = source_of(tmp_path, url, **by_key).summary
     assert summary == SourceSummary(4, T0_US, T0_US + 7200 * SECOND)
     without = pa.schema([("k", pa.string())])
@@ -312,11 +312,11 @@ def test_leftovers_of_a_killed_preparation_are_removed(
     assert {path.suffix for path in left} == {".keys", ".stage"}
     another = work / min(left).name.replace("id-s", "id-other")
     another.write_bytes(b"")
-    read, seen = files_preparation.read_batches, list[Path]()
+    seen: list[Path] = []
 
     def reading(*args: Any) -> Iterator[pa.RecordBatch]:
         seen.extend(work.iterdir())
-        yield from read(*args)
+        yield from read_batches(*args)
 
     monkeypatch.setattr(files_preparation, "read_batches", reading)
     source_of(tmp_path, url)

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from engine_fixtures import topology
 
-from rekindle.connectors.source import SourceCut
+from rekindle.connectors.input_identity import InputFile
+from rekindle.connectors.source import SourceCut, SourceSummary
 from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.engine.memory import (
     DEFAULT_LIMIT_BYTES,
@@ -51,6 +52,8 @@ def test_an_epoch_larger_than_a_call_is_taken_alone() -> None:
 class WideSource:
     schema = SCHEMA
     last_epoch = None
+    input: tuple[InputFile, ...] = ()
+    summary = SourceSummary(None, None, None)
 
     def __init__(self) -> None:
         self.cuts: list[int] = []

@@ -106,7 +106,9 @@ def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
     ((operator, saved),) = half.operators.items()
 
     def changed(kept: list[str]) -> State:
-        moved = {run.id: Run(run.table.select(kept), run.id) for run in saved.runs()}
+        moved: dict[object, Run] = {
+            run.id: Run(run.table.select(kept), run.id) for run in saved.runs()
+        }
         return State({operator: saved.with_runs(moved)})
 
     names = next(saved.runs()).table.schema.names

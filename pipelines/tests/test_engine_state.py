@@ -166,9 +166,9 @@ def check(state: OperatorState) -> None:
         counts = (delta.seq > state.through[at]) & (delta.run.panes >= state.first_live_pane_us)
         np.add.at(live, at[counts], 1)
     assert live.tolist() == state.pending.tolist()
-    for at, page in enumerate(state.pages):
+    for place, page in enumerate(state.pages):
         if page.run is not None:
-            assert set(pages._pages_of(state, page.run.panes, page.run.buckets())) == {at}
+            assert set(pages._pages_of(state, page.run.panes, page.run.buckets())) == {place}
     known = [run.panes for run in state.runs()]
     everything = np.unique(np.concatenate(known)) if known else np.zeros(0, dtype=np.int64)
     assert state.panes.tolist() == everything[everything >= state.first_live_pane_us].tolist()
@@ -198,7 +198,8 @@ def test_layout_and_portions_do_not_change_the_rows_or_their_order(
 ) -> None:
     one = pages.read(SHAPE, played(drawn, some), -1000, 1000)
     assert comparable(pages.read(SHAPE, played(drawn, others), -1000, 1000)) == comparable(one)
-    portions, at = [], 0
+    portions: list[list[Any]] = []
+    at = 0
     while at < len(drawn):
         size = sizes[len(portions) % len(sizes)]
         portions.append([row for rows in drawn[at : at + size] for row in rows])

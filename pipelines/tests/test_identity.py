@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -132,7 +133,7 @@ def test_fields_of_a_newer_poll_are_ignored(control: ControlServer) -> None:
     ],
 )
 def test_a_poll_of_an_incompatible_version_is_refused(
-    control: ControlServer, changes: dict[str, object], theirs: str
+    control: ControlServer, changes: dict[str, Any], theirs: str
 ) -> None:
     status, text = post(control, poll(**changes), "token-a")
     assert status == 426

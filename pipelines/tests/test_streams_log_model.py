@@ -149,12 +149,12 @@ class History:
                 self.log = self._open()
                 if not self.epochs:
                     self.log.start_at(self.next)
-            case "cut", (float(), float()) as places:
-                self.damage(".log", places, cut=True)
-            case "flip", (float(), float()) as places:
-                self.damage(".log .spilled", places, cut=False)
-            case "flip spilled", (float(), float()) as places:
-                self.damage_spilled(places)
+            case "cut", (float(first), float(second)):
+                self.damage(".log", (first, second), cut=True)
+            case "flip", (float(first), float(second)):
+                self.damage(".log .spilled", (first, second), cut=False)
+            case "flip spilled", (float(first), float(second)):
+                self.damage_spilled((first, second))
 
     def check(self, size: int) -> None:
         assert (self.log.last, self.log.base) == (

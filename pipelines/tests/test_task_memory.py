@@ -12,7 +12,7 @@ from task_world import SCHEMA, Counting, World
 from rekindle.engine.bounds import CallBounds
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory, describe_exit
 from rekindle.engine.memory import MIB, plan_memory
-from rekindle.engine.model import ChainResult, DroppedRows, State
+from rekindle.engine.model import ChainResult, State
 from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.streams.epochs import EpochInput
@@ -26,7 +26,6 @@ class Limited(Counting):
 
     def __init__(self, refuse: Callable[[Sequence[EpochInput]], Exception | None]) -> None:
         super().__init__()
-        self.dropped: dict[str, DroppedRows] = {}
         self._refuse = refuse
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
@@ -179,7 +178,7 @@ def test_a_killed_task_finds_the_size_of_its_call(tmp_path: Path) -> None:
     world, _ = limited_world(tmp_path / "log", lambda _: None)
     file = world.loop._call_size_file = CallSizeFile(tmp_path)
     seen: list[CallSize | None] = []
-    world.chain._refuse = lambda es: seen.append(CallSizeFile(tmp_path).interrupted())  # type: ignore[attr-defined,func-returns-value]
+    world.chain._refuse = lambda es: seen.append(CallSizeFile(tmp_path).interrupted())  # type: ignore[attr-defined]
     run(world, 5)
     run(world, 6)
     assert seen == [CallSize(5, 40), None]  # the second is no larger than what succeeded

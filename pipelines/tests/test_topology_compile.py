@@ -198,7 +198,7 @@ def test_a_segment_requests_the_maximum_of_its_nodes() -> None:
 
 
 def test_resources_come_from_the_topology_or_are_half_a_cpu_and_a_gibibyte() -> None:
-    parts = ([source()], [], [query("q", "s")])
+    parts: tuple[Any, ...] = ([source()], [], [query("q", "s")])
     assert compile_topology(spec_of(*parts), "t").segments[0].resources == Resources(500, 1024**3)
     given = spec_of(*parts, resources={"requests": {"cpu": 4}})
     assert compile_topology(given, "t").segments[0].resources == Resources(4000, 1024**3)

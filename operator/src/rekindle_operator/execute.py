@@ -59,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 
 class Executor:
+    """`on_refused_status` is called when the API server refuses a status: the CRD may have become
+    older."""
+
     def __init__(
         self,
         api: client.ApiClient,
@@ -68,10 +71,12 @@ class Executor:
         clock: Callable[[], float],
         allowed: Callable[[], bool],
         workers: int = WORKERS,
+        on_refused_status: Callable[[], None] = lambda: None,
     ) -> None:
         self._cluster = cluster
         self._identity = identity
         self._status_interval_s = status_interval_s
+        self._on_refused_status = on_refused_status
         self._clock = clock
         self._api = api
         self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
@@ -229,6 +234,8 @@ class Executor:
             if error.status == 404:
                 self._status_at.pop(action.uid, None)
                 self._cluster.remove_topology(action.uid)  # the watch reports the deletion later
+            else:
+                self._on_refused_status()
             raise
         self._status_at[action.uid] = now
         if response is not None:

@@ -72,7 +72,8 @@ def decide(
     confirmed = [decision for decision in decisions if decision.topology_key not in unconfirmed]
     for view in snapshot.topologies:
         if why := unread.get(view.key):
-            confirmed.append(report_undecided(view, OperatorProblem("ReadFailed", why), clock()))
+            problem = OperatorProblem("ReadFailed", why)
+            confirmed.append(report_undecided(view, problem, clock(), snapshot.missing_fields))
     return snapshot, confirmed
 
 
@@ -86,8 +87,10 @@ class ControlLoop:
         leader: Leader,
         list_topologies: Callable[[], bool],
         clock: Callable[[], float],
+        on_new_term: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
+        self._on_new_term = on_new_term
         self._live = live
         self._list_topologies = list_topologies
         self._leader = leader
@@ -136,6 +139,7 @@ class ControlLoop:
             self._term, self._passed_at = term, time.monotonic()
             self._cluster.forget_attempts()
             self._errors.clear()
+            self._on_new_term()
         self._reset_timers_after_pause()
         return True
 

@@ -15,15 +15,15 @@ from rekindle import names
 from rekindle_testing.chaos.plan import (
     Action,
     AddNode,
-    CutOff,
     DeleteNodeObject,
     Freeze,
+    HealNetwork,
     KillCoordinator,
     KillLeader,
     KillNodes,
     KillTask,
+    PartitionNetwork,
     PauseApiServer,
-    Reconnect,
     RemoveStore,
     RestoreStore,
     ResumeApiServer,
@@ -101,12 +101,12 @@ class Injector:
             case Thaw(node):
                 self._cluster.nodes[node].thaw()
                 return f"thawed {node}"
-            case CutOff(node):
-                self._cluster.nodes[node].partition()
-                return f"cut off {node}"
-            case Reconnect(node):
-                self._cluster.nodes[node].heal()
-                return f"reconnected {node}"
+            case PartitionNetwork(node):
+                self._cluster.nodes[node].partition_network()
+                return f"partitioned the network of {node}"
+            case HealNetwork(node):
+                self._cluster.nodes[node].heal_network()
+                return f"healed the network of {node}"
             case RemoveStore(topology):
                 store = self._cluster.shared / topology / "checkpoints"
                 store.rename(store.with_name("checkpoints-removed"))

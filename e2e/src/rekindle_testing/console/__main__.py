@@ -100,7 +100,7 @@ def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
         (f"rekindle-cluster kill {' '.join(nodes[:2])}", "kill machines: any, as many as you like"),
         ("kubectl describe topo flights", "what is lost, the recovery plan, Events"),
         ("rekindle-cluster add-node 2", "capacity returns"),
-        ("rekindle-cluster help", "freeze, thaw, cut, heal"),
+        ("rekindle-cluster help", "freeze, thaw, partition, heal"),
     )
     width = max(len(step) for step, _ in steps)
     return "\n".join(

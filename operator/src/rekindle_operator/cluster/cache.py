@@ -80,6 +80,7 @@ class ClusterCache:
         self._topologies: dict[str, TopologyView] = {}  # by uid
         self._topologies_listed = False
         self.topologies_stalled = False  # lists of topologies fail
+        self._missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
         self._silent_since: dict[SlotRef, float] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
@@ -223,6 +224,10 @@ class ClusterCache:
 
     # --- kept between passes --------------------------------------------------
 
+    def remember_missing_fields(self, paths: tuple[str, ...]) -> None:
+        self._missing_fields = paths
+        self.mark_dirty()
+
     def quarantine(self, node: str, at: float) -> None:
         with self._lock:
             self._quarantined[node] = at
@@ -319,6 +324,7 @@ class ClusterCache:
             silent_since=silent,
             reports=reports,
             stalled=self.stalled,
+            missing_fields=self._missing_fields,
             failures=failures,
             kubelet_probes=self.kubelet_probes.results,
             pod_probes=self.pod_probes.results,

@@ -257,6 +257,7 @@ class Snapshot:
     creating_containers_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action
+    missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster: paths (`crd_fields`)
 
 
 def record_digest(text: str) -> str:

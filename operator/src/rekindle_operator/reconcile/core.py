@@ -10,7 +10,7 @@ Design: docs/design/recovery.md, docs/design/kubernetes.md#watching.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -124,7 +124,7 @@ def reconcile_all(
 
     # 6. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [
-        _report_failure(view, error, observed.get(uid), now)
+        _report_failure(view, error, observed.get(uid), inputs)
         for uid, view in views.items()
         if (error := topologies.errors.get(uid)) is not None
     ]
@@ -162,13 +162,15 @@ def report_undecided(
     view: TopologyView,
     problem: OperatorProblem,
     now: float,
+    missing: Collection[str],
     generations: Mapping[int, str] | None = None,
 ) -> TopologyActions:
-    """Of a topology for which nothing can be decided: only its status. `generations`: digests of
-    accepted generation records, if they differ from those of the last status."""
+    """Of a topology for which nothing can be decided: only its status. `missing`: fields that the
+    CRD lacks. `generations`: digests of accepted generation records, if they differ from those of
+    the last status."""
     if generations is None:
         generations = view.own_status.generations
-    status = failed_status(view, problem, now, generations)
+    status = failed_status(view, problem, now, generations, missing)
     if view.deleting or status == owned(view.status):
         return TopologyActions(view.key, ())
     accepts = has_new_digest(view, generations or {})
@@ -285,14 +287,15 @@ def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
 
 
 def _report_failure(
-    view: TopologyView, error: Exception, observed: ObservedTopology | None, now: float
+    view: TopologyView, error: Exception, observed: ObservedTopology | None, inputs: PassInputs
 ) -> TopologyActions:
+    now, missing = inputs.now, inputs.snapshot.missing_fields
     if isinstance(error, StillCompiling):
-        return report_undecided(view, OperatorProblem("Compiling", str(error)), now)
+        return report_undecided(view, OperatorProblem("Compiling", str(error)), now, missing)
     problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {error!r}")
     accepting = observed.accepting if observed is not None else ()
     generations = observed.context.generations if observed is not None else None
-    report = report_undecided(view, problem, now, generations).actions
+    report = report_undecided(view, problem, now, missing, generations).actions
     return TopologyActions(view.key, (*report, *accepting), error)
 
 

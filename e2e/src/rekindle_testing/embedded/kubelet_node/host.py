@@ -208,12 +208,12 @@ class KubeletNode:
         """SIGCONT to all: the node resumes, as a zombie if it was declared dead."""
         self._signal_all(signal.SIGCONT, stopped=False)
 
-    def partition(self) -> None:
+    def partition_network(self) -> None:
         """Drop all packets between the node and everything else; within it, pods go on."""
         self._network.disconnect(self._addresses)
         self._is_disconnected = True
 
-    def heal(self) -> None:
+    def heal_network(self) -> None:
         if self._is_disconnected:
             self._network.reconnect(self._addresses)
             self._is_disconnected = False

@@ -65,8 +65,8 @@ class CheckpointStore:
         """The manifest that was written; None if its number was taken."""
 
         def commit(manifests: ManifestStore, store: Store) -> Manifest | None:
-            made = [(a, self._save_migrated(a, manifests, store)) for a in effect.migrations]
-            manifest = _with_migrated(effect.manifest, made)
+            migrated = [(a, self._save_migrated(a, manifests, store)) for a in effect.migrations]
+            manifest = _with_migrated(effect.manifest, migrated)
             return manifest if manifests.write(manifest) else None
 
         return await self._run(f"writing manifest {effect.manifest.seq}", commit)
@@ -88,13 +88,13 @@ class CheckpointStore:
     ) -> EntryRef:
         sources = [manifests.entry(name) for name in migration.sources]
         try:
-            made = merge_entries(sources, migration.operators)
+            merged = merge_entries(sources, migration.operators)
         except ValueError as error:
             raise StoreError(f"{migration.partition.key}: {error}") from error
-        if made is None:
+        if merged is None:
             return EntryRef(migration.epoch, None, "")
         where = migration.partition
-        entry = replace(made, segment=where.segment, partition=where.index)
+        entry = replace(merged, segment=where.segment, partition=where.index)
         data = encode_entry(entry, self._uid)
         digest = entry_digest(entry)
         name = entry_name(where.segment, where.index, migration.epoch, digest, _MIGRATED)
@@ -127,9 +127,9 @@ class CheckpointStore:
             raise StoreError(late) from error
 
 
-def _with_migrated(manifest: Manifest, made: list[tuple[StateMigration, EntryRef]]) -> Manifest:
+def _with_migrated(manifest: Manifest, migrated: list[tuple[StateMigration, EntryRef]]) -> Manifest:
     entries = dict(manifest.entries)
-    for migration, ref in made:
+    for migration, ref in migrated:
         key = migration.partition.key
         entries[key] = tuple(ref if r.epoch == ref.epoch else r for r in entries[key])
     return replace(manifest, entries=entries)

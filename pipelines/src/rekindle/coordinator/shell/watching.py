@@ -125,15 +125,15 @@ class GenerationReader:
             )
         new = [number for number in found if number not in self._compiled]
         if new:
-            made = await compile_specs([found[number] for number in new])
-            self._keep(dict(zip(new, made, strict=True)), newest=max(found))
+            compiled = await compile_specs([found[number] for number in new])
+            self._keep(dict(zip(new, compiled, strict=True)), newest=max(found))
         self._compiled = {n: t for n, t in self._compiled.items() if n in found}
         self._versions = versions
         if self._compiled:
             self._feed(GenerationSeen(newest_generation(self._compiled)))
 
-    def _keep(self, made: Mapping[int, Topology | str], newest: int) -> None:
-        for number, topology in made.items():
+    def _keep(self, compiled: Mapping[int, Topology | str], newest: int) -> None:
+        for number, topology in compiled.items():
             if isinstance(topology, Topology):
                 self._compiled[number] = topology
             elif number == newest:
