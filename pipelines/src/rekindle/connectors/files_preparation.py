@@ -151,12 +151,13 @@ def _index_in_place(
     if in_place is None:
         return None
     input, pieces = in_place
+    table = index(job, input, _rows_in_place(job, fs, found, pieces))
     metadata = {
-        INPUT_KEY: _identify(job, fs, found),
+        INPUT_KEY: _identify(job, fs, found),  # after the last reading: see require_unchanged
         SUMMARY_KEY: summary(job, input.keys),
         IN_PLACE: _encode(pieces),
     }
-    return with_checksum(index(job, input, _rows_in_place(job, fs, found, pieces)), metadata)
+    return with_checksum(table, metadata)
 
 
 def _parquet_in_place(
