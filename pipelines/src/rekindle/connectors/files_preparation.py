@@ -352,6 +352,6 @@ def require_unchanged(job: Job, found: list[FoundFile]) -> None:
     changed = sorted({file.path for file in {*found} ^ {*now}})
     if changed:
         raise SourceFailed(
-            f"source {job.name}: {', '.join(changed[:3])} changed while it was read; it will be "
-            "read again, and must not change after that"
+            f"source {job.name}: {', '.join(changed[:3])} changed while it was read; what was "
+            "read is discarded, and the input must not change while it is read again"
         )
