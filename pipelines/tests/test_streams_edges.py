@@ -511,12 +511,8 @@ def test_a_byte_a_second_ends_at_the_deadline(
 
 
 def test_thousands_of_connections_keep_nobody_out(
-    log: OutputLog,
-    server: StreamServer,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    log: OutputLog, server: StreamServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections, "HANDSHAKE_S", 120.0)  # on a slow machine, too
     log.append(batch(0))
     reader = socket.create_connection((ADDRESS, server.port), source_address=("127.0.42.9", 0))
     eventually(lambda: len(server._http.limits) == 1)
@@ -560,13 +556,6 @@ def test_connections_are_bounded_and_the_idle_ones_go_first() -> None:
     limits.idle("a", 10.0)
     assert [c.connection for c in limits.expired(10.0 + connections.IDLE_S)] == ["a"]
     assert len(limits) == 1
-
-
-def test_strangers_cannot_take_all_descriptors() -> None:
-    assert connections.limits(1 << 20) == (connections.MAX_UNADMITTED, connections.MAX_CONNECTIONS)
-    assert connections.limits(-1) == (connections.MAX_UNADMITTED, connections.MAX_CONNECTIONS)
-    assert connections.limits(1024) == (128, 512)
-    assert connections.limits(100) == (12, 50)
 
 
 def test_the_address_with_most_connections_loses_one() -> None:

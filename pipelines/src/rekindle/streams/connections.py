@@ -24,14 +24,6 @@ MAX_CONNECTIONS = 2048
 C = TypeVar("C")
 
 
-def limits(descriptors: int) -> tuple[int, int]:
-    """Unadmitted connections, and all: strangers cannot take the descriptors of a process that may
-    have so many open; below 0: any number."""
-    if descriptors < 0:
-        return MAX_UNADMITTED, MAX_CONNECTIONS
-    return min(MAX_UNADMITTED, descriptors // 8), min(MAX_CONNECTIONS, descriptors // 2)
-
-
 @dataclass(frozen=True, slots=True)
 class Close(Generic[C]):
     connection: C

@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from rekindle.streams.connections import IDLE_S, Close, Connections, limits
+from rekindle.streams.connections import IDLE_S, Close, Connections
 from rekindle.streams.sockets import set_options
 
 SEND_BYTES = 128 << 10
@@ -48,8 +47,7 @@ class HttpServer(web.Server):
             handler_cancellation=True,  # what a call holds goes with its connection
             tcp_keepalive=False,
         )
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.limits: Connections[web.RequestHandler] = Connections(*limits(descriptors))
+        self.limits: Connections[web.RequestHandler] = Connections()
         self._transports: dict[web.RequestHandler, asyncio.Transport] = {}
         self._loop = loop
         self._unreported = 0

@@ -32,7 +32,7 @@ from rekindle.streams.io_thread import STOP_S, CallThread, IoThread
 from rekindle.streams.log import OutputLog
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch
 from rekindle.streams.memory_gate import MemoryGate
-from rekindle.streams.sockets import ACCEPTED, BACKLOG, listen
+from rekindle.streams.sockets import listen
 from rekindle.streams.wire import (
     MAX_PART_BYTES,
     MAX_REQUEST_BYTES,
@@ -150,9 +150,7 @@ class StreamServer:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        # asyncio accepts as many at once as it is told of a backlog; the kernel may hold more.
-        self._listener = await loop.create_server(self._http, sock=self._socket, backlog=ACCEPTED)
-        self._socket.listen(BACKLOG)
+        self._listener = await loop.create_server(self._http, sock=self._socket, backlog=512)
         self._http.sweep()
 
     def serve_log(self, log: OutputLog, head: Callable[[], int] = lambda: NO_EPOCH) -> None:

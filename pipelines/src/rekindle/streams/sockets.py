@@ -11,10 +11,6 @@ import socket
 BUFFER_BYTES = 256 << 10
 """Of the kernel, for what is sent and for what is received, instead of up to 6 MiB each. It
 suffices for 250 MB/s at a round trip of 1 ms."""
-BACKLOG = 512
-"""Connections that wait to be accepted."""
-ACCEPTED = 64
-"""Connections that are accepted at once, before others of them are closed."""
 GONE_AFTER_S = 10
 """A peer that acknowledges nothing for this long is gone: its machine or the network is lost."""
 
@@ -33,7 +29,7 @@ def listen(address: str, port: int) -> socket.socket:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         _set_buffers(made)  # connections have those of the socket that accepts them
         made.bind(to)
-        made.listen(BACKLOG)
+        made.listen(512)
         made.setblocking(False)
     except OSError:
         made.close()
