@@ -97,6 +97,8 @@ class TestProcesses:
         run.verify(reference)
 
     def test_state_that_others_delete_is_saved_again(self, run: Run, reference: Reference) -> None:
+        # Just after a checkpoint: one that is saved later may need nothing of what is deleted.
+        run.wait_checkpoint(after=run.observer.checkpoint_epoch())
         _delete_state(run)
         run.kill_pod_processes(run.coordinator_pod())  # the next one collects garbage first
         _wait_checkpointed(run, "Unrestorable")
