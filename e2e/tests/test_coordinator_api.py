@@ -357,7 +357,7 @@ def test_a_coordinator_that_was_replaced_ends_with_code_3(cluster: Cluster) -> N
 
 def test_sigterm_ends_it_cleanly(cluster: Cluster) -> None:
     cluster.processes[0].terminate()
-    assert cluster.processes[0].wait(5) == 0
+    assert cluster.processes[0].wait(5) == 128 + signal.SIGTERM
 
 
 def test_a_new_pod_gets_its_restore_point_from_the_newest_manifest(cluster: Cluster) -> None:

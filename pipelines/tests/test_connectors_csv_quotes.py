@@ -34,6 +34,12 @@ def test_what_needs_no_check_is_closed(text: str, size: int) -> None:
     assert needs_check(text, size) or is_closed(text)
 
 
+def test_an_open_quote_needs_a_check_before_the_end_is_read() -> None:
+    detector = QuoteDetector(io.BytesIO(b'a,b\n"1,2\n'), CsvDialect(), ascii_bytes=True)
+    detector.read(10)
+    assert detector.needs_check
+
+
 @given(
     st.lists(st.lists(st.text(alphabet="ab, \n", max_size=5), min_size=2, max_size=2), max_size=5),
     st.integers(1, 9),

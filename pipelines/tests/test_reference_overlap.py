@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.reference.overlap import ahead, behind
+from rekindle.reference.overlap import ahead, behind, set_on_error
 
 DEADLINE_S = 10.0
 
@@ -72,3 +72,17 @@ def test_a_failed_last_write_is_raised_at_the_end() -> None:
 
     with pytest.raises(ValueError, match="item 1"), behind(fail) as write:
         write(1)
+
+
+def test_a_write_that_is_in_progress_is_left_after_an_error() -> None:
+    ended = threading.Event()
+    left: list[bool] = []
+
+    def fail() -> None:
+        with behind(lambda _: left.append(ended.wait(DEADLINE_S))) as write, set_on_error(ended):
+            write(1)
+            raise ValueError("the computation")
+
+    with pytest.raises(ValueError, match="the computation"):
+        fail()
+    assert left == [True]

@@ -58,7 +58,12 @@ class QuoteDetector:
         self._inside = False  # a quoted value
         self._before = self._around[-1:]  # the last byte that was read
         self._closed_last = False  # by that byte
-        self.needs_check = False
+        self._needs_check = False
+
+    @property
+    def needs_check(self) -> bool:
+        """So far. A reader may not wait for the read that says that the file has ended."""
+        return self._needs_check or self._inside
 
     @property
     def closed(self) -> bool:
@@ -69,11 +74,11 @@ class QuoteDetector:
 
     def read(self, size: int = -1) -> bytes:
         data: bytes = self._file.read(size)
-        if self._quote is not None and not self.needs_check:
+        if self._quote is not None and not self._needs_check:
             if self._readable:
-                self.needs_check = not self._follow(np.frombuffer(data, np.uint8))
+                self._needs_check = not self._follow(np.frombuffer(data, np.uint8))
             else:
-                self.needs_check = self._quote in data
+                self._needs_check = self._quote in data
         return data
 
     def _follow(self, data: npt.NDArray[np.uint8]) -> bool:

@@ -119,10 +119,15 @@ class Execution:
                 found += self._to_write(segment, p, result.outputs)
         return found
 
-    def write(self, outputs: Sequence[_ToWrite]) -> None:
+    def write(
+        self, outputs: Sequence[_ToWrite], is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Once `is_stopping`, the rest is left: the run ends by an error."""
         written: dict[str, set[int]] = {query: set() for query in self.rows}
         for output in outputs:
             for batch in output.batches:
+                if is_stopping():
+                    return
                 if output.sink.write(batch):
                     self.rows[output.query] += batch.rows.num_rows
                     if batch.rows.num_rows:
@@ -139,16 +144,19 @@ class Execution:
 
 
 def input_batches(
-    sources: Mapping[SourcePartition, ReplayableSource], last_epoch: int, epochs_per_call: int
+    sources: Mapping[SourcePartition, ReplayableSource],
+    last_epoch: int,
+    epochs_per_call: int,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[InputBatch]:
     """Cut the sources into batches, limited in rows and bytes like the calls of a task, without the
-    epochs in which nothing changes."""
+    epochs in which nothing changes. Ends early once `is_stopping`."""
     watermarks = dict.fromkeys(sources, NO_WATERMARK)
     cuts: dict[SourcePartition, list[EpochInput]] = {place: [] for place in sources}
     epochs: list[int] = []
     rows = size = 0
     following = _next_epoch_to_cut(sources, 0, last_epoch)
-    while following is not None:
+    while following is not None and not is_stopping():
         epoch, following = following, _next_epoch_to_cut(sources, following + 1, last_epoch)
         epochs.append(epoch)
         for place, source in sources.items():

@@ -8,6 +8,7 @@ Design: docs/design/architecture.md#reference-execution.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,3 +43,14 @@ def behind(use: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
         yield submit
         if last is not None:
             last.result()
+
+
+@contextmanager
+def set_on_error(event: threading.Event) -> Iterator[None]:
+    """Sets `event` if the body ends by an error or a signal, so that the threads of `ahead` and
+    `behind`, which are waited for, can leave the rest of their item."""
+    try:
+        yield
+    except BaseException:
+        event.set()
+        raise

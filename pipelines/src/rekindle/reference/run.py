@@ -9,9 +9,11 @@ import contextlib
 import itertools
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,7 +32,7 @@ from rekindle.reference.execute import (
     input_batches,
     last_epoch_to_run,
 )
-from rekindle.reference.overlap import ahead, behind
+from rekindle.reference.overlap import ahead, behind, set_on_error
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.termination import keeping_signal_handlers
@@ -152,8 +154,10 @@ def run_reference(
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
-        batches = ahead(input_batches(sources, last, epochs_per_call))
-        with contextlib.closing(batches), behind(execution.write) as write:
+        ended = threading.Event()
+        batches = ahead(input_batches(sources, last, epochs_per_call, ended.is_set))
+        output_of = partial(execution.write, is_stopping=ended.is_set)
+        with contextlib.closing(batches), behind(output_of) as write, set_on_error(ended):
             for batch in batches:
                 write(execution.run_batch(batch))
                 reported, rows = batch.epochs[-1], rows + batch.rows
@@ -183,7 +187,7 @@ def _open_sources(
                 raise TypeError(f"segment {segment.name} starts with {node.name}, not a source")
             interval = topology.spec.epoch_interval
             for partition in range(node.partitions):
-                # Its rows are read once, by this process: checksums would find nothing.
+                # Each row is cut once, and the last cut checks that no file has changed.
                 source = open_source(
                     node.spec, node, interval, work, partition=partition, verified=False
                 )
