@@ -1,8 +1,9 @@
 """Edges between tasks: one process serves N stream partitions, another one reads all of them.
 
-.venv/bin/python benchmarks/stream_edges.py [--edges 1 8 64] [--mb 512] [--epoch-kb 1024 16]
+.venv/bin/python benchmarks/stream_edges.py [--edges 1 8 64] [--mb 512] [--epoch-kb 1024 16 1]
 
-Throughput: logs that are full are read from the beginning, in epochs of each size; CPU of both
+Forward edges read a partition each; keyed ones a share each of one partition, which has the bytes
+of all. Throughput: logs that are full are read from the beginning, in epochs of each size; CPU of both
 processes. Latency: from the append of an epoch of one record to its delivery, with an epoch of each
 partition every 100 ms; the watermark is the time of the append. Threads are those of the process
 that are there because of the edges. Target: at most 2 for readers, at most 3 for the server."""
@@ -16,12 +17,14 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from rekindle.exchange.routing import Share
 from rekindle.protocol import Endpoint
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
@@ -36,6 +39,8 @@ ADDRESS = "127.0.43.1"
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.float64())])
 LATENCY_EPOCHS = 100
 INTERVAL_S = 0.1
+MAX_EPOCHS = 4096
+"""Of each partition."""
 READER_THREADS = 2
 SERVER_THREADS = 3
 
@@ -58,11 +63,11 @@ def append(log: OutputLog, epoch: int, rows: pa.Table, digest: str) -> None:
 # -- the two processes ---------------------------------------------------------------------------
 
 
-def serve(edges: int, epochs: int, size: int) -> None:
+def serve(partitions: int, epochs: int, size: int) -> None:
     """Serves full logs; after a line on stdin, appends epochs of one record to each."""
     with tempfile.TemporaryDirectory() as directory:
         rows, one = table(size), table(16)
-        logs = [OutputLog(Path(directory) / str(n), "s", n, SCHEMA) for n in range(edges)]
+        logs = [OutputLog(Path(directory) / str(n), "s", n, SCHEMA) for n in range(partitions)]
         digest = digest_table(rows)
         for log in logs:
             for epoch in range(epochs):
@@ -88,26 +93,33 @@ def serve(edges: int, epochs: int, size: int) -> None:
 
 
 class Readers:
-    """Readers of all partitions."""
+    """Readers of all partitions, or of all shares of one."""
 
-    def __init__(self, port: int, edges: int) -> None:
+    def __init__(self, port: int, edges: int, keyed: bool) -> None:
         self.took: list[float] = []
         self._received = [0] * edges
         self._changed = threading.Condition()
         self._io = IoThread("pulls")
         self._io.start()
         self._readers = [
-            PartitionReader(self._io, Subscription("s", n, 0), self._deliver, lambda: True)
+            PartitionReader(
+                self._io,
+                Subscription("s", 0, 0, Share(("k",), edges, n))
+                if keyed
+                else Subscription("s", n, 0),
+                partial(self._deliver, n),
+                lambda: True,
+            )
             for n in range(edges)
         ]
         endpoint = Endpoint(address=f"{ADDRESS}:{port}", replica=0, incarnation=1)
         for reader in self._readers:
             reader.route((endpoint,))
 
-    def _deliver(self, batch: EpochBatch) -> None:
+    def _deliver(self, edge: int, batch: EpochBatch) -> None:
         self.took.append(time.monotonic() - batch.watermark / 1e6)
         with self._changed:
-            self._received[batch.partition] += 1
+            self._received[edge] += 1
             self._changed.notify_all()
 
     def wait(self, epochs: int) -> None:
@@ -121,9 +133,9 @@ class Readers:
         self._io.stop()
 
 
-def read(port: int, edges: int, epochs: int) -> None:
+def read(port: int, edges: int, epochs: int, keyed: int) -> None:
     before, cpu, began = threads(), time.process_time(), time.perf_counter()
-    readers = Readers(port, edges)
+    readers = Readers(port, edges, bool(keyed))
     readers.wait(epochs)
     took, most = time.perf_counter() - began, threads() - before
     values: dict[str, float] = {"s": took, "cpu": time.process_time() - cpu, "threads": most}
@@ -156,11 +168,12 @@ def go_on(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def measure(edges: int, mb: int, epoch_kb: int) -> list[Row]:
-    epochs = max(1, mb * 1024 // epoch_kb // edges)
-    server = start("--serve", edges, epochs, epoch_kb << 10)
+def measure(edges: int, mb: int, epoch_kb: int, keyed: bool) -> list[Row]:
+    partitions = 1 if keyed else edges
+    epochs = min(MAX_EPOCHS, max(1, mb * 1024 // epoch_kb // partitions))
+    server = start("--serve", partitions, epochs, epoch_kb << 10)
     try:
-        reader = start("--read", line(server), edges, epochs)
+        reader = start("--read", line(server), edges, epochs, int(keyed))
         try:
             read_all = line(reader)
             go_on(server)
@@ -170,7 +183,7 @@ def measure(edges: int, mb: int, epoch_kb: int) -> list[Row]:
         go_on(server)
     finally:
         server.communicate()
-    gb = epochs * edges * epoch_kb / (1 << 20)
+    gb = epochs * partitions * epoch_kb / (1 << 20)
     throughput = {
         "MB/s": round(gb * 1024 / read_all["s"]),
         "CPU s/GB reader": round(read_all["cpu"] / gb, 2),
@@ -186,7 +199,7 @@ def measure(edges: int, mb: int, epoch_kb: int) -> list[Row]:
         "CPU server with appends": round(appended["cpu"] / seconds, 3),
     }
     few = read_all["threads"] <= READER_THREADS and served["threads"] <= SERVER_THREADS
-    name = f"{edges} edges, epochs of {epoch_kb} KiB"
+    name = f"{edges} {'keyed' if keyed else 'forward'} edges, epochs of {epoch_kb} KiB"
     return [
         Row(f"{name}: throughput", throughput, READER_THREADS + SERVER_THREADS, few),
         Row(f"{name}, then of one record: latency", latency),
@@ -197,9 +210,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--edges", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--mb", type=int, default=512)
-    parser.add_argument("--epoch-kb", type=int, nargs="+", default=[1024, 16])
+    parser.add_argument("--epoch-kb", type=int, nargs="+", default=[1024, 16, 1])
     parser.add_argument("--serve", type=int, nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--read", type=int, nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--read", type=int, nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         return serve(*arguments.serve)
@@ -208,7 +221,9 @@ def main() -> None:
     rows: list[Row] = []
     for epoch_kb in arguments.epoch_kb:
         for edges in arguments.edges:
-            rows += measure(edges, arguments.mb, epoch_kb)
+            for keyed in (False, True):
+                if edges > 1 or not keyed:
+                    rows += measure(edges, arguments.mb, epoch_kb, keyed)
     report("stream_edges", [*rows, load_average()])
     return None
 

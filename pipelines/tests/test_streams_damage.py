@@ -78,7 +78,7 @@ def test_a_spilled_file_that_is_damaged_is_not_served(tmp_path: Path) -> None:
     spill = MemorySpill()
     log = filled(tmp_path, 40, budget=8000, spill=spill)
     name, data = next(iter(spill.items()))
-    log._fetched = None
+    log._fetched.clear()
     spill[name] = data.replace((1).to_bytes(8, "little"), (2).to_bytes(8, "little"))
     with pytest.raises(LogCorrupt, match=f"damaged in {name}"):
         log.read(0, 0)
@@ -90,7 +90,7 @@ def test_a_log_without_its_first_files_refuses_appends(tmp_path: Path) -> None:
     spill = MemorySpill()
     log = filled(tmp_path, 40, budget=8000, spill=spill)
     name, data = next(iter(spill.items()))
-    log._fetched = None
+    log._fetched.clear()
     spill[name] = data.replace((1).to_bytes(8, "little"), (2).to_bytes(8, "little"))
     with pytest.raises(LogCorrupt):
         log.read(0, 0)
@@ -196,6 +196,7 @@ def test_a_damaged_file_is_found_by_the_server(served: OutputLog, address: str) 
 def test_a_large_share_is_sent_in_parts(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server_module, "LOT_BYTES", 1)  # so that no epoch is small
     monkeypatch.setattr(server_module, "MAX_PART_BYTES", 100)
     shares = [get_all(address, Share(("s",), 2, index)) for index in range(2)]
     monkeypatch.setattr(server_module, "MAX_PART_BYTES", 1 << 20)
@@ -302,6 +303,7 @@ def test_a_huge_header_is_refused() -> None:
 def test_the_size_of_an_epoch_is_of_all_its_parts(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server_module, "LOT_BYTES", 1)
     monkeypatch.setattr(server_module, "MAX_PART_BYTES", 100)
     sizes: list[int] = []
 

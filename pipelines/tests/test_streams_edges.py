@@ -830,14 +830,14 @@ def test_an_error_of_the_log_in_the_middle_keeps_what_was_sent(
 ) -> None:
     for epoch in range(4):
         log.append(batch(epoch, rows=30_000))
-    real = log.read_encoded
+    real = log.read_local
 
-    def failing(epoch: int, max_bytes: int) -> object:
+    def failing(epoch: int, max_bytes: int, *, at_least_one: bool) -> object:
         if epoch >= 2:
             raise StreamUnavailable("the log is damaged")
-        return real(epoch, 0)
+        return real(epoch, max_bytes, at_least_one=at_least_one)[:1]
 
-    monkeypatch.setattr(log, "read_encoded", failing)
+    monkeypatch.setattr(log, "read_local", failing)
     assert read(server, ReadRequest("s", 0, 0, 1 << 30)) == [0, 1]
     with pytest.raises(StreamUnavailable, match="the log is damaged"):
         read(server, ReadRequest("s", 0, 2, 1 << 30))

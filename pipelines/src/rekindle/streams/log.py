@@ -27,6 +27,7 @@ from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull
 from rekindle.streams import records
 from rekindle.streams.branches import Branch
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
 from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
 from rekindle.streams.log_reading import EncodedEpoch, Reading, View
 from rekindle.streams.records import DamagedRecord, Record
@@ -34,6 +35,8 @@ from rekindle.streams.tail import append_epoch
 
 LOG_FILE_BYTES = 16 << 20
 LOG_FILE_RECORDS = 1024
+FETCHED_BYTES = 32 << 20
+"""Spilled files that are kept in memory for the next read of them, or one."""
 _CURSORS = 64
 """Places in files that are remembered: where reads in order go on."""
 
@@ -88,7 +91,7 @@ class OutputLog:
         self._floor = NO_EPOCH
         self.damage: str | None = None
         """Damage that a read found; the log has to be reopened, which truncates it there."""
-        self._fetched: tuple[str, pa.Buffer] | None = None  # the spilled file read last
+        self._fetched = FetchedFiles(FETCHED_BYTES)
         self._cursors: dict[int, int] = {}  # by epoch, the offset from which to look for it
         self._no_rows = schema.empty_table()
         self._stable: Branch[LogFile] = Branch(0)
@@ -162,14 +165,45 @@ class OutputLog:
 
     def read_encoded(self, from_epoch: int, max_bytes: int) -> list[EncodedEpoch]:
         """As `read`, without a look at the rows."""
-        return self._read(Reading(from_epoch, max_bytes))
+        return self._read(Reading(from_epoch, max_bytes), self._fetch)
 
-    def read_small(self, from_epoch: int, max_bytes: int) -> list[EncodedEpoch]:
-        """As `read_encoded`, but no epoch with more bytes, and none that is spilled: it takes no
-        longer than a copy of so many bytes."""
-        return self._read(Reading(from_epoch, max_bytes, at_least_one=False), with_spilled=False)
+    def read_local(
+        self, from_epoch: int, max_bytes: int, *, at_least_one: bool = False
+    ) -> list[EncodedEpoch]:
+        """As `read_encoded`, but none that is spilled; with `at_least_one` the first one may be
+        larger. It takes no longer than to read so many bytes of local files."""
+        reading = Reading(from_epoch, max_bytes, at_least_one=at_least_one)
+        return self._read(reading, lambda file: None)
 
-    def _read(self, reading: Reading, with_spilled: bool = True) -> list[EncodedEpoch]:
+    def read_fetched(
+        self, from_epoch: int, max_bytes: int, fetched: FetchedFile, *, at_least_one: bool = False
+    ) -> list[EncodedEpoch]:
+        """As `read_local`, of a spilled file; nothing if the epoch is not in it."""
+        reading = Reading(from_epoch, max_bytes, at_least_one=at_least_one)
+        return self._read(
+            reading, lambda file: fetched if file.spilled == fetched.name else None, local=False
+        )
+
+    def fetch(self, name: str) -> FetchedFile:
+        """A spilled file; the store may be slow. Whoever holds it need not fetch it again."""
+        assert self._spill is not None
+        return self._fetched.get(name, self._spill.get)
+
+    def is_recent(self, epoch: int) -> bool:
+        """Whether the epoch is in the file that grows, so its bytes are probably in memory."""
+        with self._changed:
+            newest = self._stable.newest
+            return newest is not None and newest.first <= epoch and newest.spilled is None
+
+    def _read(
+        self,
+        reading: Reading,
+        fetch: Callable[[LogFile], FetchedFile | None],
+        *,
+        local: bool = True,
+    ) -> list[EncodedEpoch]:
+        """`fetch`: the bytes of a spilled file; None: the reading ends before it. `local`: whether
+        it reads local files, too."""
         from_epoch = reading.next_epoch
         with self._changed:
             if from_epoch < self._stable.base:
@@ -180,15 +214,18 @@ class OutputLog:
                 )
         fetched_again = False
         while not reading.complete:
-            if (found := self._view(reading.next_epoch, with_spilled)) is None:
+            if (found := self._view(reading.next_epoch, fetch)) is None:
                 break
             file, view = found
+            if file.spilled is None and not local:
+                break
             try:
                 offset = reading.take(view)
                 self._remember(reading.next_epoch, offset)
             except DamagedRecord as damage:
                 if file.spilled is not None and not fetched_again:
-                    self._fetched, fetched_again = None, True
+                    self._fetched.drop(file.spilled)
+                    fetch, fetched_again = self._fetch, True  # here, although it may be slow
                 elif reading.epochs:
                     break  # the next read finds it
                 else:
@@ -265,8 +302,10 @@ class OutputLog:
         for changed in self._listeners:
             changed()
 
-    def _view(self, epoch: int, with_spilled: bool = True) -> tuple[LogFile, View] | None:
-        """Where this epoch is; None if there is no such epoch."""
+    def _view(
+        self, epoch: int, fetch: Callable[[LogFile], FetchedFile | None]
+    ) -> tuple[LogFile, View] | None:
+        """Where this epoch is; None if there is no such epoch, or its file is not fetched."""
         with self._changed:
             file = self._stable.holding(epoch)
             if file is None:
@@ -282,9 +321,8 @@ class OutputLog:
             end = file.tail.closed
             if file.spilled is None:
                 return file, View(file.map(end), start, end)
-        if not with_spilled:
-            return None
-        return file, View(self._fetch(file), start, end)  # without the lock: it may be slow
+        fetched = fetch(file)  # without the lock: it may be slow
+        return None if fetched is None else (file, View(fetched.data, start, end))
 
     def _remember(self, epoch: int, offset: int) -> None:
         """`epoch`, unless it begins another file, is looked for from this offset on."""
@@ -294,17 +332,9 @@ class OutputLog:
             if len(self._cursors) > _CURSORS:
                 self._cursors.pop(next(iter(self._cursors)))
 
-    def _fetch(self, file: LogFile) -> pa.Buffer:
-        """The bytes of a spilled file; without the lock, because of the network."""
-        assert self._spill is not None
+    def _fetch(self, file: LogFile) -> FetchedFile:
         assert file.spilled is not None
-        fetched = self._fetched
-        if fetched is None or fetched[0] != file.spilled:
-            fetched = self._fetched = (
-                file.spilled,
-                pa.py_buffer(self._spill.get(file.spilled)),
-            )
-        return fetched[1]
+        return self.fetch(file.spilled)
 
     def _damaged(self, file: LogFile, what: str, damage: DamagedRecord) -> str:
         """Ensure that the log ends before the damage when it is opened the next time."""
@@ -348,7 +378,7 @@ class OutputLog:
 
     def _records(self, epoch: int) -> Iterator[tuple[Record, memoryview]]:
         """The records of a file from the one that holds `epoch` on; watermark changes of each."""
-        found = self._view(epoch)
+        found = self._view(epoch, self._fetch)
         if found is not None:
             for record in found[1].records(epoch):
                 yield record, found[1].watermark_changes(record)
@@ -426,8 +456,7 @@ class OutputLog:
                 self._discard(file.spilled)
 
     def _discard(self, name: str) -> None:
-        if self._fetched is not None and self._fetched[0] == name:
-            self._fetched = None
+        self._fetched.drop(name)
         if self._spill is None:
             return
         try:

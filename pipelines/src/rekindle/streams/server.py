@@ -2,8 +2,9 @@
 
 A call is bounded: it waits at most MAX_WAIT_S for its first epoch, without a thread, and is woken
 by the log; then it sends until `max_bytes`. Epochs are read in small portions, each when the one
-before it is on its way, so that a slow reader makes nothing wait in memory. What takes long is done
-in threads of its own: one for large epochs, one for files in the store.
+before it is on its way, so that a slow reader makes nothing wait in memory. The loop works for a
+few milliseconds at a time; what takes longer is done in threads of its own: shares and older epochs
+in one, large epochs in another, files in the store in a third.
 
 Knows logs, not engines; the reader decides which replica to call, and when.
 
@@ -16,17 +17,20 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Hashable
+from functools import partial
 
 import pyarrow as pa
 from aiohttp import web
 
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.exchange.routing import Share
-from rekindle.exchange.shuffle import SplitCache, split
+from rekindle.exchange.shuffle import Split, SplitCache, split
 from rekindle.identity import Identity
 from rekindle.streams import records
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.fetched_files import FetchedFile
 from rekindle.streams.http_server import SEND_BYTES, HttpServer
 from rekindle.streams.io_thread import STOP_S, CallThread, IoThread
 from rekindle.streams.log import OutputLog
@@ -57,8 +61,16 @@ SPLIT_CACHE_BYTES = 16 << 20
 HELD_BYTES = 64 << 20
 """What all responses may hold in memory, or one epoch."""
 PORTION_BYTES = 1 << 20
-QUICK_BYTES = 128 << 10
-"""Epochs up to this size are read and divided in the event loop itself."""
+LOT_BYTES = 128 << 10
+"""Small epochs are read, divided and sent in lots of this size."""
+LARGE_BYTES = 4 << 20
+"""Larger epochs have a thread of their own."""
+CALL_SPLIT_BYTES = SPLIT_CACHE_BYTES // 4
+"""Splits of one call, or one: the others that read these epochs find them in the cache."""
+SLICE_S = 0.005
+"""What the loop, and the thread of shares, do for one call before they turn to the next one."""
+ROUND_S = 0.25
+"""Within this, the thread of shares turns to each call that waits for it."""
 
 CONTENT_TYPE = "application/octet-stream"
 
@@ -138,6 +150,7 @@ class StreamServer:
         self._splits = SplitCache(SPLIT_CACHE_BYTES)
         self._gate = MemoryGate(HELD_BYTES)
         self._rows_thread = CallThread("stream-rows")
+        self._large_thread = CallThread("stream-large")
         self._store_thread = CallThread("stream-store")
         self._stopped = False
         self._socket = listen(address, port)
@@ -167,7 +180,7 @@ class StreamServer:
         self._io.call(self._close, list(logs.values()))
         self._io.stop()
         self._socket.close()
-        for thread in (self._rows_thread, self._store_thread):
+        for thread in (self._rows_thread, self._large_thread, self._store_thread):
             thread.stop(STOP_S / 4)
 
     def _close(self, logs: list[_Served]) -> None:
@@ -207,10 +220,11 @@ class StreamServer:
         await served.wait_for(request.from_epoch, min(request.wait_s, MAX_WAIT_S))
         if self._stopped:
             raise _Refusal(503, StreamUnavailable("this task is stopping"))
-        epochs = self._epochs(log, request)
-        async with contextlib.aclosing(epochs):
+        lots = self._lots(log, request)
+        async with contextlib.aclosing(lots):
+            first: Lot
             try:
-                first = await anext(epochs, None)
+                first = await anext(lots, [])
             except BelowFloor as error:
                 raise _Refusal(416, error) from error
             except RekindleError as error:
@@ -219,11 +233,10 @@ class StreamServer:
             progress = StreamProgress(log.base, log.last, max(served.head(), log.last))
             sender = MessageIdentity.of(self._identity, self._incarnation)
             await body.add(first_frame(sender, progress, served.schema), None)
-            if first is not None:
-                await body.add(*first)
+            await body.add_lot(first)
             try:
-                async for frame, payload in epochs:
-                    await body.add(frame, payload)
+                async for lot in lots:
+                    await body.add_lot(lot)
             except RekindleError as error:
                 # What has been sent is whole; the next call meets the error again.
                 _log.warning("a response ends early: %s", error)
@@ -260,90 +273,172 @@ class StreamServer:
 
     # -- epochs ----------------------------------------------------------------------------------
 
-    async def _epochs(
-        self, log: OutputLog, request: ReadRequest
-    ) -> AsyncGenerator[tuple[bytes, pa.Buffer | None], None]:
-        """Frames with their payloads; each is taken when the one before it is on its way."""
-        epoch, left, count = request.from_epoch, request.max_bytes, 0
-        while count < READ_EPOCHS and (not count or left > 0):
-            async with self._portion(log, epoch, left, request) as portion:
-                if not portion:
-                    return
-                for encoded in portion:
-                    size = records.ALIGN + (encoded.payload.size if encoded.payload else 0)
-                    if count and (count == READ_EPOCHS or left < (1 if request.share else size)):
-                        return
-                    sent = 0
-                    async with contextlib.aclosing(
-                        self._frames(log, encoded, request.share)
-                    ) as frames:
-                        async for frame, payload in frames:
-                            sent += records.ALIGN + (payload.size if payload is not None else 0)
-                            yield frame, payload
-                    epoch, left, count = epoch + 1, left - sent, count + 1
+    async def _lots(self, log: OutputLog, request: ReadRequest) -> AsyncGenerator[Lot]:
+        """Frames with their payloads; each lot is taken when the one before it is on its way."""
+        call = _Call(log, request)
+        while not call.complete:
+            if (spilled := log.spilled(call.epoch)) is not None:
+                name, size = spilled
+                async with self._gate.hold(name, 2 * size):  # as it is, and divided
+                    fetched = await self._store_thread.run(partial(log.fetch, name))
+                    while not call.complete and log.spilled(call.epoch) == spilled:
+                        lots = self._next_lots(call, _fetched_reads(log, fetched), held=True)
+                        async with contextlib.aclosing(lots):
+                            async for lot in lots:
+                                yield lot
+            elif call.epoch <= log.last:
+                lots = self._next_lots(call, _local_reads(log), held=False)
+                async with contextlib.aclosing(lots):
+                    async for lot in lots:
+                        yield lot
+            else:
+                return
 
-    @contextlib.asynccontextmanager
-    async def _portion(
-        self, log: OutputLog, epoch: int, left: int, request: ReadRequest
-    ) -> AsyncIterator[list[EncodedEpoch]]:
-        """The next epochs of the log."""
-        if small := log.read_small(epoch, QUICK_BYTES):
-            yield small
+    async def _next_lots(self, call: _Call, read: _Read, *, held: bool) -> AsyncGenerator[Lot]:
+        """At least one, unless the epoch is gone. `held`: whether the gate is held already."""
+        if call.share is not None:
+            slice_s = min(SLICE_S, ROUND_S / (1 + len(self._rows_thread)))
+            small = partial(self._small_shares, call, read, slice_s)
+            if lot := await self._rows_thread.run(small):
+                yield lot
+                return
+        elif call.log.is_recent(call.epoch) and (portion := read(call.epoch, LOT_BYTES, False)):
+            yield call.take(portion)
             return
-        if epoch > log.last:
-            yield []
+        limit = PORTION_BYTES if call.share is None else LARGE_BYTES
+        at_most = min(limit, max(call.left, LOT_BYTES))
+        thread = self._rows_thread
+        portion = await thread.run(partial(read, call.epoch, at_most, False))
+        if not portion:
+            thread = self._large_thread
+            portion = await thread.run(partial(read, call.epoch, 0, True))
+        share = call.share
+        if share is None or not portion or (payload := portion[0].payload) is None:
+            yield call.take(portion if share is None else portion[:1])
             return
-        max_bytes = PORTION_BYTES if request.share else min(PORTION_BYTES, left)
-        if (spilled := log.spilled(epoch)) is None:
-            yield await self._rows_thread.run(lambda: log.read_encoded(epoch, max_bytes))
-            return
-        name, size = spilled
-        async with self._gate.hold(name, 2 * size):  # as it is, and divided
-            yield await self._store_thread.run(lambda: log.read_encoded(epoch, max_bytes))
+        lots = self._large_share(call, share, portion[0], payload, thread, held)
+        async with contextlib.aclosing(lots):
+            async for lot in lots:
+                yield lot
 
-    async def _frames(
-        self, log: OutputLog, encoded: EncodedEpoch, share: Share | None
-    ) -> AsyncGenerator[tuple[bytes, pa.Buffer | None], None]:
-        epoch, watermark, digest, payload, checksum = encoded
-        if payload is None or share is None:
-            yield epoch_frame(epoch, watermark, digest, payload, checksum), payload
-            return
-        key = (log.stream, log.partition, epoch, share.key_by, share.partitions)
-        small, spilled = payload.size <= QUICK_BYTES, log.spilled(epoch) is not None
-        async with (
-            contextlib.nullcontext() if small or spilled else self._gate.hold(key, payload.size)
-        ):
+    def _small_shares(self, call: _Call, read: _Read, slice_s: float) -> Lot:
+        """Shares of the next small epochs: at least one, and as many as the time allows."""
+        assert call.share is not None
+        ends_at = time.monotonic() + slice_s
+        lot: Lot = []
+        for encoded in read(call.epoch, LOT_BYTES, False):
+            epoch, watermark, digest, payload, _ = encoded
+            rows, checksum, split_bytes = None, 0, 0
+            if payload is not None:
+                divided = self._split(call, call.share, epoch, payload)
+                split_bytes = divided.nbytes
+                rows, checksum = _encode(divided[call.share.index])
+            lot.append((epoch_frame(epoch, watermark, digest, rows, checksum), rows))
+            call.took(rows, split_bytes)
+            if call.complete or time.monotonic() >= ends_at:
+                break
+        return lot
 
-            def rows() -> pa.Table:
-                tables = self._splits.get(
-                    key,
-                    lambda: split(records.decode_rows(payload), share.key_by, share.partitions),
-                )
-                return tables[share.index]
-
-            table = rows() if small else await self._rows_thread.run(rows)
-            parts = _parts(table)
+    async def _large_share(
+        self,
+        call: _Call,
+        share: Share,
+        encoded: EncodedEpoch,
+        payload: pa.Buffer,
+        thread: CallThread,
+        held: bool,
+    ) -> AsyncGenerator[Lot]:
+        """The share of one epoch, in parts; each is encoded when the one before it is on its
+        way."""
+        epoch, watermark, digest, *_ = encoded
+        key, size = _split_key(call.log, share, epoch), payload.size
+        async with contextlib.nullcontext() if held else self._gate.hold(key, size):
+            divided = await thread.run(partial(self._split, call, share, epoch, payload))
+            parts = _parts(divided[share.index])
             for number, part in enumerate(parts):
-                encode = _Encode(part)
-                quick = part.nbytes <= QUICK_BYTES
-                rows_sent, found = encode() if quick else await self._rows_thread.run(encode)
-                yield (
-                    epoch_frame(epoch, watermark, digest, rows_sent, found, number, len(parts)),
-                    rows_sent,
-                )
+                rows, checksum = await thread.run(partial(_encode, part))
+                call.took(rows, 0 if number else divided.nbytes, epochs=number + 1 == len(parts))
+                yield [
+                    (
+                        epoch_frame(epoch, watermark, digest, rows, checksum, number, len(parts)),
+                        rows,
+                    )
+                ]
+
+    def _split(self, call: _Call, share: Share, epoch: int, payload: pa.Buffer) -> Split:
+        return self._splits.get(
+            _split_key(call.log, share, epoch),
+            lambda: split(records.decode_rows(payload), share.key_by, share.partitions),
+        )
 
 
-class _Encode:
-    """Encodes rows; their checksum too."""
+Lot = list[tuple[bytes, pa.Buffer | None]]
+"""Frames with their payloads."""
 
-    def __init__(self, rows: pa.Table) -> None:
-        self._rows = rows
+_Read = Callable[[int, int, bool], list[EncodedEpoch]]
+"""Epochs from one on, of at most so many bytes; whether the first one may be larger."""
 
-    def __call__(self) -> tuple[pa.Buffer | None, int]:
-        if not self._rows.num_rows:
-            return None, 0
-        payload = records.encode_rows(self._rows)
-        return payload, records.checksum(payload)
+
+def _local_reads(log: OutputLog) -> _Read:
+    return lambda epoch, max_bytes, large: log.read_local(epoch, max_bytes, at_least_one=large)
+
+
+def _fetched_reads(log: OutputLog, fetched: FetchedFile) -> _Read:
+    return lambda epoch, max_bytes, large: log.read_fetched(
+        epoch, max_bytes, fetched, at_least_one=large
+    )
+
+
+def _split_key(log: OutputLog, share: Share, epoch: int) -> Hashable:
+    return log.stream, log.partition, epoch, share.key_by, share.partitions
+
+
+class _Call:
+    """What a call has been sent, and whether that is all."""
+
+    def __init__(self, log: OutputLog, request: ReadRequest) -> None:
+        self.log = log
+        self.share = request.share
+        self.epoch = request.from_epoch  # the next one
+        self.left = request.max_bytes
+        self.complete = False
+        self._epochs = 0
+        self._split_bytes_left = CALL_SPLIT_BYTES
+
+    def take(self, portion: list[EncodedEpoch]) -> Lot:
+        """The frames of epochs that are sent as they are."""
+        lot: Lot = []
+        for epoch, watermark, digest, payload, checksum in portion:
+            if self._epochs and self.left < _sent_bytes(payload):
+                self.complete = True
+            if self.complete:
+                break
+            lot.append((epoch_frame(epoch, watermark, digest, payload, checksum), payload))
+            self.took(payload)
+        return lot
+
+    def took(self, payload: pa.Buffer | None, split_bytes: int = 0, *, epochs: int = 1) -> None:
+        """An epoch is sent, or with `epochs=0` a part of it; `split_bytes`: of its split."""
+        self.left -= _sent_bytes(payload)
+        self._split_bytes_left -= split_bytes
+        self.epoch += epochs
+        self._epochs += epochs
+        if self._epochs == READ_EPOCHS or (
+            self._epochs and min(self.left, self._split_bytes_left) <= 0
+        ):
+            self.complete = True
+
+
+def _sent_bytes(payload: pa.Buffer | None) -> int:
+    return records.ALIGN + (0 if payload is None else int(payload.size))
+
+
+def _encode(rows: pa.Table) -> tuple[pa.Buffer | None, int]:
+    """Rows as they are sent, and their checksum."""
+    if not rows.num_rows:
+        return None, 0
+    payload = records.encode_rows(rows)
+    return payload, records.checksum(payload)
 
 
 def _parts(rows: pa.Table) -> list[pa.Table]:
@@ -362,6 +457,16 @@ class _Body:
         self._http = http
         self._response: web.StreamResponse | None = None  # of a long one
         self._pending = bytearray()
+        self._slice_ends_at = time.monotonic() + SLICE_S
+
+    async def add_lot(self, lot: Lot) -> None:
+        """Whole epochs that are ready are not kept for others that take longer."""
+        for frame, payload in lot:
+            await self.add(frame, payload)
+        if time.monotonic() >= self._slice_ends_at:
+            await self._flush()
+            await asyncio.sleep(0)  # a write that need not wait lets nobody else run
+            self._slice_ends_at = time.monotonic() + SLICE_S
 
     async def add(self, frame: bytes, payload: pa.Buffer | None) -> None:
         self._pending += frame

@@ -1,0 +1,19 @@
+"""What a table costs in memory: its rows, and the objects around them.
+
+An epoch of one row is hundreds of times as large as its row: each column has buffers, of 64 bytes
+at least, and Arrow and Python objects. A bound that counts rows alone does not bound epochs of few
+rows. Knows nothing of epochs.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+TABLE_BYTES = 4 << 10
+COLUMN_BYTES = 1 << 10
+"""Of the objects of each column; nested ones have more."""
+
+
+def memory_bytes(table: pa.Table) -> int:
+    """Bytes of memory, about; of a slice only its part."""
+    return int(table.nbytes) + TABLE_BYTES + COLUMN_BYTES * int(table.num_columns)

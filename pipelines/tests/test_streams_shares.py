@@ -1,0 +1,199 @@
+"""Many readers of shares at one server: what is divided once, and what others notice of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from reader_parts import endpoints, read_once, started_io
+
+from rekindle.exchange.routing import Share
+from rekindle.exchange.shuffle import SplitCache, split
+from rekindle.streams import server as server_module
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.log import OutputLog
+from rekindle.streams.reader import PartitionReader
+from rekindle.streams.reader_core import Subscription
+from rekindle.streams.server import StreamServer
+from rekindle.streams.wire import ReadRequest
+from rekindle_testing.waiting import eventually
+
+ADDRESS = "127.0.44.1"
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+BEAT_S = 0.005
+
+
+def filled(directory: Path, epochs: int, rows: int, **options: Any) -> OutputLog:
+    log = OutputLog(directory, "s", 0, SCHEMA, **options)
+    table = pa.table({"k": np.arange(rows), "v": np.arange(rows)}, schema=SCHEMA)
+    digest = digest_table(table)
+    for epoch in range(epochs):
+        log.append(EpochBatch("s", 0, epoch, epoch, table, digest))
+    return log
+
+
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An element for each split that the server computes."""
+    computed: list[int] = []
+
+    def counted(rows: pa.Table, *arguments: Any) -> Any:
+        computed.append(rows.num_rows)
+        return split(rows, *arguments)
+
+    monkeypatch.setattr(server_module, "split", counted)
+    return computed
+
+
+@pytest.fixture
+def server() -> Iterator[StreamServer]:
+    server = StreamServer(ADDRESS, 0)
+    yield server
+    server.stop()
+
+
+class Heartbeat:
+    """The longest time in which a server's loop did nothing else."""
+
+    def __init__(self, server: StreamServer) -> None:
+        self.longest_s = 0.0
+        self._loop = server._io.loop
+        server._io.call(self._beat, time.monotonic())
+
+    def _beat(self, before: float) -> None:
+        now = time.monotonic()
+        self.longest_s = max(self.longest_s, now - before - BEAT_S)
+        self._loop.call_later(BEAT_S, self._beat, now)
+
+
+class Consumers:
+    """Readers of all shares of one partition."""
+
+    def __init__(self, server: StreamServer, count: int) -> None:
+        self.got: list[list[int]] = [[] for _ in range(count)]
+        self.rows = [0] * count
+        self.io = started_io()
+        self.readers = [self._reader(index, count) for index in range(count)]
+        self.failed: set[str] = set()
+        for reader in self.readers:
+            reader.route(endpoints(f"{ADDRESS}:{server.port}").endpoints)
+
+    def _reader(self, index: int, count: int) -> PartitionReader:
+        def deliver(batch: EpochBatch) -> None:
+            self.got[index].append(batch.epoch)
+            self.rows[index] += batch.rows.num_rows
+
+        share = Share(("k",), count, index)
+        return PartitionReader(self.io, Subscription("s", 0, 0, share), deliver, lambda: True)
+
+    def wait(self, epochs: int, within_s: float) -> None:
+        def arrived() -> bool:
+            for reader in self.readers:
+                self.failed |= set(reader.unreadable())
+            return all(len(got) >= epochs for got in self.got)
+
+        try:
+            eventually(arrived, within_s)
+        finally:
+            for reader in self.readers:
+                reader.close()
+            self.io.stop()
+        assert all(got == list(range(epochs)) for got in self.got)
+
+
+@pytest.mark.parametrize(
+    ("consumers", "epochs", "rows"), [(32, 400, 1), (16, 150, 2000), (8, 12, 100_000)]
+)
+def test_consumers_that_catch_up_share_each_split(
+    tmp_path: Path,
+    server: StreamServer,
+    splits: list[int],
+    consumers: int,
+    epochs: int,
+    rows: int,
+) -> None:
+    server.serve_log(filled(tmp_path, epochs, rows))
+    heartbeat = Heartbeat(server)
+    readers = Consumers(server, consumers)
+    readers.wait(epochs, 60)
+    assert sum(readers.rows) == rows * epochs
+    assert len(splits) == epochs
+    assert heartbeat.longest_s < 0.5
+    assert not readers.failed
+
+
+def test_a_call_for_a_share_splits_no_more_than_the_cache_keeps(
+    tmp_path: Path, server: StreamServer, splits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "CALL_SPLIT_BYTES", 64 << 10)
+    log = filled(tmp_path, 60, 1000)
+    server.serve_log(log)
+    request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 64, 0))
+    response = read_once(f"{ADDRESS}:{server.port}", request, 10)
+    assert 1 <= len(response.epochs) == len(splits) <= 4
+    assert sum(16 * rows for rows in splits) <= (64 << 10) + 16_000
+
+
+def test_an_epoch_of_few_rows_costs_the_same_for_any_number_of_shares() -> None:
+    rows = pa.table({"k": [1], "v": [1]}, schema=SCHEMA)
+    assert split(rows, ["k"], 64).nbytes <= split(rows, ["k"], 2).nbytes + 62 * 8
+    cache = SplitCache(1 << 20)
+    for epoch in range(1000):
+        cache.get(epoch, lambda: split(rows, ["k"], 64))
+    assert 100 <= len(cache) <= (1 << 20) // 4096
+
+
+def test_whole_epochs_are_sent_before_others_are_ready(
+    tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(rows: pa.Table, *arguments: Any) -> Any:
+        time.sleep(0.2)
+        return split(rows, *arguments)
+
+    monkeypatch.setattr(server_module, "split", slow)
+    server.serve_log(filled(tmp_path, 30, 1))
+    request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
+    response = read_once(f"{ADDRESS}:{server.port}", request, 1.5)
+    assert [e.epoch for e in response.epochs] == list(range(len(response.epochs)))
+    assert 2 <= len(response.epochs) < 10
+
+
+def test_a_call_that_was_abandoned_splits_no_more(
+    tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+
+    def slow(rows: pa.Table, *arguments: Any) -> Any:
+        computed.append(1)
+        time.sleep(0.05)
+        return split(rows, *arguments)
+
+    monkeypatch.setattr(server_module, "split", slow)
+    server.serve_log(filled(tmp_path, 200, 1))
+    request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
+    read_once(f"{ADDRESS}:{server.port}", request, 0.5)
+    eventually(lambda: not server._http._transports, 5)
+    time.sleep(0.1)
+    done = len(computed)
+    time.sleep(0.3)
+    assert len(computed) == done < 50
+
+
+def test_another_reader_hardly_notices_those_of_shares(
+    tmp_path: Path, server: StreamServer
+) -> None:
+    server.serve_log(filled(tmp_path, 300, 2000))
+    consumers = Consumers(server, 16)
+    took = []
+    for _ in range(10):
+        began = time.monotonic()
+        assert read_once(f"{ADDRESS}:{server.port}", ReadRequest("s", 0, 299, 1), 1.5).epochs
+        took.append(time.monotonic() - began)
+    consumers.wait(300, 60)
+    assert sorted(took)[5] < 0.5
