@@ -3,10 +3,10 @@
 .venv/bin/python benchmarks/stream_edges.py [--edges 1 8 64] [--mb 512] [--epoch-kb 1024 16 1]
 
 Forward edges read a partition each; keyed ones a share each of one partition, which has the bytes
-of all. Throughput: logs that are full are read from the beginning, in epochs of each size; CPU of both
-processes. Latency: from the append of an epoch of one record to its delivery, with an epoch of each
-partition every 100 ms; the watermark is the time of the append. Threads are those of the process
-that are there because of the edges. Target: at most 2 for readers, at most 3 for the server."""
+of all. Throughput: logs that are full are read from the beginning, in epochs of each size; CPU of
+both processes. Latency: from the append of an epoch of one record to its delivery, with an epoch of
+each partition every 100 ms; the watermark is the time of the append. Threads are those of the
+process that are there because of the edges. Target: at most 2 for readers, 3 for the server."""
 
 from __future__ import annotations
 

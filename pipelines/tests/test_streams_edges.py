@@ -33,6 +33,7 @@ from rekindle.identity import Identity
 from rekindle.protocol import Endpoint, Upstream
 from rekindle.streams import connections, http_server
 from rekindle.streams import server as server_module
+from rekindle.streams.client import StreamClient
 from rekindle.streams.connections import Connections
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
@@ -495,6 +496,28 @@ def test_an_odd_request_is_answered(
     assert read(server, ReadRequest("s", 0, 0, 1)) == [0]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"partition": float("inf")}, "not a valid request: OverflowError"),
+        (
+            {"share": {"key_by": ["absent"], "partitions": 2, "index": 0}},
+            "stream s has no columns 'absent' to share by",
+        ),
+    ],
+)
+def test_a_wrong_request_is_refused_in_words_without_a_stack(
+    log: OutputLog, server: StreamServer, change: dict[str, object], words: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    log.append(batch(0))
+    message = ReadRequest("s", 0, 0, 1, incarnation=1).message(OWN) | change
+    monkeypatch.setattr(ReadRequest, "message", lambda *_: message)
+    with pytest.raises(StreamUnavailable, match=words):
+        read(server, ReadRequest("s", 0, 0, 1))
+    assert not caplog.records
+
+
 def test_a_byte_a_second_ends_at_the_deadline(
     server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,7 +557,7 @@ def test_thousands_of_connections_keep_nobody_out(
     for stranger in [*strangers, reader]:
         stranger.close()
     (words,) = {r.getMessage() for r in caplog.records if r.name == http_server.__name__}
-    assert "128 have not sent a valid request yet" in words
+    assert f"{connections.MAX_UNADMITTED} at once have sent no valid request in time" in words
 
 
 def test_an_idle_connection_is_closed(
@@ -548,36 +571,103 @@ def test_an_idle_connection_is_closed(
 
 
 def test_connections_are_bounded_and_the_idle_ones_go_first() -> None:
-    limits: Connections[str] = Connections(max_unadmitted=3, max_connections=4)
+    limits: Connections[str] = Connections(max_unadmitted=3, max_admitted=3)
+    for name in "abcde":
+        limits.opened(name, "1", 0.0)
     for name in "abc":
-        assert not limits.opened(name, "1", 0.0)
-        limits.busy(name)
+        assert limits.admitted(name) == []
     limits.idle("b", 1.0)
-    assert not limits.opened("d", "1", 1.0)
-    assert [c.connection for c in limits.opened("e", "1", 1.0)] == ["b"]
-    assert [c.connection for c in limits.opened("f", "1", 1.0)] == ["f"]  # all others are in use
-    assert sorted(c.connection for c in limits.expired(10.0)) == ["d", "e"]
+    closed = limits.admitted("d")
+    assert closed is not None
+    assert [c.connection for c in closed] == ["b"]
+    assert limits.admitted("e") is None  # all others are in use
+    assert [c.connection for c in limits.expired(10.0)] == ["e"]
     limits.idle("a", 10.0)
     assert [c.connection for c in limits.expired(10.0 + connections.IDLE_S)] == ["a"]
-    assert len(limits) == 1
+    assert len(limits) == 2
 
 
 def test_strangers_cannot_take_all_descriptors() -> None:
-    assert connections.limits(1 << 20) == (connections.MAX_UNADMITTED, connections.MAX_CONNECTIONS)
-    assert connections.limits(-1) == (connections.MAX_UNADMITTED, connections.MAX_CONNECTIONS)
-    assert connections.limits(1024) == (128, 512)
-    assert connections.limits(100) == (12, 50)
+    assert connections.limits(1 << 20) == (connections.MAX_UNADMITTED, connections.MAX_ADMITTED)
+    assert connections.limits(-1) == (connections.MAX_UNADMITTED, connections.MAX_ADMITTED)
+    assert connections.limits(1024) == (128, 768)
+    assert connections.limits(100) == (12, 76)
 
 
-def test_the_address_with_most_connections_loses_one() -> None:
-    limits: Connections[str] = Connections(max_unadmitted=3)
-    limits.opened("a", "reader", 0.0)
-    limits.opened("b", "stranger", 0.0)
-    limits.opened("c", "stranger", 0.0)
-    (closed,) = limits.opened("d", "stranger", 0.0)
+def test_the_address_with_most_connections_loses_the_oldest() -> None:
+    limits: Connections[str] = Connections(max_unadmitted=4)
+    for name, peer in (("a", "reader"), ("b", "stranger"), ("c", "stranger"), ("d", "stranger")):
+        limits.opened(name, peer, 0.0)
+    assert limits.full
+    for _ in range(connections.CHECKS):
+        assert not limits.make_room()  # they may be about to send a request
+    (closed,) = limits.make_room()
     assert (closed.connection, closed.peer) == ("b", "stranger")
-    (closed,) = limits.opened("e", "another", 0.0)
-    assert closed.peer == "stranger"
+    assert not limits.full
+    limits.opened("e", "reader", 0.0)
+    limits.admitted("a")
+    assert [limits.make_room()[0].connection for _ in range(2)] == ["c", "d"]
+    assert not limits.make_room()
+
+
+@pytest.mark.parametrize("paused_s", [0.0, 1.0])
+def test_all_readers_of_a_task_may_connect_at_one_moment(
+    log: OutputLog, server: StreamServer, paused_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the unadmitted connections that there may be."""
+    monkeypatch.setattr(server._http, "limits", Connections(64))
+    log.append(batch(0))
+    server._io.call(time.sleep, paused_s)
+    address = f"{ADDRESS}:{server.port}"
+
+    async def read_one() -> int:
+        client = StreamClient(address, OWN)
+        try:
+            return len((await client.read(ReadRequest("s", 0, 0, 1), 20)).epochs)
+        finally:
+            await client.close()
+
+    async def read_all() -> list[int]:
+        return await asyncio.gather(*(read_one() for _ in range(300)))
+
+    assert asyncio.run(read_all()) == [1] * 300
+
+
+def test_a_reader_too_many_is_refused_in_words(
+    log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server._http, "limits", Connections(8, 2))
+    busy = [ask(server, ReadRequest("s", 0, 0, 1, wait_s=1.0)) for _ in range(2)]
+    eventually(lambda: len(server._http.limits) == 2 and not server._http.limits.unadmitted)
+    with pytest.raises(StreamUnavailable, match="2 readers have connections; raise the limit of"):
+        read(server, ReadRequest("s", 0, 0, 1))
+    for one in busy:
+        one.close()
+
+
+def test_a_process_raises_its_own_limit_of_descriptors() -> None:
+    script = """
+        import resource
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, min(hard, 5000)))
+        from rekindle.streams.sockets import descriptors
+        print(descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    got, limit = map(int, done.stdout.split())
+    assert got == limit > 256
+
+
+def test_what_a_stranger_is_sent_is_short(server: StreamServer) -> None:
+    with socket.create_connection((ADDRESS, server.port)) as stranger:
+        stranger.settimeout(5)
+        stranger.sendall(b"\x01" * 100_000)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while chunk := stranger.recv(1 << 16):
+                answer += chunk
+    assert len(answer) < 500
 
 
 # -- peers that are gone -----------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -79,7 +80,7 @@ class PartitionReader:
         self._deliver = deliver
         self._has_buffer_space = has_buffer_space
         self._connect = connect
-        self._core = ReaderCore(subscription, stall_s)
+        self._core = ReaderCore(subscription, stall_s, random.random)
         self._lock = threading.Lock()  # held while the core changes, and to read it elsewhere
         self._problem: str | None = None  # an error of the reader itself
         self._backoff = Backoff(BACKOFF)
@@ -197,7 +198,7 @@ class PartitionReader:
             self._abandon()
         elif client is not None:
             self._client = None
-            self._closing = asyncio.get_running_loop().create_task(client.close())
+            self._closing = asyncio.get_running_loop().create_task(self._close_client(client))
 
     # -- a call ----------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class PartitionReader:
             if self._calling is asyncio.current_task():
                 self._client = None
             if client is not None:
-                await client.close()
+                await self._close_client(client)
             if not isinstance(error, Exception):
                 raise
             self._ended(partial(self._failed, call, error))
@@ -228,11 +229,18 @@ class PartitionReader:
         client = self._client
         if client is not None and client.address != address:
             self._client = None
-            await client.close()
+            await self._close_client(client)
             client = None
         if client is None:
             client = self._client = self._connect(address)
         return client
+
+    async def _close_client(self, client: Client) -> None:
+        """Whatever it raises: it is not used again."""
+        try:
+            await client.close()
+        except Exception as error:
+            _log.warning("the connection to %s is not closed: %r", client.address, error)
 
     async def _read(self, client: Client, call: ReadEpochs) -> ReadResponse:
         s = self.subscription

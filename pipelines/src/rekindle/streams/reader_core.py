@@ -10,7 +10,7 @@ Design: docs/design/streams.md#reader.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -98,8 +98,13 @@ ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
 class ReaderCore:
     """One reader. `head`: the newest one that a replica has reported."""
 
-    def __init__(self, subscription: Subscription, stall_s: float) -> None:
-        self.choice = ReplicaChoice(subscription.from_epoch, stall_s)
+    def __init__(
+        self,
+        subscription: Subscription,
+        stall_s: float,
+        draw: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self.choice = ReplicaChoice(subscription.from_epoch, stall_s, draw)
         self.head = NO_EPOCH
         self._name = f"{subscription.stream}/{subscription.partition}"
         self._incarnations: dict[str, int] = {}  # by address

@@ -36,7 +36,7 @@ from rekindle.streams.io_thread import STOP_S, CallThread, IoThread
 from rekindle.streams.log import OutputLog
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch
 from rekindle.streams.memory_gate import MemoryGate
-from rekindle.streams.sockets import ACCEPTED, BACKLOG, listen
+from rekindle.streams.sockets import listen
 from rekindle.streams.wire import (
     MAX_PART_BYTES,
     MAX_REQUEST_BYTES,
@@ -80,8 +80,10 @@ _log = logging.getLogger(__name__)
 class _Refusal(Exception):
     """A request that is answered with an error."""
 
-    def __init__(self, status: int, error: Exception) -> None:
+    def __init__(self, status: int, error: Exception, *, close: bool = False) -> None:
         super().__init__(str(error))
+        # Of one that is not our reader, the connection is closed.
+        self.close = close or status in (400, 401, 404, 413)
         self.status = status
         self.error = error
 
@@ -157,16 +159,8 @@ class StreamServer:
         self.port: int = self._socket.getsockname()[1]
         self._io = IoThread("stream-server", on_death)
         self._http = HttpServer(self._handle, self._io.loop)
-        self._listener: asyncio.Server | None = None
         self._io.start()
-        self._io.run(self._listen(), 10.0)
-
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        # asyncio accepts as many at once as it is told of a backlog; the kernel may hold more.
-        self._listener = await loop.create_server(self._http, sock=self._socket, backlog=ACCEPTED)
-        self._socket.listen(BACKLOG)
-        self._http.sweep()
+        self._io.call(self._http.listen, self._socket)
 
     def serve_log(self, log: OutputLog, head: Callable[[], int] = lambda: NO_EPOCH) -> None:
         self._logs[(log.stream, log.partition)] = _Served(log, head, self._io)
@@ -184,11 +178,9 @@ class StreamServer:
             thread.stop(STOP_S / 4)
 
     def _close(self, logs: list[_Served]) -> None:
-        if self._listener is not None:
-            self._listener.close()
         for served in logs:
             served.wake_all()
-        self._http.abort_all()
+        self._http.close()
 
     # -- a call ----------------------------------------------------------------------------------
 
@@ -198,7 +190,7 @@ class StreamServer:
             async with asyncio.timeout(MAX_CALL_S):
                 return await self._respond(http)
         except _Refusal as refusal:
-            return _error(refusal.status, refusal.error)
+            return _error(refusal.status, refusal.error, close=refusal.close)
         except (ConnectionError, TimeoutError):
             return self._http.abort(http)
         except Exception as error:
@@ -209,7 +201,10 @@ class StreamServer:
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         request = await self._request(http)
-        self._http.limits.busy(http.protocol)
+        if not self._http.admit(http):
+            most = self._http.limits.max_admitted
+            text = f"{most} readers have connections; raise the limit of open files of this task"
+            raise _Refusal(503, StreamUnavailable(text), close=True)
         served = self._logs.get((request.stream, request.partition))
         if served is None:
             stream = f"{request.stream}/{request.partition}"
@@ -217,6 +212,8 @@ class StreamServer:
                 503, StreamUnavailable(f"this task does not serve stream {stream} (yet)")
             )
         log = served.log
+        if request.share is not None:
+            _require_columns(request.share, log)
         await served.wait_for(request.from_epoch, min(request.wait_s, MAX_WAIT_S))
         if self._stopped:
             raise _Refusal(503, StreamUnavailable("this task is stopping"))
@@ -257,7 +254,9 @@ class StreamServer:
             # Before the rest: a request of another release may have other fields.
             self._admit(MessageIdentity.read(message))
             return ReadRequest.of(message)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+        ) as error:  # fmt: skip
             raise _Refusal(400, ValueError(f"not a valid request: {error!r}")) from error
 
     def _admit(self, sender: MessageIdentity) -> None:
@@ -505,8 +504,14 @@ class _Body:
             await self._response.write(data)
 
 
-def _error(status: int, error: Exception) -> web.Response:
+def _require_columns(share: Share, log: OutputLog) -> None:
+    if absent := sorted(set(share.key_by) - set(log.schema.names)):
+        text = f"stream {log.stream} has no columns {', '.join(map(repr, absent))} to share by"
+        raise _Refusal(400, ValueError(text))
+
+
+def _error(status: int, error: Exception, *, close: bool = False) -> web.Response:
     response = web.json_response(error_body(error), status=status)
-    if status in (400, 401, 404, 413):  # not one of our readers
+    if close:
         response.force_close()
     return response

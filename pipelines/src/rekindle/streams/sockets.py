@@ -6,6 +6,7 @@ Design: docs/design/streams.md#edges.
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 
 BUFFER_BYTES = 256 << 10
@@ -13,12 +14,23 @@ BUFFER_BYTES = 256 << 10
 suffices for 250 MB/s at a round trip of 1 ms."""
 BACKLOG = 512
 """Connections that wait to be accepted."""
-ACCEPTED = 64
-"""Connections that are accepted at once, before others of them are closed."""
+MAX_DESCRIPTORS = 1 << 16
 GONE_AFTER_S = 10
 """A peer that acknowledges nothing for this long is gone: its machine or the network is lost."""
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+
+
+def descriptors() -> int:
+    """How many this process may have open, after its own limit has been raised as far as it may:
+    it is 1,024 by default, for the sake of programs that use `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return most
+    return soft
 
 
 def listen(address: str, port: int) -> socket.socket:
