@@ -34,6 +34,7 @@ from rekindle.streams.wire import (
     StreamProgress,
     StreamUnavailable,
 )
+from rekindle.table_memory import memory_bytes
 from rekindle_testing.waiting import eventually
 
 
@@ -281,18 +282,49 @@ def test_an_epoch_that_is_too_large_takes_no_memory() -> None:
         raise EpochTooLarge(f"epoch {epoch} has {size} bytes")
 
     first, *_ = response()
-    header = wire._frame({"epoch": 0, "bytes": 1 << 60, "sum": 0}, None, 0)
+    about = {"epoch": 0, "watermark": 0, "digest": "", "bytes": 1 << 60, "sum": 0}
+    header = wire._frame(about, None, 0)
     with pytest.raises(EpochTooLarge, match=f"epoch 0 has {1 << 60} bytes"):
         decoder(check_size=check).feed(first + header)
 
 
 @pytest.mark.parametrize(
-    "header", [{"epoch": 0}, {"epoch": 0, "watermark": 1, "digest": "", "kind": "NEW"}]
+    "change",
+    [
+        {"kind": "NEW"},
+        {"epoch": 0.0},
+        {"epoch": False},
+        {"watermark": None},
+        {"watermark": 1 << 63},
+        {"watermark": "1"},
+        {"digest": 7},
+        {"part": None},
+        {"attempt": "1"},
+    ],
 )
-def test_an_epoch_with_an_unknown_header_is_refused_in_words(header: dict[str, Any]) -> None:
+def test_an_epoch_with_another_header_is_a_failed_call(change: dict[str, Any]) -> None:
     first, *_ = response()
-    with pytest.raises(StreamUnavailable, match="an epoch that cannot be read"):
-        decoder().feed(first + wire._frame(header, None, 0))
+    header = {"epoch": 0, "watermark": 1, "digest": ""} | change
+    made = decoder()
+    with pytest.raises(StreamUnavailable, match="a header that it cannot read"):
+        made.feed(first + wire._frame(header, None, 0))
+    assert not made.epochs
+    with pytest.raises(StreamUnavailable, match="a header that it cannot read"):
+        decoder().feed(first + wire._frame({"epoch": 0}, None, 0))
+
+
+def test_epochs_of_a_response_share_one_schema() -> None:
+    made = decoder()
+    made.feed(b"".join(response()))
+    first, second = made.epochs
+    assert first.rows.schema.metadata == second.rows.schema.metadata
+    wide = pa.table({f"column_{n}": [1.0] for n in range(200)})
+    before, kept = pa.total_allocated_bytes(), list[ResponseDecoder]()
+    for _ in range(20):
+        kept.append(decoder())
+        kept[-1].feed(b"".join(response(wide)))
+    counted = sum(memory_bytes(e.rows) for one in kept for e in one.epochs)
+    assert pa.total_allocated_bytes() - before <= counted
 
 
 def test_a_huge_header_is_refused() -> None:

@@ -37,7 +37,7 @@ from rekindle.streams.client import StreamClient
 from rekindle.streams.connections import Connections
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.io_thread import IoThread
+from rekindle.streams.io_thread import CallThread, IoThread
 from rekindle.streams.log import OutputLog
 from rekindle.streams.memory_gate import MemoryGate
 from rekindle.streams.reader import PartitionReader
@@ -229,6 +229,47 @@ def test_a_stopped_thread_is_not_reported() -> None:
     assert not died
     io.call(died.append, "nothing happens")
     IoThread("never started").stop()
+
+
+def test_a_thread_that_cannot_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = CallThread("calls")
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def play() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fail)
+            with pytest.raises(RuntimeError, match="can't start"):
+                await calls.run(lambda: 1)
+        assert await calls.run(lambda: 2) == 2
+
+    asyncio.run(play())
+    calls.stop(1)
+
+
+def test_readers_without_a_call_close_their_connections(log: OutputLog) -> None:
+    log.append(batch(0))
+    server = StreamServer(ADDRESS, 0)
+    server.serve_log(log)
+    before, io, got = open_sockets(), started_io(), list[int]()
+    sockets = open_sockets()
+    readers = [
+        PartitionReader(
+            io, Subscription("s", 0, 0), lambda b: got.append(b.epoch), lambda: len(got) < 5
+        )
+        for _ in range(5)
+    ]
+    for reader in readers:
+        reader.route(endpoints(f"{ADDRESS}:{server.port}").endpoints)
+    eventually(lambda: len(got) >= 5 and all(r._calling is None for r in readers))
+    assert any(r._client is not None for r in readers)
+    for reader in readers:
+        reader.close()
+    io.stop()
+    assert open_sockets() <= sockets
+    eventually(lambda: open_sockets() <= before)  # the server's ends, too
+    server.stop()
 
 
 # -- bounds ------------------------------------------------------------------------------------
@@ -922,10 +963,10 @@ def test_an_error_of_the_log_in_the_middle_keeps_what_was_sent(
         log.append(batch(epoch, rows=30_000))
     real = log.read_local
 
-    def failing(epoch: int, max_bytes: int, *, at_least_one: bool) -> object:
+    def failing(epoch: int, max_bytes: int, *options: int) -> object:
         if epoch >= 2:
             raise StreamUnavailable("the log is damaged")
-        return real(epoch, max_bytes, at_least_one=at_least_one)[:1]
+        return real(epoch, max_bytes, *options)[:1]
 
     monkeypatch.setattr(log, "read_local", failing)
     assert read(server, ReadRequest("s", 0, 0, 1 << 30)) == [0, 1]

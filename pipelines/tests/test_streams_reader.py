@@ -265,6 +265,64 @@ def test_without_capacity_no_call_is_made() -> None:
     harness.close()
 
 
+def test_a_reader_goes_on_if_closing_its_client_fails() -> None:
+    harness, closed = Harness(), list[int]()
+
+    class NotClosed(FakeClient):
+        async def close(self) -> None:
+            closed.append(1)
+            raise OSError("not closed")
+
+    harness.replicas.last[A] = 4
+    harness.replicas.dead.add(A)
+    harness.reader._connect = lambda a: NotClosed(harness.replicas, a)
+    harness.reader.route(endpoints(A).endpoints)
+    eventually(lambda: closed)
+    harness.replicas.dead.clear()
+    harness.expect(5, 10)
+    harness.close()
+
+
+def test_a_reader_goes_on_if_its_task_ends_in_an_unknown_way() -> None:
+    harness = Harness()
+    harness.replicas.last[A] = 4
+    failures = [ValueError("once")]
+
+    async def unknown(call: object) -> None:
+        raise failures.pop()
+
+    make = harness.reader._make
+    harness.reader._make = lambda call: unknown(call) if failures else make(call)  # type: ignore[method-assign]
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(5, 10)
+    harness.close()
+
+
+def test_a_reader_that_has_failed_is_woken_by_space() -> None:
+    """It has none when its back-off ends."""
+    harness = Harness()
+    harness.replicas.last[A] = 4
+    space: list[bool | Exception] = [True]
+
+    def has_space() -> bool:
+        if isinstance(space[0], Exception):
+            error, space[0] = space[0], False
+            raise error
+        return space[0]
+
+    harness.reader._has_buffer_space = has_space
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(5, 10)
+    space[0] = RuntimeError("once")
+    eventually(lambda: harness.reader.problem())
+    eventually(lambda: not harness.reader._backing_off, 20)
+    harness.replicas.last[A], space[0] = 9, True
+    harness.io.call(harness.reader.wake)
+    harness.expect(10, 5)
+    assert harness.reader.problem() is None
+    harness.close()
+
+
 def test_a_real_server_below_its_floor_is_named(tmp_path: Path) -> None:
     schema = pa.schema([("n", pa.int64())])
     log = OutputLog(tmp_path, "s", 0, schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from log_parts import MemorySpill
 from reader_parts import endpoints, read_once, started_io
 
 from rekindle.exchange.routing import Share
@@ -18,6 +20,7 @@ from rekindle.streams import server as server_module
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
+from rekindle.streams.memory_gate import MemoryGate
 from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.server import StreamServer
@@ -197,3 +200,146 @@ def test_another_reader_hardly_notices_those_of_shares(
         took.append(time.monotonic() - began)
     consumers.wait(300, 60)
     assert sorted(took)[5] < 0.5
+
+
+# -- spilled files and large epochs ------------------------------------------------------------
+
+
+class CountedSpill(MemorySpill):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+
+    def get(self, name: str) -> bytes:  # type: ignore[override]
+        self.fetched.append(name)
+        return super().get(name)
+
+
+@pytest.mark.parametrize("share", [None, Share(("k",), 2, 0)])
+def test_a_spilled_file_is_fetched_once_for_readers_at_different_places(
+    tmp_path: Path, server: StreamServer, share: Share | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "PORTION_BYTES", 32 << 10)
+    spill = CountedSpill()
+    log = filled(tmp_path, 120, 1000, budget=1 << 20, spill=spill, file_bytes=256 << 10)
+    server.serve_log(log)
+    files, spilled = len(spill), next(e for e in range(120) if log.spilled(e) is None)
+    assert files >= 5
+    places = (0, spilled // 2)
+    found: list[list[int]] = [[], []]
+
+    def read_on(number: int) -> None:
+        epoch = places[number]
+        while len(found[number]) < spilled // 2:
+            request = ReadRequest("s", 0, epoch, 64 << 10, share=share)
+            got = read_once(f"{ADDRESS}:{server.port}", request, 20).epochs
+            found[number] += [e.epoch for e in got]
+            epoch = found[number][-1] + 1
+
+    threads = [threading.Thread(target=read_on, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for place, epochs in zip(places, found, strict=True):
+        assert epochs == list(range(place, place + len(epochs)))
+    assert len(spill.fetched) <= files
+
+
+def test_a_portion_does_not_hold_memory_twice(
+    tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a spilled file into a local one, with memory for one of them."""
+    monkeypatch.setattr(server_module, "LOT_BYTES", 1 << 10)
+    log = filled(tmp_path, 60, 2000, budget=1 << 20, spill=MemorySpill(), file_bytes=256 << 10)
+    server._gate = MemoryGate(1)
+    server.serve_log(log)
+    first_local = next(e for e in range(60) if log.spilled(e) is None)
+    found: list[list[int]] = [[], []]
+
+    def read_across(number: int) -> None:
+        request = ReadRequest("s", 0, first_local - 2, 8 << 20, share=Share(("k",), 2, number))
+        found[number] = [e.epoch for e in read_once(f"{ADDRESS}:{server.port}", request, 10).epochs]
+
+    threads = [threading.Thread(target=read_across, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == [list(range(first_local - 2, 60))] * 2
+    assert not server._gate.held_bytes
+
+
+def test_an_epoch_that_is_spilled_meanwhile_is_fetched_by_the_thread_of_the_store(
+    tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    class NamedSpill(MemorySpill):
+        def get(self, name: str) -> bytes:  # type: ignore[override]
+            names.append(threading.current_thread().name)
+            return super().get(name)
+
+    log = filled(tmp_path, 30, 2000, budget=1 << 18, spill=NamedSpill(), file_bytes=64 << 10)
+    server.serve_log(log)
+    asked, real = [0], log.spilled
+
+    def late(epoch: int) -> tuple[str, int] | None:
+        asked[0] += 1
+        return None if asked[0] == 1 else real(epoch)
+
+    monkeypatch.setattr(log, "spilled", late)
+    request = ReadRequest("s", 0, 0, 1, share=Share(("k",), 2, 0))
+    assert [e.epoch for e in read_once(f"{ADDRESS}:{server.port}", request, 10).epochs] == [0]
+    assert set(names) == {"stream-store"}
+
+
+def test_a_large_epoch_delays_no_others(
+    tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "LARGE_BYTES", 1 << 20)
+    go = threading.Event()
+
+    def slow(rows: pa.Table, *arguments: Any) -> Any:
+        if rows.num_rows > 60_000:
+            go.wait(20)
+        return split(rows, *arguments)
+
+    monkeypatch.setattr(server_module, "split", slow)
+    log = filled(tmp_path, 2, 100_000)
+    table = pa.table({"k": np.arange(20_000), "v": np.arange(20_000)}, schema=SCHEMA)
+    log.append(EpochBatch("s", 0, 2, 2, table, digest_table(table)))
+    server.serve_log(log)
+    address, share = f"{ADDRESS}:{server.port}", Share(("k",), 2, 0)
+    found: list[int] = []
+
+    def read_large() -> None:
+        request = ReadRequest("s", 0, 0, 1, share=share)
+        found.extend(e.epoch for e in read_once(address, request, 30).epochs)
+
+    thread = threading.Thread(target=read_large)
+    thread.start()
+    assert read_once(address, ReadRequest("s", 0, 2, 1, share=share), 10).epochs
+    assert not found
+    go.set()
+    thread.join(20)
+    assert found == [0]
+
+
+def test_old_epochs_are_not_read_in_the_loop(
+    tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their pages may have to be read from a slow disk."""
+    log = filled(tmp_path, 40, 1000, file_bytes=64 << 10)
+    server.serve_log(log)
+    names: dict[int, str] = {}
+    real = log.read_local
+
+    def named(epoch: int, *arguments: Any, **options: Any) -> Any:
+        names[epoch] = threading.current_thread().name
+        return real(epoch, *arguments, **options)
+
+    monkeypatch.setattr(log, "read_local", named)
+    for epoch in (0, 39):
+        assert read_once(f"{ADDRESS}:{server.port}", ReadRequest("s", 0, epoch, 1), 10).epochs
+    assert names == {0: "stream-rows", 39: "stream-server"}

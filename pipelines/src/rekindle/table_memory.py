@@ -10,10 +10,16 @@ from __future__ import annotations
 import pyarrow as pa
 
 TABLE_BYTES = 4 << 10
+"""Of the objects of an epoch: the table and what holds it."""
 COLUMN_BYTES = 1 << 10
 """Of the objects of each column; nested ones have more."""
 
 
 def memory_bytes(table: pa.Table) -> int:
-    """Bytes of memory, about; of a slice only its part."""
-    return int(table.nbytes) + TABLE_BYTES + COLUMN_BYTES * int(table.num_columns)
+    """Bytes of memory, about; of a slice only its part. Without rows a table is assumed to be
+    shared, so only what holds it counts."""
+    if not table.num_rows:
+        return TABLE_BYTES
+    columns = int(table.num_columns)
+    pieces = max(1, int(table.column(0).num_chunks)) if columns else 1
+    return int(table.nbytes) + pieces * (TABLE_BYTES + COLUMN_BYTES * columns)

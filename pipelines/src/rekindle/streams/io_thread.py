@@ -79,7 +79,9 @@ class IoThread:
                 self._on_death(f"thread {self._name} has ended: {reason}")
 
     def _cancel_tasks(self) -> None:
-        """Let each task close what it has opened."""
+        """Let each task close what it has opened; one that was made to close something has not
+        begun yet, perhaps."""
+        self.loop.run_until_complete(asyncio.sleep(0))
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
@@ -153,9 +155,14 @@ class CallThread:
         with self._changed:
             self._calls.append(call)
             self._changed.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except BaseException:  # the next call tries again
+                    self._calls.pop()
+                    raise
+                self._thread = thread
 
     def _run(self) -> None:
         while (call := self._next()) is not None:

@@ -29,7 +29,7 @@ from rekindle.streams.branches import Branch
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
 from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
-from rekindle.streams.log_reading import EncodedEpoch, Reading, View
+from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch, Reading, View
 from rekindle.streams.records import DamagedRecord, Record
 from rekindle.streams.tail import append_epoch
 
@@ -85,7 +85,7 @@ class OutputLog:
         # Locks, acquired in this order. Calls of the store, which may be slow, hold only the first.
         self._appending = threading.Lock()  # held by the one appender
         self._writing = threading.Lock()  # held while files are changed
-        self._changed = threading.Condition()  # held to read or change the index
+        self._changed = threading.Condition()  # held to read or change the index, not for I/O
         self._closed = False
         self._listeners: list[Callable[[], None]] = []
         self._floor = NO_EPOCH
@@ -168,18 +168,29 @@ class OutputLog:
         return self._read(Reading(from_epoch, max_bytes), self._fetch)
 
     def read_local(
-        self, from_epoch: int, max_bytes: int, *, at_least_one: bool = False
+        self,
+        from_epoch: int,
+        max_bytes: int,
+        max_epochs: int = READ_EPOCHS,
+        *,
+        at_least_one: bool = False,
     ) -> list[EncodedEpoch]:
         """As `read_encoded`, but none that is spilled; with `at_least_one` the first one may be
         larger. It takes no longer than to read so many bytes of local files."""
-        reading = Reading(from_epoch, max_bytes, at_least_one=at_least_one)
+        reading = Reading(from_epoch, max_bytes, at_least_one, max_epochs)
         return self._read(reading, lambda file: None)
 
     def read_fetched(
-        self, from_epoch: int, max_bytes: int, fetched: FetchedFile, *, at_least_one: bool = False
+        self,
+        fetched: FetchedFile,
+        from_epoch: int,
+        max_bytes: int,
+        max_epochs: int = READ_EPOCHS,
+        *,
+        at_least_one: bool = False,
     ) -> list[EncodedEpoch]:
         """As `read_local`, of a spilled file; nothing if the epoch is not in it."""
-        reading = Reading(from_epoch, max_bytes, at_least_one=at_least_one)
+        reading = Reading(from_epoch, max_bytes, at_least_one, max_epochs)
         return self._read(
             reading, lambda file: fetched if file.spilled == fetched.name else None, local=False
         )
@@ -243,11 +254,12 @@ class OutputLog:
         """Make `epoch` appendable: a log that ends before `epoch - 1` would have a gap and is
         emptied. A log that already holds more stays, and is compared with what is appended, or with
         `keep=False` is emptied as well."""
-        with self._appending, self._writing, self._changed:
-            if keep and self._stable.next_epoch >= epoch:
-                return
-            gone = self._stable.restart_at(epoch)
-            self._cursors.clear()
+        with self._appending, self._writing:
+            with self._changed:
+                if keep and self._stable.next_epoch >= epoch:
+                    return
+                gone = self._stable.restart_at(epoch)
+                self._cursors.clear()
             self._remove_files(gone)
         self._remove_spilled(gone)
 
@@ -280,11 +292,12 @@ class OutputLog:
 
     def truncate(self, floor: int) -> None:
         """Epochs at or below `floor` are no longer needed: remove the files that have no others."""
-        with self._writing, self._changed:
-            self._floor = max(self._floor, floor)
-            gone = self._stable.drop_through(floor)
+        with self._writing:
+            with self._changed:
+                self._floor = max(self._floor, floor)
+                gone = self._stable.drop_through(floor)
+                self._notify()
             self._remove_files(gone)
-            self._notify()
         self._remove_spilled(gone)
 
     def close(self) -> None:
@@ -343,8 +356,9 @@ class OutputLog:
             f"{what} of stream {self.stream}/{self.partition} is damaged in {where} ({damage}); "
             f"the task restarts, truncates its output log there and computes the epoch again"
         )
-        with self._writing, self._changed:
-            files = self._stable.extents
+        with self._writing:
+            with self._changed:
+                files = self._stable.extents
             if file.spilled is not None and file in files:
                 # Spilled bytes are not checked when a log is opened, so the file is removed now,
                 # and those after it: a log without its first files would begin at a later epoch.
@@ -440,12 +454,14 @@ class OutputLog:
                     path = file.write_outline(name, len(data), outline)
                     outlined = True
                     with self._changed:
-                        file.replace_by_outline(path, name)
+                        replaced = file.replace_by_outline(path, name)
+                    replaced.unlink(missing_ok=True)
         finally:
             if not outlined:  # truncated meanwhile, or the disk is full
                 self._discard(name)
 
     def _remove_files(self, files: list[LogFile]) -> None:
+        """To be called without `_changed`, which the loop of a server takes."""
         for file in files:
             file.path.unlink(missing_ok=True)
 

@@ -58,12 +58,13 @@ class View:
 
 @dataclass(slots=True)
 class Reading:
-    """The epochs of one read, from `next_epoch` on: at most READ_EPOCHS, and not more than `left`
+    """The epochs of one read, from `next_epoch` on: at most `max_epochs`, and not more than `left`
     bytes of records, but with `at_least_one` the first one whatever its size."""
 
     next_epoch: int
     left: int
     at_least_one: bool = True
+    max_epochs: int = READ_EPOCHS
     epochs: list[EncodedEpoch] = field(default_factory=list)
     complete: bool = False
 
@@ -109,5 +110,5 @@ class Reading:
         """Whether an epoch of this size is one too many."""
         epochs = len(self.epochs)
         too_large = size > self.left and (epochs > 0 or not self.at_least_one)
-        self.complete = too_large or epochs == READ_EPOCHS
+        self.complete = too_large or epochs == self.max_epochs
         return self.complete

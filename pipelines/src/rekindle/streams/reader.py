@@ -91,6 +91,7 @@ class PartitionReader:
         self._pending_call: ReadEpochs | None = None
         self._calling: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._backing_off = False  # until the timer, because the reader itself has failed
 
     # -- from any thread -------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class PartitionReader:
 
     def wake(self) -> None:
         """There may be buffer space now."""
-        if self._calling is None and not self._closed and self._problem is None:
+        if self._calling is None and not self._closed and not self._backing_off:
             self._guarded(lambda: None)
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -140,6 +141,7 @@ class PartitionReader:
         call, self._pending_call = self._pending_call, None
         if call is not None:
             self._calling = asyncio.get_running_loop().create_task(self._make(call))
+            self._calling.add_done_callback(self._task_ended)
         elif (wake_at := self._core.wake_at()) is not None:
             self._wake_in(wake_at - time.monotonic())
 
@@ -147,7 +149,11 @@ class PartitionReader:
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0.0, seconds), self._guarded, lambda: None)
+        self._timer = loop.call_later(max(0.0, seconds), self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._backing_off = False
+        self._guarded(lambda: None)
 
     def _step(self, event: ReaderEvent, received: tuple[EpochBatch, ...] = ()) -> None:
         with self._lock:
@@ -187,6 +193,7 @@ class PartitionReader:
         if self._calling is None:
             with self._lock:
                 self._core.step(CallLost(), time.monotonic())
+            self._backing_off = True
             self._wake_in(wait_s)
 
     def _close(self) -> None:
@@ -218,6 +225,13 @@ class PartitionReader:
             self._ended(partial(self._failed, call, error))
         else:
             self._ended(partial(self._received, call, response))
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task that fails in a way that `_make` does not know must not be waited for."""
+        error = None if task.cancelled() else task.exception()
+        if self._calling is task and isinstance(error, Exception):
+            self._calling = self._client = None
+            self._failed_itself(error)
 
     def _ended(self, result: Callable[[], None]) -> None:
         """The call of this task has ended; nothing if it was abandoned."""

@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable
 from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 from aiohttp import web
@@ -30,7 +31,6 @@ from rekindle.exchange.shuffle import Split, SplitCache, split
 from rekindle.identity import Identity
 from rekindle.streams import records
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.streams.fetched_files import FetchedFile
 from rekindle.streams.http_server import SEND_BYTES, HttpServer
 from rekindle.streams.io_thread import STOP_S, CallThread, IoThread
 from rekindle.streams.log import OutputLog
@@ -281,12 +281,12 @@ class StreamServer:
                 async with self._gate.hold(name, 2 * size):  # as it is, and divided
                     fetched = await self._store_thread.run(partial(log.fetch, name))
                     while not call.complete and log.spilled(call.epoch) == spilled:
-                        lots = self._next_lots(call, _fetched_reads(log, fetched), held=True)
+                        lots = self._next_lots(call, partial(log.read_fetched, fetched), held=True)
                         async with contextlib.aclosing(lots):
                             async for lot in lots:
                                 yield lot
             elif call.epoch <= log.last:
-                lots = self._next_lots(call, _local_reads(log), held=False)
+                lots = self._next_lots(call, log.read_local, held=False)
                 async with contextlib.aclosing(lots):
                     async for lot in lots:
                         yield lot
@@ -301,19 +301,17 @@ class StreamServer:
             if lot := await self._rows_thread.run(small):
                 yield lot
                 return
-        elif call.log.is_recent(call.epoch) and (portion := read(call.epoch, LOT_BYTES, False)):
+        elif call.log.is_recent(call.epoch) and (portion := read(call.epoch, LOT_BYTES)):
             yield call.take(portion)
             return
-        limit = PORTION_BYTES if call.share is None else LARGE_BYTES
-        at_most = min(limit, max(call.left, LOT_BYTES))
         thread = self._rows_thread
-        portion = await thread.run(partial(read, call.epoch, at_most, False))
+        portion = await thread.run(partial(_portion, call, read))
         if not portion:
             thread = self._large_thread
-            portion = await thread.run(partial(read, call.epoch, 0, True))
+            portion = await thread.run(partial(read, call.epoch, 0, 1, at_least_one=True))
         share = call.share
         if share is None or not portion or (payload := portion[0].payload) is None:
-            yield call.take(portion if share is None else portion[:1])
+            yield call.take(portion)
             return
         lots = self._large_share(call, share, portion[0], payload, thread, held)
         async with contextlib.aclosing(lots):
@@ -325,7 +323,7 @@ class StreamServer:
         assert call.share is not None
         ends_at = time.monotonic() + slice_s
         lot: Lot = []
-        for encoded in read(call.epoch, LOT_BYTES, False):
+        for encoded in read(call.epoch, LOT_BYTES):
             epoch, watermark, digest, payload, _ = encoded
             rows, checksum, split_bytes = None, 0, 0
             if payload is not None:
@@ -374,18 +372,20 @@ class StreamServer:
 Lot = list[tuple[bytes, pa.Buffer | None]]
 """Frames with their payloads."""
 
-_Read = Callable[[int, int, bool], list[EncodedEpoch]]
-"""Epochs from one on, of at most so many bytes; whether the first one may be larger."""
+
+class _Read(Protocol):
+    """Epochs of a log, as `OutputLog.read_local`."""
+
+    def __call__(
+        self, epoch: int, max_bytes: int, max_epochs: int = ..., /, *, at_least_one: bool = ...
+    ) -> list[EncodedEpoch]: ...
 
 
-def _local_reads(log: OutputLog) -> _Read:
-    return lambda epoch, max_bytes, large: log.read_local(epoch, max_bytes, at_least_one=large)
-
-
-def _fetched_reads(log: OutputLog, fetched: FetchedFile) -> _Read:
-    return lambda epoch, max_bytes, large: log.read_fetched(
-        epoch, max_bytes, fetched, at_least_one=large
-    )
+def _portion(call: _Call, read: _Read) -> list[EncodedEpoch]:
+    """The next epochs, or a single one that is not too large either."""
+    if call.share is None and (portion := read(call.epoch, min(PORTION_BYTES, call.left))):
+        return portion
+    return read(call.epoch, LARGE_BYTES, 1)
 
 
 def _split_key(log: OutputLog, share: Share, epoch: int) -> Hashable:

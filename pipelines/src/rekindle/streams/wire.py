@@ -306,7 +306,8 @@ class ResponseDecoder:
         self.progress = StreamProgress.of(header)
 
     def _begin_epoch(self, header: dict[str, Any], size: int) -> None:
-        epoch, part, parts = int(header["epoch"]), header.get("part", 0), header.get("parts", 1)
+        _require_types(header)
+        epoch, part, parts = header["epoch"], header.get("part", 0), header.get("parts", 1)
         expected = self._request.from_epoch + len(self.epochs)
         if epoch != expected or part != len(self._parts) or not part < parts:
             raise self._wrong(f"part {part} of {parts} of epoch {epoch} instead of {expected}")
@@ -349,7 +350,7 @@ class ResponseDecoder:
                     f"{self._address}: {self._name(header['epoch'])} arrived with a wrong checksum"
                 )
             if payload is None:
-                self._parts.append(self._schema.empty_table())
+                self._parts.append(_empty_table(self._schema))
             else:
                 self._parts.append(pa.ipc.open_stream(payload).read_all())
             if len(self._parts) == header.get("parts", 1):
@@ -362,6 +363,8 @@ class ResponseDecoder:
         rows = self._parts[0] if len(self._parts) == 1 else pa.concat_tables(self._parts)
         if not rows.schema.equals(self._schema):
             raise self._wrong("rows of another schema than it announced")
+        if rows.num_rows:  # not a copy of the schema for each epoch
+            rows = pa.Table.from_arrays(rows.columns, schema=self._schema)
         self._received += self._epoch_bytes
         self._parts, self._epoch_bytes = [], 0
         request = self._request
@@ -389,3 +392,24 @@ class ResponseDecoder:
 def _schema(serialized: bytes) -> pa.Schema:
     """A reader gets the same one with each response."""
     return pa.ipc.read_schema(pa.py_buffer(serialized))
+
+
+@lru_cache(16)
+def _empty_table(schema: pa.Schema) -> pa.Table:
+    return schema.empty_table()
+
+
+_TYPES = {"epoch": int, "watermark": int, "digest": str, "part": int, "parts": int, "attempt": int}
+
+
+def _require_types(header: Mapping[str, Any]) -> None:
+    """Of an epoch. Raises KeyError, TypeError, ValueError."""
+    for name, expected in _TYPES.items():
+        optional = name in ("part", "parts", "attempt")
+        value = header.get(name, 0) if optional else header[name]
+        if type(value) is not expected:
+            raise TypeError(f"{name} is {value!r}")
+    for name in ("epoch", "watermark"):
+        if not -(1 << 63) <= header[name] < 1 << 63:
+            raise ValueError(f"{name} is {header[name]}")
+    Kind(header.get("kind", Kind.STABLE))
