@@ -65,6 +65,7 @@ class ModelState:
         self.task_reports: dict[
             str, dict[str, Any]
         ] = {}  # pod -> additional fields of its task's report
+        self.stream_conflict: list[int] = []  # of the coordinator's report
         self.lags_s: dict[str, float] = {}  # query -> its lag in the coordinator's report
         self.refusing = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> newest incarnation; none comes back

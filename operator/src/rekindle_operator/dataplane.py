@@ -71,6 +71,7 @@ class DataPlane:
     inconsistent: tuple[str, ...] = ()
     checkpoint_problems: tuple[CheckpointProblem, ...] = ()
     checkpoint: CheckpointReport = field(default_factory=CheckpointReport)
+    stream_conflict: tuple[int, ...] = ()  # stream protocols that cannot read from each other
     head_epoch: int | None = None  # the newest epoch that any source has released
 
     def task(self, slot: str, incarnation: int) -> TaskReport | None:
@@ -99,6 +100,9 @@ def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
             if isinstance(p, Mapping)
         ),
         checkpoint=_checkpoint(_mapping(raw.get("checkpoint"))),
+        stream_conflict=tuple(
+            n for p in _entries(raw, "streamConflict") if (n := _integer(p)) is not None
+        ),
         head_epoch=_integer(raw.get("headEpoch")),
     )
 

@@ -11,6 +11,7 @@ Design: docs/design/fencing.md#identity.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 PROTOCOL = 2
@@ -21,6 +22,8 @@ OLDEST_PROTOCOL = 2
 STREAM_PROTOCOL = 3
 """The same, of what tasks read from each other. Up to 2 it was Arrow Flight."""
 OLDEST_STREAM_PROTOCOL = 3
+UNREPORTED_STREAM_PROTOCOL = 2
+"""The stream protocol of a task whose responses to polls name none."""
 UNVERSIONED = 1
 """The version of a message without one."""
 TOKEN_VARIABLE = "REKINDLE_TOKEN"
@@ -63,6 +66,13 @@ class Versions:
 
 
 STREAM_VERSIONS = Versions(STREAM_PROTOCOL, OLDEST_STREAM_PROTOCOL)
+
+
+def stream_conflict(peers: Iterable[Versions]) -> tuple[int, ...]:
+    """The stream protocols of peers, ascending, if some of them cannot read from others."""
+    found = set(peers)
+    conflict = any(incompatible(a, b) is not None for a in found for b in found)
+    return tuple(sorted({v.protocol for v in found})) if conflict else ()
 
 
 def incompatible(peer: Versions, own: Versions | None = None) -> str | None:

@@ -16,6 +16,7 @@ from rekindle.protocol import CheckpointProblemKind
 from rekindle.topology.graph import nodes_with_paths
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
+from rekindle_operator.reconcile import roll
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Health, ReplicaState, replica_state, report_age
 from rekindle_operator.reconcile.slots import SlotState
@@ -137,6 +138,13 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     if outdated := sum(s.outdated for s in states):
         pods = sum(s.pod is not None for s in states)
         yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
+    if conflict := context.report.stream_conflict:
+        refused = "the roll is refused: " if roll.is_requested(context) else ""
+        yield (
+            f"{refused}stream protocols {' and '.join(map(str, conflict))} of running tasks and "
+            f"the coordinator's image cannot work together, so lost tasks cannot be replaced: set "
+            f"spec.suspend to true, and back once all tasks have ended"
+        )
 
 
 def _older_crd(context: ReconcileContext) -> Iterator[str]:

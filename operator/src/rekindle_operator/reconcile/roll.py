@@ -3,7 +3,9 @@
 An edit of image, resources or template does not affect running pods (docs/operations.md). With the
 annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, which works until
 the new one has started, then one task after another, each only while the new coordinator reports
-every replica as live: without a coordinator nobody gives the sinks of a task to its partner. A
+every replica as live: without a coordinator nobody gives the sinks of a task to its partner. If it
+reports that tasks of its image cannot read from those that run, none is replaced: queries would be
+down from the first one on. A
 replaced task continues from its partner's state, or from the newest checkpoint and the logs of its
 inputs.
 """
@@ -31,6 +33,8 @@ def is_requested(context: ReconcileContext) -> bool:
 def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
     """The states; one of them lost as `ROLLED`, if one may be replaced now."""
     if not is_requested(context) or not _coordinator_is_new(context):
+        return tuple(states)
+    if context.report.stream_conflict:
         return tuple(states)
     if not all(_is_live(context, s) for s in states):
         return tuple(states)

@@ -239,6 +239,7 @@ class Report:
     inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
     checkpoint_problems: tuple[CheckpointProblem, ...]
+    stream_conflict: tuple[int, ...] = ()  # stream protocols that cannot read from each other
     generation: int | None = None
     head_epoch: int | None = None
     store: str | None = None
