@@ -299,6 +299,25 @@ def test_a_roll_across_stream_protocols_is_refused_in_words(running: ModelCluste
     assert set(images(running, "task").values()) == {NEW}
 
 
+def test_an_upgrade_across_stream_protocols_names_the_remedy_before_an_edit(
+    running: ModelCluster,
+) -> None:
+    running.stream_protocol = 0  # as a coordinator of an older release, which reports none
+    running.settle()
+    assert "suspend" not in running.condition("Valid")["message"]
+    upgrade(running)
+    running.settle()
+    message = running.condition("Valid")["message"]
+    assert "with that edit set spec.suspend to true, and back once all tasks have ended" in message
+    running.edit("flights", queries=[{**q, "priority": 7} for q in flights_spec()["queries"]])
+    running.settle()
+    message = running.condition("Valid")["message"]
+    assert "stream protocols 2 and 3 of running tasks and of those of the image" in message
+    running.edit("flights", image="mine:1")  # of an unknown release
+    running.settle()
+    assert "stream protocol" not in running.condition("Valid")["message"]
+
+
 def test_stream_protocols_that_do_not_fit_are_reported_without_a_roll(
     running: ModelCluster,
 ) -> None:

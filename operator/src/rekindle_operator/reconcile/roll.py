@@ -44,7 +44,17 @@ def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[S
 
 def coordinator_rolls(context: ReconcileContext, coordinator: PodView) -> bool:
     """It runs another image than the generation; what else is edited does not concern it."""
-    if not is_requested(context) or context.running is None or not coordinator.image:
+    return is_requested(context) and _has_other_image(context, coordinator)
+
+
+def keeps_older_coordinator(context: ReconcileContext) -> bool:
+    """An edit has changed the image; the coordinator that works has the one before."""
+    newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
+    return newest is not None and _has_other_image(context, newest)
+
+
+def _has_other_image(context: ReconcileContext, coordinator: PodView) -> bool:
+    if context.running is None or not coordinator.image:
         return False
     recorded = context.running.view.spec.get("image")
     return recorded is not None and coordinator.image != recorded
