@@ -34,10 +34,16 @@ class FetchedFiles:
         self._kept: OrderedDict[str, FetchedFile] = OrderedDict()
         self._in_use: WeakValueDictionary[str, FetchedFile] = WeakValueDictionary()
 
+    def find(self, name: str) -> FetchedFile | None:
+        """Without the store."""
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+            return self._in_use.get(name)
+
     def get(self, name: str, fetch: Callable[[str], bytes]) -> FetchedFile:
         """`fetch` is called without a lock."""
-        with self._lock:
-            file = self._in_use.get(name)
+        file = self.find(name)
         if file is None:
             file = FetchedFile(name, pa.py_buffer(fetch(name)))
         with self._lock:

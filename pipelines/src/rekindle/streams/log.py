@@ -200,6 +200,10 @@ class OutputLog:
         assert self._spill is not None
         return self._fetched.get(name, self._spill.get)
 
+    def fetched(self, name: str) -> FetchedFile | None:
+        """A spilled file that need not be fetched."""
+        return self._fetched.find(name)
+
     def is_recent(self, epoch: int) -> bool:
         """Whether the epoch is in the file that grows, so its bytes are probably in memory."""
         with self._changed:

@@ -279,7 +279,9 @@ class StreamServer:
             if (spilled := log.spilled(call.epoch)) is not None:
                 name, size = spilled
                 async with self._gate.hold(name, 2 * size):  # as it is, and divided
-                    fetched = await self._store_thread.run(partial(log.fetch, name))
+                    fetched = log.fetched(name)
+                    if fetched is None:
+                        fetched = await self._store_thread.run(partial(log.fetch, name))
                     while not call.complete and log.spilled(call.epoch) == spilled:
                         lots = self._next_lots(call, partial(log.read_fetched, fetched), held=True)
                         async with contextlib.aclosing(lots):
