@@ -674,6 +674,21 @@ def test_all_readers_of_a_task_may_connect_at_one_moment(
     assert asyncio.run(read_all()) == [1] * 300
 
 
+def test_a_connection_that_is_closed_before_it_is_made_does_not_stay(
+    server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgetful(Connections[object]):
+        def opened(self, connection: object, peer: str, now: float) -> None:
+            super().opened(connection, peer, now)
+            self.closed(connection)
+
+    monkeypatch.setattr(server._http, "limits", Forgetful())
+    stranger = socket.create_connection((ADDRESS, server.port))
+    assert closed_within(stranger, 5)
+    stranger.close()
+    eventually(lambda: not server._http._transports)
+
+
 def test_a_reader_too_many_is_refused_in_words(
     log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

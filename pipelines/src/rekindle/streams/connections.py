@@ -62,6 +62,9 @@ class Connections(Generic[C]):
     def __len__(self) -> int:
         return len(self._peers)
 
+    def __contains__(self, connection: C) -> bool:
+        return connection in self._peers
+
     @property
     def unadmitted(self) -> int:
         return len(self._unadmitted)

@@ -148,6 +148,8 @@ class HttpServer(web.Server):
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         self._transports[handler] = transport
+        if handler not in self.limits:  # it was to be closed before it was made
+            transport.abort()
         transport.set_write_buffer_limits(SEND_BYTES)
         with contextlib.suppress(OSError):  # it is closed already
             set_options(transport.get_extra_info("socket"))
