@@ -3,6 +3,8 @@
 An epoch of one row is hundreds of times as large as its row: each column has buffers, of 64 bytes
 at least, and Arrow and Python objects. A bound that counts rows alone does not bound epochs of few
 rows. Knows nothing of epochs.
+
+Design: docs/design/streams.md#edges.
 """
 
 from __future__ import annotations
