@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from state_parts import count_state, of_runs, tables_of
+from state_parts import count_state, of_runs, tables_of, value_in_state
 
 from rekindle.checkpoints.codec import (
     CheckpointName,
@@ -129,6 +129,30 @@ def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path
         assert tables_of(states.load(ref.object)[1])[0].equals(steady.table)
         assert not manifests.unusable([ref.object])
     assert manifests.collect_garbage(retain=2) == 0
+
+
+def test_what_a_task_still_reads_is_kept(store: Store, tmp_path: Path) -> None:
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    refs = []
+    for seq in range(4):
+        age(tmp_path / "store" / "u", 100)
+        refs.append(states.save("seg", 0, seq * 10 + 9, 0, ("op",), count_state("op", seq), None))
+        assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=refs[-1]))
+    age(tmp_path / "store" / "u", 1000)
+    old, read = refs[0].object, refs[1].object
+    assert old is not None
+    assert read is not None
+    in_use = frozenset({read, "entries/seg/0/000000000001-aa-01.json"})  # one is gone
+    _, state, fetch = StateStore(store, "u").open(read)
+    manifests.collect_garbage(1, sweeps=True, in_use=in_use)
+    assert manifests.unrestorable == {}
+    fetch.finish()
+    assert value_in_state(state, "op") == 1
+    with pytest.raises(StoreError):
+        states.load(old)
+    assert manifests.collect_garbage(1) == 2, "an entry and its object"
+    with pytest.raises(StoreError):
+        states.load(read)
 
 
 def test_unusable_entries_name_what_is_missing(store: Store) -> None:

@@ -24,9 +24,10 @@ from rekindle.coordinator.model import (
     Effect,
     EntriesRefused,
     GarbageCollected,
+    PollAnswered,
     WriteManifest,
 )
-from rekindle.protocol import CheckpointDone
+from rekindle.protocol import CheckpointDone, TaskPhase
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
@@ -215,3 +216,19 @@ def test_a_restore_that_fails_makes_the_next_collection_look_for_the_cause() -> 
     world.run_epochs(15)
     assert world.sweeps.count(True) == 1
     assert world.tasks[slot].phase == "Live"
+
+
+def test_what_tasks_still_read_is_not_deleted() -> None:
+    """As they are assigned it, and for as long as they say so; a failure starts a search."""
+    world = started()
+    membership = world.coordinator.membership
+    task = next(t for t in membership if t.slot == Slot("mid", 0, 1))
+    assert task.response is not None
+    assert membership.entries_in_use() == frozenset()
+    reads = task.response.model_copy(update={"restoring": "entry"})
+    world.feed(PollAnswered(task.slot, task.pod.incarnation, reads))
+    assert membership.entries_in_use() == {"entry"}
+    failed = reads.model_copy(update={"phase": TaskPhase.FAILED})
+    world.feed(PollAnswered(task.slot, task.pod.incarnation, failed))
+    world.run_epochs(15)
+    assert world.sweeps.count(True) == 1

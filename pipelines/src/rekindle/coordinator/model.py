@@ -277,11 +277,13 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
-    """Delete what the newest `retain` manifests do not need. `sweeps`: look for what is missing
-    too, at once. The edge feeds GarbageCollected."""
+    """Delete what the newest `retain` manifests do not need, nor an entry `in_use`, which a task
+    still reads. `sweeps`: look for what is missing too, at once. The edge feeds
+    GarbageCollected."""
 
     retain: int
     sweeps: bool = False
+    in_use: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

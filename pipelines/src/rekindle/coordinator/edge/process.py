@@ -166,7 +166,7 @@ class Process:
     async def _collect(self, effect: CollectGarbage) -> None:
         problem = None
         try:
-            await self._store.collect_garbage(effect.retain, effect.sweeps)
+            await self._store.collect_garbage(effect.retain, effect.sweeps, effect.in_use)
         except RekindleError as error:
             problem = str(error)
         self.feed(GarbageCollected(problem, self._store.unrestorable))

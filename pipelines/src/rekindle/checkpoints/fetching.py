@@ -1,0 +1,249 @@
+"""Fetches the state objects of an entry: those that are read first, the others in the background.
+
+`FetchQueue` decides what is fetched when, and is pure; `Fetch` has the threads. What fails is tried
+again after a back-off, for as long as it takes, and is reported, as is a call that does not return.
+Only an object that is missing or damaged is given up: then the state is lost, whoever reads it gets
+`StateLost`, and the task has to be restored again.
+
+Design: docs/decisions/0048-lazy-restore.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from weakref import ref
+
+from rekindle.backoff import BackoffPolicy
+from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
+from rekindle.engine.failure import DiskFull
+from rekindle.engine.state.remote import Slot, Source
+from rekindle.errors import StateLost, StoreError
+from rekindle.workers import CallTimer, Worker
+
+PARALLEL = 4
+"""Objects that are fetched at a time; so many are in memory."""
+_BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
+
+Slots = Mapping[int, Slot]
+"""By batch of an object."""
+
+
+class FetchPhase(StrEnum):
+    """Of one object. A failure leads back from `IN_FLIGHT` to `WAITING`."""
+
+    WAITING = "waiting"
+    IN_FLIGHT = "in flight"
+    HERE = "here"
+
+
+class FetchQueue:
+    """Which object is fetched next. `sizes`: bytes by name, in the order in which they are
+    fetched. Pure; times are seconds."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = dict(sizes)
+        self._phases = dict.fromkeys(sizes, FetchPhase.WAITING)
+        self._waiting = dict.fromkeys(sizes)  # in order
+        self._failures = 0  # in a row
+        self._retry_at = float("-inf")
+        self.problem: str | None = None
+        self.lost: str | None = None
+
+    def phase(self, name: str) -> FetchPhase:
+        return self._phases[name]
+
+    @property
+    def missing(self) -> list[str]:
+        """What is not here."""
+        return [name for name, phase in self._phases.items() if phase is not FetchPhase.HERE]
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(self._sizes[name] for name in self.missing)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `take` may have something; None if only another event changes that."""
+        return self._retry_at if self._waiting and self.lost is None else None
+
+    def prefer(self, names: Iterable[str]) -> None:
+        """Fetch these first, in this order."""
+        wanted = {name: None for name in names if name in self._waiting}
+        self._waiting = wanted | self._waiting
+
+    def take(self, now: float) -> str | None:
+        """The next object to fetch, unless there is none, or the last attempt has just failed."""
+        if self.lost is not None or now < self._retry_at or not self._waiting:
+            return None
+        name = next(iter(self._waiting))
+        self.claim(name)
+        return name
+
+    def claim(self, name: str) -> None:
+        """The caller fetches this object, which waits."""
+        del self._waiting[name]
+        self._phases[name] = FetchPhase.IN_FLIGHT
+
+    def fetched(self, name: str) -> None:
+        self._phases[name] = FetchPhase.HERE
+        self._failures, self._retry_at, self.problem = 0, float("-inf"), None
+
+    def failed(self, name: str, message: str, now: float) -> None:
+        """It is fetched again after a back-off, before all others."""
+        self._phases[name] = FetchPhase.WAITING
+        self._waiting = {name: None} | self._waiting
+        self._failures += 1
+        self._retry_at = now + _BACKOFF.wait_s(self._failures)
+        self.problem = message
+
+    def is_lost(self, name: str, message: str) -> None:
+        """It is missing or damaged: nothing more is fetched."""
+        self._phases[name] = FetchPhase.WAITING
+        self.lost = self.lost or message
+
+
+class Fetch:
+    """The objects of one entry. `load(name, slots)` fetches one and fills its slots. `start` begins
+    to fetch all in the background; without it, only what is read is fetched."""
+
+    def __init__(self, load: Callable[[str, Slots], None]) -> None:
+        self._load = load
+        self._queue = FetchQueue({})
+        self._slots: dict[str, dict[int, ref[Slot]]] = {}
+        self._changed = threading.Condition()
+        self._calls: dict[str, CallTimer] = {}
+        self._workers: list[Worker] = []
+        self._stopping = False
+
+    def expect(self, objects: Mapping[str, tuple[Slots, int]]) -> None:
+        """Slots and bytes by name, in the order in which they are fetched. Slots that no state has
+        any more are not fetched."""
+        self._queue = FetchQueue({name: size for name, (_, size) in objects.items()})
+        self._slots = {
+            name: {batch: ref(slot) for batch, slot in slots.items()}
+            for name, (slots, _) in objects.items()
+        }
+
+    def source(self, name: str) -> Source:
+        return _ObjectSource(self, name)
+
+    def start(self) -> None:
+        names = range(min(PARALLEL, len(self._slots)))
+        self._workers = [Worker(f"restore-{number}", self._run) for number in names]
+        for worker in self._workers:
+            worker.start()
+
+    def stop(self) -> None:
+        """Fetch no more. A running call has to return by itself."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        for worker in self._workers:
+            worker.stop()
+
+    @property
+    def missing(self) -> list[str]:
+        """The objects that are not here."""
+        with self._changed:
+            return self._queue.missing
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of the objects that are not here, in memory."""
+        with self._changed:
+            return self._queue.missing_bytes
+
+    @property
+    def problem(self) -> str | None:
+        calls = [timer.problem for timer in self._calls.copy().values()]
+        workers = [worker.problem for worker in self._workers]
+        found = (self._queue.problem, *calls, *workers)
+        return next((problem for problem in found if problem is not None), None)
+
+    @property
+    def lost(self) -> StateLost | None:
+        """Why the state can never be all here."""
+        lost = self._queue.lost
+        return StateLost(lost) if lost is not None else None
+
+    def prefer(self, name: str) -> None:
+        with self._changed:
+            self._queue.prefer([name])
+
+    def get(self, name: str) -> None:
+        """Return when this object is here: fetch it, unless another thread does. Raises StoreError,
+        DiskFull, StateLost."""
+        with self._changed:
+            while (phase := self._queue.phase(name)) is FetchPhase.IN_FLIGHT:
+                if self._stopping:
+                    raise StoreError(f"{name} is not fetched any more: the task stops")
+                self._changed.wait()
+            if phase is FetchPhase.HERE:
+                return
+            if self._queue.lost is not None:
+                raise StateLost(self._queue.lost)
+            self._queue.claim(name)
+        self._fetch(name)
+
+    def finish(self) -> None:
+        """Fetch all, side by side. Raises what `get` does."""
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            list(pool.map(self.get, self._queue.missing))
+
+    def _run(self) -> None:
+        while (name := self._next()) is not None:
+            try:
+                self._fetch(name)
+            except (StoreError, DiskFull):
+                continue  # the queue knows
+
+    def _next(self) -> str | None:
+        with self._changed:
+            while not self._stopping and self._queue.lost is None and self._queue.missing:
+                now = time.monotonic()
+                if (name := self._queue.take(now)) is not None:
+                    return name
+                wake_at = self._queue.wake_at
+                self._changed.wait(None if wake_at is None else max(0.0, wake_at - now))
+        return None
+
+    def _fetch(self, name: str) -> None:
+        timer = self._calls[name] = CallTimer()
+        try:
+            with timer.during(f"reading the state object {name}"):
+                found = {batch: slot() for batch, slot in self._slots[name].items()}
+                slots = {batch: slot for batch, slot in found.items() if slot is not None}
+                if slots:
+                    self._load(name, slots)
+        except (ObjectMissing, UnreadableObject) as error:
+            with self._changed:
+                self._queue.is_lost(name, str(error))
+            raise StateLost(str(error)) from error
+        except BaseException as error:
+            with self._changed:
+                self._queue.failed(name, str(error) or repr(error), time.monotonic())
+            raise
+        else:
+            with self._changed:
+                self._queue.fetched(name)
+        finally:
+            del self._calls[name]
+            with self._changed:
+                self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class _ObjectSource:
+    owner: Fetch
+    name: str
+
+    def fetch(self) -> None:
+        self.owner.get(self.name)
+
+    def prefer(self) -> None:
+        self.owner.prefer(self.name)
