@@ -32,6 +32,7 @@ from rekindle.checkpoints.codec import (
     parse_log_name,
     state_name,
 )
+from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.garbage import find_garbage
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
 from rekindle.checkpoints.manifests import SWEEP_S, ManifestStore
@@ -39,7 +40,7 @@ from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import ObjectMissing, Store
 from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
-from rekindle.errors import StoreError
+from rekindle.errors import StateLost, StoreError
 from rekindle.objects import ObjectInfo, to_json
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.core.saver import (
@@ -360,9 +361,10 @@ class Saver:
 class History(RuleBasedStateMachine):
     """Two partitions save at their own pace, with two replicas each; entries are committed, wait,
     or are superseded by the other replica's; the coordinator is killed at any deletion, and others
-    delete objects. What is needed is there after each step, but for these; what is not needed is
-    gone at the end. What garbage collection has found is never committed, and replaced by the next
-    save. So is what a commit finds: it looks for all that the last manifest does not need."""
+    delete objects. What is needed is there after each step, but for these, and what restored tasks
+    still read; what is not needed is gone at the end. What garbage collection has found is never
+    committed, and replaced by the next save. So is what a commit finds: it looks for all that the
+    last manifest does not need."""
 
     PARTITIONS = ("a", "b")
     REPLICAS = (0, 1)
@@ -379,6 +381,7 @@ class History(RuleBasedStateMachine):
         self.trusted: dict[str, set[str]] = {}  # what committed entries needed at their commit
         self.told: dict[Saver, int] = {}  # the epoch at which entries of it were last refused
         self.refused: dict[Saver, EntryRef] = {}  # by a commit, while this one was committed
+        self.reading: dict[str, tuple[str, State, Fetch]] = {}  # restored tasks that lack objects
         self.epoch = self.seq = 0
         self.restart()
         self.write_manifest()  # no task begins, so none saves, before the first one
@@ -454,13 +457,48 @@ class History(RuleBasedStateMachine):
         self.disk.now += 1
         self.disk.deletions_left = killed_after
         try:
-            self.manifests.collect_garbage(self.RETAIN)
+            in_use = {entry for entry, _, _ in self.reading.values()}
+            self.manifests.collect_garbage(self.RETAIN, in_use=in_use)
         except StoreError:
             if killed_after is not None and killed_after % 2:
                 self.restart()
         finally:
             self.disk.deletions_left = None
         self.tell_savers()
+
+    @rule(p=st.sampled_from(PARTITIONS))
+    def restore(self, p: str) -> None:
+        """A task begins with the committed entry, and has none of its state."""
+        if self.committed[p].object is None:
+            self.save(p, 0, [0, 1])
+            self.commit([(p, 0)])
+        entry = self.committed[p].object
+        if entry is not None and not self.needs([entry]) & self.lost:
+            _, state, fetch = StateStore(self.store, "u").open(entry)
+            self.reading[p] = entry, state, fetch
+
+    @rule(p=st.sampled_from(PARTITIONS), replica=st.sampled_from(REPLICAS))
+    def overtake(self, p: str, replica: int) -> None:
+        """A task's entry leaves the manifests before it has read all."""
+        self.restore(p)
+        for number in range(self.RETAIN + 1):
+            self.save(p, replica, [number % 3])
+            self.commit([(p, replica)])
+        self.collect(None)
+
+    @rule(p=st.sampled_from(PARTITIONS), number=st.integers(0, 5))
+    def fetch(self, p: str, number: int) -> None:
+        """It fetches an object, or has all of them."""
+        if p not in self.reading:
+            return
+        _, _, fetch = self.reading[p]
+        if missing := fetch.missing:
+            name = missing[number % len(missing)]
+            gone = f"u/{name}" not in self.disk.data
+            with pytest.raises(StateLost) if gone else contextlib.nullcontext():
+                fetch.get(name)
+        if not missing or fetch.lost:
+            del self.reading[p]
 
     @rule(number=st.integers(0, 20))
     def lose(self, number: int) -> None:
@@ -493,9 +531,17 @@ class History(RuleBasedStateMachine):
         needed = self.disk.needed(self.RETAIN) | self.needs(saved)
         assert needed - self.lost <= self.disk.names()
 
+    @invariant()
+    def what_tasks_still_read_is_there(self) -> None:
+        """Unless somebody has deleted its entry."""
+        for entry, _, fetch in self.reading.values():
+            if entry not in self.lost:
+                assert set(fetch.missing) - self.lost <= self.disk.names()
+
     def teardown(self) -> None:
         """Without a sweep of the whole store, unless the last collection failed, or entries were
         lost: nothing else knows their state."""
+        self.reading.clear()
         self.sweep()
         for p in self.PARTITIONS:
             self.reboot(p, 1)

@@ -63,6 +63,8 @@ def compact(shape: RunShape, state: OperatorState) -> OperatorState:
     many. Pages that need runs which are not here wait, and with them their credit."""
     if not state.deltas:
         return replace(state, credit=0)
+    if not state.complete:
+        state = replace(state, complete=all(run.is_here for run in state.runs()))
     unspent = state.credit - _most_credit(state)
     while state.deltas:
         rows = np.array([page.rows for page in state.pages], dtype=np.int64)
@@ -89,6 +91,8 @@ def _most_credit(state: OperatorState) -> int:
 
 def _can_be_compacted(state: OperatorState) -> npt.NDArray[np.bool_]:
     """For each page whether all that it is folded from is here."""
+    if state.complete:
+        return np.ones(len(state.pages), dtype=np.bool_)
     newest = _newest_remote(state)
     pages = (page.run is None or page.run.is_here for page in state.pages)
     here = np.fromiter(pages, dtype=np.bool_, count=len(state.pages))
@@ -97,6 +101,8 @@ def _can_be_compacted(state: OperatorState) -> npt.NDArray[np.bool_]:
 
 def _newest_remote(state: OperatorState) -> int:
     """The newest delta that is not here; −1 if all are."""
+    if state.complete:
+        return -1
     return max((d.seq for d in state.deltas if not d.run.is_here), default=-1)
 
 

@@ -150,4 +150,5 @@ def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorStat
         seq=layout["seq"],
         credit=layout["credit"],
         digest=layout["digest"],
+        complete=all(run.is_here for run in runs.values()),
     )

@@ -66,7 +66,7 @@ class OperatorState:
     later deltas belong to it. `first_live_pane_us`: rows of panes before it are dead. `panes`:
     those with rows, ascending. `credit`: rows that may be compacted. `tree_nodes`: of
     `engine.state.panes`; derived. `digest`: chained over the rows of all epochs, so equal for equal
-    states, however they are laid out."""
+    states, however they are laid out. `complete`: all runs are here; otherwise some may not be."""
 
     pages: tuple[Page, ...] = _FIRST
     deltas: tuple[Delta, ...] = ()
@@ -78,6 +78,7 @@ class OperatorState:
     credit: int = 0
     tree_nodes: Mapping[tuple[int, int], Run] = field(default_factory=dict)
     digest: str = ""
+    complete: bool = True
 
     @property
     def rows(self) -> int:
