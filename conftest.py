@@ -3,9 +3,16 @@ user's home."""
 
 import gc
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:  # mypy allows one module named conftest, and checks the others as these
+    import operator.tests.conftest  # noqa: F401
+
+    import e2e.tests.conftest  # noqa: F401
+    import pipelines.tests.conftest  # noqa: F401
 
 settings.register_profile(
     "rekindle", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]

@@ -56,7 +56,7 @@ def main() -> None:
 def _losses(kind: NodeKind) -> Sequence[Times]:
     with (
         working_directory("bench") as directory,
-        EmbeddedCluster(directory, nodes=TASK_NODES, kind=kind, on_progress=print) as cluster,
+        EmbeddedCluster(directory, nodes=TASK_NODES, node_kind=kind, on_progress=print) as cluster,
     ):
         for_tasks = list(cluster.nodes)
         cluster.control_plane.kubectl("cordon", *for_tasks)

@@ -62,7 +62,7 @@ def main() -> None:
 def _sample(cluster: EmbeddedCluster, run: Run, epoch: int) -> Usage:
     wait_for(
         f"epoch {epoch}",
-        lambda: min(run.observer.stable_epochs().values()) >= epoch,
+        lambda: min(run.observer.durable_epochs().values()) >= epoch,
         timeout_s=5 * EVERY,
         every_s=0.5,
     )

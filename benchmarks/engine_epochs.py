@@ -72,7 +72,7 @@ class Rekindle:
         done = time.perf_counter()
         self._task.wait_saved()
         saved = time.perf_counter()
-        self._task.commit_saved()
+        self._task.acknowledge_checkpoint()
         return {"rekindle": (done - begin) * 1000, "saved": (saved - begin) * 1000}
 
     def stop(self) -> None:

@@ -131,7 +131,7 @@ class BenchTask:
 
     At most `max_epochs` epochs go into a call, and never more than the loop allows;
     `checkpoint_interval_epochs` is the topology's own if it is not given. `offer`, `run_next` and
-    `commit_saved` are called by one thread.
+    `acknowledge_checkpoint` are called by one thread.
     """
 
     def __init__(
@@ -221,9 +221,9 @@ class BenchTask:
             fetch.finish()
         return state
 
-    def commit_saved(self) -> None:
-        """The coordinator's and the supervisor's part: what is saved is committed, the next save
-        need not repeat it, and what came before it leaves the log."""
+    def acknowledge_checkpoint(self) -> None:
+        """What the coordinator and the supervisor do: the newest saved checkpoint is committed,
+        the next save need not repeat it, and the log is truncated to the epochs after it."""
         saved = self._saver.done()
         if saved:
             newest = saved[-1]

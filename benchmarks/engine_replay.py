@@ -61,7 +61,7 @@ class Replays:
         begin = time.perf_counter()
         while task.epoch < epochs[-1].epoch:
             task.run_next()
-            task.commit_saved()
+            task.acknowledge_checkpoint()
         seconds = time.perf_counter() - begin
         task.wait_saved()  # raises if it failed: the times would lack the cost of saving
         task.stop()

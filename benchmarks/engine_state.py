@@ -126,7 +126,7 @@ def rekindle(groups: int, count: int, directory: Path, archive: Path | None) -> 
                 found["bytes"].append(saved.bytes)
                 distinct.append(len(changed))
             changed = set()
-            task.commit_saved()
+            task.acknowledge_checkpoint()
         if done >= fill + WARM_UP:
             found["epoch"].append((ended - begin) * 1000)
     jvm = current_jvm()
@@ -184,7 +184,7 @@ def hopping(groups: int, count: int, directory: Path, archive: Path | None) -> d
         if number >= first + DAY + WARM_UP:
             times.append((time.perf_counter() - begin) * 1000)
         task.wait_saved()
-        task.commit_saved()
+        task.acknowledge_checkpoint()
         if filled:
             (state,) = task.state.operators.values()
             rows = state.rows + sum(run.rows for run in state.tree_nodes.values())

@@ -162,7 +162,7 @@ def run(case: Case, directory: Path) -> Outcome:
         try:
             while task.epoch < case.epochs - 1:
                 task.run_next()
-                task.commit_saved()
+                task.acknowledge_checkpoint()
         except EpochTooLarge as error:
             refusal = str(error)
         seconds = time.perf_counter() - begin

@@ -13,7 +13,7 @@ import pytest
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
-from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
@@ -59,7 +59,7 @@ def make_cluster(
                 directory, KindSettings.of(os.environ), nodes=nodes, on_progress=print
             )
     return EmbeddedCluster(
-        directory, nodes=nodes, kind=ProcessNodes(), settings=settings, on_progress=print
+        directory, nodes=nodes, node_kind=ProcessNodes(), settings=settings, on_progress=print
     )
 
 
@@ -83,7 +83,7 @@ def cluster_of_type(
 def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
     """Skips the test, with the reason, where there can be none."""
     try:
-        ensure_machine(print)
+        ensure_host_prerequisites(print)
     except KubeletNodesUnsupported as error:
         pytest.skip(str(error))
     return KubeletNodes(lease_duration_s)
@@ -92,7 +92,7 @@ def kubelet_nodes(lease_duration_s: int = 8) -> KubeletNodes:
 @contextlib.contextmanager
 def flights_cluster(directory: Path, kind: NodeKind, **options: Any) -> Iterator[EmbeddedCluster]:
     """With Rekindle, the claim `rekindle` and the input of the flights example."""
-    with EmbeddedCluster(directory, kind=kind, on_progress=print, **options) as cluster:
+    with EmbeddedCluster(directory, node_kind=kind, on_progress=print, **options) as cluster:
         prepare_flights(cluster)
         yield cluster
 

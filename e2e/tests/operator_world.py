@@ -23,6 +23,7 @@ from kubernetes.client.exceptions import ApiException
 
 from rekindle import names
 from rekindle_testing.embedded.pki import CertificateAuthority
+from rekindle_testing.fixtures.present import name_of, present
 from rekindle_testing.waiting import wait_for
 
 START_S = 60.0  # start of the process on a busy machine
@@ -83,13 +84,13 @@ class World:
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.load_cert_chain(own.certificate, own.key)
         self.kubelets: dict[str, Kubelet] = {}
-        api = config.new_client_from_config(str(kubeconfig))
+        api: Any = config.new_client_from_config(str(kubeconfig))  # type: ignore[no-untyped-call]  # the client has no types for it
         self.core = client.CoreV1Api(api)
         self.custom = client.CustomObjectsApi(api)
         self.coordination = client.CoordinationV1Api(api)
         self._alive: set[str] = set()
         self.silent: set[str] = set()  # pods that do not respond to the coordinator
-        self.cut_off = False  # no pod responds to it
+        self.coordinator_isolated = False  # no pod responds to its polls
         self.coordinators_run = True
         self._lease_renewed_at = 0.0
         self._stop = threading.Event()
@@ -106,8 +107,9 @@ class World:
 
     def add_node(self, name: str, cpu: str = "4", memory: str = "8Gi") -> None:
         labels = {"kubernetes.io/hostname": name}
-        self.core.create_node({"metadata": {"name": name, "labels": labels}})
-        lease = {
+        node: Any = {"metadata": {"name": name, "labels": labels}}
+        self.core.create_node(node)
+        lease: Any = {
             "metadata": {"name": name},
             "spec": {"holderIdentity": name, "leaseDurationSeconds": 4, "renewTime": now_text()},
         }
@@ -128,9 +130,9 @@ class World:
         self._alive.add(name)
         wait_for(f"{name} is free of taints", lambda: self._is_untainted(name))
 
-    def lose_node(self, name: str) -> None:
+    def kill_node_not_ready(self, name: str) -> None:
         """Without heartbeats, and NotReady."""
-        self.freeze_node(name)
+        self.kill_node_still_ready(name)
         self._set_ready(name, "Unknown")
 
     def set_not_ready(self, *names: str) -> None:
@@ -144,9 +146,9 @@ class World:
             wait_for(f"{name} is free of taints", partial(self._is_untainted, name))
 
     def _is_untainted(self, name: str) -> bool:
-        return not self.core.read_node(name).spec.taints
+        return not present(self.core.read_node(name).spec).taints
 
-    def freeze_node(self, name: str) -> None:
+    def kill_node_still_ready(self, name: str) -> None:
         """Without heartbeats, but still Ready; its pods and its kubelet are
         silent."""
         self._alive.discard(name)
@@ -171,7 +173,7 @@ class World:
 
     def add_volume(self, claim: str, path: Path) -> None:
         """A hostPath volume bound to a claim: what `checkpoint.volume` names."""
-        volume = {
+        volume: Any = {
             "metadata": {"name": claim},
             "spec": {
                 "capacity": {"storage": "1Gi"},
@@ -181,7 +183,7 @@ class World:
                 "claimRef": {"namespace": "default", "name": claim},
             },
         }
-        wanted = {
+        wanted: Any = {
             "metadata": {"name": claim},
             "spec": {
                 "accessModes": ["ReadWriteMany"],
@@ -193,7 +195,10 @@ class World:
         self.core.create_persistent_volume(volume)
         self.core.create_namespaced_persistent_volume_claim("default", wanted)
         claims = self.core.read_namespaced_persistent_volume_claim
-        wait_for("the claim is bound", lambda: claims(claim, "default").status.phase == "Bound")
+        wait_for(
+            "the claim is bound",
+            lambda: present(claims(claim, "default").status).phase == "Bound",
+        )
 
     # --- topologies -----------------------------------------------------------
 
@@ -234,19 +239,20 @@ class World:
         return next((c for c in conditions if c["type"] == kind), {})
 
     def delete(self, name: str, policy: str) -> None:
+        options: Any = {"propagationPolicy": policy}
         self.custom.delete_namespaced_custom_object(
             names.GROUP,
             names.VERSION,
             "default",
             names.PLURAL,
             name,
-            body={"propagationPolicy": policy},
+            body=options,
         )
 
     def pods(self, name: str, role: str = "task") -> dict[str, Any]:
         selector = f"{names.LABEL_TOPOLOGY}={name},{names.LABEL_ROLE}={role}"
         listed = self.core.list_namespaced_pod("default", label_selector=selector)
-        return {pod.metadata.name: pod for pod in listed.items}
+        return {name_of(pod): pod for pod in listed.items}
 
     def uids(self, name: str) -> set[str]:
         return {pod.metadata.uid for pod in self.pods(name).values()}
@@ -263,7 +269,7 @@ class World:
     def remaining_objects(self, name: str) -> list[str]:
         selector = f"{names.LABEL_TOPOLOGY}={name}"
         rbac = client.RbacAuthorizationV1Api(self.core.api_client)
-        lists = [
+        lists: list[Callable[..., Any]] = [
             self.core.list_namespaced_pod,
             self.core.list_namespaced_config_map,
             self.core.list_namespaced_service_account,
@@ -292,7 +298,7 @@ class World:
             for node in list(self._alive):
                 body = {"spec": {"renewTime": now_text()}}
                 self.coordination.patch_namespaced_lease(node, "kube-node-lease", body)
-        pods = self.core.list_namespaced_pod("default").items
+        pods: list[Any] = self.core.list_namespaced_pod("default").items
         for pod in pods:
             if pod.spec.node_name in self._alive:
                 self._run(pod)
@@ -337,7 +343,7 @@ class World:
             incarnation = int(label["incarnation"])
             if incarnation > tasks.get(slot, {}).get("incarnation", 0):
                 frozen = pod.spec.node_name not in self._alive
-                silent = self.cut_off or frozen or pod.metadata.name in self.silent
+                silent = self.coordinator_isolated or frozen or pod.metadata.name in self.silent
                 tasks[slot] = {
                     "slot": slot,
                     "incarnation": incarnation,

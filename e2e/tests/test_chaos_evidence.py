@@ -10,8 +10,8 @@ import pytest
 from rekindle_testing.chaos.evidence import keep_evidence
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.log_keeper import LogKeeper
 from rekindle_testing.harness.nodes import ProcessNodes
+from rekindle_testing.harness.pod_log_archive import PodLogArchive
 
 
 class _Cluster:
@@ -39,8 +39,8 @@ def test_evidence_is_kept_also_without_the_api(responds: bool, tmp_path: Path) -
     cluster: Any = _Cluster(tmp_path, responds=responds)
     evidence = tmp_path / "evidence"
     evidence.mkdir()
-    keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
-    keep_evidence(evidence, cast(EmbeddedCluster, cluster), keeper, {"failure.txt": "stuck"})
+    log_archive = PodLogArchive(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
+    keep_evidence(evidence, cast(EmbeddedCluster, cluster), log_archive, {"failure.txt": "stuck"})
     assert (evidence / "failure.txt").read_text() == "stuck\n"
     assert (evidence / "logs" / "etcd.log").read_text() == "started"
     assert (evidence / "shared" / "meters" / "rows.jsonl").exists()

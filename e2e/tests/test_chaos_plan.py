@@ -12,14 +12,14 @@ from rekindle_testing.chaos.plan import (
     MAX_API_PAUSE_S,
     Action,
     AddNode,
-    CutOff,
     DeleteNodeObject,
     Fault,
     Freeze,
+    HealNetwork,
     KillNodes,
+    PartitionNetwork,
     PauseApiServer,
     Plan,
-    Reconnect,
     RemoveStore,
     RestoreStore,
     ResumeApiServer,
@@ -76,7 +76,7 @@ def test_one_node_has_no_fault_and_killed_ones_are_replaced(seed: int) -> None:
                     assert set(nodes) <= alive
                     alive -= set(nodes)
                     touched |= set(nodes)
-                case Freeze(node) | CutOff(node):
+                case Freeze(node) | PartitionNetwork(node):
                     assert node in alive - touched
                     touched.add(node)
                 case AddNode(node):
@@ -103,9 +103,9 @@ def test_every_fault_ends_in_its_round() -> None:
         open_: dict[object, float] = {}
         for step in round.steps:
             match step.action:
-                case Freeze(node) | CutOff(node):
+                case Freeze(node) | PartitionNetwork(node):
                     open_[node] = step.at_s
-                case Thaw(node) | Reconnect(node):
+                case Thaw(node) | HealNetwork(node):
                     del open_[node]
                 case KillNodes(nodes):
                     open_ = {k: v for k, v in open_.items() if k not in nodes}
@@ -135,23 +135,20 @@ def test_faults_overlap_and_all_kinds_occur() -> None:
 
 
 def _overlap(step: Step, round: Round) -> bool:
-    """Whether something else begins while a node is frozen or cut off."""
-    if not isinstance(step.action, Freeze | CutOff):
+    """Whether something else begins while a node is frozen or partitioned."""
+    if not isinstance(step.action, Freeze | PartitionNetwork):
         return False
     node = step.action.node
-    ends = [s.at_s for s in round.steps if s.action in (Thaw(node), Reconnect(node))]
+    ends = [s.at_s for s in round.steps if s.action in (Thaw(node), HealNetwork(node))]
     until_s = min(ends, default=FAULTS_END_BY_S)
-    begins = [s.at_s for s in round.steps if not isinstance(s.action, Thaw | Reconnect)]
+    begins = [s.at_s for s in round.steps if not isinstance(s.action, Thaw | HealNetwork)]
     return any(step.at_s < at_s < until_s for at_s in begins)
 
 
 def test_most_nodes_die_at_once_in_some_rounds() -> None:
-    sizes = [len(s.action.nodes) for r in _rounds() for s in r.steps if _is_loss(s)]
+    actions = [s.action for r in _rounds() for s in r.steps]
+    sizes = [len(a.nodes) for a in actions if isinstance(a, KillNodes)]
     assert {1, 2, NODES - 1} <= set(sizes)
-
-
-def _is_loss(step: Step) -> bool:
-    return isinstance(step.action, KillNodes)
 
 
 def test_a_plan_can_be_limited_to_some_kinds_of_faults() -> None:

@@ -13,14 +13,14 @@ def test_a_query_is_as_far_as_its_slowest_partition() -> None:
     progress = _progress()
     progress.observe(0, {"a": {0: 6, 1: 4}, "b": {0: 8}})
     assert progress.written("a") == 4
-    assert (progress.complete, progress.newest_written) == (4, 8)
+    assert (progress.written_through, progress.newest_written) == (4, 8)
     assert progress.behind(5) == {"a": 4}
 
 
 def test_a_partition_without_files_has_written_nothing() -> None:
     progress = _progress()
     progress.observe(0, {"a": {0: 6}, "b": {0: 8}})
-    assert progress.complete == -1
+    assert progress.written_through == -1
 
 
 def test_live_while_the_sink_writes_nothing_is_a_stall() -> None:

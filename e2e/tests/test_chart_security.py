@@ -205,14 +205,16 @@ def test_all_pods_of_the_chart_are_admitted(plane: ControlPlane) -> None:
 
 @pytest.mark.parametrize("values", VALUE_SETS)
 def test_pods_are_admitted_with_any_values(plane: ControlPlane, values: str) -> None:
-    core = client.CoreV1Api(config.new_client_from_config(str(plane.kubeconfig)))
+    api: Any = config.new_client_from_config(str(plane.kubeconfig))  # type: ignore[no-untyped-call]  # the client has no types for it
+    core = client.CoreV1Api(api)
     workloads = [o for o in objects(values) if o["kind"] in ("Deployment", "DaemonSet")]
     assert workloads
     for workload in workloads:
         template = workload["spec"]["template"]
         spec = {k: v for k, v in template["spec"].items() if k != "priorityClassName"}
         spec["serviceAccountName"] = "default"
-        pod = {"metadata": {"name": "dry", "labels": template["metadata"]["labels"]}, "spec": spec}
+        metadata = {"name": "dry", "labels": template["metadata"]["labels"]}
+        pod: Any = {"metadata": metadata, "spec": spec}
         core.create_namespaced_pod(SYSTEM, pod, dry_run="All")
 
 

@@ -6,12 +6,12 @@ from rekindle_testing.console.commands import (
     USAGE,
     AddNodes,
     CommandError,
-    Cut,
     Freeze,
-    Heal,
+    HealNetwork,
     Help,
     Kill,
     Machines,
+    PartitionNetwork,
     Quit,
     Status,
     Thaw,
@@ -24,7 +24,7 @@ MACHINES = Machines(
     running=("node-1", "node-2", "node-3", "node-4"),
     killed=frozenset({"node-0"}),
     frozen=frozenset({"node-3"}),
-    cut=frozenset({"node-2", "node-4"}),
+    partitioned=frozenset({"node-2", "node-4"}),
 )
 
 
@@ -39,9 +39,9 @@ MACHINES = Machines(
         ("freeze node-1 node-2", Freeze(("node-1", "node-2"))),
         ("thaw node-3", Thaw(("node-3",))),
         ("thaw", Thaw(("node-3",))),
-        ("cut node-1", Cut(("node-1",))),
-        ("heal node-4", Heal(("node-4",))),
-        ("heal", Heal(("node-2", "node-4"))),
+        ("partition node-1", PartitionNetwork(("node-1",))),
+        ("heal node-4", HealNetwork(("node-4",))),
+        ("heal", HealNetwork(("node-2", "node-4"))),
         ("status", Status()),
         ("help", Help()),
         ("quit", Quit()),
@@ -66,8 +66,8 @@ def test_a_line_is_a_command(line: str, command: object) -> None:
         ("kill node-9", "there is no node node-9; running: node-1"),
         ("freeze node-3", "node-3 is frozen already"),
         ("thaw node-1", "node-1 is not frozen; frozen: node-3"),
-        ("cut node-2", "node-2 is cut off already"),
-        ("heal node-1", "node-1 is not cut off; cut off: node-2, node-4"),
+        ("partition node-2", "node-2 is partitioned already"),
+        ("heal node-1", "node-1 is not partitioned; partitioned: node-2, node-4"),
         ("quit now", "quit takes no arguments, got: now"),
     ],
 )
@@ -77,7 +77,7 @@ def test_an_impossible_command_names_possible_ones(line: str, message: str) -> N
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(("line", "message"), [("thaw", "frozen"), ("heal", "cut off")])
+@pytest.mark.parametrize(("line", "message"), [("thaw", "frozen"), ("heal", "partitioned")])
 def test_thaw_and_heal_without_such_a_node_are_errors(line: str, message: str) -> None:
     with pytest.raises(CommandError, match=f"no node is {message}"):
         parse_command(line, Machines(("node-1",)))

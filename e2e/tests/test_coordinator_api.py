@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -333,9 +334,13 @@ def test_kill_9_of_the_coordinator_does_not_affect_tasks(cluster: Cluster) -> No
                 assert poll.restore is None
                 assert poll.sinks == before[slot].sinks
                 assert routes(poll) == routes(before[slot])
+
+    def has_floor(slot: Slot, least: int) -> bool:
+        return (last_poll(cluster, slot).floor or 0) >= least
+
     for slot in tasks:  # a floor may be set later, but is never removed
         least = before[slot].floor or 0
-        eventually(lambda s=slot, f=least: (last_poll(cluster, s).floor or 0) >= f)
+        eventually(partial(has_floor, slot, least))
     assert cluster.get("lease", f"{cluster.name}-coordinator")["spec"]["holderIdentity"] == "2"
 
 

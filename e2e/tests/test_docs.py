@@ -32,7 +32,7 @@ _VARIABLE = re.compile(r"\bREKINDLE_[A-Z_]+\b")
 _METRIC = re.compile(r"\brekindle_(?:task|coordinator|operator)_\w+")
 _METRICS = (
     "pipelines/src/rekindle/task/metrics.py",
-    "pipelines/src/rekindle/coordinator/edge/serving.py",
+    "pipelines/src/rekindle/coordinator/shell/serving.py",
     "operator/src/rekindle_operator/metrics.py",
 )
 _CONSTANT = re.compile(r'^([A-Z_]+)(?:: \w+)? = "(\w+)"$', re.MULTILINE)

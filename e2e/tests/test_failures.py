@@ -227,9 +227,9 @@ class TestNodes:
 
     def test_a_reconnected_node_changes_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("alarms")[0].spec.node_name
-        run.cluster.nodes[node].partition()  # its tasks go on, and still reach the sinks
-        _mark_and_wait(run, 15, f"{node} is cut off")
-        run.cluster.nodes[node].heal()
+        run.cluster.nodes[node].partition_network()  # its tasks go on, and still reach the sinks
+        _mark_and_wait(run, 15, f"the network of {node} is partitioned")
+        run.cluster.nodes[node].heal_network()
         run.observer.mark("joined", f"{node} is back")
         run.wait_sinks_advance(timeout_s=120)
         run.wait_redundant()
@@ -260,11 +260,11 @@ class TestEdits:
     def test_an_added_query_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
         _add_query_and_raise_priority(run.document["spec"])
-        edited = max(run.observer.stable_epochs().values())
+        edited = max(run.observer.durable_epochs().values())
         run.cluster.apply(run.document)
         run.wait_sinks_advance()
         start = wait_for("rows of the added query", lambda: run.written_epochs(ADDED), 60)[0]
-        run.wait_stable(start + 3)
+        run.wait_durable(start + 3)
         assert run.incarnations() == before
         priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
         assert priorities["storm-watch"] == 75

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle_testing.harness.sinks import longest_pause, written
+from rekindle_testing.harness.sinks import file_write_times, longest_pause
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_a_pause_excludes_the_time_of_empty_epochs(
 def test_only_a_sink_s_files_are_read(tmp_path: Path) -> None:
     for name in ("q-p000-e000000000007.parquet", "_owner.json", ".tmp"):
         (tmp_path / name).touch()
-    assert [epoch for _, epoch in written(tmp_path)] == [7]
+    assert [epoch for _, epoch in file_write_times(tmp_path)] == [7]

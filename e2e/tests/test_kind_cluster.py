@@ -143,7 +143,7 @@ def test_faults_of_a_node_are_commands_of_docker(
     cluster: KindCluster, commands: Callable[[], list[str]]
 ) -> None:
     node = cluster.nodes["rekindle-e2e-worker"]
-    for fault in (node.freeze, node.thaw, node.partition, node.heal):
+    for fault in (node.freeze, node.thaw, node.partition_network, node.heal_network):
         fault()
     execute = "docker exec rekindle-e2e-worker iptables -t mangle"
     assert commands() == [

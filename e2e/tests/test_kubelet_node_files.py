@@ -31,7 +31,7 @@ from rekindle_testing.embedded.kubelet_node.addresses import (
 from rekindle_testing.embedded.kubelet_node.cgroups import hierarchies
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import archive, fingerprint
-from rekindle_testing.embedded.kubelet_node.image_store import Template, link
+from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, link
 from rekindle_testing.embedded.kubelet_node.packages import PACKAGES, missing
 from rekindle_testing.embedded.kubelet_node.state_file import (
     Cgroup,
@@ -244,7 +244,9 @@ def test_a_node_has_copies_of_databases_and_links_to_the_rest(tmp_path: Path) ->
         file = entry / "containerd" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    template = Template("overlayfs", acquire(entry, lambda _: pytest.fail("made"), no_progress))
+    template = ImageStoreTemplate(
+        "overlayfs", acquire(entry, lambda _: pytest.fail("made"), no_progress)
+    )
     link(template, root)
     found = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
     assert found == {*written, f"{snapshots}/snapshots/1"}
@@ -392,13 +394,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-c", script], env=dict(os.environ))
     assert ended.returncode < 0
-    said: list[str] = []
-    removal.remove_leftovers(path.parent, said.append)
+    progress: list[str] = []
+    removal.remove_leftovers(path.parent, progress.append)
     assert not left.exists()
     assert path.read_text() == ""
-    assert len(said) == 1
-    removal.remove_leftovers(path.parent, said.append)
-    assert len(said) == 1
+    assert len(progress) == 1
+    removal.remove_leftovers(path.parent, progress.append)
+    assert len(progress) == 1
 
 
 def test_what_belongs_to_a_running_process_stays(tmp_path: Path) -> None:

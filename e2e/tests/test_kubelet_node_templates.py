@@ -15,7 +15,7 @@ from rekindle_testing.embedded.kubelet_node import image_store
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
 from rekindle_testing.embedded.kubelet_node.image_store import KEPT, acquire_template
-from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.kubelet
@@ -40,7 +40,7 @@ MAKES = """
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     try:
-        ensure_machine(print)
+        ensure_host_prerequisites(print)
     except KubeletNodesUnsupported as error:
         pytest.skip(str(error))
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
@@ -65,10 +65,12 @@ def templates(cache: Path) -> list[Path]:
 def test_two_processes_make_one_template(tmp_path: Path, cache: Path) -> None:
     file = image(tmp_path)
     both = [makes(file) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0].splitlines() for process in both]
+    outputs = [process.communicate(timeout=60)[0].splitlines() for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert {lines[-1] for lines in said} == {str(path / "containerd") for path in templates(cache)}
-    assert sum(line.startswith("unpacking") for lines in said for line in lines) == 1
+    assert {lines[-1] for lines in outputs} == {
+        str(path / "containerd") for path in templates(cache)
+    }
+    assert sum(line.startswith("unpacking") for lines in outputs for line in lines) == 1
 
 
 def test_what_a_killed_process_has_begun_is_not_used(tmp_path: Path, cache: Path) -> None:

@@ -27,13 +27,13 @@ from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, Kube
 from rekindle_testing.embedded.kubelet_node.files import IMAGES
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
-from rekindle_testing.embedded.kubelet_node.image_store import Template, acquire_template
+from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, acquire_template
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
-from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.embedded.kubelet_node.state_file import parse
 from rekindle_testing.embedded.pods import Pods
-from rekindle_testing.embedded.toolchain import ensure_node
+from rekindle_testing.embedded.toolchain import ensure_kubelet_binaries
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.kubelet
@@ -55,7 +55,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def machine() -> None:
     try:
-        ensure_machine(print)
+        ensure_host_prerequisites(print)
     except KubeletNodesUnsupported as error:
         pytest.skip(str(error))
 
@@ -173,9 +173,9 @@ def test_a_command_runs_in_a_container(
 
 
 @pytest.fixture
-def template(machine: None, tmp_path: Path) -> Iterator[Template]:
+def template(machine: None, tmp_path: Path) -> Iterator[ImageStoreTemplate]:
     """What all nodes here have their images from."""
-    acquired = acquire_template([ensure_busybox()], ensure_node().pause, tmp_path)
+    acquired = acquire_template([ensure_busybox()], ensure_kubelet_binaries().pause, tmp_path)
     yield acquired
     acquired.release()
 
@@ -200,7 +200,7 @@ def test_what_a_container_writes_is_its_own(
     nodes: tuple[KubeletNode, KubeletNode],
     pods: Pods,
     control_plane: ControlPlane,
-    template: Template,
+    template: ImageStoreTemplate,
 ) -> None:
     before = contents(template.root)
     writes = "rm /bin/true && echo mine > /bin/true && echo more >> /bin/busybox; exec sleep 600"
@@ -218,7 +218,7 @@ def test_what_a_container_writes_is_its_own(
 
 
 def test_what_a_node_deletes_stays_for_the_others(
-    make_node: Callable[[], KubeletNode], template: Template
+    make_node: Callable[[], KubeletNode], template: ImageStoreTemplate
 ) -> None:
     before = contents(template.root)
     node = make_node()
@@ -336,30 +336,30 @@ def test_pods_of_a_killed_node_fall_silent(
     await_silent(lost)
 
 
-def test_pods_of_a_node_that_is_cut_off_go_on(
+def test_pods_of_a_partitioned_node_go_on(
     nodes: tuple[KubeletNode, KubeletNode], pods: Pods, control_plane: ControlPlane
 ) -> None:
-    cut, other = nodes
-    address = serve(pods, cut, "cut-off", COUNTS_AND_SERVES)
+    partitioned, other = nodes
+    address = serve(pods, partitioned, "partitioned", COUNTS_AND_SERVES)
     serve(pods, other, "hears")
 
     def count() -> int:
         return int(get(control_plane, "hears", address, "count"))
 
     before = count()
-    cut.partition()
+    partitioned.partition_network()
     try:
         since = time.monotonic()
         with pytest.raises(KubectlError, match="exit code"):
             count()
-        await_silent(cut)
+        await_silent(partitioned)
         silent_s = time.monotonic() - since
     finally:
-        cut.heal()
-    wait_for("it is heard again", lambda: ready(cut) == "True", GRACE_S)
+        partitioned.heal_network()
+    wait_for("it is heard again", lambda: ready(partitioned) == "True", GRACE_S)
     # Five a second, with room for a slow machine.
     assert count() > before + silent_s
-    assert pods.get("cut-off")["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert pods.get("partitioned")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
 def test_a_frozen_node_resumes(
@@ -492,7 +492,7 @@ def test_a_stopped_cluster_leaves_no_resources_on_the_host(machine: None, tmp_pa
 
 @pytest.mark.parametrize("mode", ["running", "frozen"])
 def test_a_killed_test_leaves_nothing_after_the_next_start(
-    machine: None, template: Template, tmp_path: Path, mode: str
+    machine: None, template: ImageStoreTemplate, tmp_path: Path, mode: str
 ) -> None:
     before = contents(template.root)
     with another_cluster(tmp_path, mode) as (process, facts):

@@ -18,6 +18,7 @@ from cluster_types import storms
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+from rekindle_testing.fixtures.present import present
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster, pod_processes
 from rekindle_testing.harness.oracle import Reference
@@ -90,11 +91,10 @@ def test_the_sinks_equal_the_reference(run: Run, reference: Reference) -> None:
 
 
 def test_a_topology_is_back_before_kubernetes_notices_a_loss(
-    run: Run, reference: Reference
+    cluster: EmbeddedCluster, run: Run, reference: Reference
 ) -> None:
-    cluster = run.cluster
     victim = run.task_pods("routes")[0].spec.node_name
-    cluster.apply(_deployment(cluster.kind.pipelines_image, victim))
+    cluster.apply(_deployment(cluster.node_kind.pipelines_image, victim))
     wait_for("the plain pod", lambda: _plain_pod(run).status.phase == "Running", 60)
     before = {p.metadata.name for p in cluster.tasks(run.name)}
     began = run.observer.mark("lost", victim)
@@ -108,7 +108,8 @@ def test_a_topology_is_back_before_kubernetes_notices_a_loss(
     run.wait_sinks_advance()
     back_s = run.observer.now() - began
     plain = _plain_pod(run)
-    ready = {c.type: c.status for c in cluster.core.read_node(victim).status.conditions}
+    conditions = present(cluster.core.read_node(victim).status).conditions
+    ready = {c.type: c.status for c in present(conditions)}
     print(f"replaced after {replaced_s:.1f} s, all queries back after {back_s:.1f} s")
     assert back_s < BACK_WITHIN_S
     # Meanwhile, to Kubernetes nothing has happened.
@@ -121,14 +122,16 @@ def test_a_topology_is_back_before_kubernetes_notices_a_loss(
     run.verify(reference)
 
 
-def test_a_task_that_is_killed_for_its_memory_loses_no_rows(run: Run, reference: Reference) -> None:
+def test_a_task_that_is_killed_for_its_memory_loses_no_rows(
+    cluster: EmbeddedCluster, run: Run, reference: Reference
+) -> None:
     pod = run.task_pods("routes")[0]
-    before = _jvms(run, pod)
+    before = _jvms(cluster, pod)
     assert before
     run.observer.mark("lost", f"memory of {pod.metadata.name}")
     # Many small processes: the kernel kills the largest one, which is the task's JVM.
     _exec(run, pod, "python", "-c", _FILLS_MEMORY)
-    wait_for("the JVM to be killed", lambda: not before & _jvms(run, pod), 60)
+    wait_for("the JVM to be killed", lambda: not before & _jvms(cluster, pod), 60)
     run.wait_sinks_advance(timeout_s=120)
     run.verify(reference)
 
@@ -155,7 +158,9 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
     run.verify(reference)
 
 
-def test_an_image_that_cannot_be_pulled_stops_no_task(run: Run, reference: Reference) -> None:
+def test_an_image_that_cannot_be_pulled_stops_no_task(
+    cluster: EmbeddedCluster, run: Run, reference: Reference
+) -> None:
     before = run.incarnations()
     run.document["spec"]["image"] = "rekindle/pipelines:absent"
     run.cluster.apply(run.document)
@@ -171,7 +176,7 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(run: Run, reference: Refer
     now = run.incarnations()
     assert {n: t for n, t in before.items() if n != pod.metadata.name}.items() <= now.items()
     del run.document["spec"]["image"]
-    run.document["spec"]["image"] = run.cluster.kind.pipelines_image
+    run.document["spec"]["image"] = cluster.node_kind.pipelines_image
     run.cluster.apply(run.document)
     run.wait_sinks_advance(timeout_s=120)
     run.wait_redundant()
@@ -184,8 +189,8 @@ def test_an_upgraded_image_leaves_no_gap(
     """Beside the flights topology, whose tasks keep their image."""
     document = storms("rolled")
     document["spec"]["sources"][0]["replicas"] = 2
-    others, image = shared_run.incarnations(), _next(cluster.kind.pipelines_image)
-    _tag(cluster, cluster.kind.pipelines_image, image)
+    others, image = shared_run.incarnations(), _next(cluster.node_kind.pipelines_image)
+    _tag(cluster, cluster.node_kind.pipelines_image, image)
     with Run(cluster, document) as run:
         run.wait_live()
         run.wait_redundant()
@@ -211,9 +216,11 @@ def test_an_upgraded_image_leaves_no_gap(
     assert shared_run.incarnations() == others
 
 
-def test_an_upgraded_chart_restarts_no_task(run: Run, reference: Reference, tmp_path: Path) -> None:
-    image = _next(run.cluster.kind.operator_image)
-    _tag(run.cluster, run.cluster.kind.operator_image, image)
+def test_an_upgraded_chart_restarts_no_task(
+    cluster: EmbeddedCluster, run: Run, reference: Reference, tmp_path: Path
+) -> None:
+    image = _next(cluster.node_kind.operator_image)
+    _tag(cluster, cluster.node_kind.operator_image, image)
     before = run.incarnations()
     run.cluster.upgrade(_newer_chart(tmp_path), image)
     wait_for("replicas of the new operator alone", lambda: _operator_images(run) == {image}, 60)
@@ -245,9 +252,9 @@ def _exec(run: Run, pod: Any, *command: str) -> None:
         run.cluster.kubectl("exec", pod.metadata.name, "--", *command)
 
 
-def _jvms(run: Run, pod: Any) -> set[int]:
+def _jvms(cluster: EmbeddedCluster, pod: Any) -> set[int]:
     """Ids of the JVMs in a pod."""
-    node = run.cluster.nodes[pod.spec.node_name]
+    node = cluster.nodes[pod.spec.node_name]
     found = pod_processes(node, pod.status.pod_ip, program=b"java")
     return set(found)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from operator_world import START_S, World
 from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fixtures.bad_manifests import bad_manifests
+from rekindle_testing.fixtures.present import name_of, present
 from rekindle_testing.harness.operator_process import (
     Operator,
     install_crds,
@@ -87,7 +89,7 @@ def nodes(world: World) -> Iterator[list[str]]:
         world.add_node(name)
     yield names
     for node in world.core.list_node().items:
-        world.remove_node(node.metadata.name)
+        world.remove_node(name_of(node))
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def _without_coordinator(world: World, nodes: list[str]) -> str:
 
 
 def _records(world: World) -> set[str]:
-    return {c.metadata.name for c in world.core.list_namespaced_config_map("default").items}
+    return {name_of(c) for c in world.core.list_namespaced_config_map("default").items}
 
 
 def _on(world: World, node: str) -> set[str]:
@@ -130,7 +132,7 @@ def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any
     assert all(q["waitingFor"].startswith("a node for") for q in status["queries"])
     record = world.core.read_namespaced_config_map("flights-g1", "default")
     assert record.immutable
-    assert json.loads(record.data["topology.json"])["uid"] == flights["metadata"]["uid"]
+    assert json.loads(present(record.data)["topology.json"])["uid"] == flights["metadata"]["uid"]
     assert world.condition("flights", "Valid")["reason"] == "Accepted"
 
     for name in ("node-a", "node-b"):
@@ -157,7 +159,7 @@ def test_tasks_of_a_lost_node_get_new_incarnations(
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
     lost = _on(world, nodes[0])
-    world.lose_node(nodes[0])
+    world.kill_node_not_ready(nodes[0])
     wait_for("it runs again", lambda: _is_running(world) and not _on(world, nodes[0]))
     left = set(world.pods("flights"))
     assert not lost & left, "pods of the lost node are force-deleted"
@@ -188,12 +190,12 @@ def test_only_nodes_with_silent_kubelets_are_lost(
     wait_for("it runs", lambda: _is_running(world))
     quiet = _without_coordinator(world, nodes)
     lost, all_of_them = _on(world, quiet), set(world.pods("flights"))
-    world.kubelets[quiet].hangs = world.cut_off = True
+    world.kubelets[quiet].hangs = world.coordinator_isolated = True
     try:
         wait_for("its tasks on other nodes", lambda: not lost & set(world.pods("flights")))
         time.sleep(_SILENT_S)  # without responses of their kubelets, the others would be lost
     finally:
-        world.cut_off = False
+        world.coordinator_isolated = False
     wait_for("it runs again", lambda: _is_running(world))
     history = world.status("flights")["recovery"]["history"]
     assert history[0]["lostNodes"] == [quiet]
@@ -307,7 +309,7 @@ def test_deletion_leaves_no_objects_even_of_dead_nodes(
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
     busy = next(n for n in nodes if _on(world, n))
-    world.lose_node(busy)
+    world.kill_node_not_ready(busy)
     world.delete("flights", "Foreground")
     wait_for("the topology is gone", lambda: world.custom_or_none("flights") is None)
     wait_for("nothing is left", lambda: not world.remaining_objects("flights"))
@@ -340,7 +342,7 @@ def test_validation_problems_are_in_valid_and_in_an_event(
         for one in bad:
             refused = wait_for(
                 f"Valid=False of {one.name}",
-                lambda name=one.name: _if_false(world.condition(name, "Valid")),
+                partial(_refusal, world, one.name),
             )
             assert refused["reason"] == one.reason
             assert f"{one.path}: " in refused["message"]
@@ -349,12 +351,20 @@ def test_validation_problems_are_in_valid_and_in_an_event(
             expected = ("Warning", "Invalid", refused["message"])
             wait_for(
                 f"the Event about {one.name}",
-                lambda name=one.name, e=expected: e in _events_of(world, name),
+                partial(_has_event, world, one.name, expected),
             )
             assert world.remaining_objects(one.name) == []
     finally:
         for one in bad:
             world.delete(one.name, "Background")
+
+
+def _refusal(world: World, name: str) -> dict[str, Any] | None:
+    return _if_false(world.condition(name, "Valid"))
+
+
+def _has_event(world: World, name: str, event: tuple[str, str, str]) -> bool:
+    return event in _events_of(world, name)
 
 
 def _events_of(world: World, name: str) -> list[tuple[str, str, str]]:
@@ -373,7 +383,7 @@ def test_another_replica_takes_over_and_restarts_no_pod(
     first.kill()
     wait_for("the second leads", second.leads)
     lost = _on(world, nodes[0])
-    world.lose_node(nodes[0])
+    world.kill_node_not_ready(nodes[0])
     wait_for("it runs again", lambda: _is_running(world) and not _on(world, nodes[0]))
     after = {n: p.metadata.uid for n, p in world.pods("flights").items()}
     assert {n: u for n, u in before.items() if n not in lost}.items() <= after.items()

@@ -155,10 +155,10 @@ print(json.dumps(json.load(answer)["status"]["userInfo"]), open(d + "namespace")
     text = output(pods, "caller")
     user, namespace = text.rsplit(maxsplit=1)
     assert namespace == "default"
-    said = json.loads(user)
-    assert said["username"] == "system:serviceaccount:default:default"
-    assert said["extra"]["authentication.kubernetes.io/pod-name"] == ["caller"]
-    assert said["extra"]["authentication.kubernetes.io/node-name"] == [node.name]
+    caller = json.loads(user)
+    assert caller["username"] == "system:serviceaccount:default:default"
+    assert caller["extra"]["authentication.kubernetes.io/pod-name"] == ["caller"]
+    assert caller["extra"]["authentication.kubernetes.io/node-name"] == [node.name]
 
 
 def test_no_token_is_mounted_if_not_requested(node: ProcessNode, pods: Pods) -> None:
@@ -233,8 +233,8 @@ def test_a_missing_config_map_is_awaited_and_updates_arrive(node: ProcessNode, p
     pods.create("patient", on(node, script, volumes=declared, volumeMounts=mounts))
     wait_for("an Event names the volume", lambda: "FailedMount" in pods.events("patient"))
     assert "'late' not found" in pods.events("patient")["FailedMount"]
-    said = pods.wait("patient", "has a status", lambda p: "containerStatuses" in p["status"])
-    assert said["status"]["phase"] == "Pending"
+    pod = pods.wait("patient", "has a status", lambda p: "containerStatuses" in p["status"])
+    assert pod["status"]["phase"] == "Pending"
     config = {"metadata": {"name": "late"}, "data": {"key": "old"}}
     pods.api.call("POST", f"{CORE}/configmaps", config)
     pods.wait_ready("patient")

@@ -195,7 +195,7 @@ def test_a_partition_drops_all_packets_until_it_ends(
     beside = pods.wait_ready("beside")["status"]["podIP"]
     held = http.client.HTTPConnection(address, 8080, timeout=1)
     held.connect()
-    node.partition()
+    node.partition_network()
     held.sock.send(b"GET / HTTP/1.0\r\n\r\n")
     with pytest.raises(TimeoutError):
         held.sock.recv(1)
@@ -206,7 +206,7 @@ def test_a_partition_drops_all_packets_until_it_ends(
     wait_for("the node to be Unknown", lambda: ready(node) == "Unknown", 20)
     assert ready(other) == "True"
     # Within the node nothing changes: its probe still succeeds, so nothing restarts.
-    node.heal()
+    node.heal_network()
     wait_for("the node to be Ready", lambda: ready(node) == "True", 20)
     pod = pods.wait_ready("apart")
     assert container_of(pod)["restartCount"] == 0

@@ -39,9 +39,9 @@ from rekindle_testing.embedded.toolchain import (
     NODE,
     PAUSE,
     ToolchainError,
-    ensure_control_plane,
+    ensure_control_plane_binaries,
     ensure_helm,
-    ensure_node,
+    ensure_kubelet_binaries,
     parse_minor,
 )
 from rekindle_testing.progress import no_progress
@@ -276,7 +276,7 @@ def test_programs_of_a_node_are_built_alone(
 
     monkeypatch.setattr(toolchain, "build", build)
     monkeypatch.setattr(toolchain, "find_go", lambda *_: None)
-    found = ensure_node(no_progress, {"REKINDLE_CACHE": str(tmp_path)})
+    found = ensure_kubelet_binaries(no_progress, {"REKINDLE_CACHE": str(tmp_path)})
     assert built == [["node", "pause"]]
     assert found.kube_proxy == tmp_path / "built/kube-proxy"
 
@@ -301,7 +301,7 @@ SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"
 
 def test_complete_assets_are_used_unchanged(tmp_path: Path) -> None:
     environment = assets(tmp_path, *SERVERS, "kubectl")
-    binaries = ensure_control_plane(no_progress, environment)
+    binaries = ensure_control_plane_binaries(no_progress, environment)
     assert binaries.kube_controller_manager == tmp_path / "kube-controller-manager"
     assert binaries.kubectl == tmp_path / "kubectl"
 
@@ -309,18 +309,18 @@ def test_complete_assets_are_used_unchanged(tmp_path: Path) -> None:
 def test_a_kubectl_near_the_servers_version_is_used(tmp_path: Path) -> None:
     environment = assets(tmp_path / "assets", *SERVERS)
     kubectl = program(tmp_path / "assets/path/kubectl", "Client Version: v1.33.2-dispatcher")
-    assert ensure_control_plane(no_progress, environment).kubectl == kubectl
+    assert ensure_control_plane_binaries(no_progress, environment).kubectl == kubectl
 
 
 def test_assets_too_old_for_the_controllers_built_here_are_refused(tmp_path: Path) -> None:
     environment = assets(tmp_path, "etcd", "kube-apiserver", version="v1.31.0")
     with pytest.raises(ToolchainError, match=r"kube-controller-manager, kube-scheduler.*1\.31"):
-        ensure_control_plane(no_progress, environment)
+        ensure_control_plane_binaries(no_progress, environment)
 
 
 def test_assets_that_are_no_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="KUBEBUILDER_ASSETS"):
-        ensure_control_plane(no_progress, {"KUBEBUILDER_ASSETS": str(tmp_path / "none")})
+        ensure_control_plane_binaries(no_progress, {"KUBEBUILDER_ASSETS": str(tmp_path / "none")})
 
 
 def test_a_helm_3_on_path_is_used(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_all_missing_programs_are_built_together(
     monkeypatch.setattr(toolchain, "build", build)
     monkeypatch.setattr(toolchain, "find_go", lambda *_: None)
     environment = assets(tmp_path, "kube-apiserver", version=KUBERNETES.version())
-    binaries = ensure_control_plane(no_progress, environment)
+    binaries = ensure_control_plane_binaries(no_progress, environment)
     assert built == [["kubernetes", "etcd"]]
     assert binaries.kube_apiserver == tmp_path / "kube-apiserver"
     assert binaries.etcd == tmp_path / "cache/built/etcd"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -66,10 +67,10 @@ class ModelApi(client.ApiClient):
         for error in self.errors:
             if error.verb == method and error.path in path:
                 return _refused(error.status, error.message)
-        body = args[1] if len(args) > 1 else None
+        body: Any = args[1] if len(args) > 1 else None
         if isinstance(body, bytes):  # of server-side apply
             body = json.loads(body)
-        *_, collection, last = path.split("/")
+        collection, last = path.split("/")[-2:]
         named = collection in ("pods", "nodes", "leases")
         if method == "GET" and last == "pods":
             return self._list_pods(path.split("/")[-2], query)
@@ -94,7 +95,7 @@ class ModelApi(client.ApiClient):
             case "POST", "leases":
                 return self._create_lease(body)
             case "POST", "configmaps":
-                self.model.configs[body["metadata"]["name"]] = body
+                self.model.generation_records[body["metadata"]["name"]] = body
             case "GET", _:
                 return _refused(404, "not found")
         return Response(200, {"kind": "Status", "metadata": {}})
@@ -162,7 +163,7 @@ class ModelOperator:
         known, model = self.cache.snapshot(), self.model
         return replace(
             known,
-            silent_since=dict(model.silent),
+            silent_since=dict(model.reported_silent_since),
             kubelet_probes=model.kubelet_probes(),
             pod_probes=model.pod_probes(model.pods()),
         )
@@ -177,9 +178,11 @@ class ModelOperator:
         if "leases" not in model.stalled:
             self.cache.leases.replace([lease_json(x) for x in model.leases.values()], version)
         if "topologies" not in model.stalled:
-            topologies = [topology_json(t) for t in model.topologies.values()]
+            topologies: list[Mapping[str, Any]] = [
+                topology_json(t) for t in model.topologies.values()
+            ]
             self.cache.replace_topologies(topologies, version)
-        self.cache.configs.replace(list(model.configs.values()), version)
+        self.cache.generation_records.replace(list(model.generation_records.values()), version)
 
     def run_pass(self) -> None:
         self.deliver()

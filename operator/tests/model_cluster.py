@@ -17,7 +17,7 @@ from model_state import KUBERNETES_GRACE_S, ModelState, view_of
 from rekindle import names
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.containers import creating_containers_since, failing_since
-from rekindle_operator.cluster.convert import config_view
+from rekindle_operator.cluster.convert import generation_record_view
 from rekindle_operator.cluster.model import (
     DryRunResult,
     LeaseView,
@@ -29,10 +29,10 @@ from rekindle_operator.cluster.phase_times import phase_times
 from rekindle_operator.reconcile.actions import (
     Action,
     AvoidNode,
-    CreateConfig,
+    CreateGenerationRecord,
     CreatePod,
-    CreateToken,
-    DeleteConfig,
+    CreateTokenSecret,
+    DeleteGenerationRecord,
     DeletePod,
     DryRunPods,
     EmitEvent,
@@ -48,9 +48,9 @@ MAX_PASSES = 12
 
 
 class ModelCluster(ModelState):
-    def lose_node(self, name: str) -> None:
+    def kill_node_not_ready(self, name: str) -> None:
         """It died with its pods, long enough ago to be NotReady."""
-        super().lose_node(name)
+        super().kill_node_not_ready(name)
         self._report()
         for topology, view in self.topologies.items():
             lease = self.leases.get(names.coordinator_name(topology))
@@ -88,10 +88,13 @@ class ModelCluster(ModelState):
         self.creating_containers = creating_containers_since(
             self.creating_containers, pods, self.now
         )
+        views: dict[str, Any] = {**self.views(pods), **self.stalled}
         return Snapshot(
-            **{**self.views(pods), **self.stalled},
-            configs=tuple(config_view(c) for c in self.configs.values()),
-            silent_since=dict(self.silent),
+            **views,
+            generation_records=tuple(
+                generation_record_view(c) for c in self.generation_records.values()
+            ),
+            silent_since=dict(self.reported_silent_since),
             reports=dict(self.reports),
             kubelet_probes=self.kubelet_probes(),
             pod_probes=self.pod_probes(pods),
@@ -103,6 +106,7 @@ class ModelCluster(ModelState):
                 {n.name: n.uid for n in self.nodes.values()}, self.now
             ),
             failing_since=self.failing,
+            missing_fields=self.missing_fields,
             creating_containers_since=self.creating_containers,
         )
 
@@ -123,7 +127,7 @@ class ModelCluster(ModelState):
         self.now += seconds
         for name in self.dead & set(self.nodes):
             if self.nodes[name].ready and self.now - self.died_at[name] > KUBERNETES_GRACE_S:
-                self.lose_node(name)
+                self.kill_node_not_ready(name)
         for name, lease in self.leases.items():  # coordinators on live nodes renew
             if self.coordinator_runs(lease):
                 self.leases[name] = replace(lease, seen_at=self.now, version=self.next_version())
@@ -234,10 +238,10 @@ class ModelCluster(ModelState):
             case DryRunPods(uid=uid, generation=generation):
                 key = uid, generation
                 self.dry_runs[key] = replace(self.refusals.get(key, DryRunResult()), at=self.now)
-            case CreateConfig(manifest=manifest):
+            case CreateGenerationRecord(manifest=manifest):
                 self.create_record(manifest)
-            case DeleteConfig(name=name):
-                self.configs.pop(name, None)
+            case DeleteGenerationRecord(name=name):
+                self.generation_records.pop(name, None)
             case CreatePod():
                 self._admit(action)
             case DeletePod(name=name, uid=uid, grace_s=grace_s):
@@ -260,7 +264,7 @@ class ModelCluster(ModelState):
                 self.quarantined[node] = at
             case AvoidNode(shape, node, node_uid, pod_uid):
                 self.unsuitable = self.unsuitable.with_one(shape, node, node_uid, pod_uid, self.now)
-            case EnsureAccess() | CreateToken():
+            case EnsureAccess() | CreateTokenSecret():
                 pass
 
     def _admit(self, action: CreatePod) -> None:
@@ -278,7 +282,7 @@ class ModelCluster(ModelState):
         digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
         listed = owner.status["generations"]
         assert digest in {g.get("digest") for g in listed}, "not in the status before"
-        self.configs.setdefault(manifest["metadata"]["name"], manifest)
+        self.generation_records.setdefault(manifest["metadata"]["name"], manifest)
 
     def create_pod(self, manifest: dict[str, Any]) -> None:
         meta = manifest["metadata"]

@@ -2,7 +2,7 @@
 
 Nodes die, freeze, are removed, or are only reported NotReady; watches stall; reports of
 coordinators and the scheduler are late. Whether a Node object stays after its machine died is the
-test's choice (`lose_node`, `remove_node`).
+test's choice (`kill_node_not_ready`, `remove_node`).
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ class ModelState:
         self.raw_pods: dict[str, dict[str, Any]] = {}
         self.nodes: dict[str, NodeView] = {}
         self.topologies: dict[str, TopologyView] = {}
-        self.configs: dict[str, dict[str, Any]] = {}
+        self.generation_records: dict[str, dict[str, Any]] = {}
         self.leases: dict[str, LeaseView] = {}
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
-        self.silent: dict[SlotRef, float] = {}
+        self.reported_silent_since: dict[SlotRef, float] = {}
         self.quarantined: dict[str, float] = {}
         self.refusals: dict[tuple[str, int], DryRunResult] = {}
         self.quota: int | None = None  # of pods
         self.refused_in: set[str] = set()  # namespaces in which pods are refused
         self.refused = Refusals({})
         self.unsuitable = UnsuitableNodes({})
+        self.missing_fields: tuple[str, ...] = ()  # of the CRD
         self.failing: dict[str, float] = {}  # pod uid -> since when
         self.creating_containers: dict[str, float] = {}  # pod uid -> since when
         self.events: list[EmitEvent] = []
@@ -93,20 +94,21 @@ class ModelState:
             allocatable=ResourceAmounts(cpu_m, memory, 50, more.get("others", ())),
         )
 
-    def lose_node(self, name: str) -> None:
+    def kill_node_not_ready(self, name: str) -> None:
+        """It died so long ago that it is NotReady."""
         self.dead.add(name)
         long_ago = self.now - KUBERNETES_GRACE_S
         self.died_at[name] = min(long_ago, self.died_at.get(name, long_ago))
         self._turn([name], False)
 
-    def freeze_node(self, name: str) -> None:
-        """Its tasks become silent; its status is still Ready."""
+    def kill_node_still_ready(self, name: str) -> None:
+        """It dies now: its tasks become silent, and its status is still Ready."""
         self.dead.add(name)
         self.died_at[name] = self.now
         for pod in self.pods():
             if pod.node == name and pod.slot is not None and pod.owner_uid is not None:
                 ref = SlotRef(pod.owner_uid, pod.slot.key, pod.incarnation)
-                self.silent.setdefault(ref, self.now)
+                self.reported_silent_since.setdefault(ref, self.now)
 
     def turn_not_ready(self, *nodes: str) -> None:
         """Their kubelets do not reach the API server; all pods on them keep running."""
@@ -117,8 +119,10 @@ class ModelState:
 
     def _turn(self, nodes: Iterable[str], ready: bool) -> None:
         for name in nodes:
-            changed = {"ready": ready, "ready_since": self.now, "version": self.next_version()}
-            self.nodes[name] = replace(self.nodes[name], **changed)
+            version = self.next_version()
+            self.nodes[name] = replace(
+                self.nodes[name], ready=ready, ready_since=self.now, version=version
+            )
 
     def stall(self, *kinds: str) -> None:
         """From now on the operator sees no change of pods, nodes, leases or topologies."""

@@ -163,7 +163,7 @@ def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
     ):
         called.clear()
         cluster = ClusterCache(client.ApiClient(), namespace, lambda: 0.0)
-        for mirror in (cluster.nodes, cluster.pods, cluster.configs, cluster.leases):
+        for mirror in (cluster.nodes, cluster.pods, cluster.generation_records, cluster.leases):
             with pytest.raises(Requested):
                 mirror._request()
         assert called == ["/api/v1/nodes", "/api/v1/pods", *places]

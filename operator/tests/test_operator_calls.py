@@ -19,8 +19,10 @@ class _Response:
 
 
 class _Recording(client.ApiClient):
-    def call_api(self, method: str, url: str, headers: Any, body: Any, *_: Any, **__: Any) -> Any:
-        self.sent = headers["Content-Type"], body
+    def call_api(
+        self, method: str, url: str, header_params: Any = None, body: Any = None, *_: Any, **__: Any
+    ) -> Any:
+        self.sent = header_params["Content-Type"], body
         return _Response()
 
 

@@ -27,9 +27,9 @@ def test_an_internal_error_is_reported_and_others_recover(
 
     monkeypatch.setattr("rekindle_operator.reconcile.core.replace_coordinator", broken)
     running.add_topology("bad", flights_spec())
-    running.lose_node("a")
+    running.kill_node_not_ready("a")
     decisions = reconcile_all(running.snapshot(), running.now)
-    assert [t.owner for t in decisions if t.error is not None] == ["default/bad"]
+    assert [t.topology_key for t in decisions if t.error is not None] == ["default/bad"]
     actions = [a for t in decisions if t.error is not None for a in t.actions]
     (write,) = (a for a in actions if isinstance(a, WriteStatus))
     conditions = {c["type"]: c for c in write.status["conditions"]}
@@ -60,7 +60,7 @@ def test_a_failed_reconcile_leaves_no_query_live(
 
 def test_the_crd_declares_every_field_of_the_status(running: ModelCluster) -> None:
     assert undeclared_in_status(running.status()) == []
-    running.lose_node("a")
+    running.kill_node_not_ready("a")
     running.apply(reconcile(running.snapshot(), running.now))
     assert running.status()["recovery"]
     assert undeclared_in_status(running.status()) == []
@@ -98,7 +98,7 @@ def test_overdue_checkpoints_are_reported(
 
 NO_RIGHT = ("StoreUnavailable", "no right to write")
 REFUSED = ("EntriesRefused", "entries that were saved are gone")
-CLEAN_UP = ("CleanUpFailed", "it was slow")
+GARBAGE = ("CleanUpFailed", "it was slow")
 LOST = ("Unrestorable", "an object is missing")
 STALLED = ("Stalled", "waiting for s/0")
 NEWER = ("Sleepy", "the store has gone to bed")
@@ -113,17 +113,17 @@ NO_CAUSE = "the last one is of epoch 40"
         (None, [NO_RIGHT], "False", "StoreFailed", NO_RIGHT[1]),
         (None, [REFUSED], "False", "StoreFailed", REFUSED[1]),
         (None, [LOST], "False", "StoreFailed", LOST[1]),
-        (None, [CLEAN_UP, STALLED], "Unknown", "NotRunning", NOT_RUNNING),
+        (None, [GARBAGE, STALLED], "Unknown", "NotRunning", NOT_RUNNING),
         (None, [], "Unknown", "NotRunning", NOT_RUNNING),
         (None, [NEWER], "False", "CheckpointProblem", NEWER[1]),
         (None, [NEWER, NO_RIGHT], "False", "StoreFailed", NO_RIGHT[1]),
-        (101, [CLEAN_UP, NO_RIGHT], "False", "Overdue", NO_RIGHT[1]),
+        (101, [GARBAGE, NO_RIGHT], "False", "Overdue", NO_RIGHT[1]),
         (101, [REFUSED], "False", "Overdue", REFUSED[1]),
-        (101, [CLEAN_UP, STALLED], "False", "Overdue", NO_CAUSE),
+        (101, [GARBAGE, STALLED], "False", "Overdue", NO_CAUSE),
         (101, [NEWER], "False", "CheckpointProblem", NEWER[1]),
-        (41, [CLEAN_UP, LOST], "False", "Unrestorable", LOST[1]),
+        (41, [GARBAGE, LOST], "False", "Unrestorable", LOST[1]),
         (41, [NEWER, LOST], "False", "Unrestorable", LOST[1]),
-        (41, [CLEAN_UP, NEWER], "False", "CheckpointProblem", NEWER[1]),
+        (41, [GARBAGE, NEWER], "False", "CheckpointProblem", NEWER[1]),
         (41, [NO_RIGHT, REFUSED, STALLED], "True", "UpToDate", KEEPS_UP),
     ],
 )

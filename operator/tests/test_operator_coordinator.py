@@ -91,14 +91,14 @@ def test_a_forged_record_of_a_generation_changes_nothing(
     running: ModelCluster, forged: dict[str, str]
 ) -> None:
     """It would decide what the operator runs in the namespace of the topology."""
-    raw = copy.deepcopy(running.configs["flights-g1"])
+    raw = copy.deepcopy(running.generation_records["flights-g1"])
     meta, record = raw["metadata"], json.loads(raw["data"]["topology.json"])
     meta["namespace"] = forged.get("namespace", meta["namespace"])
     meta["labels"][names.LABEL_TOPOLOGY] = forged.get("labels", "flights")
     meta["labels"][names.LABEL_GENERATION] = "900000"
     record["spec"]["image"] = "evil/image"
     raw["data"]["topology.json"] = json.dumps(record)
-    running.configs["x"] = raw
+    running.generation_records["x"] = raw
     assert reconcile(running.snapshot(), running.now, running.settings) == []
 
 
@@ -107,7 +107,7 @@ def test_a_node_whose_coordinator_reports_is_not_lost(running: ModelCluster) -> 
     node = running.coordinator().node
     assert node is not None
     assert sum(p.node == node for p in running.tasks().values()) > 1
-    running.freeze_node(node)
+    running.kill_node_still_ready(node)
     running.dead.clear()
     running.pass_time(4.0)
     assessment = assess_nodes(running.snapshot(), running.now, running.settings.timing)

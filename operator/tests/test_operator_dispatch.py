@@ -16,7 +16,8 @@ from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.dispatch import STALL_S, Dispatcher, Outcome
 from rekindle_operator.reconcile.actions import (
     CreatePod,
-    DeleteConfig,
+    DeleteGenerationRecord,
+    Rank,
     TopologyActions,
     WriteStatus,
 )
@@ -28,11 +29,11 @@ _DEADLINE_S = 10.0
 
 
 def scheduled(
-    name: str, owner: str = "t", order: ActionOrder = ActionOrder.PLACE, after: str = ""
+    name: str, topology_key: str = "t", order: ActionOrder = ActionOrder.PLACE, after: str = ""
 ) -> ScheduledAction:
-    """Of a topology in a namespace of its own, unless `owner` names both."""
-    action = DeleteConfig(owner.partition("/")[0], name)
-    return ScheduledAction(owner, action, name, order, (0, 0), (after,) if after else ())
+    """Of a topology in a namespace of its own, unless `topology_key` names both."""
+    action = DeleteGenerationRecord(topology_key.partition("/")[0], name)
+    return ScheduledAction(topology_key, action, name, order, Rank(0, 0), (after,) if after else ())
 
 
 @dataclass
@@ -200,7 +201,7 @@ def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int)
         for at, (outcome, rank) in enumerate(pods):
             name = f"{outcome}-{uid}-{at}"
             manifest = {"metadata": {"name": name}}
-            created.append((CreatePod("ns", manifest, SlotRef(uid, name, 1)), (0, rank)))
+            created.append((CreatePod("ns", manifest, SlotRef(uid, name, 1)), Rank(0, rank)))
             expected |= {name} if status == "ok" else set()
         reserves = frozenset(pod.ref for pod, _ in created)
         write = WriteStatus("ns", f"{status}-{uid}", uid, {}, True, reserves)

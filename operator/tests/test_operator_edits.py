@@ -21,7 +21,7 @@ def test_an_invalid_spec_creates_nothing_and_names_the_field(cluster: ModelClust
     cluster.add_topology("flights", spec)
     cluster.settle()
     assert not cluster.raw_pods
-    assert not cluster.configs
+    assert not cluster.generation_records
     valid = cluster.condition("Valid")
     assert valid["status"] == "False"
     assert "spec.queries[0]" in valid["message"]
@@ -61,7 +61,7 @@ def test_an_edit_refused_by_dry_run_keeps_the_old_generation(
     running.settle()
     assert running.condition("Valid")["reason"] == "PodRefused"
     assert running.status()["observedGeneration"] == 2
-    assert set(running.configs) == {"flights-g1"}
+    assert set(running.generation_records) == {"flights-g1"}
     assert running.tasks() == before
 
 
@@ -84,7 +84,7 @@ def test_recovery_goes_on_after_an_edit_that_cannot_be_rendered(
     assert valid["message"].startswith("spec.podTemplate")
     assert message in valid["message"]
     assert running.status()["phase"] == "Running"
-    running.lose_node("a")
+    running.kill_node_not_ready("a")
     running.settle()
     assert not [p.name for p in running.tasks().values() if p.node == "a"]
     assert set(running.query_states().values()) == {"Live"}
@@ -157,7 +157,7 @@ def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
     running.settle()
     assert running.tasks() == before
     assert running.query_states()["again"] == "Live"
-    assert "flights-g2" in running.configs
+    assert "flights-g2" in running.generation_records
 
 
 def test_a_template_changes_only_the_disk_of_tasks(
@@ -356,7 +356,7 @@ def _lose_replicas_that_an_edit_keeps(cluster: ModelCluster) -> None:
         cluster.add_node(name, 16_000, 64 << 30)
     cluster.settle()
     victim = next(p.node for p in cluster.tasks().values() if p.slot and p.slot.replica == 0)
-    cluster.lose_node(victim or "")
+    cluster.kill_node_not_ready(victim or "")
     cluster.settle()
     cluster.edit("flights", **with_replicas(1))
 
@@ -383,7 +383,7 @@ def test_a_silent_surplus_replica_is_replaced(cluster: ModelCluster) -> None:
     cluster.settle()
     pod = next(p for p in cluster.tasks().values() if p.slot and p.slot.replica == 1)
     cluster.stuck.add(pod.name)
-    cluster.silent[pod.ref] = cluster.now
+    cluster.reported_silent_since[pod.ref] = cluster.now
     for _ in range(30):
         cluster.pass_time(1.0)
         cluster.settle()
@@ -414,7 +414,7 @@ def test_an_unknown_generation_keeps_its_recovery_record(
     for name in "abc":
         running.remove_node(name)
     running.settle()
-    record = running.configs["flights-g1"]
+    record = running.generation_records["flights-g1"]
     text = json.loads(record["data"]["topology.json"])
     text["spec"]["queries"][0]["from"] = "nowhere"
     record["data"]["topology.json"] = json.dumps(text)

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from rekindle_operator.election import Candidate, ElectionTiming, LeaseRecord, Span
 from rekindle_operator.lease import lease_body, read_lease, released
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 TIMING = ElectionTiming()
 _TIMEOUT_S = 1.0
@@ -88,7 +89,7 @@ class World:
             for n in range(processes)
         ]
         for process in self.processes:
-            self.after(self.random.uniform(0, 1), lambda p=process: self.call(p))
+            self.after(self.random.uniform(0, 1), partial(self.call, process))
         self.after(0.0, lambda: self.delete(is_first=True))
 
     def delete(self, is_first: bool = False) -> None:
@@ -185,7 +186,7 @@ FAULTS = st.builds(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=scaled_examples(150), deadline=None)
 @given(seed=st.integers(0, 2**32), processes=st.integers(2, 4), faults=FAULTS)
 def test_at_most_one_process_leads(seed: int, processes: int, faults: Faults) -> None:
     World(seed, processes, faults).run(until=60)  # asserts after each event
@@ -234,8 +235,8 @@ def test_a_slow_api_server_does_not_change_the_leader(seed: int) -> None:
 
 
 def candidate(name: str = "a", seen: LeaseRecord | None = None) -> Candidate:
-    made = Candidate(name, f"process of {name}", TIMING)
-    return made if seen is None else made.after_read(seen, Span(0.0, 0.01))
+    new = Candidate(name, f"process of {name}", TIMING)
+    return new if seen is None else new.after_read(seen, Span(0.0, 0.01))
 
 
 def record(holder: str = "b", version: str = "1", lease_s: float = 2.0) -> LeaseRecord:
@@ -248,13 +249,15 @@ def leading(name: str = "a") -> Candidate:
     return free.after_write(record(name, "2"), Span(0.0, 0.1))
 
 
-def watched(made: Candidate, for_s: float, version: str = "1") -> Candidate:
+def watched(watching: Candidate, for_s: float, version: str = "1") -> Candidate:
     """It reads the same version repeatedly."""
-    at = made.last_read_ended or 0.0
+    at = watching.last_read_ended or 0.0
     while at < for_s:
-        made = made.after_read(replace(made.seen or record(), version=version), Span(at, at + 0.01))
+        watching = watching.after_read(
+            replace(watching.seen or record(), version=version), Span(at, at + 0.01)
+        )
         at += 0.25
-    return made
+    return watching
 
 
 def test_a_released_lease_is_free_at_once() -> None:
@@ -305,22 +308,22 @@ def test_leading_again_after_another_is_a_new_term() -> None:
 
 
 def test_a_new_lease_counts_once_earlier_leaders_have_stopped() -> None:
-    made = candidate().after_read(None, Span(0.0, 0.1))
-    assert made.wants_to_write()
-    made = made.after_write(record("a", "1"), Span(0.2, 0.3))
+    leader = candidate().after_read(None, Span(0.0, 0.1))
+    assert leader.wants_to_write()
+    leader = leader.after_write(record("a", "1"), Span(0.2, 0.3))
     for at, leads in ((0.7, False), (2.2, False), (2.4, True)):
-        made = made.after_write(record("a", str(at)), Span(at, at + 0.1))
-        assert made.leads(at + 0.1) == leads
-    assert made.term == 1
+        leader = leader.after_write(record("a", str(at)), Span(at, at + 0.1))
+        assert leader.leads(at + 0.1) == leads
+    assert leader.term == 1
 
 
 def test_a_leader_creates_a_deleted_lease_again() -> None:
     deleted = leading().after_conflict().after_read(None, Span(0.5, 0.6))
     assert deleted.leads(0.6)
-    made = deleted.after_write(replace(record("a", "9"), uid="new"), Span(0.6, 0.7))
-    assert made.leads(0.8), "by its last renewal"
-    assert not made.leads(TIMING.renew_deadline_s), "another may have led by a third Lease"
-    assert not made.has_led
+    renewed = deleted.after_write(replace(record("a", "9"), uid="new"), Span(0.6, 0.7))
+    assert renewed.leads(0.8), "by its last renewal"
+    assert not renewed.leads(TIMING.renew_deadline_s), "another may have led by a third Lease"
+    assert not renewed.has_led
 
 
 def test_timing_that_allows_two_leaders_is_refused() -> None:
@@ -329,5 +332,5 @@ def test_timing_that_allows_two_leaders_is_refused() -> None:
 
 
 def test_a_lease_is_read_as_it_was_written() -> None:
-    made = LeaseRecord("a", "p", 2.0, 3, "7")
-    assert read_lease(lease_body("ns", "name", made, 5.0, 4.0)) == made
+    written = LeaseRecord("a", "p", 2.0, 3, "7")
+    assert read_lease(lease_body("ns", "name", written, 5.0, 4.0)) == written

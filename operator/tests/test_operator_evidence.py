@@ -67,7 +67,7 @@ def test_a_not_ready_node_with_responding_tasks_keeps_them(running: ModelCluster
 def test_a_node_that_dies_among_nodes_called_not_ready_is_lost(running: ModelCluster) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
     running.turn_not_ready(*"abc")
-    running.freeze_node(victim)
+    running.kill_node_still_ready(victim)
     running.pass_time(4.0)
     assert lost_nodes(running) == {victim}
 
@@ -77,14 +77,14 @@ def with_tasks_that_never_started(running: ModelCluster, kubelets_respond: bool)
     were just started there respond, and one is called NotReady while its tasks respond."""
     for name in "defgh":
         running.add_node(name)
-        running.lose_node(name)
+        running.kill_node_not_ready(name)
     running.kubelets_respond = kubelets_respond
     here = running.coordinator().node
-    victim, witness = [n for n in nodes_with_two_tasks(running) if n != here]
+    victim, alive = [n for n in nodes_with_two_tasks(running) if n != here]
     running.stuck |= {p.name for p in running.tasks().values() if p.node == victim}
-    running.lose_node(victim)
-    running.silent.clear()
-    running.turn_not_ready(witness)
+    running.kill_node_not_ready(victim)
+    running.reported_silent_since.clear()
+    running.turn_not_ready(alive)
     running.pass_time(1.0)
     return victim
 
@@ -114,7 +114,7 @@ def with_an_isolated_coordinator(running: ModelCluster) -> tuple[str, ...]:
     return tuple(n for n in running.nodes if n != here)
 
 
-def test_a_task_that_an_isolated_coordinator_does_not_hear_is_no_witness(
+def test_a_task_that_an_isolated_coordinator_does_not_hear_proves_nothing(
     running: ModelCluster,
 ) -> None:
     running.kubelets_respond = False
@@ -147,8 +147,8 @@ def test_a_silent_kubelet_among_nodes_whose_tasks_respond_is_lost(running: Model
     victim = next(n for n in nodes_with_two_tasks(running) if n != here)
     running.stuck |= {p.name for p in running.tasks().values() if p.node == victim}
     running.turn_not_ready(*"abc")
-    running.freeze_node(victim)
-    running.silent.clear()
+    running.kill_node_still_ready(victim)
+    running.reported_silent_since.clear()
     running.pass_time(4.0)
     assert lost_nodes(running) == {victim}
 
@@ -170,7 +170,7 @@ def test_most_nodes_not_ready_are_lost_once_a_report_arrives(
 ) -> None:
     running.kubelets_respond = False
     for name in "ab":
-        running.lose_node(name)
+        running.kill_node_not_ready(name)
     running.settle()
     running.pass_time(1.0)
     running.settle()
@@ -186,7 +186,7 @@ def test_a_coordinator_loses_no_node_whose_kubelet_responds(running: ModelCluste
     reported = {p.name for p in running.tasks().values() if p.node == victim}
     for pod in running.tasks().values():
         if pod.name in reported:
-            running.silent[pod.ref] = running.now
+            running.reported_silent_since[pod.ref] = running.now
     running.pass_time(3.5)
     assessment = assess_nodes(running.snapshot(), running.now, running.settings.timing)
     assert not assessment.lost_nodes
@@ -203,7 +203,7 @@ def test_a_kubelet_that_stopped_with_its_tasks_is_no_signal(
     running: ModelCluster,
 ) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
-    running.freeze_node(victim)
+    running.kill_node_still_ready(victim)
     running.pass_time(0.2)
     snapshot = replace(
         running.snapshot(),
@@ -214,7 +214,7 @@ def test_a_kubelet_that_stopped_with_its_tasks_is_no_signal(
         reports=dict.fromkeys(running.reports, running.now + 2.9),
     )
     now = running.now + 2.9
-    assert not assess_nodes(snapshot, now, running.settings.timing).cut_off
+    assert not assess_nodes(snapshot, now, running.settings.timing).unreachable_by_coordinator
     later = assess_nodes(snapshot, now + 0.2, running.settings.timing)
     assert later.newly_silent == {victim}
 
@@ -228,7 +228,7 @@ def test_a_last_report_of_a_short_stall_loses_no_task(
     (victim, *_) = nodes_with_two_tasks(running)
     for pod in running.tasks().values():
         if pod.node == victim:
-            running.silent[pod.ref] = running.now - 1.5
+            running.reported_silent_since[pod.ref] = running.now - 1.5
     running.reports_lost = True
     for _ in range(10):
         running.pass_time(0.5)
@@ -247,7 +247,7 @@ def test_a_node_that_responds_before_any_action_is_kept(
 
 def test_a_silence_counts_up_to_the_last_report(running: ModelCluster) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
-    running.freeze_node(victim)
+    running.kill_node_still_ready(victim)
     running.pass_time(3.5)
     assert [a.node for a in changes(running) if isinstance(a, QuarantineNode)] == [victim]
 
@@ -325,7 +325,7 @@ def test_reports_that_are_always_late_are_ignored(running: ModelCluster) -> None
 
 def test_a_recovery_does_not_end_in_unknown_states(running: ModelCluster) -> None:
     alone = running.tasks()["flights-storms-0-0-1"]  # has no partner
-    running.lose_node(str(alone.node))
+    running.kill_node_not_ready(str(alone.node))
     actions = reconcile(running.snapshot(), running.now, running.settings)
     running.apply(actions)
     running.reports_lost = True
@@ -354,8 +354,8 @@ def test_six_nodes_and_the_coordinator_are_lost_in_time(
     others = [n for n in wide.nodes if n != here and any(p.node == n for p in wide.pods())]
     victims = {here, *others[:5]}
     for node in victims:
-        wide.freeze_node(node)
-    wide.silent.clear()  # no coordinator reports their silence
+        wide.kill_node_still_ready(node)
+    wide.reported_silent_since.clear()  # no coordinator reports their silence
     made = []
     for _ in range(8):
         wide.pass_time(0.5)
@@ -377,8 +377,8 @@ def test_one_signal_is_not_enough_without_reports(running: ModelCluster, silent:
     else:
         running.kubelets_respond = False
     victim = running.coordinator().node or ""
-    running.freeze_node(victim)
-    running.silent.clear()
+    running.kill_node_still_ready(victim)
+    running.reported_silent_since.clear()
     for raw in running.raw_pods.values():
         if "coordinator" in raw["metadata"]["name"]:
             raw["spec"]["nodeName"] = next(n for n in running.nodes if n != victim)
@@ -392,8 +392,8 @@ def test_a_pod_that_responds_saves_its_node(running: ModelCluster) -> None:
     running.reports_lost = True
     (victim, *_) = nodes_with_two_tasks(running)
     responding = next(p for p in running.tasks().values() if p.node == victim)
-    running.freeze_node(victim)
-    running.silent.clear()
+    running.kill_node_still_ready(victim)
+    running.reported_silent_since.clear()
     for _ in range(10):
         running.pass_time(0.5)
         results = {
@@ -410,8 +410,8 @@ def test_an_isolated_operator_loses_no_node(
     own, *others = running.nodes
     running.reports_lost = True
     for node in others:
-        running.freeze_node(node)
-    running.silent.clear()
+        running.kill_node_still_ready(node)
+    running.reported_silent_since.clear()
     for _ in range(10):
         running.pass_time(0.5)
         snapshot = replace(running.snapshot(), own_node=own)
@@ -512,7 +512,7 @@ def lease(holder: int, report: int | None, seen_at: float) -> LeaseView:
     [
         (2, 7, 5.0),
         (2, 8, 0.0),  # the watch of topologies is behind
-        (2, -1, 0.0),  # it has more to say, and cannot
+        (2, -1, 0.0),  # the newest report could not be written
         (3, 7, 0.0),  # its successor
         (2, None, 5.0),  # of an earlier release
     ],

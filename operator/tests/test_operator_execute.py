@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from kubernetes import client
@@ -15,13 +15,16 @@ from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import SlotRef
 from rekindle_operator.execute import Executor
 from rekindle_operator.reconcile.actions import (
-    CreateConfig,
+    METRIC_KINDS,
+    Action,
+    CreateGenerationRecord,
     CreatePod,
     DeletePod,
     DryRunPods,
     EmitEvent,
     EnsureAccess,
     OpenGate,
+    Rank,
     TopologyActions,
     WriteStatus,
 )
@@ -119,7 +122,7 @@ def test_a_failed_status_write_keeps_its_incarnations() -> None:
 
 def test_a_record_of_an_earlier_topology_is_not_accepted() -> None:
     meta = {"name": "t-g1", "ownerReferences": [{"uid": "uid"}]}
-    record = CreateConfig("default", {"kind": "ConfigMap", "metadata": meta})
+    record = CreateGenerationRecord("default", {"kind": "ConfigMap", "metadata": meta})
     for owner, goes_on in (("uid", True), ("of the topology before", False)):
         api = Refusing(409, "already exists", owner=owner)
         cluster = ClusterCache(api, None, lambda: 0.0)
@@ -135,14 +138,27 @@ def test_a_record_with_another_content_is_not_accepted(text: str) -> None:
     api = Refusing(409, "already exists", owner="uid", data={"topology.json": "{}"})
     cluster = ClusterCache(api, None, lambda: 0.0)
     executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
-    record = CreateConfig("default", manifest)
+    record = CreateGenerationRecord("default", manifest)
     executor.run([TopologyActions("default/t", (record, creation("t-0", uid="uid")))])
     assert ("POST pods" in api.calls) is (text == "{}")
 
 
+@pytest.mark.parametrize(("status", "asked"), [(500, 1), (422, 1), (404, 0)])
+def test_a_refused_status_may_be_for_an_older_crd(status: int, asked: int) -> None:
+    found: list[str] = []
+    api = Failing({"PATCH status": status})
+    executor = Executor(
+        *(api, ClusterCache(api, None, lambda: 0.0), "me", 2.0, lambda: 0.0, lambda: True),
+        workers=1,
+        on_refused_status=lambda: found.append("asked"),
+    )
+    executor.run([TopologyActions("default/t", (reserving("t"),))])
+    assert len(found) == asked
+
+
 def test_a_failed_status_write_creates_no_record() -> None:
     meta = {"name": "t-g1", "ownerReferences": [{"uid": "t"}]}
-    record = CreateConfig("default", {"kind": "ConfigMap", "metadata": meta})
+    record = CreateGenerationRecord("default", {"kind": "ConfigMap", "metadata": meta})
     status = WriteStatus("default", "t", "t", {}, True, accepts=True)
     api = Failing({"PATCH status": 500})
     cluster = ClusterCache(api, None, lambda: 0.0)
@@ -279,10 +295,16 @@ def test_replacements_precede_clean_up_status_and_events() -> None:
     ]
 
 
+def test_every_action_has_a_kind_in_metrics() -> None:
+    assert set(METRIC_KINDS) == set(get_args(Action))
+
+
 def test_pods_are_created_in_the_order_of_the_plan() -> None:
     decisions = [
         TopologyActions(
-            name, (reserving(name), creation(f"{name}-0", uid=name)), ranks={f"{name}-0": rank}
+            name,
+            (reserving(name), creation(f"{name}-0", uid=name)),
+            ranks={f"{name}-0": Rank(*rank)},
         )
         for name, rank in (("a", (0, 2)), ("b", (1, 0)), ("c", (0, 1)), ("d", (-1, 0)))
     ]

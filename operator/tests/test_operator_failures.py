@@ -21,7 +21,7 @@ def operator(cluster: ModelCluster) -> ModelOperator:
 
 def test_a_repeatedly_refused_deletion_is_reported(operator: ModelOperator) -> None:
     operator.api.errors = [ApiError("DELETE", "/pods/", 403, "deletion is forbidden here")]
-    operator.model.lose_node("b")
+    operator.model.kill_node_not_ready("b")
     operator.run(8.0)
     degraded = operator.model.condition("Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "ActionFailed")
@@ -35,9 +35,9 @@ def test_a_repeatedly_refused_deletion_is_reported(operator: ModelOperator) -> N
 def test_single_and_old_failures_are_not_reported() -> None:
     failures = ActionFailures()
     failures.failed("default/t", "DeletePod u", "409 conflict", now=0.0)
-    assert failures.by_owner(1.0) == {}
+    assert failures.by_topology(1.0) == {}
     failures.failed("default/t", "DeletePod u", "409 conflict", now=2.0)
-    assert failures.by_owner(3.0) == {"default/t": "DeletePod u fails: 409 conflict"}
+    assert failures.by_topology(3.0) == {"default/t": "DeletePod u fails: 409 conflict"}
     failures.failed("default/t", "OpenGate v", "500", now=60.0)
     failures.succeeded("OpenGate v")
-    assert failures.by_owner(93.0) == {}
+    assert failures.by_topology(93.0) == {}

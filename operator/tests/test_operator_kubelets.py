@@ -36,7 +36,7 @@ class Watch:
         self.delays = {f"n{i}": delay for i, delay in enumerate(delays)}
         self.suspected_s = suspected_s  # after which a coordinator reports a task that is silent
         self.dead: set[str] = set()
-        self.cut_off = False  # from all nodes but its own, which is the first
+        self.isolated = False  # from all nodes but its own, which is the first
         self.probes = ProbeState()
         self.pending: dict[str, tuple[float, float]] = {}  # when response and deadline of each come
         self.silent_tasks: dict[str, float] = {}
@@ -83,7 +83,7 @@ class Watch:
 
     def _is_reached(self, name: str) -> bool:
         own = name == next(iter(self.nodes))
-        return name not in self.dead and (own or not self.cut_off)
+        return name not in self.dead and (own or not self.isolated)
 
     def _close(self, name: str) -> None:
         self.probes.ended(f"uid-{name}")
@@ -143,7 +143,7 @@ def test_dead_nodes_with_single_tasks_are_lost_in_time(
 def test_the_kubelet_of_its_own_node_proves_nothing(delays: list[float], silent: set[int]) -> None:
     watch = Watch(delays)
     watch.run(2.0)
-    watch.cut_off = True
+    watch.isolated = True
     names = list(watch.nodes)
     watch.silent_tasks = {names[i]: watch.now for i in silent if i < len(names)}
     assert watch.run(9.0) == set()

@@ -104,7 +104,7 @@ def test_one_signal_is_not_enough(
     assert lost(world(kubelets, pods)) == set()
 
 
-def test_an_operator_without_responses_is_cut_off_itself() -> None:
+def test_an_operator_without_responses_is_isolated_itself() -> None:
     dead = dict.fromkeys("abc", SILENT)
     assert lost(world(dead, dead)) == set()
 

@@ -12,7 +12,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, DELETED, MODIFIED
 from mirror_parts import pod
 
-from rekindle.names import ANNOTATION_ATTEMPT
+from rekindle.names import ANNOTATION_FAILED_PLACEMENTS
 from rekindle_operator.cluster.convert import lease_view, pod_view
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import LeaseView, PodView
@@ -45,12 +45,12 @@ def watch(mirror: Mirror[PodView], kind: str, raw: dict[str, Any]) -> None:
     """Handle an event as the informer does."""
     raw = copy.deepcopy(raw)
     cache = mirror._informer.cache
-    (cache._remove if kind == DELETED else cache._put)(raw)  # type: ignore[no-untyped-call]
+    (cache._remove if kind == DELETED else cache._put)(raw)
     mirror._informer._fire(kind, raw)  # type: ignore[no-untyped-call]
 
 
 def kept(mirror: Mirror[PodView]) -> list[dict[str, Any]]:
-    return list(mirror._informer.cache.list())  # type: ignore[no-untyped-call]
+    return list(mirror._informer.cache.list())
 
 
 def names(mirror: Mirror[PodView]) -> set[str]:
@@ -121,11 +121,11 @@ def test_an_older_list_does_not_restore_what_was_deleted_here(
     assert names(mirror) == {"b"}
 
 
-@pytest.mark.parametrize("attempt", ["\u00b2", "9" * 5000])
-def test_an_annotation_that_is_no_number_counts_as_none(attempt: str) -> None:
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 5000])
+def test_an_annotation_that_is_no_number_counts_as_none(number: str) -> None:
     raw = pod("a", 1)
-    raw["metadata"]["annotations"] = {ANNOTATION_ATTEMPT: attempt}
-    assert pod_view(raw).attempt == 0
+    raw["metadata"]["annotations"] = {ANNOTATION_FAILED_PLACEMENTS: number}
+    assert pod_view(raw).failed_placements == 0
 
 
 def test_an_object_that_cannot_be_parsed_affects_no_other(

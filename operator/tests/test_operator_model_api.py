@@ -64,19 +64,27 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
     listed: list[str] = []
 
     def lists(works: bool) -> Callable[[], bool]:
-        return lambda: listed.append("topologies") is None and works
+        def list_topologies() -> bool:
+            listed.append("topologies")
+            return works
+
+        return list_topologies
+
+    def relist() -> bool:
+        listed.append("mirrors")
+        return True
 
     leader: Any = SimpleNamespace(begin_pass=lambda: 1)
-    store: Any = SimpleNamespace(
-        relist=lambda: listed.append("mirrors") is None, forget_attempts=lambda: None
-    )
+    store: Any = SimpleNamespace(relist=relist, forget_attempts=lambda: None)
     arguments = (store, operator.executor, operator.live, operator.model.settings, leader)
     assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
-    loop = ControlLoop(*arguments, lists(True), lambda: 0.0)
+    terms: list[str] = []
+    loop = ControlLoop(*arguments, lists(True), lambda: 0.0, lambda: terms.append("new"))
     assert loop._begin_pass()
     assert listed == ["mirrors", "topologies"] * 2
     assert loop._begin_pass()
     assert listed == ["mirrors", "topologies"] * 2, "in the same term nothing is listed again"
+    assert terms == ["new"]
 
 
 def test_a_stalled_watch_is_reported(operator: ModelOperator) -> None:
@@ -174,7 +182,7 @@ def test_a_silent_node_is_quarantined_despite_an_unreadable_pod(started: ModelOp
     # Else the pod's replacement may go there, and the model starts it on a frozen node too.
     model.nodes[node] = replace(model.nodes[node], cordoned=True)
     started.api.errors = [ApiError("GET", f"/pods/{victim.name}", 500)]
-    model.freeze_node(node)
+    model.kill_node_still_ready(node)
     started.run(5.0)
     assert node in started.cache.snapshot().quarantined
 
@@ -279,7 +287,7 @@ def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOpera
     old = {p.name for p in model.tasks().values() if p.node == node}
     kept = min(old)
     operator.api.errors = [ApiError("DELETE", f"/pods/{kept}", 403)]
-    model.lose_node(node)
+    model.kill_node_not_ready(node)
     operator.run(20.0)
     assert old & set(model.tasks()) == {kept}
     assert model.status()["redundancy"] == "8/8"
@@ -288,7 +296,7 @@ def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOpera
 
 def test_replacements_start_before_clean_up(operator: ModelOperator) -> None:
     operator.run(10.0)
-    operator.model.lose_node(operator.model.coordinator().node or "")
+    operator.model.kill_node_not_ready(operator.model.coordinator().node or "")
     operator.api.calls.clear()
     operator.run(5.0)
     created, deleted = (

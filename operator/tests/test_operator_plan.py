@@ -16,7 +16,7 @@ from rekindle_operator.cluster.model import Taint, Toleration
 from rekindle_operator.recovery.affinity import matches, required_terms
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
 from rekindle_operator.recovery.plan import SpareReplica, make_plan
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 
 def test_the_papers_density_prefers_queries_that_share_operators() -> None:
@@ -119,7 +119,7 @@ def test_a_query_that_lacks_a_device_reserves_no_cpu() -> None:
     assert dict(plan.nodes) == {"spare": "n"}
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=scaled_examples(300), deadline=None)
 @given(
     missing=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     nodes=st.lists(
@@ -182,7 +182,7 @@ _PARTS = st.dictionaries(
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=scaled_examples(200), deadline=None)
 @given(
     sizes=_PARTS,
     nodes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
@@ -217,7 +217,7 @@ def test_no_waiting_query_fits_and_no_node_is_overcommitted(
     assert len(plan.order) + len(plan.waiting) == len(queries)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=scaled_examples(150), deadline=None)
 @given(
     sizes=_PARTS,
     nodes=st.lists(st.integers(1, 8), min_size=1, max_size=3),

@@ -251,7 +251,7 @@ def test_an_edit_that_the_policy_refuses_leaves_the_old_generation(running: Mode
     valid = running.condition("Valid")
     assert (valid["status"], valid["reason"]) == ("False", "NotAllowed")
     assert valid["message"].startswith("spec.podTemplate.spec.hostNetwork: the pod policy")
-    assert set(running.configs) == {"flights-g1"}
+    assert set(running.generation_records) == {"flights-g1"}
     assert running.tasks() == before
 
 

@@ -17,16 +17,16 @@ from rekindle.names import GATE
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 _SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), (4000, 8 << 30)])
 _NODES = st.sampled_from("abcd")
 _STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), _NODES, _SIZES),
-        st.tuples(st.just("lose"), _NODES),
+        st.tuples(st.just("kill, not Ready"), _NODES),
         st.tuples(st.just("remove"), _NODES),
-        st.tuples(st.just("freeze"), _NODES),
+        st.tuples(st.just("kill, still Ready"), _NODES),
         st.tuples(st.just("pass"), st.sampled_from([0.5, 2.0, 4.0, 11.0, 70.0])),
         st.tuples(st.just("bind"), st.booleans()),
         st.tuples(st.just("suspend"), st.booleans()),
@@ -45,8 +45,12 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
     match step:
         case ("add", name, (cpu_m, memory)) if name not in cluster.nodes:
             cluster.add_node(name, cpu_m, memory)
-        case ("lose" | "remove" | "freeze" as what, name) if name in cluster.nodes:
-            getattr(cluster, f"{what}_node")(name)
+        case ("kill, not Ready", name) if name in cluster.nodes:
+            cluster.kill_node_not_ready(name)
+        case ("kill, still Ready", name) if name in cluster.nodes:
+            cluster.kill_node_still_ready(name)
+        case ("remove", name) if name in cluster.nodes:
+            cluster.remove_node(name)
         case ("pass", seconds):
             cluster.pass_time(seconds)
         case ("bind", value):
@@ -70,7 +74,9 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
             pass
 
 
-@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=scaled_examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(steps=_STEPS)
 @example(
     steps=[
@@ -85,7 +91,7 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
         ("second", "Progressive"),
         ("quota", 0),
         ("add", "b", (560, 1800 << 20)),
-        ("lose", "b"),
+        ("kill, not Ready", "b"),
         ("add", "a", (560, 1800 << 20)),
     ]
 )
@@ -102,7 +108,9 @@ def test_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
     _check_no_single_task_query_fits(cluster)
 
 
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=scaled_examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(steps=_STEPS)
 def test_all_queries_recover_once_there_are_enough_nodes(steps: Any) -> None:
     cluster = ModelCluster()

@@ -14,7 +14,7 @@ from model_cluster import ModelCluster
 from rekindle import names
 from rekindle_operator.cluster.model import record_digest
 from rekindle_operator.pod_policy import PodPolicy
-from rekindle_operator.reconcile.actions import CreateConfig, CreatePod, WriteStatus
+from rekindle_operator.reconcile.actions import CreateGenerationRecord, CreatePod, WriteStatus
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.topology_status import read_topology_status
 
@@ -27,14 +27,14 @@ _PRIVILEGED = {
 def forge(cluster: ModelCluster, generation: int, name: str = "") -> str:
     """Writes a record as the author of a topology could with the right to create ConfigMaps;
     returns its name."""
-    raw = copy.deepcopy(cluster.configs["flights-g1"])
+    raw = copy.deepcopy(cluster.generation_records["flights-g1"])
     record = json.loads(raw["data"][names.TOPOLOGY_KEY])
     record["generation"] = generation
     record["spec"]["podTemplate"] = {"spec": _PRIVILEGED}
     raw["data"][names.TOPOLOGY_KEY] = json.dumps(record)
     raw["metadata"]["labels"][names.LABEL_GENERATION] = str(generation)
     raw["metadata"]["name"] = name or f"flights-g{generation}"
-    cluster.configs[raw["metadata"]["name"]] = raw
+    cluster.generation_records[raw["metadata"]["name"]] = raw
     return str(raw["metadata"]["name"])
 
 
@@ -77,10 +77,13 @@ def test_a_generation_is_accepted_once_its_foreign_record_is_gone(running: Model
     name = forge(running, 2)
     running.edit("flights", image="another")
     running.settle()
-    del running.configs[name]
+    del running.generation_records[name]
     running.settle()
     assert running.condition("Valid")["status"] == "True"
-    assert json.loads(running.configs[name]["data"][names.TOPOLOGY_KEY])["image"] == "another"
+    assert (
+        json.loads(running.generation_records[name]["data"][names.TOPOLOGY_KEY])["image"]
+        == "another"
+    )
 
 
 @pytest.mark.parametrize("generation", [1, 3, 999])
@@ -101,17 +104,17 @@ def test_a_topology_created_with_its_record_accepts_its_own(cluster: ModelCluste
     for name in "abc":
         cluster.add_node(name)
     cluster.settle()
-    raw = copy.deepcopy(cluster.configs)
+    raw = copy.deepcopy(cluster.generation_records)
     again = ModelCluster()
     again.add_topology("flights", flights_spec())
     for name in "abc":
         again.add_node(name)
-    again.configs = raw
+    again.generation_records = raw
     name = forge(again, 1)
     again.settle()
     assert not again.raw_pods
     assert again.condition("Valid")["reason"] == "ForeignRecord"
-    del again.configs[name]
+    del again.generation_records[name]
     again.settle()
     assert again.status()["phase"] == "Running"
 
@@ -129,7 +132,7 @@ def test_a_record_waits_for_the_status_with_its_digest(cluster: ModelCluster) ->
     cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
     actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
     kinds = [type(a) for a in actions]
-    assert kinds.index(WriteStatus) < kinds.index(CreateConfig) < kinds.index(CreatePod)
+    assert kinds.index(WriteStatus) < kinds.index(CreateGenerationRecord) < kinds.index(CreatePod)
 
 
 def test_a_record_is_created_after_the_operator_died(cluster: ModelCluster) -> None:
@@ -139,7 +142,7 @@ def test_a_record_is_created_after_the_operator_died(cluster: ModelCluster) -> N
     cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
     actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
     cluster.apply(a for a in actions if isinstance(a, WriteStatus))
-    assert not cluster.configs
+    assert not cluster.generation_records
     before = listed(cluster)
     cluster.settle()
     assert listed(cluster) == before
@@ -159,7 +162,7 @@ def test_another_version_replaces_the_digest_of_a_missing_record(
     cluster.settings = replace(cluster.settings, pods=pods)
     cluster.settle()
     assert cluster.status()["phase"] == "Running"
-    text = cluster.configs["flights-g1"]["data"][names.TOPOLOGY_KEY]
+    text = cluster.generation_records["flights-g1"]["data"][names.TOPOLOGY_KEY]
     assert listed(cluster) == {1: record_digest(text)}
 
 
@@ -195,10 +198,10 @@ def test_a_stricter_policy_ends_nothing_that_runs(running: ModelCluster) -> None
 
 
 def test_a_record_that_was_deleted_is_created_again(running: ModelCluster) -> None:
-    before, digests = dict(running.configs), listed(running)
-    running.configs.clear()
+    before, digests = dict(running.generation_records), listed(running)
+    running.generation_records.clear()
     running.settle()
-    assert running.configs == before
+    assert running.generation_records == before
     assert listed(running) == digests
 
 
@@ -218,7 +221,7 @@ def test_digests_leave_the_list_with_their_records(running: ModelCluster) -> Non
         queries = [{**q, "priority": number} for q in flights_spec()["queries"]]
         running.edit("flights", queries=queries)
         running.settle()
-    assert set(listed(running)) == {int(n.rpartition("g")[2]) for n in running.configs}
+    assert set(listed(running)) == {int(n.rpartition("g")[2]) for n in running.generation_records}
     assert len(listed(running)) <= 12
     assert 17 in listed(running)
 

@@ -18,7 +18,8 @@ def memory_of_tasks(cluster: ModelCluster) -> set[str]:
 
 def variable(pod: dict[str, Any]) -> str:
     (task,) = (c for c in pod["spec"]["containers"] if c["name"] == "task")
-    return next(e["value"] for e in task["env"] if e["name"] == "REKINDLE_MEMORY")
+    value: str = next(e["value"] for e in task["env"] if e["name"] == "REKINDLE_MEMORY")
+    return value
 
 
 def test_the_request_is_used_without_a_limit(cluster: ModelCluster) -> None:

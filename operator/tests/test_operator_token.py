@@ -16,7 +16,7 @@ from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.execute import Executor
 from rekindle_operator.reconcile.actions import (
     CreatePod,
-    CreateToken,
+    CreateTokenSecret,
     EnsureAccess,
     TopologyActions,
 )
@@ -66,12 +66,12 @@ def test_a_pod_template_cannot_replace_the_token(cluster: ModelCluster) -> None:
 def test_the_token_is_created_before_the_pods_that_need_it(cluster: ModelCluster) -> None:
     actions = first_actions(cluster)
     kinds = [type(action) for action in actions]
-    assert kinds.index(CreateToken) < kinds.index(CreatePod)
+    assert kinds.index(CreateTokenSecret) < kinds.index(CreatePod)
 
 
 def test_the_token_is_owned_and_immutable_without_its_value(cluster: ModelCluster) -> None:
     actions = first_actions(cluster)
-    (token,) = (a for a in actions if isinstance(a, CreateToken))
+    (token,) = (a for a in actions if isinstance(a, CreateTokenSecret))
     assert token.manifest["immutable"] is True
     assert token.manifest["metadata"]["ownerReferences"][0]["name"] == "flights"
     assert not {"data", "stringData"} & token.manifest.keys()
@@ -105,7 +105,9 @@ class Recording(client.ApiClient):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def call_api(self, method: str, url: str, headers: Any, body: Any, *_: Any, **__: Any) -> Any:
+    def call_api(
+        self, method: str, url: str, header_params: Any = None, body: Any = None, *_: Any, **__: Any
+    ) -> Any:
         assert (method, url.rpartition("/")[2]) == ("POST", "secrets")
         self.bodies.append(body)
         return Response(self.status, {"kind": "Secret"})
@@ -123,7 +125,7 @@ def executor(api: Recording, now: list[float]) -> Executor:
 
 def token(name: str) -> TopologyActions:
     secret = {"kind": "Secret", "metadata": {"name": name}, "immutable": True}
-    return TopologyActions(f"default/{name}", (CreateToken("default", secret),))
+    return TopologyActions(f"default/{name}", (CreateTokenSecret("default", secret),))
 
 
 def test_each_token_is_random(now: list[float]) -> None:

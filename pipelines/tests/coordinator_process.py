@@ -14,10 +14,10 @@ import yaml
 from aiohttp import web
 
 from rekindle import names
-from rekindle.coordinator.edge.kube import KubeApi
-from rekindle.coordinator.edge.kube_access import Access, Token
-from rekindle.coordinator.edge.process import Process
-from rekindle.coordinator.edge.settings import Settings
+from rekindle.coordinator.shell.kube import KubeApi
+from rekindle.coordinator.shell.kube_access import Access, Token
+from rekindle.coordinator.shell.process import Process
+from rekindle.coordinator.shell.settings import Settings
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Slot

@@ -8,7 +8,6 @@ from typing import Any
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks
 from rekindle.coordinator.core.state_machine import Coordinator
-from rekindle.coordinator.edge.objects import data_plane_document
 from rekindle.coordinator.model import (
     ApplyStatus,
     CollectGarbage,
@@ -33,6 +32,7 @@ from rekindle.coordinator.model import (
     WriteManifest,
     partition_of,
 )
+from rekindle.coordinator.shell.objects import data_plane_document
 from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
@@ -94,8 +94,8 @@ class World:
                 s,
                 t.incarnation,
                 address(s),
-                runs=True,
-                started=s not in self.failed_to_start,
+                may_be_running=True,
+                was_ready=s not in self.failed_to_start,
             )
             for s, t in self.tasks.items()
         )
@@ -110,11 +110,11 @@ class World:
             if not keep_old_coordinator:
                 self.held = []
         self.fence += 1
-        self.coordinator = Coordinator(self.fence, wall_s=0.0)
+        self.coordinator: Coordinator = Coordinator(self.fence, wall_s=0.0)
         self.feed(GenerationSeen(self.generation))
         self.list_pods()
 
-    # --- the coordinator's edge ---
+    # --- the coordinator's shell ---
 
     def feed(self, event: Event, to: Coordinator | None = None) -> None:
         who = to or self.coordinator

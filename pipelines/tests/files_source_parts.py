@@ -27,8 +27,14 @@ SCHEMA = pa.schema([("k", pa.string()), ("v", pa.float64()), ("t", pa.timestamp(
 
 
 def source_of(
-    tmp: Path, url: str, schema: pa.Schema = SCHEMA, lateness: str = "0s", **files: Any
+    tmp: Path,
+    url: str,
+    schema: pa.Schema = SCHEMA,
+    lateness: str = "0s",
+    partition: tuple[int, int] = (0, 1),
+    **files: Any,
 ) -> FilesSource:
+    """`partition`: its number, and how many there are."""
     spec = {
         "name": "s",
         "schema": "-",
@@ -39,8 +45,8 @@ def source_of(
     if "t" not in schema.names or not pa.types.is_timestamp(schema.field("t").type):
         event_time = None
     source = SourceSpec.model_validate(spec)
-    node = Node("s", "id-s", source, (), topology_schema(schema), event_time, 1)
-    opened = open_source(source, node, SECOND, tmp / "work")
+    node = Node("s", "id-s", source, (), topology_schema(schema), event_time, partition[1])
+    opened = open_source(source, node, SECOND, tmp / "work", partition=partition[0])
     assert isinstance(opened, FilesSource)
     return opened
 

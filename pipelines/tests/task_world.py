@@ -9,8 +9,9 @@ import pyarrow as pa
 from state_parts import count_state, value_in_state
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
-from rekindle.connectors.source import SourceCut
-from rekindle.engine.model import ChainResult, EpochOutput, State
+from rekindle.connectors.input_identity import InputFile
+from rekindle.connectors.source import SourceCut, SourceSummary
+from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.errors import SinkRefused, SourceFailed, StoreError
 from rekindle.protocol import SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInput
@@ -41,6 +42,7 @@ class Counting:
     output_schema = SCHEMA
 
     def __init__(self) -> None:
+        self.dropped: dict[str, DroppedRows] = {}
         self.calls: list[list[int]] = []
         self.wrong: dict[int, int] = {}  # added to the output of an epoch, not to the state
 
@@ -55,12 +57,17 @@ class Counting:
             outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows))
         return ChainResult(tuple(outputs), count_state("sum", total))
 
+    def align_state(self, state: State) -> State:
+        return state
+
 
 class Rows:
     """A source of `per_epoch` rows in each epoch."""
 
     schema = SCHEMA
     last_epoch = None
+    input: tuple[InputFile, ...] = ()
+    summary = SourceSummary(None, None, None)
 
     def __init__(self, per_epoch: int = 1) -> None:
         self.per_epoch = per_epoch

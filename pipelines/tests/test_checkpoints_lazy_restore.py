@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -20,7 +20,7 @@ from window_parts import SHAPE, SLIDE, epochs, folded, history, shape_of, table
 
 from rekindle.checkpoints import fetching
 from rekindle.checkpoints import state as state_module
-from rekindle.checkpoints.fetching import Fetch, FetchPhase, FetchQueue
+from rekindle.checkpoints.fetching import Fetch, FetchPhase, FetchQueue, Slots
 from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
@@ -37,8 +37,10 @@ from rekindle.errors import StateLost, StateMismatch, StoreError
 from rekindle.objects import Retry, open_objects
 from rekindle.streams.digest import digest_table
 from rekindle.workers import CallTimer
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 from rekindle_testing.waiting import eventually
+
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +83,7 @@ class World:
         return conform(SHAPE, state.operators.get("op", EMPTY), "op")
 
 
-def retried(action: Callable[[], Any]) -> Any:
+def retried(action: Callable[[], T]) -> T:
     """As the task's loop does."""
     while True:
         try:
@@ -145,7 +147,7 @@ def act(
 
 
 @given(epochs, actions, st.sampled_from([1, 4, 20]), st.integers(1, 3))
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=scaled_examples(40), deadline=None)
 def test_a_lazy_restore_gives_the_same_bits(
     drawn: list[Any], acts: list[Any], panes: int, size: int
 ) -> None:
@@ -160,7 +162,7 @@ def test_a_lazy_restore_gives_the_same_bits(
             rows, marks = pa.concat_tables([t for t, _ in part]), [m for _, m in part]
             eager = advance(shape, plain, rows, marks)
             before = lazy
-            step = retried(lambda s=before, r=rows, m=marks: advance(shape, s, r, m, world.files))
+            step = retried(partial(advance, shape, before, rows, marks, world.files))
             plain, lazy = eager.state, step.state
             expected.append(digest_table(eager.closed))
             got.append(digest_table(step.closed))
@@ -267,7 +269,12 @@ def test_a_call_that_does_not_return_is_reported(monkeypatch: pytest.MonkeyPatch
     """Another thread that needs the object waits for that call."""
     monkeypatch.setattr(fetching, "CallTimer", partial(CallTimer, slow_s=0.05))
     goes_on, slot = threading.Event(), Slot(RunFacts(1, 1, (0, 0), pa.schema([])), Nowhere())
-    fetch = Fetch(lambda name, slots: goes_on.wait(10) and slots[0].arrive(Run(pa.table({}))))
+
+    def load(name: str, slots: Slots) -> None:
+        assert goes_on.wait(10)
+        slots[0].arrive(Run(pa.table({})))
+
+    fetch = Fetch(load)
     fetch.expect({"x": ({0: slot}, 1)})
     fetch.start()
     eventually(lambda: "reading the state object x has not ended" in (fetch.problem or ""), 10)

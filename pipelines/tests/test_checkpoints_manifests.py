@@ -35,7 +35,7 @@ from rekindle.checkpoints.codec import (
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.garbage import find_garbage
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
-from rekindle.checkpoints.manifests import SWEEP_S, ManifestStore
+from rekindle.checkpoints.manifests import FULL_SCAN_S, ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import ObjectMissing, Store
 from rekindle.engine.model import State
@@ -145,7 +145,7 @@ def test_what_a_task_still_reads_is_kept(store: Store, tmp_path: Path) -> None:
     assert read is not None
     in_use = frozenset({read, "entries/seg/0/000000000001-aa-01.json"})  # one is gone
     _, state, fetch = StateStore(store, "u").open(read)
-    manifests.collect_garbage(1, sweeps=True, in_use=in_use)
+    manifests.collect_garbage(1, full_scan=True, in_use=in_use)
     assert manifests.unrestorable == {}
     fetch.finish()
     assert value_in_state(state, "op") == 1
@@ -200,7 +200,12 @@ def test_garbage_collection_reads_an_entry_once(
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     read: list[str] = []
     get = store.get
-    monkeypatch.setattr(store, "get", lambda name: read.append(name) or get(name))
+
+    def reading(name: str) -> bytes:
+        read.append(name)
+        return get(name)
+
+    monkeypatch.setattr(store, "get", reading)
     for seq in range(20):
         ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), count_state("op", seq), None)
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
@@ -512,8 +517,8 @@ class History(RuleBasedStateMachine):
             self.unnoticed.add(name)
 
     @rule()
-    def sweep(self) -> None:
-        self.time_s += SWEEP_S
+    def full_scan(self) -> None:
+        self.time_s += FULL_SCAN_S
         self.collect(None)
         self.unnoticed.clear()
         needed = {ref.object for ref in self.committed.values() if ref.object}
@@ -539,17 +544,17 @@ class History(RuleBasedStateMachine):
                 assert set(fetch.missing) - self.lost <= self.disk.names()
 
     def teardown(self) -> None:
-        """Without a sweep of the whole store, unless the last collection failed, or entries were
+        """Without listing the whole store, unless the last collection failed, or entries were
         lost: nothing else knows their state."""
         self.reading.clear()
-        self.sweep()
+        self.full_scan()
         for p in self.PARTITIONS:
             self.reboot(p, 1)
             self.save(p, 0, [0])
             self.savers[p, 0].core._saved = deque(list(self.savers[p, 0].core.saved())[-1:])
         for _ in range(self.RETAIN + 1):
             self.commit([(p, 0) for p in self.PARTITIONS])
-        self.time_s += SWEEP_S if self.lost else 0
+        self.time_s += FULL_SCAN_S if self.lost else 0
         self.collect(None)
         newest = [ref.object for ref in self.committed.values() if ref.object]
         assert len(newest) == len(self.PARTITIONS)
@@ -623,17 +628,17 @@ class Checkpointed:
         assert ref.object is not None
         return ref.object
 
-    def sweep(self) -> None:
-        self.time_s += SWEEP_S
+    def full_scan(self) -> None:
+        self.time_s += FULL_SCAN_S
         self.manifests.collect_garbage(retain=1)
 
 
-def test_a_sweep_finds_missing_state_and_commits_refuse_it() -> None:
+def test_a_full_scan_finds_missing_state_and_commits_refuse_it() -> None:
     world = Checkpointed()
     why = f"state object {world.object} is missing"
     content = world.disk.data[f"u/{world.object}"]
     world.disk.delete(f"u/{world.object}")
-    world.sweep()
+    world.full_scan()
     assert world.manifests.unrestorable == {world.entry: why}
     reusing = world.save(19, world.entry)
     assert world.manifests.unusable([reusing]) == {reusing: why}
@@ -709,7 +714,7 @@ def test_an_entry_refused_during_garbage_collection_makes_one_list_all() -> None
 def test_garbage_collection_lists_all_when_it_has_to() -> None:
     world = Checkpointed()
     world.disk.delete(f"u/{world.object}")
-    world.manifests.collect_garbage(retain=1, sweeps=True)
+    world.manifests.collect_garbage(retain=1, full_scan=True)
     assert list(world.manifests.unrestorable) == [world.entry]
 
 
@@ -721,7 +726,7 @@ def test_what_a_listing_lacks_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> 
         "list",
         lambda prefix="": [i for i in listed(prefix) if not i.name.endswith(world.object)],
     )
-    world.sweep()
+    world.full_scan()
     assert world.manifests.unrestorable == {}
 
 
@@ -819,7 +824,7 @@ def test_garbage_collection_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> N
     disk.put(f"u/{orphan}", b"")
     disk.modified[f"u/{orphan}"] = 0.0
     assert manifests.collect_garbage(retain=2) == 0
-    time_s[0] += SWEEP_S
+    time_s[0] += FULL_SCAN_S
     assert manifests.collect_garbage(retain=2) == 1
     assert not disk.exists(f"u/{orphan}")
 

@@ -352,6 +352,7 @@ def test_other_segments_find_the_state_of_operators() -> None:
 def test_names_contain_what_an_object_belongs_to(store: Store) -> None:
     states = StateStore(store, "u")
     ref = states.save("delays-0af1", 3, 129, 0, ("op",), State({"op": one_run(table("a"))}), None)
+    assert ref.object is not None
     name = states.load_entry(ref.object).objects["op"][0]
     saved = parse_state_name(name)
     assert saved is not None

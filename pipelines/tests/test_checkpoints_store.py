@@ -344,7 +344,7 @@ class RefusedByServer(Exception):
         self.response = {"Error": {"Code": code}}
 
 
-class FakeS3(MemoryFileSystem):
+class FakeS3(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     """The relevant part of s3fs: a refused conditional put is an OSError."""
 
     protocol = ("s3",)

@@ -39,8 +39,8 @@ def test_problems_are_printed_with_path_message_and_hint(
     file = tmp_path / "bad.yaml"
     file.write_text(yaml.safe_dump(bad.manifest))
     assert main(["validate", str(file)]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
+    output = capsys.readouterr().err.splitlines()
+    assert output == [
         "spec.operators[0].inputs[0]: there is no source or operator tripz (did you mean trips?)"
     ]
 
@@ -67,9 +67,9 @@ def test_a_topology_file_that_is_not_utf8_is_reported(
     file = tmp_path / "latin.yaml"
     file.write_bytes("kind: StreamTopology # größe".encode("latin-1"))
     assert main([command, str(file)]) == 1
-    said = capsys.readouterr().err
-    assert "not YAML: unacceptable character #x00f6: invalid start byte" in said
-    assert "(write it in UTF-8)" in said
+    output = capsys.readouterr().err
+    assert "not YAML: unacceptable character #x00f6: invalid start byte" in output
+    assert "(write it in UTF-8)" in output
 
 
 def test_a_damaged_input_of_a_run_is_reported(
@@ -77,9 +77,9 @@ def test_a_damaged_input_of_a_run_is_reported(
 ) -> None:
     (tmp_path / "in.csv.gz").write_bytes(gzip.compress(b"k,v\na,1\n")[:-9])
     assert main(["run", str(run_of(tmp_path, f"file://{tmp_path}/in.csv.gz"))]) == 1
-    said = capsys.readouterr().err
-    assert "rekindle run: source s: " in said.splitlines()[-1]
-    assert "in.csv.gz: Compressed file ended before" in said
+    output = capsys.readouterr().err
+    assert "rekindle run: source s: " in output.splitlines()[-1]
+    assert "in.csv.gz: Compressed file ended before" in output
 
 
 def test_a_run_without_pyspark_says_what_to_install(tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def test_each_command_has_help_with_an_example(
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
     assert end.value.code == 0
-    said = capsys.readouterr().out
-    assert f"examples:\n  rekindle {command}" in said
+    output = capsys.readouterr().out
+    assert f"examples:\n  rekindle {command}" in output
 
 
 def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:

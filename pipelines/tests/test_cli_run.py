@@ -124,6 +124,15 @@ def test_computed_event_times_get_no_warning() -> None:
     assert len(lines(SourcesOpened((generated,), 8, 1_000_000))) == 2
 
 
+def test_partitions_without_rows_get_a_warning() -> None:
+    source = replace(read_source(), idle_partitions=2)
+    *_, warning = lines(SourcesOpened((source,), 8, 1_000_000))
+    assert warning == (
+        "t: warning: source a: 2 partitions have no rows: the input has too few files or row "
+        "groups; lower partitions"
+    )
+
+
 def test_a_run_of_very_many_epochs_names_the_field_to_raise() -> None:
     slow = replace(read_source(last_epoch=31_514_400), replay_speed=("speedup", 1.0))
     _, epochs, warning = lines(SourcesOpened((read_source(), slow), 31_514_401, 1_000_000))[1:]

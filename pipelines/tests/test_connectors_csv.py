@@ -23,7 +23,7 @@ def read(tmp: Path, data: str | bytes, ddl: str = "a INT, b STRING", **fields: A
     schema = arrow_schema_of(ddl)
     options = FilesSourceSpec.model_validate(given)
     batches = read_batches(fsspec.filesystem("file"), str(path), options, schema, "s")
-    table = pa.Table.from_batches(list(batches), schema)
+    table = pa.Table.from_batches([batch for _, batch in batches], schema)
     return [tuple(row.values()) for row in table.to_pylist()]
 
 
@@ -85,7 +85,7 @@ def test_a_name_of_the_file_comes_before_a_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "fields", "said"),
+    ("data", "fields", "message"),
     [
         ("a;b\n1;x\n", {}, r"no column a, b; the file has a;b.*set delimiter: \";\""),
         ("1;x\n", {"header": False}, r"the first row has 1 values, and the schema 2.*\";\""),
@@ -106,7 +106,7 @@ def test_a_name_of_the_file_comes_before_a_number(tmp_path: Path) -> None:
     ],
 )
 def test_the_refusal_of_a_csv_dialect_names_the_option(
-    tmp_path: Path, data: str | bytes, fields: dict[str, Any], said: str
+    tmp_path: Path, data: str | bytes, fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SchemaMismatch, match=said):
+    with pytest.raises(SchemaMismatch, match=message):
         read(tmp_path, data, **fields)

@@ -68,7 +68,7 @@ def test_times_thousands_of_years_apart_are_cut_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "pace", "said"),
+    ("times", "pace", "message"),
     [
         (["0001-01-01", "9999-12-31"], {"speedup": 0.1}, r"column t goes from 0001-01-01T00"),
         (["-200000-01-01", "200000-01-01"], {"speedup": 1000}, "correct the times, or raise"),
@@ -76,7 +76,7 @@ def test_times_thousands_of_years_apart_are_cut_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_epochs_beyond_what_a_sink_can_name_are_refused(
-    tmp_path: Path, times: list[str], pace: dict[str, Any], said: str
+    tmp_path: Path, times: list[str], pace: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SchemaMismatch, match=said):
+    with pytest.raises(SchemaMismatch, match=message):
         source_of(tmp_path, csv(tmp_path, *(f"a,1,{t}" for t in times)), **pace)

@@ -20,7 +20,8 @@ from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch
 from rekindle.streams.log import OutputLog
 from rekindle.task.sinks import SinkWriters
-from rekindle.topology.spec import FilesSinkSpec, SinkSpec
+from rekindle.topology.kinds.files import FilesSinkSpec
+from rekindle.topology.spec import SinkSpec
 
 SCHEMA = pa.schema([("by", pa.string())])
 INTERVAL_EPOCHS = 4
@@ -109,11 +110,12 @@ def test_an_old_sink_is_opened_without_a_listing_of_its_files(
     write(place, OLD, 0, range(0, 400, 3))
     listed: list[str] = []
     list_all = LocalObjects.list
-    monkeypatch.setattr(
-        LocalObjects,
-        "list",
-        lambda self, prefix="": listed.append(prefix) or list_all(self, prefix),
-    )
+
+    def listing(self: LocalObjects, prefix: str = "") -> list[ObjectInfo]:
+        listed.append(prefix)
+        return list_all(self, prefix)
+
+    monkeypatch.setattr(LocalObjects, "list", listing)
     assert sink(place, OLD).last_epoch(after=300) == 399
     assert sink(place, OLD).last_epoch() == 399
     assert sink(place, OLD, partition=1).last_epoch(after=7) == 7
@@ -230,6 +232,9 @@ class InterleavedObjects:
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         self._meanwhile()
         return [ObjectInfo(name, 0, 0.0) for name in sorted(self._held) if name.startswith(prefix)]
+
+    def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
+        raise AssertionError("ranges are listed")
 
     def delete(self, name: str) -> None:
         self._meanwhile()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rekindle.connectors.registry import open_source
@@ -18,13 +20,20 @@ from rekindle.topology.load import load_spec
 from rekindle.topology.model import Node
 
 
-def node_of(url: str, schema: str, expression: str | None, **files: Any) -> Node:
+def node_of(
+    url: str, schema: str, expression: str | None, partitions: int = 1, **files: Any
+) -> Node:
     event_time = {"column": "at", "expression": expression} if expression else None
     source = {
         "name": "s",
         "schema": schema,
+        "partitions": partitions,
         "eventTime": event_time,
-        "files": {"url": url, "format": "csv", "rowsPerSecond": 1000, **files},
+        "files": {
+            k: v
+            for k, v in {"url": url, "format": "csv", "rowsPerSecond": 1000, **files}.items()
+            if v is not None
+        },
     }
     spec = {
         "checkpoint": {"store": "file:///c"},
@@ -37,6 +46,47 @@ def node_of(url: str, schema: str, expression: str | None, **files: Any) -> Node
 def opened(tmp: Path, url: str, schema: str, expression: str | None, **f: Any) -> ReplayableSource:
     node = node_of(url, schema, expression, **f)
     return open_source(node.spec, node, 1_000_000, tmp / "work")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+def test_partitions_compute_the_event_time_of_all_rows(tmp_path: Path, format: str) -> None:
+    for n in range(3):
+        rows = [{"day": f"{at + 1}/1/2020", "x": "unread", "v": n} for at in (n, n + 3, n)]
+        path = tmp_path / f"{n}.{format}"
+        if format == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1)
+        elif format == "json":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            path.write_text("day,x,v\n" + "".join(f"{r['day']},x,{r['v']}\n" for r in rows))
+    files = {"format": format, "fileNameColumn": "file", "rowsPerSecond": None, "speedup": 86_400}
+    expression = "to_timestamp(day, 'd/M/y')"
+    for order in (None, "at"):
+        cuts = []
+        for partitions in (1, 2):
+            node = node_of(
+                f"file://{tmp_path}/?.{format}",
+                "day STRING, v INT",
+                expression,
+                partitions=partitions,
+                **files,
+                orderBy=order,
+            )
+            parts = [
+                open_source(node.spec, node, 1_000_000, tmp_path / "work", partition=n)  # type: ignore[arg-type]
+                for n in range(partitions)
+            ]
+            of_epochs = [[part.cut(epoch) for part in parts] for epoch in range(7)]
+            cuts.append(
+                [
+                    (
+                        sorted(str(row) for cut in of_epoch for row in cut.rows.to_pylist()),
+                        {cut.watermark for cut in of_epoch},
+                    )
+                    for of_epoch in of_epochs
+                ]
+            )
+        assert cuts[0] == cuts[1]
 
 
 def times(tmp: Path, schema: str, expression: str, *rows: str, **files: Any) -> list[str | None]:
@@ -134,7 +184,7 @@ def test_null_and_empty_texts_have_no_event_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "expression", "bad", "said"),
+    ("schema", "expression", "bad", "message"),
     [
         (
             "t STRING",
@@ -157,12 +207,12 @@ def test_null_and_empty_texts_have_no_event_time(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_time_is_named_with_its_row(
-    tmp_path: Path, schema: str, expression: str, bad: str, said: str
+    tmp_path: Path, schema: str, expression: str, bad: str, message: str
 ) -> None:
     good = {"t BIGINT": "1", "t DOUBLE": "1"}.get(schema, "01/02/2020")
     rows = [bad] if "H" in expression or "t)" in expression else [good, bad]
-    said = rf"in\.csv: eventTime\.expression, row {len(rows)}: .*{said}"
-    with pytest.raises(SchemaMismatch, match=said):
+    message = rf"in\.csv: eventTime\.expression, row {len(rows)}: .*{message}"
+    with pytest.raises(SchemaMismatch, match=message):
         times(tmp_path, schema, expression, *rows)
 
 
@@ -198,19 +248,17 @@ def test_a_file_name_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
 
 def test_unset_options_are_not_in_the_operator_id() -> None:
     plain = node_of("file:///in/a.csv", "t TIMESTAMP", None)
-    defaults = {"delimiter": ",", "header": True, "quote": '"', "encoding": "UTF-8"}
+    defaults: dict[str, Any] = {"delimiter": ",", "header": True, "quote": '"', "encoding": "UTF-8"}
     assert node_of("file:///in/a.csv", "t TIMESTAMP", None, **defaults).id == plain.id
     assert plain.id == "2b67f3577f93b5e9", "an id of an earlier release"
-    others = [
-        node_of("file:///in/a.csv", "t TIMESTAMP", None, **{field: value}).id
-        for field, value in (
-            ("delimiter", ";"),
-            ("header", False),
-            ("quote", ""),
-            ("escape", "\\"),
-            ("encoding", "UTF-16"),
-            ("fileNameColumn", "f"),
-        )
+    options: list[dict[str, Any]] = [
+        {"delimiter": ";"},
+        {"header": False},
+        {"quote": ""},
+        {"escape": "\\"},
+        {"encoding": "UTF-16"},
+        {"fileNameColumn": "f"},
     ]
+    others = [node_of("file:///in/a.csv", "t TIMESTAMP", None, **changed).id for changed in options]
     others += [node_of("file:///in/a.csv", "t TIMESTAMP", e).id for e in ("t", "to_timestamp(t)")]
     assert len({plain.id, *others}) == 9

@@ -23,7 +23,7 @@ from files_source_parts import SCHEMA, SECOND, T0, T0_US, csv, keys, source_of
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rekindle.connectors import files_preparation
-from rekindle.connectors.files_read import find_files
+from rekindle.connectors.files_read import find_files, read_batches
 from rekindle.connectors.source import SourceSummary
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
@@ -61,7 +61,7 @@ def test_an_input_without_rows_ends_at_once(tmp_path: Path) -> None:
 def test_the_summary_has_all_rows_and_the_first_and_last_event_time(tmp_path: Path) -> None:
     times = ("", "2013-01-01T02:00:00Z", "2013-01-01T00:00:00Z", "2013-01-01T01:00:00Z")
     url = csv(tmp_path, *(f"{n},1,{time}" for n, time in enumerate(times)))
-    by_key = {"orderBy": "k", "speedup": None, "rowsPerSecond": 1}
+    by_key: dict[str, Any] = {"orderBy": "k", "speedup": None, "rowsPerSecond": 1}
     summary = source_of(tmp_path, url, **by_key).summary
     assert summary == SourceSummary(4, T0_US, T0_US + 7200 * SECOND)
     without = pa.schema([("k", pa.string())])
@@ -145,7 +145,7 @@ def test_parquet_json_and_csv_give_the_same_cuts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "header", "said"),
+    ("lines", "header", "message"),
     [
         (["a,1,2013-01-01", "b,x,2013-01-01"], "k,v,t", r"in.csv: column v, row 2: 'x' is not"),
         (["a,1,2013-13-01"], "k,v,t", r"column t, row 1: '2013-13-01' is not a TIMESTAMP"),
@@ -155,9 +155,9 @@ def test_parquet_json_and_csv_give_the_same_cuts(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_is_named_with_its_row_and_column(
-    tmp_path: Path, lines: list[str], header: str, said: str
+    tmp_path: Path, lines: list[str], header: str, message: str
 ) -> None:
-    with pytest.raises(SchemaMismatch, match=said):
+    with pytest.raises(SchemaMismatch, match=message):
         source_of(tmp_path, csv(tmp_path, *lines, header=header))
 
 
@@ -172,7 +172,7 @@ def damaged(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "message"),
     [
         ("in.csv.gz", gzip.compress(CSV)[:-3000], "ended before.*copy it again"),
         ("in.csv.gz", gzip.compress(CSV)[:15], "ended before.*copy it again"),
@@ -200,11 +200,11 @@ def damaged(data: bytes) -> bytes:
     ids=lambda value: value if isinstance(value, str) else "data",
 )
 def test_a_damaged_file_is_named_and_read_when_repaired(
-    tmp_path: Path, name: str, data: bytes, said: str
+    tmp_path: Path, name: str, data: bytes, message: str
 ) -> None:
     path, format = tmp_path / name, name.split(".")[1]
     path.write_bytes(data)
-    with pytest.raises(SourceFailed, match=rf"(?s)source s: .*{name}.*{said}"):
+    with pytest.raises(SourceFailed, match=rf"(?s)source s: .*{name}.*{message}"):
         source_of(tmp_path, f"file://{path}", format=format)
     assert not list((tmp_path / "work").iterdir())
     path.unlink()
@@ -303,18 +303,18 @@ def test_leftovers_of_a_killed_preparation_are_removed(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(files_preparation, "_order", killed)
+        patch.setattr(files_preparation, "ordered", killed)
         patch.setattr(Path, "unlink", lambda *args, **options: None)  # SIGKILL runs no cleanup
         with pytest.raises(SystemExit):
             source_of(tmp_path, url)
     (left,) = work.iterdir()
     another = work / left.name.replace("id-s", "id-other")
     another.write_bytes(b"")
-    read, seen = files_preparation.read_batches, list[Path]()
+    seen: list[Path] = []
 
     def reading(*args: Any) -> Iterator[pa.RecordBatch]:
         seen.extend(work.iterdir())
-        yield from read(*args)
+        yield from read_batches(*args)
 
     monkeypatch.setattr(files_preparation, "read_batches", reading)
     source_of(tmp_path, url)
@@ -328,10 +328,9 @@ def test_an_input_that_grows_during_a_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     csv(tmp_path, "a,1,2013-01-01", name="in-1.csv")
-    read = files_preparation.read_batches
 
     def growing(*args: Any) -> Iterator[pa.RecordBatch]:
-        yield from read(*args)
+        yield from read_batches(*args)
         csv(tmp_path, "a,1,2013-01-01", "b,1,2013-01-01", name=name)
 
     monkeypatch.setattr(files_preparation, "read_batches", growing)

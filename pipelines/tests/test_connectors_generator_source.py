@@ -152,7 +152,7 @@ def test_a_bounded_generator_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({}, "no expression for n"),
         ({"n": "sequence", "x": "sequence"}, "x not in the schema"),
@@ -172,19 +172,19 @@ def test_a_bounded_generator_ends() -> None:
         ({"n": "key(1, 100000000000000000000)"}, "does not give BIGINT"),
     ],
 )
-def test_a_bad_column_is_named(columns: dict[str, str], said: str) -> None:
+def test_a_bad_column_is_named(columns: dict[str, str], message: str) -> None:
     columns = columns or {"": ""}
     with pytest.raises(SourceFailed) as caught:
         generator(pa.schema([("n", pa.int64())]), columns)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_value_that_does_not_fit_later_is_named_with_its_epoch() -> None:
     schema = pa.schema([("n", pa.int8())])
     source = generator(schema, {"n": "sequence"}, rowsPerSecond=100)
     assert source.cut(0).rows.num_rows == 100
-    said = r"source g: generator.columns.n: 'sequence': no int8 value for some row of epoch 1"
-    with pytest.raises(SourceFailed, match=said):
+    message = r"source g: generator.columns.n: 'sequence': no int8 value for some row of epoch 1"
+    with pytest.raises(SourceFailed, match=message):
         source.cut(1)
 
 

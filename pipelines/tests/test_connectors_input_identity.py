@@ -29,13 +29,17 @@ A, B = InputFile("/in/a", 3, "blake2b:1"), InputFile("/in/b", 3, "blake2b:2")
 class Node:
     """A node with its own disk that runs the source's task."""
 
-    def __init__(self, shared: Path, name: str, uid: str = "uid") -> None:
+    def __init__(
+        self, shared: Path, name: str, uid: str = "uid", partition: tuple[int, int] = (0, 1)
+    ) -> None:
+        """`partition`: its number, and how many there are."""
         self.disk = shared / name
         spec = {
             "checkpoint": {"store": f"file://{shared}/store", "volume": "v"},
             "sources": [
                 {
                     "name": "rows",
+                    "partitions": partition[1],
                     "schema": "k INT",
                     "files": {"url": f"file://{shared}/in", "format": "json", "rowsPerSecond": 10},
                 }
@@ -46,12 +50,15 @@ class Node:
         }
         self.topology = compile_topology(load_spec(spec), "t", skip_cluster_checks=True)
         self.node = self.topology.nodes["rows"]
+        self.partition = partition[0]
         self.states = TaskStore(make_config(self.topology, self.disk, uid))
 
     def open(self) -> list[int]:
         """The rows of epoch 5, as a task would read them."""
         assert isinstance(self.node.spec, SourceSpec)
-        source = open_source(self.node.spec, self.node, 1_000_000, self.disk)
+        source = open_source(
+            self.node.spec, self.node, 1_000_000, self.disk, partition=self.partition
+        )
         assert isinstance(source, FilesSource)
         self.states.require_same_input(self.node, source.input)
         return source.cut(5).rows.column("k").to_pylist()  # type: ignore[no-any-return]
@@ -107,7 +114,7 @@ def rename(shared: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (add_before, "/in/a.json was added"),
         (add_after, "/in/z.json was added"),
@@ -118,14 +125,25 @@ def rename(shared: Path) -> None:
 )
 @pytest.mark.parametrize("place", ["one", "another"])
 def test_another_input_is_refused_wherever_it_is_opened(
-    shared: Path, change: Callable[[Path], None], said: str, place: str
+    shared: Path, change: Callable[[Path], None], message: str, place: str
 ) -> None:
     Node(shared, "one").open()
     change(shared)
     with pytest.raises(
-        SchemaMismatch, match=f"source rows: .*{said} since the topology first read"
+        SchemaMismatch, match=f"source rows: .*{message} since the topology first read"
     ):
         Node(shared, place).open()
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+def test_partitions_share_the_record_of_the_whole_input(shared: Path, partition: int) -> None:
+    write(shared / "in/c.json", 100, 100)
+    nodes = [Node(shared, f"{n}", partition=(n, 2)) for n in range(2)]
+    assert [node.open() for node in nodes] == [list(range(50, 60)), []]
+    assert len(list((shared / "store").rglob("sources/*"))) == 1
+    edit(shared)  # b.json, of partition 0
+    with pytest.raises(SchemaMismatch, match=r"/in/b\.json has different content"):
+        nodes[partition].open()
 
 
 def test_restored_files_are_the_same_input(shared: Path) -> None:

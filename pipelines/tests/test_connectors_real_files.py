@@ -25,7 +25,7 @@ from rekindle.connectors.json_writer import encode_lines
 from rekindle.errors import SchemaMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.topology.kinds.files import FilesSourceSpec
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 
 def options(format: str, **fields: Any) -> FilesSourceSpec:
@@ -36,7 +36,7 @@ def options(format: str, **fields: Any) -> FilesSourceSpec:
 def read(path: Path, ddl: str, format: str = "json") -> list[dict[str, Any]]:
     fs = fsspec.filesystem("file")
     schema = arrow_schema_of(ddl)
-    batches = list(read_batches(fs, str(path), options(format), schema, "s"))
+    batches = [b for _, b in read_batches(fs, str(path), options(format), schema, "s")]
     return pa.Table.from_batches(batches, schema).to_pylist()  # type: ignore[no-any-return]
 
 
@@ -53,7 +53,7 @@ def csv_file(tmp: Path, *lines: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ddl", "said"),
+    ("ddl", "message"),
     [
         ("k BIGINT, s STRUCT<nmae: STRING>", r"a field s\.nmae; the file has .*s\.name"),
         ("s STRUCT<nmae: STRING>", r"did you mean name\?"),
@@ -61,13 +61,13 @@ def csv_file(tmp: Path, *lines: str) -> Path:
         ("l ARRAY<STRUCT<y: INT>>", r"a field l\.y; the file has l\.x"),
     ],
 )
-def test_a_misspelt_field_of_a_struct_is_refused(tmp_path: Path, ddl: str, said: str) -> None:
+def test_a_misspelt_field_of_a_struct_is_refused(tmp_path: Path, ddl: str, message: str) -> None:
     row = {"k": 1, "s": {"name": "a", "in": {"x": 1}}, "l": [{"x": 1}, None]}
-    with pytest.raises(SchemaMismatch, match=rf"in\.json.*{said}"):
+    with pytest.raises(SchemaMismatch, match=rf"in\.json.*{message}"):
         read(json_file(tmp_path, json.dumps(row), "{}", '{"s": null}'), ddl)
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "in.parquet")
-    said = said.replace("a field", "no field")
-    with pytest.raises(SchemaMismatch, match=rf"in\.parquet.*{said}"):
+    message = message.replace("a field", "no field")
+    with pytest.raises(SchemaMismatch, match=rf"in\.parquet.*{message}"):
         read(tmp_path / "in.parquet", ddl, "parquet")
 
 
@@ -127,7 +127,7 @@ def test_doubles_that_json_lacks_are_read(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ddl", "value", "said"),
+    ("ddl", "value", "message"),
     [
         ("x DOUBLE", "1e400", "the number 1e400 is too large for a DOUBLE"),
         ("x DOUBLE", "-" + "9" * 400, "is too large for a DOUBLE"),
@@ -149,16 +149,16 @@ def test_doubles_that_json_lacks_are_read(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_a_bad_json_value_is_named_with_its_line(
-    tmp_path: Path, ddl: str, value: str, said: str
+    tmp_path: Path, ddl: str, value: str, message: str
 ) -> None:
     path = json_file(tmp_path, '{"x": null}', "", f'{{"x": {value}}}', '{"x": null}')
     place = "row 2" if "BINARY" in ddl else "line 3"
-    with pytest.raises(SchemaMismatch, match=rf"(?s)in\.json.*{place}: .*{said}"):
+    with pytest.raises(SchemaMismatch, match=rf"(?s)in\.json.*{place}: .*{message}"):
         read(path, ddl)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("[]", "an array instead of an object; write one object a line"),
         ("[null]", "an array instead of an object; write one object a line"),
@@ -177,10 +177,10 @@ def test_a_bad_json_value_is_named_with_its_line(
         (b'{"x": "\xff"}', "write the file in UTF-8"),
     ],
 )
-def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str | bytes, said: str) -> None:
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str | bytes, message: str) -> None:
     path = tmp_path / "in.json"
     path.write_bytes(b'{"x": "a"}\n' + (line if isinstance(line, bytes) else line.encode()))
-    with pytest.raises(SchemaMismatch, match=rf"(?s)in\.json, line 2: .*{said}"):
+    with pytest.raises(SchemaMismatch, match=rf"(?s)in\.json, line 2: .*{message}"):
         read(path, "x STRING")
 
 
@@ -279,7 +279,7 @@ def numbered(kind: pa.DataType) -> pa.DataType:
     return pa.int32() if pa.types.is_date(kind) else kind
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scaled_examples(60))
 @given(st.lists(rows, min_size=1, max_size=5))
 def test_what_the_json_sink_writes_the_source_reads(
     tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, Any]]
@@ -294,22 +294,22 @@ def test_what_the_json_sink_writes_the_source_reads(
     path = tmp_path_factory.mktemp("json") / "in.json"
     path.write_bytes(encode_lines(table))
     batches = read_batches(fsspec.filesystem("file"), str(path), options("json"), schema, "s")
-    got = pa.Table.from_batches(batches, schema)
+    got = pa.Table.from_batches([batch for _, batch in batches], schema)
     assert got.schema == table.schema
     assert digest_table(got) == digest_table(table)
 
 
 @pytest.mark.parametrize(
-    ("format", "said"),
+    ("format", "message"),
     [("csv", "column v occurs more than once"), ("parquet", "column v occurs more than once")],
 )
-def test_a_duplicate_column_is_refused(tmp_path: Path, format: str, said: str) -> None:
+def test_a_duplicate_column_is_refused(tmp_path: Path, format: str, message: str) -> None:
     path = csv_file(tmp_path, "k,v,v,w,w", "a,1,2,3,4")
     if format == "parquet":
         columns = [pa.array([i]) for i in range(5)]
         pq.write_table(pa.table(columns, names=["k", "v", "v", "w", "w"]), tmp_path / "in.parquet")
         path = tmp_path / "in.parquet"
-    with pytest.raises(SchemaMismatch, match=said):
+    with pytest.raises(SchemaMismatch, match=message):
         read(path, "k STRING, v INT", format)
 
 
@@ -383,7 +383,7 @@ def test_expanded_years_are_read_from_csv(tmp_path: Path) -> None:
     batches = read_batches(
         fsspec.filesystem("file"), str(path), options("csv", nullValue=""), schema, "s"
     )
-    table = pa.Table.from_batches(batches, schema)
+    table = pa.Table.from_batches([batch for _, batch in batches], schema)
     far = pc.strftime(table.column("t"), "%Y").to_pylist()
     assert far == ["12024", "2024"]
     assert table.column("d").cast(pa.int32()).to_pylist()[1] == 19723

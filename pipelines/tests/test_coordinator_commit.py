@@ -357,11 +357,13 @@ def test_refused_entries_are_reported_until_the_next_commit() -> None:
     assert world.coordinator.checkpoint_problems(world.now) == ()
 
 
-def test_a_clean_up_that_fails_is_reported_until_one_succeeds() -> None:
+def test_a_garbage_collection_that_fails_is_reported_until_one_succeeds() -> None:
     world = started()
     world.feed(GarbageCollected("slow"))
     world.poll_rounds(9)
-    assert checkpoint_problems(world) == {"CleanUpFailed": "checkpoint store: clean-up: slow"}
+    assert checkpoint_problems(world) == {
+        "CleanUpFailed": "checkpoint store: garbage collection: slow"
+    }
     world.feed(GarbageCollected())
     world.poll_rounds(9)
     assert checkpoint_problems(world) == {}

@@ -80,7 +80,7 @@ class Cluster:
 
 
 def pod(slot: Slot) -> Pod:
-    return Pod(f"{slot.key}-1", slot, 1, slot.key, runs=True, started=True)
+    return Pod(f"{slot.key}-1", slot, 1, slot.key, may_be_running=True, was_ready=True)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 PARTS = (
@@ -49,7 +49,8 @@ class LossyWorld(World):
     def __init__(self) -> None:
         self.lost: set[str] = set()
         self.known: set[str] = set()
-        self.sweeps: list[bool] = []
+        self.full_scans: list[bool] = []
+        self.in_use: list[frozenset[str]] = []
         self.reused: dict[str, str | None] = {}
         super().__init__(PARTS)
 
@@ -86,8 +87,9 @@ class LossyWorld(World):
             match effect:
                 case WriteManifest(new_entries=new) if refused := tuple(filter(self.is_lost, new)):
                     self.feed(EntriesRefused(refused, "state is missing"), who)
-                case CollectGarbage(sweeps=sweeps):
-                    self.sweeps.append(sweeps)
+                case CollectGarbage(full_scan=full_scan, in_use=in_use):
+                    self.full_scans.append(full_scan)
+                    self.in_use.append(in_use)
                     self.collect_garbage()
                 case _:
                     super().perform(who, [effect])
@@ -184,7 +186,7 @@ ENTRIES_TAKEN_OVER = [
 
 @example(ENTRIES_OF_INPUTS_LOST)
 @example(ENTRIES_TAKEN_OVER)
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled_examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=5, max_size=40))
 def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, int]]) -> None:
     world = started()
@@ -212,23 +214,27 @@ def test_a_restore_that_fails_makes_the_next_collection_look_for_the_cause() -> 
     while task.phase != "Failed":
         world.poll(slot)
     world.feed(world.response_of(task))
-    assert not any(world.sweeps)
+    assert not any(world.full_scans)
     world.run_epochs(15)
-    assert world.sweeps.count(True) == 1
+    assert world.full_scans.count(True) == 1
     assert world.tasks[slot].phase == "Live"
 
 
 def test_what_tasks_still_read_is_not_deleted() -> None:
-    """As they are assigned it, and for as long as they say so; a failure starts a search."""
     world = started()
-    membership = world.coordinator.membership
-    task = next(t for t in membership if t.slot == Slot("mid", 0, 1))
+    world.tasks[Slot("mid", 0, 1)].core.status.restoring = "entry"
+    world.run_epochs(2)
+    world.in_use.clear()
+    world.run_epochs(15)
+    assert set(world.in_use) == {frozenset({"entry"})}
+
+
+def test_restored_state_that_is_lost_late_makes_the_next_collection_look_for_the_cause() -> None:
+    world = started()
+    task = next(t for t in world.coordinator.membership if t.slot == Slot("mid", 0, 1))
     assert task.response is not None
-    assert membership.entries_in_use() == frozenset()
-    reads = task.response.model_copy(update={"restoring": "entry"})
-    world.feed(PollAnswered(task.slot, task.pod.incarnation, reads))
-    assert membership.entries_in_use() == {"entry"}
-    failed = reads.model_copy(update={"phase": TaskPhase.FAILED})
+    update = {"restoring": "entry", "phase": TaskPhase.FAILED}
+    failed = task.response.model_copy(update=update)
     world.feed(PollAnswered(task.slot, task.pod.incarnation, failed))
     world.run_epochs(15)
-    assert world.sweeps.count(True) == 1
+    assert world.full_scans.count(True) == 1

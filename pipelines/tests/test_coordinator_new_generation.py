@@ -24,8 +24,8 @@ from rekindle.coordinator.checkpoints.new_generation import (
 from rekindle.coordinator.model import Generation, GenerationSeen, partition_of
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.streams.epochs import EpochBatch
+from rekindle.topology.kinds.files import FilesSinkSpec
 from rekindle.topology.model import Slot
-from rekindle.topology.spec import FilesSinkSpec
 from rekindle_testing.fixtures.coordinator_parts import SCHEMA, SimulatedSegment, make_generation
 
 

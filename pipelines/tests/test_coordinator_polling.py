@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from rekindle.coordinator.edge.polling import Pollers
-from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.model import Event, Pod
+from rekindle.coordinator.shell.polling import Pollers
+from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.tasks.membership import Task
 from rekindle.topology.model import Slot
 
 SETTINGS = Settings("t", "n", "uid", 1, "127.0.0.1", poll_interval_s=0.01)
 SLOT = Slot("s", 0, 0)
-TASK = Task(Pod("p", SLOT, 1, "127.0.0.1", runs=True, started=True), known_since=0.0)
+TASK = Task(Pod("p", SLOT, 1, "127.0.0.1", may_be_running=True, was_ready=True), known_since=0.0)
 
 
 def feed(event: Event) -> None:

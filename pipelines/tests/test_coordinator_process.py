@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +16,7 @@ import pytest
 from coordinator_process import UID, all_live, problems, running, until
 
 from rekindle import names
-from rekindle.coordinator.edge.process import FENCED
+from rekindle.coordinator.shell.process import FENCED
 
 pytestmark = pytest.mark.process
 
@@ -46,15 +47,22 @@ def test_the_watch_survives_expired_versions_and_disconnects(tmp_path: Path) -> 
         async with running(tmp_path) as coordinator:
             await all_live(coordinator)
             slot = next(iter(coordinator.fleet.tasks))
+
+            def has_listed_since(before: int) -> bool:
+                return coordinator.api.lists > before
+
+            def has_incarnation(incarnation: int) -> bool:
+                return bool(coordinator.row(slot).get("incarnation") == incarnation)
+
             for incarnation, too_old in ((7, True), (8, False)):
                 lists = coordinator.api.lists
                 await until(lambda: coordinator.api.watches)
                 coordinator.api.break_watches(too_old)
                 if too_old:
-                    await until(lambda before=lists: coordinator.api.lists > before)
+                    await until(partial(has_listed_since, lists))
                 await until(lambda: coordinator.api.watches)
                 coordinator.api.add_pod(f"new-{incarnation}", slot, incarnation, "127.9.9.9")
-                await until(lambda i=incarnation: coordinator.row(slot).get("incarnation") == i)
+                await until(partial(has_incarnation, incarnation))
                 assert coordinator.api.lists == lists + too_old
 
     asyncio.run(scenario())
@@ -175,7 +183,12 @@ def test_probes_and_metrics(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as coordinator:
             await all_live(coordinator)
-            await until(lambda: coordinator.process.core.committer.own_manifest.epoch >= 4)
+
+            def has_committed() -> bool:
+                newest = coordinator.process.core.committer.own_manifest
+                return newest is not None and newest.epoch >= 4
+
+            await until(has_committed)
             async with aiohttp.ClientSession(f"http://127.{coordinator.net}.251:8080") as session:
                 for path in ("/livez", "/startupz", "/readyz"):
                     assert (await session.get(path)).status == 200

@@ -26,7 +26,7 @@ from rekindle_testing.fixtures.coordinator_parts import (
     make_generation,
     make_topology,
 )
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 ACTIONS = st.sampled_from(
     ["work", "work", "poll", "poll", "head", "tick", "round", "round"]
@@ -94,7 +94,7 @@ def edited(number: int) -> Generation:
     return make_generation(parts, number)
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled_examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=60))
 def test_no_history_truncates_what_a_consumer_may_still_need(
     history: list[tuple[str, int]],
@@ -105,7 +105,7 @@ def test_no_history_truncates_what_a_consumer_may_still_need(
         assert not world.undeliverable_epochs(), (action, number)
 
 
-@settings(max_examples=examples(5), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled_examples(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=50))
 def test_after_any_history_all_recovers(
     history: list[tuple[str, int]],

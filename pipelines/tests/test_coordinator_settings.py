@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.coordinator.edge.kube_access import Token
-from rekindle.coordinator.edge.settings import SettingsError, read_settings
+from rekindle.coordinator.shell.kube_access import Token
+from rekindle.coordinator.shell.settings import SettingsError, read_settings
 
 
 def test_the_token_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

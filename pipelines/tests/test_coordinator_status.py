@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from coordinator_world import World, started
 
 from rekindle.coordinator.core.report import CHECKPOINT_PROBLEMS
-from rekindle.coordinator.edge.objects import data_plane_document
 from rekindle.coordinator.model import (
     CheckpointProblem,
     CheckpointReport,
@@ -19,6 +18,7 @@ from rekindle.coordinator.model import (
     Report,
     TaskReport,
 )
+from rekindle.coordinator.shell.objects import data_plane_document
 from rekindle.protocol import CheckpointProblemKind, TaskPhase, TaskProblem
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.crd import resource_schema, undeclared_in_status

@@ -13,8 +13,8 @@ import pytest
 from state_parts import count_state, value_in_state
 
 from rekindle.checkpoints import Entry, EntryRef, Manifest, ManifestStore, StateStore, Store
-from rekindle.coordinator.edge.store import CheckpointStore
 from rekindle.coordinator.model import Partition, StateMigration, WriteManifest
+from rekindle.coordinator.shell.store import CheckpointStore
 from rekindle.errors import StoreError
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ def test_an_unreachable_store_is_not_replaced(
     (tmp_path / "store").rename(tmp_path / "away")
     successor = CheckpointStore(UID, 5.0)
     successor.use(url)
-    successor.expect(store.id)
+    successor.require_store_id(store.id)
     with pytest.raises(StoreError, match="does not exist"):
         run(successor.newest())
     assert not (tmp_path / "store").exists()
@@ -69,7 +69,7 @@ def test_an_unreachable_store_is_not_replaced(
 
 
 def test_another_store_at_the_url_is_refused(store: CheckpointStore, url: str) -> None:
-    store.expect("of another")
+    store.require_store_id("of another")
     Store(url)
     with pytest.raises(StoreError, match="has used store of another"):
         run(store.newest())

@@ -75,7 +75,7 @@ NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL")
 
 
 def accepted(kind: str) -> tuple[str, ...]:
-    found = COUNTS
+    found: tuple[str, ...] = COUNTS
     if not kind.startswith(("ARRAY", "STRUCT")):
         found += ORDERED
     if kind.startswith(NUMBERS):

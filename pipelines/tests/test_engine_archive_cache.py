@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.directories import cache_root, state_root
 from rekindle.engine.failure import EngineUnavailable
-from rekindle.engine.spark import archive_cache
+from rekindle.engine.spark import archive_cache, session
 from rekindle.engine.spark.jvm import JvmSpec
 
 NOW = 1_800_000_000.0
@@ -45,8 +45,8 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Training:
     java = tmp_path / "java"
     java.touch()
     training = Training()
-    monkeypatch.setattr(archive_cache.session, "jvm_spec", lambda: JvmSpec(java, ()))
-    monkeypatch.setattr(archive_cache.subprocess, "run", training.run)
+    monkeypatch.setattr(session, "jvm_spec", lambda: JvmSpec(java, ()))
+    monkeypatch.setattr(subprocess, "run", training.run)
     return training
 
 
@@ -70,14 +70,14 @@ def test_a_failed_training_is_reported(tmp_path: Path, training: Training) -> No
 
 
 def test_no_archive_is_used_before_it_is_made(tmp_path: Path, training: Training) -> None:
-    spec = archive_cache.session.jvm_spec()
+    spec = session.jvm_spec()
     assert archive_cache.cached_archive(tmp_path, spec) is None
     made = archive_cache.ensure_archive(tmp_path)
     assert archive_cache.cached_archive(tmp_path, spec) == made
 
 
 def test_a_jvm_without_a_possible_archive_starts(tmp_path: Path, training: Training) -> None:
-    spec = archive_cache.session.jvm_spec()
+    spec = session.jvm_spec()
     wildcard = replace(spec, jars=(tmp_path / "*",))
     assert archive_cache.cached_archive(tmp_path, wildcard) is None
     assert archive_cache.cached_archive(tmp_path, replace(spec, heap="2gb")) is None

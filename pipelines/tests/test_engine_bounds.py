@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from engine_fixtures import topology
 
-from rekindle.connectors.source import SourceCut
+from rekindle.connectors.input_identity import InputFile
+from rekindle.connectors.source import SourceCut, SourceSummary
 from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.engine.memory import (
     DEFAULT_LIMIT_BYTES,
@@ -51,6 +52,8 @@ def test_an_epoch_larger_than_a_call_is_taken_alone() -> None:
 class WideSource:
     schema = SCHEMA
     last_epoch = None
+    input: tuple[InputFile, ...] = ()
+    summary = SourceSummary(None, None, None)
 
     def __init__(self) -> None:
         self.cuts: list[int] = []
@@ -64,15 +67,17 @@ class WideSource:
         pass
 
 
-@pytest.mark.parametrize(("days", "said"), [(300, None), (None, None), (400, "400 days from now")])
-def test_a_gap_of_years_is_a_problem(days: int | None, said: str | None) -> None:
+@pytest.mark.parametrize(
+    ("days", "message"), [(300, None), (None, None), (400, "400 days from now")]
+)
+def test_a_gap_of_years_is_a_problem(days: int | None, message: str | None) -> None:
     source = WideSource()
     source.next_epoch_to_cut = lambda epoch: None if days is None else epoch + days * 86_400
     inputs = SourceInputs(
         source, 7, 0, origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 60.0
     )
     problem = inputs.problem()
-    assert problem is None if said is None else said in str(problem)
+    assert problem is None if message is None else message in str(problem)
 
 
 def test_a_source_stops_when_a_call_is_full() -> None:
@@ -98,7 +103,7 @@ def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool) -> N
     jvm = plan.heap_bytes + plan.direct_bytes + JVM_BASE_BYTES if with_jvm else 0
     rows = 3 * plan.epoch_bytes + 2 * plan.read_ahead_bytes
     assert jvm + PYTHON_BYTES + rows <= limit
-    assert plan.job_bytes <= plan.direct_bytes
+    assert plan.spark_job_input_bytes <= plan.direct_bytes
     assert plan.call_bytes <= plan.epoch_bytes
 
 
@@ -107,7 +112,7 @@ def test_the_heap_grows_with_the_pods_memory() -> None:
     assert heaps == [512, 921, 1740]
 
 
-def test_the_memory_named_in_a_refusal_is_sufficient() -> None:
+def test_the_memory_that_epoch_too_large_names_is_sufficient() -> None:
     limit = needed_bytes(300 * MIB)
     assert plan_memory(limit).epoch_bytes >= 300 * MIB
     assert plan_memory(limit - 64 * MIB).epoch_bytes < 300 * MIB

@@ -106,7 +106,9 @@ def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
     ((operator, saved),) = half.operators.items()
 
     def changed(kept: list[str]) -> State:
-        moved = {run.id: Run(run.table.select(kept), run.id) for run in saved.runs()}
+        moved: dict[object, Run] = {
+            run.id: Run(run.table.select(kept), run.id) for run in saved.runs()
+        }
         return State({operator: saved.with_runs(moved)})
 
     names = next(saved.runs()).table.schema.names
@@ -221,7 +223,7 @@ def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
                 states.append(state_digests(chain, state))
     files = RunFiles(spark.data_dir / "runs", memory_bytes=0)
     monkeypatch.setattr(spill, "PORTION_BYTES", 2_000)
-    chain = chain_of(LONG, "end", spark, run_files=files, job_bytes=2_000)
+    chain = chain_of(LONG, "end", spark, run_files=files, spark_job_input_bytes=2_000)
     outputs, state = run(chain, epochs, mixed)
     assert all(r.spilled for operator in state.operators.values() for r in operator.runs())
     digests.append(outputs)

@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -142,7 +143,7 @@ def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path, cds_archive: Path) 
     from rekindle.engine.spark.chain import SparkChain
 
     died = threading.Event()
-    use = {"data_dir": tmp_path, "cds_archive": cds_archive}
+    use: dict[str, Any] = {"data_dir": tmp_path, "cds_archive": cds_archive}
     spark = sessions.start_session("test", **use, on_exit=lambda _: died.set())
     compiled = topology('- {name: a, inputs: [rows], sql: "SELECT * FROM rows"}', "a")
     chain = SparkChain(compiled.segments[0], compiled, spark)

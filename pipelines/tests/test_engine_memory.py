@@ -75,7 +75,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iter
 def test_jobs_of_some_rows_each_give_the_same_result(session: Any) -> None:
     epochs = wide_epochs(3, 1000, 100)
     whole = chain_of(FILTERED, session).process(State(), epochs)
-    parts_chain = chain_of(FILTERED, session, job_bytes=20_000)
+    parts_chain = chain_of(FILTERED, session, spark_job_input_bytes=20_000)
     parts = parts_chain.process(State(), epochs)
     assert parts_chain.jobs > 10
     assert [digest_table(o.rows) for o in parts.outputs] == [
@@ -85,7 +85,7 @@ def test_jobs_of_some_rows_each_give_the_same_result(session: Any) -> None:
 
 @pytest.mark.spark
 def test_a_too_large_result_is_an_error(session: Any) -> None:
-    chain = chain_of(FILTERED, session, job_bytes=20_000, result_bytes=30_000)
+    chain = chain_of(FILTERED, session, spark_job_input_bytes=20_000, result_bytes=30_000)
     with pytest.raises(OutOfMemory, match="operator a, epochs 0 to 2: the result has more than"):
         chain.process(State(), wide_epochs(3, 1000, 100))
     assert 0 < chain.jobs < 5
@@ -132,6 +132,8 @@ def test_a_result_too_large_for_one_job_fits_into_several(
 ) -> None:
     spark = sessions.start_session("test", data_dir=tmp_path, cds_archive=cds_archive)
     large = "SELECT n, repeat(s, 10000) AS s, t FROM rows"
-    result = chain_of(large, spark, job_bytes=1_000).process(State(), wide_epochs(1, 1000, 10))
+    result = chain_of(large, spark, spark_job_input_bytes=1_000).process(
+        State(), wide_epochs(1, 1000, 10)
+    )
     assert result.outputs[0].rows.nbytes > 150_000_000
     sessions.stop_session(spark)

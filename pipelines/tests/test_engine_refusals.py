@@ -67,7 +67,7 @@ def test_a_string_without_a_date_is_null(spark: Any, read: str, text: str | None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("2020-01-02 12:34:56", "2020-01-02 12:34:56+00:00"),
         (" 2020-01-02T12:34:56+02:00", "2020-01-02 10:34:56+00:00"),
@@ -75,8 +75,8 @@ def test_a_string_without_a_date_is_null(spark: Any, read: str, text: str | None
         ("+2021-3", "2021-03-01 00:00:00+00:00"),
     ],
 )
-def test_a_string_with_a_date_is_cast_as_in_spark(spark: Any, text: str, said: str) -> None:
-    assert rows_of(spark, "SELECT CAST(s AS TIMESTAMP) AS x FROM rows", [text]) == [{"x": said}]
+def test_a_string_with_a_date_is_cast_as_in_spark(spark: Any, text: str, expected: str) -> None:
+    assert rows_of(spark, "SELECT CAST(s AS TIMESTAMP) AS x FROM rows", [text]) == [{"x": expected}]
 
 
 def test_other_types_are_cast_to_timestamp_as_in_spark(spark: Any) -> None:
@@ -103,7 +103,7 @@ def test_implicit_casts_to_timestamp_are_refused(spark: Any, item: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "said"),
+    ("item", "message"),
     [
         ("from_json(s, 'MAP<STRING, INT>')", r"column x has the type map<string,int>.*map_entries"),
         ("from_json(s, 'm MAP<STRING, INT>')", r"map<string,int>.*map_entries"),
@@ -116,21 +116,21 @@ def test_implicit_casts_to_timestamp_are_refused(spark: Any, item: str) -> None:
         ("nullif(NULL, 1)", r"void.*CAST\(NULL AS STRING\)"),
     ],
 )
-def test_an_unsupported_type_is_refused(spark: Any, item: str, said: str) -> None:
-    with pytest.raises(OperatorRefused, match=f"operator op: .*{said}"):
+def test_an_unsupported_type_is_refused(spark: Any, item: str, message: str) -> None:
+    with pytest.raises(OperatorRefused, match=f"operator op: .*{message}"):
         chain_of(spark, f"SELECT {item} AS x FROM rows")
 
 
 @pytest.mark.parametrize(
-    ("item", "said"),
+    ("item", "message"),
     [
         ("format_string('%d', s)", "IllegalFormatConversionException: d != "),
         ("xpath_string(s, 'a/b')", "RuntimeException: Error loading expression 'a/b'$"),
         ("variant_get(parse_json(s), '$.a', 'INT')", r"\[MALFORMED_RECORD_IN_PARSING"),
     ],
 )
-def test_a_row_that_fails_an_operator_names_the_cause(spark: Any, item: str, said: str) -> None:
-    with pytest.raises(OperatorFailed, match=rf"^operator op, epochs? 0[^:]*: {said}"):
+def test_a_row_that_fails_an_operator_names_the_cause(spark: Any, item: str, message: str) -> None:
+    with pytest.raises(OperatorFailed, match=rf"^operator op, epochs? 0[^:]*: {message}"):
         rows_of(spark, f"SELECT {item} AS x FROM rows", ["a, b"])
 
 

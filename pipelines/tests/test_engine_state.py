@@ -21,7 +21,7 @@ from rekindle.engine.state.reading import read
 from rekindle.engine.state.runs import BUCKETS, RunShape, bucket_of, fold, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.exchange.hashing import hash_rows
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 PANE_US = 10
 SHAPE = RunShape(
@@ -168,9 +168,9 @@ def check(state: OperatorState) -> None:
         counts = (delta.seq > state.through[at]) & (delta.run.panes >= state.first_live_pane_us)
         np.add.at(live, at[counts], 1)
     assert live.tolist() == state.pending.tolist()
-    for at, page in enumerate(state.pages):
+    for place, page in enumerate(state.pages):
         if page.run is not None:
-            assert set(pages.pages_of(state, page.run.panes, page.run.buckets())) == {at}
+            assert set(pages.pages_of(state, page.run.panes, page.run.buckets())) == {place}
     known = [run.panes for run in state.runs()]
     everything = np.unique(np.concatenate(known)) if known else np.zeros(0, dtype=np.int64)
     assert state.panes.tolist() == everything[everything >= state.first_live_pane_us].tolist()
@@ -180,7 +180,7 @@ steps = st.lists(st.sampled_from(["compact", "all", "join", "none"]), min_size=1
 
 
 @given(epochs, steps, st.integers(-5, 20), st.integers(0, 45))
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=scaled_examples(25), deadline=None)
 def test_state_holds_the_left_folds_of_its_epochs(
     drawn: Any, steps: Any, first: int, length: int
 ) -> None:
@@ -194,13 +194,14 @@ def test_state_holds_the_left_folds_of_its_epochs(
 
 
 @given(epochs, steps, steps, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=scaled_examples(20), deadline=None)
 def test_layout_and_portions_do_not_change_the_rows_or_their_order(
     drawn: Any, some: Any, others: Any, sizes: list[int]
 ) -> None:
     one = read(SHAPE, played(drawn, some), -1000, 1000)
     assert comparable(read(SHAPE, played(drawn, others), -1000, 1000)) == comparable(one)
-    portions, at = [], 0
+    portions: list[list[Any]] = []
+    at = 0
     while at < len(drawn):
         size = sizes[len(portions) % len(sizes)]
         portions.append([row for rows in drawn[at : at + size] for row in rows])
@@ -209,7 +210,7 @@ def test_layout_and_portions_do_not_change_the_rows_or_their_order(
 
 
 @given(epochs, steps, st.integers(-5, 45))
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=scaled_examples(20), deadline=None)
 def test_dropped_panes_are_gone_and_others_stay(drawn: Any, steps: Any, floor: int) -> None:
     half = len(drawn) // 2
     state = played(drawn[:half], steps)
@@ -330,7 +331,7 @@ def test_tree_nodes_of_a_window_are_its_panes_in_order(first: int, count: int) -
 
 
 @given(epochs, steps, st.sampled_from([1, 2, 5, 16, 17, 33, 40]), st.lists(st.integers(0, 300)))
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=scaled_examples(25), deadline=None)
 def test_windows_do_not_depend_on_those_closed_before(
     drawn: Any, steps: Any, count: int, marks: list[int]
 ) -> None:

@@ -42,7 +42,7 @@ from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, WindowShape, adv
 from rekindle.errors import StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 
 def state_table(**columns: Any) -> pa.Table:
@@ -67,7 +67,7 @@ def test_compatible_saved_state_keeps_its_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "said"),
+    ("saved", "reason"),
     [
         (
             state_table().drop_columns(["p2"]),
@@ -77,8 +77,8 @@ def test_compatible_saved_state_keeps_its_table() -> None:
         (state_table(p9=[1]), "column p9 is int64 in the state and missing in this release"),
     ],
 )
-def test_incompatible_saved_state_is_refused(saved: pa.Table, said: str) -> None:
-    with pytest.raises(StateMismatch, match=f"operator op: .*{said}"):
+def test_incompatible_saved_state_is_refused(saved: pa.Table, reason: str) -> None:
+    with pytest.raises(StateMismatch, match=f"operator op: .*{reason}"):
         conformed(saved)
 
 
@@ -108,7 +108,7 @@ def play(
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.sampled_from([1, 4, 20, 35]),
 )
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=scaled_examples(20), deadline=None)
 def test_one_call_for_many_epochs_gives_the_same_bits(
     drawn: list[Any], sizes: list[int], panes: int
 ) -> None:
@@ -122,7 +122,7 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
 
 
 @given(epochs, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=scaled_examples(15), deadline=None)
 def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes: list[int]) -> None:
     steps = history(drawn)
     with tempfile.TemporaryDirectory() as directory:
@@ -182,7 +182,7 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
 
 
 @given(epochs)
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=scaled_examples(20), deadline=None)
 def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> None:
     steps = history(drawn)
     number, before = len(steps), steps[-1][1][2]
@@ -249,7 +249,7 @@ def test_closed_windows_larger_than_memory_are_in_files(
 
 
 @given(epochs, st.integers(0, 6), st.sampled_from([4, 20]))
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=scaled_examples(15), deadline=None)
 def test_a_fork_does_not_change_what_it_was_taken_from(
     drawn: list[Any], at: int, panes: int
 ) -> None:

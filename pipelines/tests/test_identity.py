@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -114,9 +115,9 @@ def test_a_poll_of_another_topology_is_refused(
 def test_a_response_names_its_topology(control: ControlServer) -> None:
     status, text = post(control, poll(), "token-a")
     assert status == 200
-    said = PollResponse.model_validate_json(text)
-    assert said.topology == "uid-a"
-    assert said.versions() == Versions()
+    response = PollResponse.model_validate_json(text)
+    assert response.topology == "uid-a"
+    assert response.versions() == Versions()
 
 
 def test_fields_of_a_newer_poll_are_ignored(control: ControlServer) -> None:
@@ -132,7 +133,7 @@ def test_fields_of_a_newer_poll_are_ignored(control: ControlServer) -> None:
     ],
 )
 def test_a_poll_of_an_incompatible_version_is_refused(
-    control: ControlServer, changes: dict[str, object], theirs: str
+    control: ControlServer, changes: dict[str, Any], theirs: str
 ) -> None:
     status, text = post(control, poll(**changes), "token-a")
     assert status == 426

@@ -12,11 +12,11 @@ STORED = {
     "KIND": "StreamTopology",
     "OPERATOR_FIELD_MANAGER": "rekindle-operator",
     "COORDINATOR_FIELD_MANAGER": "rekindle-coordinator",
-    "OPERATOR_CONTROLLER": "rekindle.dev/operator",
-    "WATCHDOG_CONTROLLER": "rekindle.dev/watchdog",
+    "OPERATOR_EVENT_REPORTER": "rekindle.dev/operator",
+    "WATCHDOG_EVENT_REPORTER": "rekindle.dev/watchdog",
     "LABEL_TOPOLOGY": "rekindle.dev/topology",
     "LABEL_GENERATION": "rekindle.dev/generation",
-    "LABEL_OPERATOR": "rekindle.dev/operator",
+    "LABEL_OPERATOR_RELEASE": "rekindle.dev/operator",
     "LABEL_ROLE": "rekindle.dev/role",
     "LABEL_SEGMENT": "rekindle.dev/segment",
     "LABEL_SEGMENT_NAME": "rekindle.dev/segment-name",
@@ -27,7 +27,7 @@ STORED = {
     "ROLE_COORDINATOR": "coordinator",
     "GATE": "rekindle.dev/awaiting-capacity",
     "ANNOTATION_OPENED": "rekindle.dev/opened-at",
-    "ANNOTATION_ATTEMPT": "rekindle.dev/attempt",
+    "ANNOTATION_FAILED_PLACEMENTS": "rekindle.dev/attempt",
     "ANNOTATION_LOST": "rekindle.dev/lost-at",
     "ANNOTATION_TEMPLATE": "rekindle.dev/template",
     "ANNOTATION_SHAPE": "rekindle.dev/shape",
@@ -51,7 +51,7 @@ def test_all_labels_and_annotations_have_one_prefix() -> None:
 
 
 def test_object_names_are_made_from_the_topologys() -> None:
-    assert names.config_name("flights", 3) == "flights-g3"
+    assert names.generation_record_name("flights", 3) == "flights-g3"
     assert names.coordinator_name("flights") == "flights-coordinator"
     assert names.coordinator_pod_name("flights", 2) == "flights-coordinator-2"
-    assert names.token_name("flights", "12345678-9abc") == "flights-token-12345678"
+    assert names.token_secret_name("flights", "12345678-9abc") == "flights-token-12345678"

@@ -21,6 +21,7 @@ from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
 from rekindle.reference import (
     OpenedSource,
+    Progress,
     RunEvent,
     SourcesOpened,
     SparkStart,
@@ -77,6 +78,9 @@ class FakeChain:
             count += rows.num_rows
             outputs.append(EpochOutput(e.epoch, e.watermark, rows))
         return ChainResult(tuple(outputs), count_state("n", count))
+
+    def align_state(self, state: State) -> State:
+        return state
 
 
 class Chains:
@@ -158,7 +162,7 @@ def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_pa
 
     last = FakeChain(hashed, [])
     made = Chains()
-    chains = {"keyed": Hashes(hashed, []), "all": last}
+    chains: dict[str, Chain] = {"keyed": Hashes(hashed, []), "all": last}
     run_reference(spec, name, output=tmp_path, make_chain=lambda s: chains.get(s.name) or made(s))
     everything = read_sink(f"file://{tmp_path}/everything")
     assert everything.column("h").to_pylist() == [[1]] * 3
@@ -168,7 +172,9 @@ def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_pa
 def test_a_run_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None:
     reported: list[RunEvent] = []
     result, _ = run(tmp_path, until_epoch=4, epochs_per_call=2, report=reported.append)
-    opened, *progress = reported
+    opened, *later = reported
+    progress = [event for event in later if isinstance(event, Progress)]
+    assert progress == later
     assert isinstance(opened, SourcesOpened)
     assert (opened.last_epoch, opened.epoch_interval_us) == (4, 1_000_000)
     assert opened.sources == (
@@ -225,7 +231,9 @@ def test_runs_of_empty_epochs_cost_nothing(tmp_path: Path) -> None:
     last = (734_868 + 14) * 86_400 + 1
     assert result.epochs == last + 1
     assert result.rows == {"q": 8}
-    assert reported[-1].epoch == last
+    newest = reported[-1]
+    assert isinstance(newest, Progress)
+    assert newest.epoch == last
     seen = chains.made["both"][0].seen
     a = [0, 734_868 * 86_400, last - 1, last]
     b = [0, 10_000, 20_000, 30_000, 40_000, 40_001]
@@ -248,7 +256,9 @@ def test_a_run_may_end_among_empty_epochs(tmp_path: Path, until: int) -> None:
         until_epoch=until,
         report=reported.append,
     )
-    assert reported[-1].epoch == reported[-1].last_epoch == result.epochs - 1 == min(until, 86_401)
+    newest = reported[-1]
+    assert isinstance(newest, Progress)
+    assert newest.epoch == newest.last_epoch == result.epochs - 1 == min(until, 86_401)
     of_a = 1 + (until >= 86_400)
     assert result.rows == {"q": of_a + min(until // 10_000 + 1, 5)}
 
@@ -387,8 +397,8 @@ def test_a_run_says_how_many_rows_each_operator_dropped(
     path = tmp_path / "t.yaml"
     path.write_text(MANIFEST)
     assert main(["run", str(path), "--output", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    dropped = [line for line in said if "dropped" in line]
+    output = capsys.readouterr().out.splitlines()
+    dropped = [line for line in output if "dropped" in line]
     assert dropped == ["operator keyed dropped 3,000 late rows, and 6 without event time"]
 
 
@@ -396,3 +406,58 @@ def test_an_invalid_topology_is_refused(tmp_path: Path) -> None:
     name, spec = manifest(MANIFEST.replace("from: all", "from: al"))
     with pytest.raises(InvalidTopology, match="no source or operator al"):
         run_reference(spec, name, output=tmp_path, make_chain=Chains())
+
+
+PARTITIONED = """
+apiVersion: rekindle.dev/v1alpha1
+kind: StreamTopology
+metadata: {name: parts}
+spec:
+  checkpoint: {store: "file:///checkpoints"}
+  sources:
+  - name: rows
+    partitions: %d
+    schema: "k BIGINT, t TIMESTAMP"
+    eventTime: {column: t}
+    files: {url: "file://%s/*.json", format: json, orderBy: t, speedup: 1}
+  operators:
+  - {name: keyed, inputs: [rows], keyBy: [k], partitions: 2, sql: "SELECT k, t FROM rows"}
+  - {name: all, inputs: [rows], partitions: 1, sql: "SELECT k, t FROM rows"}
+  queries:
+  - {name: raw, from: rows, sink: {files: {url: "file:///out/raw"}}}
+  - {name: by-key, from: keyed, sink: {files: {url: "file:///out/by-key"}}}
+  - {name: everything, from: all, sink: {files: {url: "file:///out/everything"}}}
+"""
+
+
+def test_partitions_of_a_source_change_no_row_and_no_watermark(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for n in range(4):
+        lines = (f'{{"k": {n + at}, "t": "2020-01-01T00:00:{at % 40:02d}Z"}}' for at in range(50))
+        (tmp_path / f"in/{n}.json").write_text("\n".join(lines))
+
+    def seen(partitions: int) -> dict[str, Any]:
+        name, spec = load_topology(PARTITIONED % (partitions, tmp_path / "in"))
+        chains, output, reported = Chains(), tmp_path / f"{partitions}", list[RunEvent]()
+        result = run_reference(spec, name, output=output, make_chain=chains, report=reported.append)
+        opened = reported[0]
+        assert isinstance(opened, SourcesOpened)
+        assert len(chains.made["rows"]) == partitions
+        marks = {
+            segment: {tuple((e.epoch, e.watermark) for e in chain.seen) for chain in of_segment}
+            for segment, of_segment in chains.made.items()
+        }
+        rows = {
+            query: sorted(
+                (row["_epoch"], row["k"], row["t"])
+                for row in read_sink(f"file://{output}/{query}").to_pylist()
+            )
+            for query in result.rows
+        }
+        assert opened.sources[0].idle_partitions == max(0, partitions - 4)
+        return {"rows": rows, "marks": marks, "summary": opened.sources[0].summary}
+
+    one = seen(1)
+    assert one["summary"].rows == len(one["rows"]["raw"]) == 200
+    assert seen(3) == one
+    assert seen(6) == one

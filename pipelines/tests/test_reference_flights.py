@@ -68,7 +68,7 @@ def closing_epochs(ends: pd.Series, times: pd.Series) -> np.ndarray:
     newest = times.groupby(epochs).max() - pd.Timedelta(hours=1)
     places = np.searchsorted(newest.to_numpy(), ends.to_numpy(), side="left")
     known = np.append(newest.index.to_numpy(), newest.index.max() + 1)
-    return known[places]
+    return np.asarray(known[places])
 
 
 def assert_same_rows(got: pd.DataFrame, wanted: pd.DataFrame, keys: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +87,29 @@ def test_late_rows_do_not_depend_on_the_size_of_calls(tmp_path: Path) -> None:
     assert {int(end) // unit: int(n) for end, n in got.items()} == wanted
     total = read_sink(f"file://{tmp_path}/large/total")
     assert sum(total.column("n").to_pylist()) == sum(wanted.values())
+
+
+def test_rows_are_late_as_with_one_partition_of_the_source(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    (tmp_path / "in").mkdir()
+    for n in range(7):
+        times = np.sort(rng.integers(0, 30_000, 400)) + rng.integers(-3000, 1, 400)
+        rows = (
+            {"k": f"k{rng.integers(20)}", "x": rng.normal(), "t": f"{np.datetime64(int(t), 'ms')}Z"}
+            for t in times
+        )
+        (tmp_path / f"in/{n}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    generator = MANIFEST[MANIFEST.index("    generator:") : MANIFEST.index("  operators:")]
+
+    def run(partitions: int) -> dict[str, DroppedRows]:
+        options = f'url: "file://{tmp_path}/in/*.json", format: json, rowsPerSecond: 200'
+        files = f"    partitions: {partitions}\n    files: {{{options}}}\n"
+        name, spec = load_topology(MANIFEST.replace(generator, files))
+        return run_reference(spec, name, output=tmp_path / f"{partitions}").dropped
+
+    dropped = run(1)
+    assert dropped["seconds"].late > 0
+    assert run(3) == dropped
+    for query in ("by-key", "total"):
+        difference = compare_sinks(*(f"file://{tmp_path}/{n}/{query}" for n in (1, 3)))
+        assert not difference, str(difference)

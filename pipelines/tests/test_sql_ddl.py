@@ -48,7 +48,7 @@ def test_columns_keep_their_order_and_spelling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ddl", "said"),
+    ("ddl", "message"),
     [
         ("", "expected a column name, the text ends at column 1"),
         ("a", "expected a type, the text ends at column 2"),
@@ -67,10 +67,10 @@ def test_columns_keep_their_order_and_spelling() -> None:
         ("a INT, A STRING", "column A occurs twice"),
     ],
 )
-def test_invalid_ddl_is_refused_with_its_position(ddl: str, said: str) -> None:
+def test_invalid_ddl_is_refused_with_its_position(ddl: str, message: str) -> None:
     with pytest.raises(InvalidSql) as caught:
         ddl_to_schema(ddl)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

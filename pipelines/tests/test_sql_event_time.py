@@ -12,7 +12,7 @@ SCHEMA = ddl_to_schema("s STRING, year INT, month INT, day INT, ms BIGINT")
 
 
 @pytest.mark.parametrize(
-    ("expression", "said", "hint"),
+    ("expression", "message", "hint"),
     [
         ("make_timestamp(year, month, day, 0, 0, 0)", "function make_timestamp", "join the col"),
         ("make_date(year, month, day)", "function make_date", "join the columns: to_timestamp(c"),
@@ -25,9 +25,9 @@ SCHEMA = ddl_to_schema("s STRING, year INT, month INT, day INT, ms BIGINT")
         ("to_timestamp(s, 'yyyy-MM-dd E')", "has E", "use y, M, d, "),
     ],
 )
-def test_a_mistake_is_named_with_what_to_write(expression: str, said: str, hint: str) -> None:
+def test_a_mistake_is_named_with_what_to_write(expression: str, message: str, hint: str) -> None:
     with pytest.raises(InvalidSql) as caught:
         parse_event_time(expression, SCHEMA)
     (problem,) = caught.value.problems
-    assert said in problem.message
+    assert message in problem.message
     assert hint in problem.hint

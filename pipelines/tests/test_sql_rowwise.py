@@ -74,7 +74,7 @@ def test_unknown_types_are_marked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "message"),
     [
         ("SELECT DISTINCT n FROM rows", "DISTINCT"),
         ("SELECT n FROM rows GROUP BY n", "GROUP BY"),
@@ -106,9 +106,9 @@ def test_unknown_types_are_marked() -> None:
         ("VALUES (1)", "VALUES"),
     ],
 )
-def test_sql_that_needs_several_rows_is_refused(sql: str, said: str) -> None:
+def test_sql_that_needs_several_rows_is_refused(sql: str, message: str) -> None:
     found = [f for f in check(sql).problems if f.reason == "NotRowWise"]
-    assert any(said in f.message for f in found), check(sql).problems
+    assert any(message in f.message for f in found), check(sql).problems
 
 
 @pytest.mark.parametrize(

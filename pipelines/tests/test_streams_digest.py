@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.streams.digest import digest_table
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 SCHEMA = pa.schema(
     [
@@ -50,13 +51,15 @@ _row = st.fixed_dictionaries(
 )
 
 
-def _table(rows: list[dict]) -> pa.Table:
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 @given(st.lists(_row, max_size=8), st.data())
-@settings(max_examples=examples(60), deadline=None)
-def test_chunks_and_offsets_do_not_change_the_digest(rows: list[dict], data: st.DataObject) -> None:
+@settings(max_examples=scaled_examples(60), deadline=None)
+def test_chunks_and_offsets_do_not_change_the_digest(
+    rows: list[dict[str, Any]], data: st.DataObject
+) -> None:
     whole = _table(rows)
     padded = pa.concat_tables([_table(rows[:1]), whole, _table(rows[:2])])
     skip = len(rows[:1])
@@ -67,8 +70,10 @@ def test_chunks_and_offsets_do_not_change_the_digest(rows: list[dict], data: st.
 
 
 @given(st.lists(_row, max_size=5), st.lists(_row, max_size=5))
-@settings(max_examples=examples(60), deadline=None)
-def test_different_rows_have_different_digests(a: list[dict], b: list[dict]) -> None:
+@settings(max_examples=scaled_examples(60), deadline=None)
+def test_different_rows_have_different_digests(
+    a: list[dict[str, Any]], b: list[dict[str, Any]]
+) -> None:
     def canonical(value: object) -> object:
         if isinstance(value, float):
             return "nan" if math.isnan(value) else value + 0.0

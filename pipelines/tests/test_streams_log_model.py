@@ -22,7 +22,7 @@ from rekindle.streams.log import OutputLog, Result
 from rekindle.streams.log_reading import READ_EPOCHS
 from rekindle.streams.records import WATERMARK_CHANGE, Record, RecordKind, encode_header
 from rekindle.streams.tail import WATERMARK_CHANGES_BYTES
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 PLACES = st.floats(0, 1, exclude_max=True)
 SIZES = st.sampled_from((1, 700, 1 << 20))
@@ -149,12 +149,12 @@ class History:
                 self.log = self._open()
                 if not self.epochs:
                     self.log.start_at(self.next)
-            case "cut", (float(), float()) as places:
-                self.damage(".log", places, cut=True)
-            case "flip", (float(), float()) as places:
-                self.damage(".log .spilled", places, cut=False)
-            case "flip spilled", (float(), float()) as places:
-                self.damage_spilled(places)
+            case "cut", (float(first), float(second)):
+                self.damage(".log", (first, second), cut=True)
+            case "flip", (float(first), float(second)):
+                self.damage(".log .spilled", (first, second), cut=False)
+            case "flip spilled", (float(first), float(second)):
+                self.damage_spilled((first, second))
 
     def check(self, size: int) -> None:
         assert (self.log.last, self.log.base) == (
@@ -169,7 +169,7 @@ class History:
             assert not self.log.append(epoch)
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=scaled_examples(150))
 @given(st.lists(OPERATIONS, max_size=25), SIZES, st.sampled_from((6_000, 20_000)))
 def test_any_history_equals_a_model_or_is_found_damaged(
     operations: list[tuple[str, object]], size: int, budget: int

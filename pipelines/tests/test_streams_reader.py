@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reader_parts import A, B, C, FakeClient, Harness, endpoints
 
+from rekindle.protocol import Endpoint
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.flight import CallTimedOut, ReadRequest, ReadResponse, StreamServer
@@ -142,7 +143,9 @@ _events = st.one_of(
 def test_whatever_happens_epochs_come_in_order_without_gaps_or_repeats(
     steps: list[tuple[RoutesChanged | EpochsReceived | CallFailed, float]],
 ) -> None:
-    made, now, taken, known = ReplicaChoice(5, 3), 0.0, [], ()
+    made, now = ReplicaChoice(5, 3), 0.0
+    taken: list[int] = []
+    known: tuple[Endpoint, ...] = ()
     for event, passed in steps:
         now += passed
         for effect in made.step(event, now):

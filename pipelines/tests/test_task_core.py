@@ -82,28 +82,28 @@ def core() -> TaskCore:
 
 
 def started() -> TaskCore:
-    made = core()
-    made.step(PollReceived(poll(sinks=(SINK,))), 0.0)
-    made.step(TaskRestored(TaskState(-1, 0, State()), 0, -1), 0.0)
-    return made
+    task_core = core()
+    task_core.step(PollReceived(poll(sinks=(SINK,))), 0.0)
+    task_core.step(TaskRestored(TaskState(-1, 0, State()), 0, -1), 0.0)
+    return task_core
 
 
 def test_a_task_starts_with_the_first_restore_point() -> None:
-    made = core()
-    (response,) = made.step(PollReceived(poll(restore=None)), 0.0)
+    task_core = core()
+    (response,) = task_core.step(PollReceived(poll(restore=None)), 0.0)
     assert isinstance(response, Respond)
     assert response.response.phase == "Waiting"
-    effects = made.step(PollReceived(poll()), 0.0)
+    effects = task_core.step(PollReceived(poll()), 0.0)
     assert effects[1:] == [RestoreState(RestorePoint(epoch=-1)), RouteInputs(())]
-    assert [type(made.step(StepSucceeded(), 0.0)[0]) for _ in range(3)] == [
+    assert [type(task_core.step(StepSucceeded(), 0.0)[0]) for _ in range(3)] == [
         OpenInputs,
         AwaitEngine,
         CompleteStart,
     ]
     state = TaskState(-1, 0, State())
-    take = made.step(TaskRestored(state, 0, -1), 0.0)[-1]
+    take = task_core.step(TaskRestored(state, 0, -1), 0.0)[-1]
     assert isinstance(take, TakeEpochs)
-    assert made.response().phase == "CatchingUp"
+    assert task_core.response().phase == "CatchingUp"
 
 
 def test_a_task_says_of_which_entry_state_is_missing() -> None:
@@ -121,45 +121,45 @@ def test_a_task_says_of_which_entry_state_is_missing() -> None:
 
 
 def test_a_lower_fence_changes_nothing() -> None:
-    made = core()
-    made.step(PollReceived(poll(4, restore=None)), 0.0)
-    (refused,) = made.step(PollReceived(poll(3)), 0.0)
+    task_core = core()
+    task_core.step(PollReceived(poll(4, restore=None)), 0.0)
+    (refused,) = task_core.step(PollReceived(poll(3)), 0.0)
     assert isinstance(refused, RefusePoll)
     assert refused.status == 409
-    assert made.response().phase == "Waiting"
+    assert task_core.response().phase == "Waiting"
 
 
 def test_events_of_a_sink_that_was_stopped_are_ignored() -> None:
-    made = started()
-    made.step(PollReceived(poll()), 0.0)
-    assert made.step(SinkReported(SINK, SinkOpened(7)), 0.0) == []
-    effects = made.step(PollReceived(poll(sinks=(SINK,))), 0.0)
+    task_core = started()
+    task_core.step(PollReceived(poll()), 0.0)
+    assert task_core.step(SinkReported(SINK, SinkOpened(7)), 0.0) == []
+    effects = task_core.step(PollReceived(poll(sinks=(SINK,))), 0.0)
     assert CallSink(SINK, OpenSink(-1, read_first_epoch=False)) in effects
 
 
 def test_a_permanent_error_is_reported_before_the_end() -> None:
-    made = started()
-    assert made.step(CallFailedPermanently(OperatorFailed("division by zero")), 1.0) == []
-    (response,) = made.step(PollReceived(poll(ask_only=True)), 2.0)[:1]
+    task_core = started()
+    assert task_core.step(CallFailedPermanently(OperatorFailed("division by zero")), 1.0) == []
+    (response,) = task_core.step(PollReceived(poll(ask_only=True)), 2.0)[:1]
     assert isinstance(response, Respond)
     assert failure(response.response) == ("Failed", "division by zero")
 
 
 def test_a_failure_that_nobody_asks_for_ends_in_time() -> None:
-    made = started()
-    made.step(CallFailedPermanently(OperatorFailed("division by zero")), 1.0)
-    assert made.wake_at == 1.0 + REPORT_FAILURE_S
-    (end,) = made.step(Woken(), made.wake_at)
+    task_core = started()
+    task_core.step(CallFailedPermanently(OperatorFailed("division by zero")), 1.0)
+    assert task_core.wake_at == 1.0 + REPORT_FAILURE_S
+    (end,) = task_core.step(Woken(), task_core.wake_at)
     assert isinstance(end, EndProcess)
     assert end.exit_status == 1
 
 
 def test_a_task_whose_results_differ_each_time_stays() -> None:
-    made = started()
-    made.step(CallFailedPermanently(NotDeterministic("three results")), 1.0)
-    assert made.step(Woken(), 100.0) == []
-    assert failure(made.response()) == ("Failed", "three results")
-    (end,) = made.step(StopRequested(), 101.0)
+    task_core = started()
+    task_core.step(CallFailedPermanently(NotDeterministic("three results")), 1.0)
+    assert task_core.step(Woken(), 100.0) == []
+    assert failure(task_core.response()) == ("Failed", "three results")
+    (end,) = task_core.step(StopRequested(), 101.0)
     assert isinstance(end, EndProcess)
 
 
@@ -169,14 +169,14 @@ def failure(response: PollResponse) -> tuple[str, str]:
 
 
 def test_an_epoch_is_not_stable_before_it_is_in_the_log() -> None:
-    made = started()
+    task_core = started()
     rows = RowsByDigest("d")
     epoch = EpochInput(0, 0, 0, (rows,))
-    (process,) = made.step(EpochsTaken([epoch]), 0.0)
+    (process,) = task_core.step(EpochsTaken([epoch]), 0.0)
     assert isinstance(process, ProcessEpochs)
     output = EpochOutput(0, 0, rows)
-    assert made.step(EpochsProcessed([output], State()), 0.0) == [AppendEpochs([output])]
-    assert made.response().stable_epoch == -1
+    assert task_core.step(EpochsProcessed([output], State()), 0.0) == [AppendEpochs([output])]
+    assert task_core.response().stable_epoch == -1
 
 
 @pytest.mark.parametrize("parts", [CHAIN, JOINED])

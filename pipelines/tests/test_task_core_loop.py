@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -212,7 +213,7 @@ def test_an_event_outside_the_table_is_refused(moves: list[str], kind: type) -> 
     core = play(moves).core
     if kind in VALID[core.phase]:
         return
-    event = object.__new__(kind)
+    event: Any = object.__new__(kind)
     with pytest.raises(InvalidLoopEvent, match=f"loop: {kind.__name__} while {core.phase}"):
         core.step(event, 0.0)
 

@@ -59,12 +59,12 @@ class Process:
     failed: bool = False
 
     def step(self, event: SupervisorEvent) -> list[SupervisorEffect]:
-        made = self.core.step(event, self.now)
-        for effect in made:
+        effects = self.core.step(event, self.now)
+        for effect in effects:
             assert self.running or not isinstance(effect, NEEDS_COMPONENTS)
             self.starting |= isinstance(effect, StartTask)
-        self.effects += made
-        return made
+        self.effects += effects
+        return effects
 
     def poll_without_restore_point(self) -> None:
         self.step(PollAccepted(poll()))
@@ -210,8 +210,8 @@ def test_a_task_in_order_finishes_its_call_and_its_sinks() -> None:
 
 def test_a_task_that_has_to_compute_again_discards_its_log() -> None:
     process = play(["restore", "start"])
-    made = process.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
-    assert [type(effect) for effect in made] == [DiscardLog, StopSinks, EndProcess]
+    effects = process.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
+    assert [type(effect) for effect in effects] == [DiscardLog, StopSinks, EndProcess]
     other = play(["restore", "start"])
-    made = other.step(PollAccepted(RESTORE.model_copy(update={"recompute": "an older boot"})))
-    assert DiscardLog() not in made
+    effects = other.step(PollAccepted(RESTORE.model_copy(update={"recompute": "an older boot"})))
+    assert DiscardLog() not in effects

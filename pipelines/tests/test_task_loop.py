@@ -11,7 +11,7 @@ import pytest
 from state_parts import value_in_state
 from task_world import SINK, World
 
-from rekindle.checkpoints.manifest import Entry
+from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
 from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import State
@@ -204,7 +204,12 @@ def test_a_slow_store_gets_the_newest_checkpoints(world: World) -> None:
     world.states.failures_left = 1
     gate = threading.Event()
     real = world.states.save
-    world.states.save = lambda s, p: (gate.wait(5), real(s, p))[1]  # type: ignore[method-assign]
+
+    def save(state: TaskState, previous: Entry | None) -> EntryRef:
+        gate.wait(5)
+        return real(state, previous)
+
+    world.states.save = save  # type: ignore[method-assign]  # of this one object
     for epoch in (9, 19, 29, 39):
         world.saver.offer(TaskState(epoch, 0, State()))
         time.sleep(0.02)

@@ -12,7 +12,7 @@ from task_world import SCHEMA, Counting, World
 from rekindle.engine.bounds import CallBounds
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory, describe_exit
 from rekindle.engine.memory import MIB, plan_memory
-from rekindle.engine.model import ChainResult, DroppedRows, State
+from rekindle.engine.model import ChainResult, State
 from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.streams.epochs import EpochInput
@@ -26,7 +26,6 @@ class Limited(Counting):
 
     def __init__(self, refuse: Callable[[Sequence[EpochInput]], Exception | None]) -> None:
         super().__init__()
-        self.dropped: dict[str, DroppedRows] = {}
         self._refuse = refuse
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
@@ -41,15 +40,15 @@ class Engine:
 
     def __init__(self, chain: Limited) -> None:
         self.chain = chain
-        self.job_bytes: list[int] = []
+        self.spark_job_input_bytes: list[int] = []
         self.dead: EngineUnavailable | None = None
 
     def lost(self) -> EngineUnavailable | None:
         return self.dead
 
-    def restart(self, job_bytes: int) -> Limited:
+    def restart(self, spark_job_input_bytes: int) -> Limited:
         self.dead = None
-        self.job_bytes.append(job_bytes)
+        self.spark_job_input_bytes.append(spark_job_input_bytes)
         return self.chain
 
 
@@ -83,7 +82,7 @@ def test_a_call_without_memory_is_halved(tmp_path: Path, error: RekindleError) -
     assert world.chain.calls[0] == [-n for n in range(10)]
     assert world.sums() == [sum(range(e + 1)) for e in range(10)]
     assert [len(c) for c in world.chain.calls[:3]] == [10, 5, 2]
-    assert len(engine.job_bytes) == 2
+    assert len(engine.spark_job_input_bytes) == 2
     assert world.status.response(1).problem is None
 
 
@@ -91,7 +90,7 @@ def test_a_call_that_was_reduced_for_memory_stays_reduced(tmp_path: Path) -> Non
     world, engine = limited_world(tmp_path, lambda es: HEAP_FULL if len(es) > 5 else None)
     run(world, 10)
     run(world, 30)
-    assert len(engine.job_bytes) == 1
+    assert len(engine.spark_job_input_bytes) == 1
     assert max(len(c) for c in world.chain.calls[1:]) == 5
 
 
@@ -110,7 +109,7 @@ def test_one_epoch_without_memory_is_tried_in_smaller_jobs(tmp_path: Path) -> No
     failures = [HEAP_FULL]
     world, engine = limited_world(tmp_path, lambda _: failures.pop() if failures else None)
     run(world, 1)
-    assert engine.job_bytes == [plan_memory().job_bytes // 16]
+    assert engine.spark_job_input_bytes == [plan_memory().spark_job_input_bytes // 16]
 
 
 def test_an_epoch_that_never_fits_fails_the_task(tmp_path: Path) -> None:
@@ -126,7 +125,7 @@ def test_an_engine_that_keeps_dying_fails_the_task(tmp_path: Path) -> None:
     world, engine = limited_world(tmp_path, lambda _: crash)
     with pytest.raises(EngineUnavailable, match="134"):
         run(world, 1)
-    assert len(engine.job_bytes) == 2
+    assert len(engine.spark_job_input_bytes) == 2
 
 
 def test_an_engine_that_dies_while_idle_is_restarted(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_an_engine_that_dies_while_idle_is_restarted(tmp_path: Path) -> None:
     run(world, 2)
     engine.dead = EngineUnavailable("the JVM died (status -9)", -9)
     run(world, 4)
-    assert len(engine.job_bytes) == 1
+    assert len(engine.spark_job_input_bytes) == 1
     assert world.sums() == [0, 1, 3, 6]
 
 
@@ -164,14 +163,14 @@ def test_an_engine_restart_waits_for_disk_space(tmp_path: Path) -> None:
     full = [OSError(28, "No space left on device")] * 2
     restart = engine.restart
 
-    def restart_later(job_bytes: int) -> Limited:
+    def restart_later(spark_job_input_bytes: int) -> Limited:
         if full:
             raise full.pop()
-        return restart(job_bytes)
+        return restart(spark_job_input_bytes)
 
     engine.restart = restart_later  # type: ignore[method-assign]
     run(world, 1)
-    assert len(engine.job_bytes) == 1
+    assert len(engine.spark_job_input_bytes) == 1
     assert world.status.response(1).problem is None
 
 
@@ -179,7 +178,7 @@ def test_a_killed_task_finds_the_size_of_its_call(tmp_path: Path) -> None:
     world, _ = limited_world(tmp_path / "log", lambda _: None)
     file = world.loop._call_size_file = CallSizeFile(tmp_path)
     seen: list[CallSize | None] = []
-    world.chain._refuse = lambda es: seen.append(CallSizeFile(tmp_path).interrupted())  # type: ignore[attr-defined,func-returns-value]
+    world.chain._refuse = lambda es: seen.append(CallSizeFile(tmp_path).interrupted())  # type: ignore[attr-defined]
     run(world, 5)
     run(world, 6)
     assert seen == [CallSize(5, 40), None]  # the second is no larger than what succeeded
@@ -189,9 +188,12 @@ def test_a_killed_task_finds_the_size_of_its_call(tmp_path: Path) -> None:
 def test_calls_are_smaller_after_a_kill() -> None:
     sizes = CallSizes.of(plan_memory())
     sizes.killed_in(8, 4 * MIB)
-    assert (sizes.bounds.max_bytes, sizes.job_bytes) == (2 * MIB, plan_memory().job_bytes)
+    assert (sizes.bounds.max_bytes, sizes.spark_job_input_bytes) == (
+        2 * MIB,
+        plan_memory().spark_job_input_bytes,
+    )
     sizes.killed_in(1, MIB)
-    assert sizes.job_bytes == plan_memory().job_bytes // 16
+    assert sizes.spark_job_input_bytes == plan_memory().spark_job_input_bytes // 16
 
 
 def test_a_kill_in_a_small_call_does_not_shrink_calls() -> None:
@@ -207,7 +209,10 @@ def test_calls_after_repeated_kills_do_not_grow_again() -> None:
         sizes.killed_in(killed_in.epochs, killed_in.bytes)
         epochs = max(1, sizes.next_call.max_bytes // (6 * MIB))
         killed_in = CallSize(epochs, epochs * 6 * MIB)
-    assert (killed_in.epochs, sizes.job_bytes) == (1, plan_memory().job_bytes // 16)
+    assert (killed_in.epochs, sizes.spark_job_input_bytes) == (
+        1,
+        plan_memory().spark_job_input_bytes // 16,
+    )
 
 
 def test_a_crash_in_small_calls_does_not_shrink_calls() -> None:
@@ -230,19 +235,19 @@ def test_a_damaged_call_size_file_is_ignored(tmp_path: Path, text: str) -> None:
 def test_a_call_waits_for_a_full_disk(tmp_path: Path) -> None:
     failures: list[Exception] = [DiskFull("no space left on the local disk"), OSError(28, "ENOSPC")]
     world, engine = limited_world(tmp_path, lambda _: failures.pop() if failures else None)
-    said: list[str] = []
+    messages: list[str] = []
 
     def wait(_: float) -> bool:
         problem = world.status.response(1).problem
         if problem is not None:
-            said.append(problem.message)
+            messages.append(problem.message)
         return False
 
     world.loop._wait = wait
     run(world, 1)
-    assert len(said) == 2
-    assert "no space left on the local disk" in said[1]
-    assert engine.job_bytes == []
+    assert len(messages) == 2
+    assert "no space left on the local disk" in messages[1]
+    assert engine.spark_job_input_bytes == []
     assert world.status.response(1).problem is None
 
 

@@ -65,7 +65,7 @@ def test_a_task_can_be_stopped_in_every_phase_but_stopping(events: list[TaskEven
 
 @given(EVENTS)
 def test_no_task_serves_before_it_has_started(events: list[TaskEvent]) -> None:
-    before_start = [event for event in events if event is not TaskEvent.STARTED]
+    before_start: list[TaskEvent] = [event for event in events if event is not TaskEvent.STARTED]
     assert not run(before_start).phase.serves
 
 

@@ -1,7 +1,8 @@
 """Real task processes on loopback addresses, driven by a coordinator of a few lines.
 
-Source, then a window in two partitions on Spark, then files. One window task is killed with -9, its
-log torn, and started again from its checkpoint: the files must be what the rows say, no more.
+A source in two partitions, then a window in two partitions on Spark, then files. One window task
+is killed with -9, its log torn, and started again from its checkpoint: the files must be what the
+rows say, no more.
 """
 
 from __future__ import annotations
@@ -45,18 +46,22 @@ pytestmark = pytest.mark.spark
 ROWS, PER_SECOND, INTERVAL_S, KEYS = 4000, 250, 0.2, 7
 LAST_EPOCH = int(ROWS / PER_SECOND / INTERVAL_S)  # the first without rows: END_OF_INPUT
 WINDOW_S = 20
+FILES = 8
 
 
-def write_input(path: Path) -> collections.Counter[tuple[str, int]]:
-    """Rows 0.1 s apart in event time; returns the expected sum by (key, window end in s)."""
+def write_input(directory: Path) -> collections.Counter[tuple[str, int]]:
+    """Files of rows 0.1 s apart in event time. Returns the expected sum by (key, window end in
+    seconds)."""
     expected: collections.Counter[tuple[str, int]] = collections.Counter()
-    lines = ["k,v,t"]
+    lines = []
     for i in range(ROWS):
         key, second = f"k{i * i % KEYS}", i // 10
         expected[key, (second // WINDOW_S + 1) * WINDOW_S] += i
         moment = dt.datetime(2026, 1, 1) + dt.timedelta(milliseconds=100 * i)
         lines.append(f"{key},{i},{moment.isoformat(sep=' ')}")
-    path.write_text("\n".join(lines) + "\n")
+    for n in range(FILES):
+        text = "\n".join(("k,v,t", *lines[n * ROWS // FILES : (n + 1) * ROWS // FILES]))
+        (directory / f"rows-{n}.csv").write_text(text + "\n")
     return expected
 
 
@@ -67,10 +72,11 @@ def make_spec(directory: Path) -> dict[str, Any]:
         "sources": [
             {
                 "name": "rows",
+                "partitions": 2,
                 "schema": "k STRING, v BIGINT, t TIMESTAMP",
                 "eventTime": {"column": "t"},
                 "files": {
-                    "url": f"file://{directory}/rows.csv",
+                    "url": f"file://{directory}/rows-*.csv",
                     "format": "csv",
                     "orderBy": "t",
                     "rowsPerSecond": PER_SECOND,
@@ -211,8 +217,8 @@ class TinyCoordinator:
     def until(self, condition: Callable[[], bool], within_s: float) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
-            said = [t.answer for t in self.tasks]
-            assert time.monotonic() < deadline, f"not in {within_s} s: {said}"
+            responses = [t.answer for t in self.tasks]
+            assert time.monotonic() < deadline, f"not in {within_s} s: {responses}"
             self.round()
             time.sleep(0.1)
 
@@ -247,9 +253,9 @@ def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Ta
 def test_a_killed_task_with_a_torn_log_loses_nothing(
     tmp_path: Path, tasks: tuple[Topology, list[Task]]
 ) -> None:
-    expected = write_input(tmp_path / "rows.csv")
+    expected = write_input(tmp_path)
     topology, all_tasks = tasks
-    source, first, second = all_tasks
+    *sources, first, second = all_tasks
     coordinator = TinyCoordinator(topology, all_tasks)
     for task in all_tasks:
         task.start()
@@ -273,7 +279,7 @@ def test_a_killed_task_with_a_torn_log_loses_nothing(
     assert first.answer.restored_from == newest.epoch
     assert first.answer.problem is None
     assert "output log truncated" in first.output.read_text()
-    assert stable(source) >= LAST_EPOCH
+    assert all(stable(source) >= LAST_EPOCH for source in sources)
     rows = read_sink(f"file://{tmp_path}/out", "parquet").to_pylist()
     got = {(r["k"], seconds(r["window_end"])): r["total"] for r in rows}
     assert len(rows) == len(got)
@@ -288,7 +294,7 @@ def test_a_killed_task_with_a_torn_log_loses_nothing(
     assert second.answer is not None
     assert "the JVM was killed" in str(second.answer.problem)
     coordinator.until(lambda: bool(second.answer and second.answer.problem is None), 60)
-    assert [t.end(signal.SIGTERM, 60) for t in all_tasks] == [0, 0, 0]
+    assert [t.end(signal.SIGTERM, 60) for t in all_tasks] == [128 + signal.SIGTERM] * 4
 
 
 def tear(home: Path) -> None:
@@ -304,9 +310,9 @@ def seconds(moment: dt.datetime) -> int:
 def test_a_task_that_has_to_recompute_discards_its_log(
     tmp_path: Path, tasks: tuple[Topology, list[Task]]
 ) -> None:
-    expected = write_input(tmp_path / "rows.csv")
+    expected = write_input(tmp_path)
     topology, all_tasks = tasks
-    first = all_tasks[1]
+    first = all_tasks[2]
     coordinator = TinyCoordinator(topology, all_tasks)
     for task in all_tasks:
         task.start()
@@ -329,7 +335,7 @@ def test_a_task_that_has_to_recompute_discards_its_log(
     coordinator.until(
         lambda: all(
             t.answer and t.answer.sinks and all(s.durable >= LAST_EPOCH for s in t.answer.sinks)
-            for t in all_tasks[1:]
+            for t in all_tasks[2:]
         ),
         180,
     )

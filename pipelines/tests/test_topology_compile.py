@@ -152,6 +152,26 @@ def test_ids_are_the_same_in_every_version() -> None:
     assert ids(topology) == {"s": "a05809b005d6ae4c", "w": "f7cd614c3960a800"}
 
 
+def test_partitions_of_a_source_are_those_of_what_is_fused_with_it() -> None:
+    parts = [sql("f", "s"), window("w", "f"), window("k", "f", keyBy=["origin"], partitions=2)]
+    queries = [query("q", "w"), query("r", "k")]
+    topology = compiled(manifest_spec([source(partitions=3)], parts, queries))
+    shape = {s.name: (s.partitions, [i.exchange for i in s.inputs]) for s in topology.segments}
+    assert shape == {"f": (3, []), "w": (1, [Exchange.GATHER]), "k": (2, [Exchange.HASH])}
+    assert len(topology.slots()) == 3 + 1 + 2
+
+
+def test_the_number_of_a_sources_partitions_is_in_all_ids_that_follow() -> None:
+    def of(**more: Any) -> dict[str, str]:
+        sources = [source(**more), source("other")]
+        nodes = [sql("f", "s"), sql("o", "other")]
+        return ids(compiled(manifest_spec(sources, nodes, [query("q", "f"), query("r", "o")])))
+
+    assert of(partitions=1) == of()
+    changed = {name for name, id in of(partitions=2).items() if id != of()[name]}
+    assert changed == {"s", "f"}
+
+
 def test_a_sql_operator_inherits_partitions_and_a_window_without_keys_gathers() -> None:
     keyed = sql("k", "s", keyBy=["origin"], partitions=3)
     topology = compiled(
@@ -178,7 +198,7 @@ def test_a_segment_requests_the_maximum_of_its_nodes() -> None:
 
 
 def test_resources_come_from_the_topology_or_are_half_a_cpu_and_a_gibibyte() -> None:
-    parts = ([source()], [], [query("q", "s")])
+    parts: tuple[Any, ...] = ([source()], [], [query("q", "s")])
     assert compile_topology(spec_of(*parts), "t").segments[0].resources == Resources(500, 1024**3)
     given = spec_of(*parts, resources={"requests": {"cpu": 4}})
     assert compile_topology(given, "t").segments[0].resources == Resources(4000, 1024**3)

@@ -62,7 +62,7 @@ def test_event_time_follows_a_copied_column(sql: str, inputs: list[str], column:
 
 
 @pytest.mark.parametrize(
-    ("sql", "inputs", "said"),
+    ("sql", "inputs", "message"),
     [
         ("SELECT origin FROM s", ["s"], "in o, SELECT FROM s does not output ts, its event time"),
         (
@@ -87,12 +87,12 @@ def test_event_time_follows_a_copied_column(sql: str, inputs: list[str], column:
     ],
 )
 def test_a_lost_event_time_is_reported_with_its_place(
-    sql: str, inputs: list[str], said: str
+    sql: str, inputs: list[str], message: str
 ) -> None:
     found = validate(spec_of(sql, *inputs), "t", skip_cluster_checks=True)
     (problem,) = [p for p in found if p.path == "spec.operators[1].inputs[0]"]
     assert problem.reason == "NoEventTime"
-    assert said in problem.message
+    assert message in problem.message
 
 
 TWO_TIMES = "k STRING, u TIMESTAMP, t TIMESTAMP"

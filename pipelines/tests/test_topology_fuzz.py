@@ -16,7 +16,7 @@ from rekindle.topology.sql.aggregates import parse_aggregates
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.row_wise import check_sql
 from rekindle_testing.fixtures.bad_manifests import good_manifest
-from rekindle_testing.fixtures.examples import examples
+from rekindle_testing.fixtures.examples import scaled_examples
 
 SCHEMA = ddl_to_schema("n BIGINT, tags ARRAY<STRUCT<k: INT>>, s STRUCT<f: STRING>, ts TIMESTAMP")
 WORDS = st.sampled_from(
@@ -65,7 +65,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(manifests())
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=scaled_examples(150), deadline=None)
 def test_any_manifest_is_compiled_or_refused_with_problems(manifest: dict[str, Any]) -> None:
     problems = []
     try:

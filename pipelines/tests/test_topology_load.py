@@ -154,7 +154,7 @@ def test_a_wrong_kind_hides_no_problem_of_the_spec() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("replicas", "two", "two is not a whole number (write it without quotes, like 2)"),
         ("replicas", None, "has no value (write one, or leave the field out)"),
@@ -169,10 +169,10 @@ def test_a_wrong_kind_hides_no_problem_of_the_spec() -> None:
         ("image", 5, "5 is not a string (write it in quotes)"),
     ],
 )
-def test_a_wrong_value_is_reported_in_yaml(field: str, value: object, said: str) -> None:
+def test_a_wrong_value_is_reported_in_yaml(field: str, value: object, message: str) -> None:
     manifest = good_manifest()
     manifest["spec"][field] = value
-    assert problems(manifest) == [f"spec.{field}: {said}"]
+    assert problems(manifest) == [f"spec.{field}: {message}"]
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_a_wrong_value_is_reported_in_yaml(field: str, value: object, said: str)
 def test_an_encoding_has_one_name(name: str, hint: str) -> None:
     manifest = good_manifest()
     manifest["spec"]["sources"][0]["files"]["encoding"] = name
-    (said,) = problems(manifest)
-    assert said.startswith(f"spec.sources[0].files.encoding: is {name} ({hint}")
+    (problem,) = problems(manifest)
+    assert problem.startswith(f"spec.sources[0].files.encoding: is {name} ({hint}")
 
 
 def test_a_rate_is_a_finite_number() -> None:
@@ -216,7 +216,7 @@ def test_a_number_is_not_a_duration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: [", "not YAML"),
         ("", "is not a Kubernetes object"),
@@ -229,8 +229,8 @@ def test_a_number_is_not_a_duration() -> None:
         ),
     ],
 )
-def test_invalid_documents_are_refused(text: str | bytes, said: str) -> None:
-    assert any(p.startswith(said) for p in problems(text))
+def test_invalid_documents_are_refused(text: str | bytes, message: str) -> None:
+    assert any(p.startswith(message) for p in problems(text))
 
 
 def test_a_file_has_one_topology_beside_other_objects() -> None:

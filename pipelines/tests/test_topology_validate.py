@@ -220,7 +220,7 @@ def test_a_window_unions_inputs_of_one_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    ("aggregate", "said"),
+    ("aggregate", "message"),
     [
         ("max(trip.Fare) AS x", None),
         ("sum(trip.to.km + delay) / count(trip.to) AS x", None),
@@ -231,7 +231,7 @@ def test_a_window_unions_inputs_of_one_schema() -> None:
         ("max(tripp.fare) + min(tripp.fare) AS x", "unknown column tripp.fare"),
     ],
 )
-def test_an_aggregate_reads_fields_of_structs(aggregate: str, said: str | None) -> None:
+def test_an_aggregate_reads_fields_of_structs(aggregate: str, message: str | None) -> None:
     schema = (
         "trip STRUCT<fare: DOUBLE, to: STRUCT<km: INT>>, stops ARRAY<STRUCT<km: INT>>, "
         "delay DOUBLE, ts TIMESTAMP"
@@ -239,8 +239,8 @@ def test_an_aggregate_reads_fields_of_structs(aggregate: str, said: str | None) 
     how = {"size": "1h", "aggregate": aggregate}
     spec = spec_of([source(schema=schema)], [window("w", "s", window=how)], [query("q", "w")])
     problems = [str(p) for p in validate(spec, "t")]
-    assert len(problems) == (said is not None)
-    assert all(p.startswith(f"spec.operators[0].window.aggregate: {said}") for p in problems)
+    assert len(problems) == (message is not None)
+    assert all(p.startswith(f"spec.operators[0].window.aggregate: {message}") for p in problems)
 
 
 def test_a_window_over_a_window_has_window_ends_as_event_time() -> None:

@@ -42,7 +42,7 @@ def test_a_window_without_slide_does_not_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "path", "said"),
+    ("fields", "path", "message"),
     [
         ({}, "w", "has no size"),
         ({"size": "1h", "rows": 5}, "w", "has size and rows"),
@@ -51,10 +51,10 @@ def test_a_window_without_slide_does_not_overlap() -> None:
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(
-    fields: dict[str, object], path: str, said: str
+    fields: dict[str, object], path: str, message: str
 ) -> None:
     problems = check_window(window(**fields), "w")
-    assert [p for p in problems if p.path == path and p.message.startswith(said)]
+    assert [p for p in problems if p.path == path and p.message.startswith(message)]
 
 
 def test_fields_of_no_kind_are_not_supported() -> None:

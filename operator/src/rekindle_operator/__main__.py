@@ -16,6 +16,7 @@ from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
 from rekindle_operator.cluster.cache import ClusterCache
+from rekindle_operator.crd_check import CrdCheck
 from rekindle_operator.dispatch import WORKERS
 from rekindle_operator.execute import Executor
 from rekindle_operator.handlers import make_registry, make_settings
@@ -46,6 +47,9 @@ def main() -> None:
         ready=lambda: cluster.synced,
         healthy=lambda: loop.alive,
     )
+    crd = CrdCheck(
+        _connect_without_retries(), cluster.remember_missing_fields, settings.timing.resync_s
+    )
     executor = Executor(
         _connect_without_retries(),
         cluster,
@@ -53,15 +57,20 @@ def main() -> None:
         settings.timing.status_interval_s,
         clock,
         leader.may_act,
+        on_refused_status=crd.request,
     )
     relister = Relister(api, cluster, settings)
     live = LiveCheck(_connect_without_retries(), cluster)
-    loop = ControlLoop(cluster, executor, live, settings, leader, relister.list_once, clock)
+    loop = ControlLoop(
+        cluster, executor, live, settings, leader, relister.list_once, clock, crd.request
+    )
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()
     leader.start()
     relister.wait_for_resource()
     threading.Thread(target=relister.run, name="relist", daemon=True).start()
+    crd.compare()
+    threading.Thread(target=crd.run, name="crd", daemon=True).start()
     if settings.probe_kubelets:
         probe = KubeletProbe(cluster, settings.timing, clock)
         threading.Thread(target=probe.run, name="kubelets", daemon=True).start()

@@ -43,7 +43,7 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True)
 class QueryReport:
-    stable_epoch: int | None = None
+    durable_epoch: int | None = None
     lag_s: float | None = None
 
 

@@ -44,7 +44,7 @@ class Outcome(Enum):
 
 @dataclass(slots=True)
 class _RunningAction:
-    owner: str
+    topology_key: str
     namespace: str
     since: float  # monotonic
 
@@ -151,7 +151,7 @@ class Dispatcher:
     def _start_actions(self) -> None:
         while (action := self._next()) is not None:
             self._queue.remove(action)
-            running = _RunningAction(action.owner, action.namespace, time.monotonic())
+            running = _RunningAction(action.topology_key, action.namespace, time.monotonic())
             self._running[action.key] = running
             self._pool.submit(self._work, action)
 
@@ -161,13 +161,16 @@ class Dispatcher:
         if len(running) - len(hanging) >= self._workers or len(running) >= self._threads:
             return None
         hangs = Counter(r.namespace for r in hanging)
-        busy = Counter(r.owner for r in running)
+        busy = Counter(r.topology_key for r in running)
         used = Counter(r.namespace for r in running)
         waiting = {name for name in self._queue.namespaces if hangs[name] < _MAX_HANGING}
         first = {name for name in waiting if used[name] < _WORKERS_PER_NAMESPACE}
         other: ScheduledAction | None = None  # if those that come first have nothing to start
         for action in self._ready():
-            if action.namespace not in waiting or busy[action.owner] >= _WORKERS_PER_TOPOLOGY:
+            if (
+                action.namespace not in waiting
+                or busy[action.topology_key] >= _WORKERS_PER_TOPOLOGY
+            ):
                 continue
             if action.namespace in first:
                 return action
@@ -178,11 +181,11 @@ class Dispatcher:
 
     def _ready(self) -> Iterator[ScheduledAction]:
         """Actions that depend on nothing unfinished, in order."""
-        placing: set[str] = set()  # owners whose replacements wait for a running action
+        placing: set[str] = set()  # topologies whose replacements wait for a running action
         for action in self._queue:
             if action.order <= ActionOrder.PLACE:
-                placing.add(action.owner)
-            elif action.owner in placing:
+                placing.add(action.topology_key)
+            elif action.topology_key in placing:
                 continue
             if action.key not in self._running and self._blocked.isdisjoint(action.after):
                 yield action

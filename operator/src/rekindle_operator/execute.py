@@ -30,12 +30,13 @@ from rekindle_operator.cluster.model import DryRunResult
 from rekindle_operator.dispatch import WORKERS, Dispatcher, Outcome
 from rekindle_operator.metrics import ACTIONS
 from rekindle_operator.reconcile.actions import (
+    METRIC_KINDS,
     Action,
     AvoidNode,
-    CreateConfig,
+    CreateGenerationRecord,
     CreatePod,
-    CreateToken,
-    DeleteConfig,
+    CreateTokenSecret,
+    DeleteGenerationRecord,
     DeletePod,
     DryRunPods,
     EmitEvent,
@@ -58,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 
 class Executor:
+    """`on_refused_status` is called when the API server refuses a status: the CRD may have become
+    older."""
+
     def __init__(
         self,
         api: client.ApiClient,
@@ -67,10 +71,12 @@ class Executor:
         clock: Callable[[], float],
         allowed: Callable[[], bool],
         workers: int = WORKERS,
+        on_refused_status: Callable[[], None] = lambda: None,
     ) -> None:
         self._cluster = cluster
         self._identity = identity
         self._status_interval_s = status_interval_s
+        self._on_refused_status = on_refused_status
         self._clock = clock
         self._api = api
         self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
@@ -89,22 +95,22 @@ class Executor:
                 self._cluster.remember_attempt(action.ref, action.lost_at)
             self._do(action)
         except (ApiException, HTTPError) as error:
-            ACTIONS.labels(f"{type(action).__name__}Failed").inc()
+            ACTIONS.labels(f"{METRIC_KINDS[type(action)]}Failed").inc()
             self._cluster.mark_dirty()
             logger.warning(
                 "%s of %s failed: %s",
                 scheduled.key,
-                scheduled.owner or "no topology",
+                scheduled.topology_key or "no topology",
                 _describe(error),
             )
             # A task's pod is reported by the queries that wait for it.
             if not isinstance(action, CreatePod) or action.is_coordinator:
-                self._cluster.action_failed(scheduled.owner, scheduled.key, _describe(error))
+                self._cluster.action_failed(scheduled.topology_key, scheduled.key, _describe(error))
             if not isinstance(action, CreatePod):
                 return Outcome.FAILED
             self._cluster.remember_refusal(action.ref, _message(error), action.lost_at)
             return Outcome.REFUSED
-        ACTIONS.labels(type(action).__name__).inc()
+        ACTIONS.labels(METRIC_KINDS[type(action)]).inc()
         self._cluster.action_succeeded(scheduled.key)
         return Outcome.DONE
 
@@ -117,9 +123,9 @@ class Executor:
         match action:
             case DryRunPods():
                 self._dry_run_pods(action)
-            case CreateConfig(namespace, manifest):
+            case CreateGenerationRecord(namespace, manifest):
                 self._create(f"/api/v1/namespaces/{namespace}/configmaps", manifest)
-            case DeleteConfig(namespace, name):
+            case DeleteGenerationRecord(namespace, name):
                 self._call("DELETE", f"/api/v1/namespaces/{namespace}/configmaps/{name}", ok=404)
             case EnsureAccess(namespace, manifests):
                 for manifest in manifests:
@@ -127,8 +133,8 @@ class Executor:
             case EnsureLease(namespace, manifest):
                 path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
                 self._create(path, manifest)
-            case CreateToken():
-                self._create_token(action)
+            case CreateTokenSecret():
+                self._create_token_secret(action)
             case CreatePod(namespace, manifest, ref):
                 self._create(f"/api/v1/namespaces/{namespace}/pods", manifest)
                 self._cluster.forget_refusal(ref)
@@ -170,7 +176,7 @@ class Executor:
             action.uid, action.generation, DryRunResult(tuple(problems), self._clock())
         )
 
-    def _create_token(self, action: CreateToken) -> None:
+    def _create_token_secret(self, action: CreateTokenSecret) -> None:
         """This action accompanies each pod; it calls the API server at most once a minute."""
         key, now = (action.namespace, action.name), self._clock()
         if now - self._tokens.get(key, float("-inf")) < _TOKEN_CHECK_INTERVAL_S:
@@ -228,6 +234,8 @@ class Executor:
             if error.status == 404:
                 self._status_at.pop(action.uid, None)
                 self._cluster.remove_topology(action.uid)  # the watch reports the deletion later
+            else:
+                self._on_refused_status()
             raise
         self._status_at[action.uid] = now
         if response is not None:
@@ -247,7 +255,7 @@ class Executor:
             "reason": action.reason,
             "action": action.action,
             "note": action.note,
-            "reportingController": names.OPERATOR_CONTROLLER,
+            "reportingController": names.OPERATOR_EVENT_REPORTER,
             "reportingInstance": self._identity,
             "regarding": {
                 "apiVersion": names.API_VERSION,
@@ -278,7 +286,7 @@ class Executor:
             case "Pod":
                 self._cluster.pods.put(response)
             case "ConfigMap":
-                self._cluster.configs.put(response)
+                self._cluster.generation_records.put(response)
             case "Lease":
                 self._cluster.leases.put(response)
 

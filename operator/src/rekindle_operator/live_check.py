@@ -62,21 +62,21 @@ class LiveCheck:
     def unconfirmed(
         self, decisions: Iterable[TopologyActions], snapshot: Snapshot
     ) -> Mapping[str, str]:
-        """Owners of decisions whose preconditions do not hold (""), or cannot be read (the
+        """Topology keys of decisions whose preconditions do not hold (""), or cannot be read (the
         reason)."""
         preconditions = preconditions_of(decisions, snapshot)
         check = _Check(self._api, self._cluster, self._monotonic)
         nodes = {name: node for p in preconditions for name, node in p.nodes.items()}
         results = self._read_all(
             {f"node {name}": partial(check.node, name, node) for name, node in nodes.items()}
-            | {f"pods of {p.owner}": partial(check.others, p) for p in preconditions}
+            | {f"pods of {p.topology_key}": partial(check.others, p) for p in preconditions}
         )
         found = {}
         for one in preconditions:
-            keys = [f"pods of {one.owner}", *(f"node {name}" for name in one.nodes)]
+            keys = [f"pods of {one.topology_key}", *(f"node {name}" for name in one.nodes)]
             failures = [why for key in keys if (why := results[key]) is not None]
             if failures:
-                found[one.owner] = max(failures)
+                found[one.topology_key] = max(failures)
         for why in sorted({w for w in found.values() if w}):
             logger.warning("deletions and replacements are postponed: %s", why)
         return found

@@ -59,18 +59,21 @@ def decide(
     is made again, and postponed to the next pass if that does not help. Where the API server cannot
     be read, no actions are taken for the topology, and its status has the reason.
     """
-    unread: dict[str, str] = {}  # owner -> why
+    unread: dict[str, str] = {}  # topology key -> why
     for _ in range(_MAX_DECISIONS):
         snapshot = take_snapshot()
-        decisions = [d for d in reconcile_all(snapshot, clock(), settings) if d.owner not in unread]
+        decisions = [
+            d for d in reconcile_all(snapshot, clock(), settings) if d.topology_key not in unread
+        ]
         unconfirmed = live.unconfirmed(decisions, snapshot)
-        unread |= {owner: why for owner, why in unconfirmed.items() if why}
+        unread |= {topology_key: why for topology_key, why in unconfirmed.items() if why}
         if unconfirmed.keys() <= unread.keys():
             break
-    confirmed = [decision for decision in decisions if decision.owner not in unconfirmed]
+    confirmed = [decision for decision in decisions if decision.topology_key not in unconfirmed]
     for view in snapshot.topologies:
         if why := unread.get(view.key):
-            confirmed.append(report_undecided(view, OperatorProblem("ReadFailed", why), clock()))
+            problem = OperatorProblem("ReadFailed", why)
+            confirmed.append(report_undecided(view, problem, clock(), snapshot.missing_fields))
     return snapshot, confirmed
 
 
@@ -84,8 +87,10 @@ class ControlLoop:
         leader: Leader,
         list_topologies: Callable[[], bool],
         clock: Callable[[], float],
+        on_new_term: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
+        self._on_new_term = on_new_term
         self._live = live
         self._list_topologies = list_topologies
         self._leader = leader
@@ -134,6 +139,7 @@ class ControlLoop:
             self._term, self._passed_at = term, time.monotonic()
             self._cluster.forget_attempts()
             self._errors.clear()
+            self._on_new_term()
         self._reset_timers_after_pause()
         return True
 
@@ -172,13 +178,17 @@ class ControlLoop:
     def _log_errors(self, decisions: Iterable[TopologyActions]) -> None:
         """With the traceback; an error that repeats is logged once."""
         errors = {
-            decision.owner: decision.error for decision in decisions if decision.error is not None
+            decision.topology_key: decision.error
+            for decision in decisions
+            if decision.error is not None
         }
-        for owner, error in errors.items():
+        for topology_key, error in errors.items():
             RECONCILE_ERRORS.inc()
-            if self._errors.get(owner) != repr(error):
-                logger.error("reconcile of %s failed, no actions taken", owner, exc_info=error)
-        self._errors = {owner: repr(error) for owner, error in errors.items()}
+            if self._errors.get(topology_key) != repr(error):
+                logger.error(
+                    "reconcile of %s failed, no actions taken", topology_key, exc_info=error
+                )
+        self._errors = {topology_key: repr(error) for topology_key, error in errors.items()}
 
     def _reset_timers_after_pause(self) -> None:
         if self._passed_at is not None and time.monotonic() - self._passed_at > _PAUSE_S:

@@ -11,6 +11,7 @@ import threading
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import nan
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
@@ -47,6 +48,11 @@ MIRROR_AGE_SECONDS = Gauge(
     "Time since the last response or event of the API server for a kind of object",
     ["kind"],
 )
+CRD_MISSING_FIELDS = Gauge(
+    "rekindle_operator_crd_missing_fields",
+    "Fields that this operator's CRD has and the API server's does not; NaN: not known yet",
+)
+CRD_MISSING_FIELDS.set(nan)
 REPORT_AGE_SECONDS = Gauge(
     "rekindle_operator_report_age_seconds",
     "Time since the coordinator's report of a topology was last known to be true",

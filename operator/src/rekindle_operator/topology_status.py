@@ -67,12 +67,12 @@ class QueryEntry:
     priority: int = 0
     state: QueryState | None = None  # None: not written, or a value of another version
     waiting_for: str = ""
-    stable_epoch: int | None = None
+    durable_epoch: int | None = None
     lag: str = ""
 
     def to_json(self) -> dict[str, Any]:
         optional = {
-            "stableEpoch": self.stable_epoch,
+            "stableEpoch": self.durable_epoch,
             "lag": self.lag or None,
             "waitingFor": self.waiting_for or None,
         }
@@ -226,7 +226,7 @@ def _query(raw: Mapping[str, Any]) -> QueryEntry:
         priority=_integer(raw.get("priority")) or 0,
         state=_member(QueryState, raw.get("state")),
         waiting_for=_text(raw, "waitingFor"),
-        stable_epoch=_integer(raw.get("stableEpoch")),
+        durable_epoch=_integer(raw.get("stableEpoch")),
         lag=_text(raw, "lag"),
     )
 

@@ -7,5 +7,15 @@ period to end.
 
 import os
 import signal
+from collections.abc import Sequence
 
 signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+
+
+def exit_status(status: int, received: Sequence[int]) -> int:
+    """128 + the first of the `received` signals if the program ended without an error, by a signal.
+
+    Not 0: a kubelet says `Succeeded`, without a reason, of a pod that it evicts for a full disk if
+    its containers exit with 0 (kubernetes/kubernetes#141483).
+    """
+    return 128 + received[0] if received and status == 0 else status

@@ -18,14 +18,14 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 OPERATOR_FIELD_MANAGER = "rekindle-operator"
 COORDINATOR_FIELD_MANAGER = "rekindle-coordinator"
-OPERATOR_CONTROLLER = f"{GROUP}/operator"  # who reports an Event
-WATCHDOG_CONTROLLER = f"{GROUP}/watchdog"
+OPERATOR_EVENT_REPORTER = f"{GROUP}/operator"  # `reportingController` of its Events
+WATCHDOG_EVENT_REPORTER = f"{GROUP}/watchdog"
 
 OWN_PREFIX = f"{GROUP}/"  # of all labels and annotations that follow
 
 LABEL_TOPOLOGY = f"{GROUP}/topology"
 LABEL_GENERATION = f"{GROUP}/generation"
-LABEL_OPERATOR = f"{GROUP}/operator"  # of the operator's own pods: their release
+LABEL_OPERATOR_RELEASE = f"{GROUP}/operator"  # of the operator's own pods
 LABEL_ROLE = f"{GROUP}/role"
 LABEL_SEGMENT = f"{GROUP}/segment"
 LABEL_SEGMENT_NAME = f"{GROUP}/segment-name"
@@ -40,7 +40,7 @@ GATE = f"{GROUP}/awaiting-capacity"
 
 # Of task pods
 ANNOTATION_OPENED = f"{GROUP}/opened-at"  # when the gate was opened, seconds since 1970
-ANNOTATION_ATTEMPT = f"{GROUP}/attempt"  # number of pods before it that no node took or started
+ANNOTATION_FAILED_PLACEMENTS = f"{GROUP}/attempt"  # earlier pods of the slot that no node started
 ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was lost
 # Of task pods and coordinator pods
 ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what the pod was made from
@@ -69,7 +69,7 @@ def object_name(*parts: str | int) -> str:
     return f"{name[: MAX_NAME_CHARS - 9].rstrip('-')}-{digest}"
 
 
-def config_name(topology: str, generation: int) -> str:
+def generation_record_name(topology: str, generation: int) -> str:
     """Name of the ConfigMap of an accepted generation."""
     return object_name(topology, f"g{generation}")
 
@@ -79,7 +79,7 @@ def coordinator_name(topology: str) -> str:
     return object_name(topology, COORDINATOR_KEY)
 
 
-def token_name(topology: str, uid: str) -> str:
+def token_secret_name(topology: str, uid: str) -> str:
     """Name of the Secret. It contains the UID: a topology that had the same name before may still
     have its Secret, which is about to be deleted and must not be used."""
     return object_name(topology, "token", uid[:8])

@@ -181,7 +181,7 @@ class CheckpointProblemKind(StrEnum):
     STORE_UNAVAILABLE = "StoreUnavailable"  # cannot be read or written, or is another topology's
     ENTRIES_REFUSED = "EntriesRefused"  # what tasks have saved lacks objects: it is not committed
     UNRESTORABLE = "Unrestorable"  # committed entries whose objects are missing or damaged
-    CLEAN_UP_FAILED = "CleanUpFailed"  # objects stay that nothing needs
+    GARBAGE_COLLECTION_FAILED = "CleanUpFailed"  # objects stay that nothing needs
     STALLED = "Stalled"  # no commit for long, because partitions do not save
 
 
@@ -237,5 +237,5 @@ class PollResponse(_Versioned):
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
     contained: Contained | None = None  # until a complete poll of the newest coordinator
-    epoch_p99_s: float = 0.0
+    epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.log_keeper import LogKeeper
+from rekindle_testing.harness.pod_log_archive import PodLogArchive
 
 _OBJECTS = "nodes,pods,streamtopologies,configmaps,leases,deployments,replicasets"
 
@@ -17,7 +17,7 @@ _OBJECTS = "nodes,pods,streamtopologies,configmaps,leases,deployments,replicaset
 def keep_evidence(
     directory: Path,
     cluster: EmbeddedCluster,
-    keeper: LogKeeper,
+    log_archive: PodLogArchive,
     texts: Mapping[str, str],
 ) -> None:
     """Into `directory`: `texts` by file name, logs of all processes, objects of the cluster, and
@@ -26,7 +26,7 @@ def keep_evidence(
         (directory / name).write_text(text + "\n")
     kubectl = cluster.control_plane.kubectl
     steps: list[Callable[[], object]] = [
-        lambda: keeper.copy_to(directory / "logs" / "pods"),
+        lambda: log_archive.copy_to(directory / "logs" / "pods"),
         lambda: cluster.keep_logs(directory / "logs"),
         lambda: shutil.copytree(cluster.shared, directory / "shared", dirs_exist_ok=True),
         lambda: (directory / "objects.yaml").write_text(

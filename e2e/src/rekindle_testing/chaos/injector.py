@@ -15,15 +15,15 @@ from rekindle import names
 from rekindle_testing.chaos.plan import (
     Action,
     AddNode,
-    CutOff,
     DeleteNodeObject,
     Freeze,
+    HealNetwork,
     KillCoordinator,
     KillLeader,
     KillNodes,
     KillTask,
+    PartitionNetwork,
     PauseApiServer,
-    Reconnect,
     RemoveStore,
     RestoreStore,
     ResumeApiServer,
@@ -38,15 +38,15 @@ _DELETE_ATTEMPTS = 60
 
 
 class Injector:
-    """`reserve_addresses`: a new node never gets the address of a dead one. Leaving the context
+    """`never_reuse_addresses`: a new node never gets the address of a dead one. Leaving the context
     resumes the API server, so that the cluster can be stopped."""
 
     def __init__(
-        self, cluster: EmbeddedCluster, sampler: Sampler, *, reserve_addresses: bool
+        self, cluster: EmbeddedCluster, sampler: Sampler, *, never_reuse_addresses: bool
     ) -> None:
         self._cluster = cluster
         self._sampler = sampler
-        self._reserve_addresses = reserve_addresses
+        self._never_reuse_addresses = never_reuse_addresses
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="node-objects")
         self._deletions: list[Future[None]] = []
         self._added: list[str] = []
@@ -82,7 +82,9 @@ class Injector:
                     [p for p in self._sampler.pods if p["metadata"]["name"] == leader], 0
                 )
             case KillNodes(nodes):
-                self._cluster.kill_nodes(list(nodes), reserve_addresses=self._reserve_addresses)
+                self._cluster.kill_nodes(
+                    list(nodes), never_reuse_addresses=self._never_reuse_addresses
+                )
                 return f"killed {', '.join(nodes)}"
             case AddNode(node):
                 started = self._cluster.launch_node().name
@@ -99,12 +101,12 @@ class Injector:
             case Thaw(node):
                 self._cluster.nodes[node].thaw()
                 return f"thawed {node}"
-            case CutOff(node):
-                self._cluster.nodes[node].partition()
-                return f"cut off {node}"
-            case Reconnect(node):
-                self._cluster.nodes[node].heal()
-                return f"reconnected {node}"
+            case PartitionNetwork(node):
+                self._cluster.nodes[node].partition_network()
+                return f"partitioned the network of {node}"
+            case HealNetwork(node):
+                self._cluster.nodes[node].heal_network()
+                return f"healed the network of {node}"
             case RemoveStore(topology):
                 store = self._cluster.shared / topology / "checkpoints"
                 store.rename(store.with_name("checkpoints-removed"))

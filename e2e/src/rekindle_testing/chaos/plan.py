@@ -68,14 +68,14 @@ class Thaw:
 
 
 @dataclass(frozen=True, slots=True)
-class CutOff:
+class PartitionNetwork:
     """A network partition: the node's processes continue and still reach the shared volume."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reconnect:
+class HealNetwork:
     node: str
 
 
@@ -110,8 +110,8 @@ Action = (
     | DeleteNodeObject
     | Freeze
     | Thaw
-    | CutOff
-    | Reconnect
+    | PartitionNetwork
+    | HealNetwork
     | RemoveStore
     | RestoreStore
     | PauseApiServer
@@ -145,13 +145,13 @@ class Fault(Enum):
     COORDINATOR = "coordinator"
     LEADER = "leader"
     FREEZE = "freeze"
-    CUT_OFF = "cut-off"
+    NETWORK_PARTITION = "network-partition"
     STORE = "store"
     API_SERVER = "api-server"
 
 
 # Relative frequencies (default 1): losses most often, since recovery is for them.
-_WEIGHTS = {Fault.NODES: 4.0, Fault.TASK: 2.0, Fault.FREEZE: 1.5, Fault.CUT_OFF: 1.5}
+_WEIGHTS = {Fault.NODES: 4.0, Fault.TASK: 2.0, Fault.FREEZE: 1.5, Fault.NETWORK_PARTITION: 1.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,22 +184,23 @@ def make_plan(
     node_objects_stay = seed % 2 == 1
     alive = [f"node-{n}" for n in range(1, nodes + 1)]
     next_number = nodes + 1
-    made = []
+    planned = []
     for number in range(1, rounds + 1):
         generator = _RoundGenerator(
             random.Random(f"{seed}/{number}"), alive, topologies, node_objects_stay
         )
         steps = generator.generate(faults, next_number)
-        made.append(Round(number, steps))
+        planned.append(Round(number, steps))
         added = [s.action.node for s in steps if isinstance(s.action, AddNode)]
         next_number += len(added)
         alive = [n for n in alive if n not in generator.dead] + added
-    return Plan(seed, node_objects_stay, tuple(made))
+    return Plan(seed, node_objects_stay, tuple(planned))
 
 
 class _RoundGenerator:
     """Generates one round. One node has no fault; no other node has two, except that a frozen or
-    cut off one may be killed; a store is removed, and the API server is paused, at most once."""
+    partitioned one may be killed. A store is removed at most once, and so is the API server paused.
+    """
 
     def __init__(
         self,
@@ -239,8 +240,8 @@ class _RoundGenerator:
                 self._kill_nodes(at_s)
             case Fault.FREEZE:
                 self._make_silent(at_s, Freeze, Thaw)
-            case Fault.CUT_OFF:
-                self._make_silent(at_s, CutOff, Reconnect)
+            case Fault.NETWORK_PARTITION:
+                self._make_silent(at_s, PartitionNetwork, HealNetwork)
             case Fault.STORE:
                 name = self._rng.choice(self._topologies)
                 self._interrupt(at_s, 12, RemoveStore(name), RestoreStore(name))
@@ -259,7 +260,7 @@ class _RoundGenerator:
             self._step(at_s + self._rng.uniform(2, longest_s), end)
 
     def _make_silent(
-        self, at_s: float, begin: type[Freeze | CutOff], end: type[Thaw | Reconnect]
+        self, at_s: float, begin: type[Freeze | PartitionNetwork], end: type[Thaw | HealNetwork]
     ) -> None:
         if self._without_fault:
             node = self._without_fault.pop(self._rng.randrange(len(self._without_fault)))
@@ -299,5 +300,5 @@ class _RoundGenerator:
 
 
 def _ends_fault_of(step: Step, victims: Sequence[str], since_s: float) -> bool:
-    node = step.action.node if isinstance(step.action, Thaw | Reconnect) else ""
+    node = step.action.node if isinstance(step.action, Thaw | HealNetwork) else ""
     return step.at_s > since_s and node in victims

@@ -53,7 +53,7 @@ class Progress:
         return self._newest_written
 
     @property
-    def complete(self) -> int:
+    def written_through(self) -> int:
         """The epoch through which every query is written."""
         return min(self.written(query) for query in self.partitions)
 

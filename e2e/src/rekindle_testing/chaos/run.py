@@ -26,9 +26,9 @@ from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.processes import ChildProcesses
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.installed import MOUNT
-from rekindle_testing.harness.log_keeper import LogKeeper
 from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.pod_log_archive import PodLogArchive
 from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import DeadlineError, wait_for
@@ -98,7 +98,7 @@ def run_seed(
             if failure:
                 on_progress(f"seed {seed}: FAILED: {failure}")
                 texts = {"plan.txt": str(plan), "failure.txt": failure, "steps.txt": run.steps}
-                keep_evidence(evidence, run.cluster, run.keeper, texts)
+                keep_evidence(evidence, run.cluster, run.log_archive, texts)
                 shutil.copytree(run.expected, evidence / "expected", dirs_exist_ok=True)
         shutil.copyfile(run.history, evidence / "history.jsonl")
     result = SeedResult(seed, tuple(run.results), failure, evidence if failure else None)
@@ -123,13 +123,17 @@ class _Run:
         self.cluster = EmbeddedCluster(
             directory, nodes=NODES, resources=resources, on_progress=on_progress
         )
-        self.keeper = LogKeeper(self.cluster.kind, self.cluster.node_directory, directory / "kept")
+        self.log_archive = PodLogArchive(
+            self.cluster.node_kind, self.cluster.node_directory, directory / "kept"
+        )
         self._references = {
             name: Reference(document, self.cluster.shared, self.expected / name)
             for name, document in self._documents.items()
         }
         self._progress = {
-            name: Progress(topologies.partitions(document), topologies.WINDOW_EPOCHS)
+            name: Progress(
+                topologies.partitions(document), file_interval_s=topologies.WINDOW_SLIDE_S
+            )
             for name, document in self._documents.items()
         }
         self._compared = dict.fromkeys(self._documents, -1)
@@ -153,7 +157,9 @@ class _Run:
             reference.result()  # so that it does not compete for the cores
             self._sampler = stack.enter_context(self._make_sampler())
             self._injector = stack.enter_context(
-                Injector(self.cluster, self._sampler, reserve_addresses=self.plan.node_objects_stay)
+                Injector(
+                    self.cluster, self._sampler, never_reuse_addresses=self.plan.node_objects_stay
+                )
             )
             self.cluster.apply(*self._documents.values())
             yield
@@ -168,7 +174,7 @@ class _Run:
             for name, document in self._documents.items()
         }
         kubeconfig = self.cluster.control_plane.kubeconfig
-        return Sampler(kubeconfig, self._progress, sinks, self.keeper, self.history)
+        return Sampler(kubeconfig, self._progress, sinks, self.log_archive, self.history)
 
     def _sink(self, query: dict[str, Any]) -> Path:
         url: str = query["sink"]["files"]["url"]
@@ -259,7 +265,7 @@ class _Run:
         """Compare what was written since the last comparison; returns the number of rows."""
         total = 0
         for name, progress in self._progress.items():
-            through = progress.complete
+            through = progress.written_through
             total += self._compare(name, self._compared[name] + 1, through, round.number)
             self._compared[name] = through
         return total

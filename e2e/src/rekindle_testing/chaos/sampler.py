@@ -20,7 +20,7 @@ from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.remote import JsonApi
 from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM
 from rekindle_testing.harness.installed import OPERATOR_LEASE
-from rekindle_testing.harness.log_keeper import LogKeeper
+from rekindle_testing.harness.pod_log_archive import PodLogArchive
 
 Json = dict[str, Any]
 
@@ -39,7 +39,7 @@ class Sampler:
         kubeconfig: Path,
         progress: Mapping[str, Progress],
         sinks: Mapping[str, Mapping[str, Path]],
-        keeper: LogKeeper,
+        log_archive: PodLogArchive,
         history: Path,
     ) -> None:
         self.pods: list[Json] = []
@@ -49,7 +49,7 @@ class Sampler:
         self._api = JsonApi(kubeconfig)
         self._progress = progress
         self._sinks = sinks
-        self._keeper = keeper
+        self._log_archive = log_archive
         self._history = history
         self._last: Json = {}
         self._began = time.monotonic()
@@ -104,7 +104,7 @@ class Sampler:
 
     def _watch_files(self) -> None:
         while not self._stop.wait(_FILES_EVERY_S):
-            self._keeper.link_new()
+            self._log_archive.preserve_new()
             for name, progress in self._progress.items():
                 newest = {query: _newest(path) for query, path in self._sinks[name].items()}
                 progress.observe(self.now(), newest)

@@ -15,9 +15,10 @@ from rekindle_testing.harness.installed import MOUNT
 
 METERS, TRIPS = "meters", "trips"
 NAMES = (METERS, TRIPS)
-WINDOW_EPOCHS = 2
+WINDOW_SLIDE_S = 2  # between two files of a sink without failures
 _ROWS_PER_S = 40
 _STATIONS = 12
+_FILE_S = 10
 _RESOURCES = {"requests": {"cpu": "400m", "memory": "768Mi"}}
 
 
@@ -33,21 +34,25 @@ def partitions(document: dict[str, Any]) -> dict[str, int]:
 
 
 def write_input(shared: Path, seconds: int, seed: int) -> None:
-    """The file that `trips` reads."""
+    """The files that `trips` reads, in turn by its two partitions."""
     rng = random.Random(seed)
     directory = shared / "input"
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "trips.json").open("w") as file:
-        for row in range(seconds * _ROWS_PER_S):
-            at_s, part = divmod(row, _ROWS_PER_S)
-            time = f"{_clock(at_s)}.{part * 1000 // _ROWS_PER_S:03d}Z"
-            trip = {
-                "station": f"s{row % _STATIONS}",
-                "seconds": rng.randrange(60, 3600),
-                "miles": rng.random() * 10,
-                "t": time,
-            }
-            file.write(json.dumps(trip) + "\n")
+    for first_s in range(0, seconds, _FILE_S):
+        end = min(first_s + _FILE_S, seconds) * _ROWS_PER_S
+        with (directory / f"trips-{first_s:06d}.json").open("w") as file:
+            for row in range(first_s * _ROWS_PER_S, end):
+                file.write(json.dumps(_trip(row, rng)) + "\n")
+
+
+def _trip(row: int, rng: random.Random) -> dict[str, Any]:
+    at_s, part = divmod(row, _ROWS_PER_S)
+    return {
+        "station": f"s{row % _STATIONS}",
+        "seconds": rng.randrange(60, 3600),
+        "miles": rng.random() * 10,
+        "t": f"{_clock(at_s)}.{part * 1000 // _ROWS_PER_S:03d}Z",
+    }
 
 
 def _clock(seconds: int) -> str:
@@ -72,8 +77,8 @@ def _meters(seconds: int) -> dict[str, Any]:
         "keyBy": ["k"],
         "partitions": 2,
         "window": {
-            "size": f"{2 * WINDOW_EPOCHS}s",
-            "slide": f"{WINDOW_EPOCHS}s",
+            "size": f"{2 * WINDOW_SLIDE_S}s",
+            "slide": f"{WINDOW_SLIDE_S}s",
             "groupBy": ["k"],
             "aggregate": "count(*) AS n, sum(v) AS total, max(v) AS highest",
         },
@@ -84,10 +89,11 @@ def _meters(seconds: int) -> dict[str, Any]:
 def _trips() -> dict[str, Any]:
     source = {
         "name": "trips",
+        "partitions": 2,
         "schema": "station STRING, seconds BIGINT, miles DOUBLE, t TIMESTAMP",
         "eventTime": {"column": "t", "lateness": "1s"},
         "files": {
-            "url": f"file://{MOUNT}/input/trips.json",
+            "url": f"file://{MOUNT}/input/trips-*.json",
             "format": "json",
             "orderBy": "t",
             "rowsPerSecond": _ROWS_PER_S,
@@ -98,7 +104,7 @@ def _trips() -> dict[str, Any]:
         "inputs": ["trips"],
         "replicas": 2,
         "window": {
-            "size": f"{WINDOW_EPOCHS}s",
+            "size": f"{WINDOW_SLIDE_S}s",
             "groupBy": ["station"],
             "aggregate": "count(*) AS n, avg(seconds) AS length, min(miles) AS nearest",
         },

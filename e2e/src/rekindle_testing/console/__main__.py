@@ -21,7 +21,7 @@ from rekindle_testing.console.interrupts import (
 from rekindle_testing.console.session import Session
 from rekindle_testing.console.sockets import runtime_directory, serve
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.toolchain import ensure_control_plane, ensure_helm
+from rekindle_testing.embedded.toolchain import ensure_control_plane_binaries, ensure_helm
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.waiting import DeadlineError
@@ -83,7 +83,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
 def _link_programs(directory: Path) -> Path:
     """A folder for PATH with the programs that a user needs, and no others."""
     directory.mkdir()
-    (directory / "kubectl").symlink_to(ensure_control_plane().kubectl)
+    (directory / "kubectl").symlink_to(ensure_control_plane_binaries().kubectl)
     (directory / "helm").symlink_to(ensure_helm())
     for name in ("rekindle", "rekindle-cluster"):
         (directory / name).symlink_to(Path(sys.executable).parent / name)
@@ -100,7 +100,7 @@ def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
         (f"rekindle-cluster kill {' '.join(nodes[:2])}", "kill machines: any, as many as you like"),
         ("kubectl describe topo flights", "what is lost, the recovery plan, Events"),
         ("rekindle-cluster add-node 2", "capacity returns"),
-        ("rekindle-cluster help", "freeze, thaw, cut, heal"),
+        ("rekindle-cluster help", "freeze, thaw, partition, heal"),
     )
     width = max(len(step) for step, _ in steps)
     return "\n".join(

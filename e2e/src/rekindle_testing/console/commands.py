@@ -33,12 +33,12 @@ class Thaw:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PartitionNetwork:
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Heal:
+class HealNetwork:
     nodes: tuple[str, ...]
 
 
@@ -57,7 +57,7 @@ class Quit:
     pass
 
 
-Command = AddNodes | Kill | Freeze | Thaw | Cut | Heal | Status | Help | Quit
+Command = AddNodes | Kill | Freeze | Thaw | PartitionNetwork | HealNetwork | Status | Help | Quit
 
 # Command, arguments, meaning.
 USAGE = (
@@ -65,8 +65,8 @@ USAGE = (
     ("kill", "NODE...", "like a power failure: all processes and the disk are lost"),
     ("freeze", "NODE...", "stop all processes (SIGSTOP): connections stay open"),
     ("thaw", "[NODE...]", "resume frozen nodes; all of them if none is named"),
-    ("cut", "NODE...", "drop all packets between these nodes and everything else"),
-    ("heal", "[NODE...]", "end the partition; of all nodes that are cut off if none is named"),
+    ("partition", "NODE...", "drop all packets between these nodes and everything else"),
+    ("heal", "[NODE...]", "end the network partition; of all such nodes if none is named"),
     ("status", "", "nodes, and topologies"),
     ("help", "", "this list"),
     ("quit", "", "stop the cluster and everything on it"),
@@ -86,7 +86,7 @@ class Machines:
     running: tuple[str, ...]
     killed: frozenset[str] = frozenset()
     frozen: frozenset[str] = frozenset()
-    cut: frozenset[str] = frozenset()
+    partitioned: frozenset[str] = frozenset()
 
 
 def usage() -> str:
@@ -112,12 +112,14 @@ def parse_command(line: str, machines: Machines) -> Command:
             return Freeze(nodes)
         case "thaw":
             return Thaw(_affected(name, arguments, machines, machines.frozen, "frozen"))
-        case "cut":
+        case "partition":
             nodes = _nodes(name, arguments, machines)
-            _refuse(nodes, machines.cut, "cut off already")
-            return Cut(nodes)
+            _refuse(nodes, machines.partitioned, "partitioned already")
+            return PartitionNetwork(nodes)
         case "heal":
-            return Heal(_affected(name, arguments, machines, machines.cut, "cut off"))
+            return HealNetwork(
+                _affected(name, arguments, machines, machines.partitioned, "partitioned")
+            )
         case "status" | "help" | "quit":
             if arguments:
                 raise CommandError(f"{name} takes no arguments, got: {' '.join(arguments)}")

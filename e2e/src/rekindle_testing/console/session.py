@@ -9,12 +9,12 @@ from typing import Any, assert_never
 from rekindle_testing.console.commands import (
     AddNodes,
     Command,
-    Cut,
     Freeze,
-    Heal,
+    HealNetwork,
     Help,
     Kill,
     Machines,
+    PartitionNetwork,
     Quit,
     Status,
     Thaw,
@@ -36,7 +36,7 @@ class Session:
         self._lock = threading.Lock()
         self._killed: set[str] = set()
         self._frozen: set[str] = set()
-        self._cut: set[str] = set()
+        self._partitioned: set[str] = set()
         self.ended = False
 
     def execute(self, line: str) -> str:
@@ -56,7 +56,7 @@ class Session:
             tuple(self._cluster.nodes),
             frozenset(self._killed),
             frozenset(self._frozen),
-            frozenset(self._cut),
+            frozenset(self._partitioned),
         )
 
     def _do(self, command: Command) -> tuple[str, list[str]]:
@@ -70,7 +70,7 @@ class Session:
                 self._cluster.kill_nodes(list(names))
                 self._killed.update(names)
                 self._frozen.difference_update(names)
-                self._cut.difference_update(names)
+                self._partitioned.difference_update(names)
                 return f"{', '.join(names)}: killed", []
             case Freeze(names):
                 for name in names:
@@ -82,15 +82,15 @@ class Session:
                     nodes[name].thaw()
                     self._frozen.discard(name)
                 return f"{', '.join(names)}: running again", []
-            case Cut(names):
+            case PartitionNetwork(names):
                 for name in names:
-                    nodes[name].partition()
-                    self._cut.add(name)
-                return f"{', '.join(names)}: cut off", []
-            case Heal(names):
+                    nodes[name].partition_network()
+                    self._partitioned.add(name)
+                return f"{', '.join(names)}: partitioned", []
+            case HealNetwork(names):
                 for name in names:
-                    nodes[name].heal()
-                    self._cut.discard(name)
+                    nodes[name].heal_network()
+                    self._partitioned.discard(name)
                 return f"{', '.join(names)}: connected again", []
             case Status():
                 return "", []
@@ -126,7 +126,7 @@ class Session:
             return "killed"
         states = [
             text
-            for text, names in (("frozen", self._frozen), ("cut off", self._cut))
+            for text, names in (("frozen", self._frozen), ("partitioned", self._partitioned))
             if name in names
         ]
         return ", ".join(states) or "running"

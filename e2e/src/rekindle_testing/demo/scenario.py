@@ -26,7 +26,7 @@ from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.observe import Observer
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.sinks import longest_pause, written
+from rekindle_testing.harness.sinks import file_write_times, longest_pause
 from rekindle_testing.waiting import wait_for
 
 NAME = "flights"
@@ -193,7 +193,7 @@ class Scenario:
         self._watch(
             observer,
             f"epoch {last} in every sink",
-            lambda: min(observer.stable_epochs().values(), default=-1) >= last,
+            lambda: min(observer.durable_epochs().values(), default=-1) >= last,
             240,
         )
         return last
@@ -249,7 +249,8 @@ class Scenario:
         output = self.cluster.shared / NAME / "output"
         epoch_s = self.topology.spec.epoch_interval / 1e6
         return {
-            q: longest_pause(written(output / q), since_s, until_s, epoch_s) for q in loss.survivors
+            q: longest_pause(file_write_times(output / q), since_s, until_s, epoch_s)
+            for q in loss.survivors
         }
 
     # -- helpers ------------------------------------------------------------------------------

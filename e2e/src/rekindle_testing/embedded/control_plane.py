@@ -24,7 +24,7 @@ from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubeconfig import write_kubeconfig
 from rekindle_testing.embedded.pki import CertificateAuthority, create_signing_key
 from rekindle_testing.embedded.processes import ChildProcesses, Process, choose_ports
-from rekindle_testing.embedded.toolchain import ControlPlaneBinaries, ensure_control_plane
+from rekindle_testing.embedded.toolchain import ControlPlaneBinaries, ensure_control_plane_binaries
 from rekindle_testing.progress import OnProgress, no_progress
 
 _POLL_S = 0.1
@@ -104,7 +104,9 @@ class ControlPlane:
 
     def start(self) -> None:
         """Return when pods can be created in the default namespace and are scheduled."""
-        self._installed = self._install(self._binaries or ensure_control_plane(self._on_progress))
+        self._installed = self._install(
+            self._binaries or ensure_control_plane_binaries(self._on_progress)
+        )
         try:
             self._start_components()
         except BaseException:
@@ -234,7 +236,9 @@ class ControlPlane:
             kubelet_client=authority.issue_client(
                 "kubelet-client", components.KUBELET_CLIENT_NAME, "system:masters"
             ),
-            manager_and_scheduler=authority.issue_server("controllers", "controllers", local),
+            manager_and_scheduler=authority.issue_server(
+                "manager-and-scheduler", "manager-and-scheduler", local
+            ),
             service_account_key=create_signing_key(authority.directory / "tokens.key"),
         )
 

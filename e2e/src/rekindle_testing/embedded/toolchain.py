@@ -27,10 +27,10 @@ from rekindle_testing.progress import OnProgress, no_progress
 __all__ = [
     "ControlPlaneBinaries",
     "NodeBinaries",
-    "ensure_control_plane",
+    "ensure_control_plane_binaries",
     "ensure_helm",
     "ensure_java",
-    "ensure_node",
+    "ensure_kubelet_binaries",
 ]
 
 _VERSION = "k8s.io/component-base/version"
@@ -102,7 +102,7 @@ class NodeBinaries:
     pause: Path
 
 
-def ensure_control_plane(
+def ensure_control_plane_binaries(
     on_progress: OnProgress = no_progress, environment: Mapping[str, str] | None = None
 ) -> ControlPlaneBinaries:
     """All programs of a control plane; builds for minutes when none are cached."""
@@ -119,7 +119,7 @@ def ensure_helm(
     return (_suitable_helm(environment) or _ensure(environment, on_progress))["helm"]
 
 
-def ensure_node(
+def ensure_kubelet_binaries(
     on_progress: OnProgress = no_progress, environment: Mapping[str, str] | None = None
 ) -> NodeBinaries:
     """The programs of a kubelet node; builds for minutes when none are cached."""
@@ -215,7 +215,7 @@ def main() -> int:
     try:
         with ThreadPoolExecutor() as pool:
             java = pool.submit(ensure_java, on_progress)
-            binaries = ensure_control_plane(on_progress)
+            binaries = ensure_control_plane_binaries(on_progress)
             for field in fields(binaries):
                 print(f"{field.name.replace('_', '-')}: {getattr(binaries, field.name)}")
             print(f"helm: {ensure_helm(on_progress)}")

@@ -88,8 +88,8 @@ def edit(seed: int, index: int, spec: Any) -> tuple[Any, str]:
             changed["replicas"] = rng.randint(1, 3)
             return changed, "replicas"
     whole = {"spec": changed}
-    made = _change(whole, rng, rng.choice((1, 1, 2)))
-    return whole.get("spec"), "; ".join(map(str, made))
+    mutations = _change(whole, rng, rng.choice((1, 1, 2)))
+    return whole.get("spec"), "; ".join(map(str, mutations))
 
 
 def _rng(seed: int, index: int, what: str) -> random.Random:
@@ -106,8 +106,8 @@ def _manifest(rng: random.Random) -> tuple[dict[str, Any], str]:
     else:
         derived_from, manifest = rng.choice(_seed_cases())
         manifest = copy.deepcopy(manifest)
-    made = _change(manifest, rng, rng.choice(_CHANGES))
-    parts = [derived_from, *map(str, made)]
+    mutations = _change(manifest, rng, rng.choice(_CHANGES))
+    parts = [derived_from, *map(str, mutations)]
     spec = manifest.get("spec")
     if isinstance(spec, dict) and rng.random() < _SUSPENDED:
         spec["suspend"] = True

@@ -62,6 +62,8 @@ def _source(name: str, rng: random.Random) -> dict[str, Any]:
     else:
         url = f"file:///input/{name}.csv"
         made["files"] = {"url": url, "format": "csv", "orderBy": "at", "speedup": 60}
+        if rng.random() < 0.3:
+            made["partitions"] = rng.choice((1, 2, 3))
     return made
 
 

@@ -15,7 +15,7 @@ def ensure_cds_archive(java_home: Path, on_progress: OnProgress) -> Path:
     """Path of the archive for this JDK and Spark; creates it (about 30 s) if there is none."""
     on_progress("looking for the AppCDS archive of Spark's JVM, or creating it")
     # In its own process, with another JDK than this environment's.
-    made = subprocess.run(
+    finished = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -27,6 +27,6 @@ def ensure_cds_archive(java_home: Path, on_progress: OnProgress) -> Path:
         text=True,
         check=False,
     )
-    if made.returncode:
-        raise RuntimeError(made.stderr[-2000:])
-    return Path(made.stdout.strip())
+    if finished.returncode:
+        raise RuntimeError(finished.stderr[-2000:])
+    return Path(finished.stdout.strip())

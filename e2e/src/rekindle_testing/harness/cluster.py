@@ -38,7 +38,7 @@ class EmbeddedCluster(Cluster):
         directory: Path,
         *,
         nodes: int = 5,
-        kind: NodeKind | None = None,
+        node_kind: NodeKind | None = None,
         resources: NodeResources | None = None,
         settings: Settings | None = None,
         on_progress: OnProgress = no_progress,
@@ -46,7 +46,7 @@ class EmbeddedCluster(Cluster):
         self.directory = directory
         self.shared = directory / "shared"
         self.node_directory = directory / "nodes"
-        self.kind = kind or ProcessNodes()
+        self.node_kind = node_kind or ProcessNodes()
         self.nodes = {}
         self._node_count = nodes
         self._resources = resources or NodeResources()
@@ -60,17 +60,17 @@ class EmbeddedCluster(Cluster):
 
     def start(self) -> None:
         self.shared.mkdir(parents=True, exist_ok=True)
-        self.kind.prepare_shared(self.shared)
+        self.node_kind.prepare_shared(self.shared)
         try:
-            self._cleanup.callback(self.kind.stop)
-            self.kind.start(self.directory, self._on_progress)
-            settings = replace(self._settings, api_address=self.kind.api_address)
+            self._cleanup.callback(self.node_kind.stop)
+            self.node_kind.start(self.directory, self._on_progress)
+            settings = replace(self._settings, api_address=self.node_kind.api_address)
             self.control_plane = ControlPlane(self.directory / "control-plane", settings)
             self._on_progress("starting etcd, kube-apiserver, controller manager, scheduler")
             self._cleanup.callback(self.control_plane.stop)
             self.control_plane.start()
             self._connect()
-            self._on_progress(f"starting {self._node_count} {self.kind.name} nodes")
+            self._on_progress(f"starting {self._node_count} {self.node_kind.name} nodes")
             started = [self.launch_node() for _ in range(self._node_count)]
             for namespace in (NAMESPACE, SYSTEM):
                 self.make_restricted(namespace)
@@ -92,10 +92,10 @@ class EmbeddedCluster(Cluster):
         """Copy the logs of components, agents, and pods of running nodes."""
         logs = {f"control-plane/{p.name}": p for p in self.control_plane.log_directory.glob("*")}
         nodes = self.node_directory
-        logs |= {f"nodes/{p.relative_to(nodes)}": p for p in self.kind.agent_logs(nodes)}
-        for log in self.kind.pod_logs(nodes):
+        logs |= {f"nodes/{p.relative_to(nodes)}": p for p in self.node_kind.agent_logs(nodes)}
+        for log in self.node_kind.pod_logs(nodes):
             with contextlib.suppress(OSError):  # it was deleted meanwhile, with its pod
-                logs[f"pods/{self.kind.pod_of(log)}/{self.kind.name_of(log)}"] = log
+                logs[f"pods/{self.node_kind.pod_of(log)}/{self.node_kind.name_of(log)}"] = log
         for name, log in logs.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
@@ -105,7 +105,7 @@ class EmbeddedCluster(Cluster):
         """Start one more machine, with the cluster's resources or others; it joins by itself."""
         number = next(self._numbers)
         name = f"node-{number}"
-        node = self.kind.make(
+        node = self.node_kind.make(
             name,
             self.control_plane,
             self.node_directory / name,
@@ -122,15 +122,15 @@ class EmbeddedCluster(Cluster):
         node.wait_ready()
         return node.name
 
-    def kill_nodes(self, names: list[str], *, reserve_addresses: bool = False) -> None:
+    def kill_nodes(self, names: list[str], *, never_reuse_addresses: bool = False) -> None:
         """SIGKILL every process of these nodes, all at once. A new node may get their addresses,
         unless they are kept until the cluster stops."""
         dying = [self.nodes.pop(name) for name in names]
-        if reserve_addresses:
+        if never_reuse_addresses:
             self._dead += dying
         # In parallel, since each waits for the end of its processes.
         with ThreadPoolExecutor(max(len(dying), 1)) as pool:
-            list(pool.map(lambda node: node.kill(reserve_address=reserve_addresses), dying))
+            list(pool.map(lambda node: node.kill(never_reuse_address=never_reuse_addresses), dying))
 
     def delete_lost_nodes(self) -> None:
         """The Node objects of machines that are gone, as a cloud's controller does. While they
@@ -163,7 +163,7 @@ class EmbeddedCluster(Cluster):
 
     @property
     def images(self) -> tuple[str, str]:
-        return self.kind.operator_image, self.kind.pipelines_image
+        return self.node_kind.operator_image, self.node_kind.pipelines_image
 
     def upload(self, path: str) -> None:
         """The volume is `shared` itself."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rekindle_testing.embedded.control_plane import KubectlError
-from rekindle_testing.embedded.toolchain import ensure_control_plane, ensure_helm
+from rekindle_testing.embedded.toolchain import ensure_control_plane_binaries, ensure_helm
 
 
 class Refused(Exception):
@@ -60,7 +60,7 @@ class ClusterPrograms:
 
 
 def find_kubectl() -> str:
-    return shutil.which("kubectl") or str(ensure_control_plane().kubectl)
+    return shutil.which("kubectl") or str(ensure_control_plane_binaries().kubectl)
 
 
 def checked_image(environment: Mapping[str, str], name: str) -> str:

@@ -45,8 +45,8 @@ class ClusterNode(Protocol):
 
     def freeze(self) -> None: ...
     def thaw(self) -> None: ...
-    def partition(self) -> None: ...
-    def heal(self) -> None: ...
+    def partition_network(self) -> None: ...
+    def heal_network(self) -> None: ...
     def drain(self, timeout_s: float = ...) -> None:
         """Cordon, and evict pods within the limits of disruption budgets."""
 
@@ -176,7 +176,15 @@ class Cluster(ABC):
             raise RuntimeError(f"helm {verb} failed:\n{done.stderr}\n{found}")
 
     def _operator_logs(self) -> str:
-        arguments = ("logs", "-n", self.system, "-l", names.LABEL_OPERATOR, "--tail=20", "--prefix")
+        arguments = (
+            "logs",
+            "-n",
+            self.system,
+            "-l",
+            names.LABEL_OPERATOR_RELEASE,
+            "--tail=20",
+            "--prefix",
+        )
         try:
             return self.kubectl(*arguments)
         except KubectlError as error:  # no container has run yet
@@ -229,7 +237,7 @@ class Cluster(ABC):
         return self.pods(f"{names.LABEL_TOPOLOGY}={topology},{names.LABEL_ROLE}={names.ROLE_TASK}")
 
     def operator_pods(self) -> list[Any]:
-        selector = names.LABEL_OPERATOR
+        selector = names.LABEL_OPERATOR_RELEASE
         return list(self.core.list_namespaced_pod(self.system, label_selector=selector).items)
 
     def leading_operator_pod(self) -> Any:

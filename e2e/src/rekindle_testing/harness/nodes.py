@@ -18,7 +18,7 @@ from rekindle_testing.embedded.components import LOOPBACK
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
-from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.embedded.process_node.host import Image, ProcessNode
 from rekindle_testing.embedded.toolchain import ensure_java
 from rekindle_testing.harness.archive import ensure_cds_archive
@@ -54,7 +54,7 @@ class Node(ClusterNode, Protocol):
     def start(self) -> None: ...
     def wait_ready(self, timeout_s: float = ...) -> None: ...
     def stop(self) -> None: ...
-    def kill(self, *, reserve_address: bool = False) -> None: ...
+    def kill(self, *, never_reuse_address: bool = False) -> None: ...
     def delete_node_object(self) -> None: ...
     def restart_agent(self) -> None: ...
 
@@ -171,7 +171,7 @@ class KubeletNodes:
         return self.network.host
 
     def start(self, directory: Path, on_progress: OnProgress) -> None:
-        ensure_machine(on_progress)
+        ensure_host_prerequisites(on_progress)
         built = ensure_archives(on_progress)
         self.operator_image, self.pipelines_image = built["operator"].tag, built["pipelines"].tag
         self._archives = [archive.path for archive in built.values()]

@@ -49,7 +49,7 @@ class Observer:
         states = self.states()
         return bool(states) and set(states.values()) == {"Live"}
 
-    def stable_epochs(self) -> dict[str, int]:
+    def durable_epochs(self) -> dict[str, int]:
         return {q["name"]: q.get("stableEpoch", -1) for q in self.status.get("queries", [])}
 
     def checkpoint_epoch(self) -> int:

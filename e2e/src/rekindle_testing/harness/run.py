@@ -53,11 +53,11 @@ class Run:
 
     def wait_sinks_advance(self, epochs: int = 3, timeout_s: float = 90) -> None:
         """Until every sink is `epochs` further than now, and every query is Live."""
-        now = self.observer.stable_epochs()
+        now = self.observer.durable_epochs()
         goal = {q: now.get(q, -1) + epochs for q in self.queries()}
         self._wait_reached(goal, timeout_s)
 
-    def wait_stable(self, epoch: int, timeout_s: float = 90) -> None:
+    def wait_durable(self, epoch: int, timeout_s: float = 90) -> None:
         """Until every sink has reached `epoch`, and every query is Live."""
         self._wait_reached(dict.fromkeys(self.queries(), epoch), timeout_s)
 
@@ -65,7 +65,7 @@ class Run:
         wait_for(
             f"{self.name}: sinks past {goal}, all Live",
             lambda: (
-                all(self.observer.stable_epochs().get(q, -1) >= e for q, e in goal.items())
+                all(self.observer.durable_epochs().get(q, -1) >= e for q, e in goal.items())
                 and self.observer.all_live()
             ),
             timeout_s,
@@ -133,8 +133,8 @@ class Run:
         """Compare the rows of the sinks with the reference execution; returns their number.
         `since`: the first epochs of queries that were added later."""
         self._check_lost_in_time(reference.last_epoch)
-        stable = self.observer.stable_epochs()
-        until = min(stable[query] for query in self.queries())
+        durable = self.observer.durable_epochs()
+        until = min(durable[query] for query in self.queries())
         self.cluster.download(f"{self.name}/output")
         return reference.check(self.document, until, since)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rekindle.connectors.files_sink import parse_name
 
 
-def written(folder: Path) -> list[tuple[float, int]]:
+def file_write_times(folder: Path) -> list[tuple[float, int]]:
     """(seconds since 1970, epoch) of each file of a files sink."""
     parsed = ((path, parse_name(path.name)) for path in folder.glob("*"))
     return [(path.stat().st_mtime, name[2]) for path, name in parsed if name]

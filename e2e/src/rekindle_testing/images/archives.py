@@ -18,7 +18,7 @@ from rekindle_testing.progress import OnProgress
 _KEY_FILE = WORK / "archives.key"
 # Those of .dockerignore.
 _SOURCES = (
-    *("images", "operator/pyproject.toml", "operator/src"),
+    *("images", "charts/rekindle/crds", "operator/pyproject.toml", "operator/src"),
     *("pipelines/pyproject.toml", "pipelines/src"),
 )
 

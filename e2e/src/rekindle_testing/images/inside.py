@@ -45,15 +45,17 @@ _TOPOLOGY: dict[str, Any] = {
 
 
 def operator() -> dict[str, Any]:
-    """What the operator imports, and a topology accepted."""
+    """What the operator imports, its CRD, and a topology accepted."""
     began = time.monotonic()
     for module in ("rekindle_operator.__main__", "rekindle_operator.watchdog.__main__"):
         importlib.import_module(module)
     from rekindle.topology.compile import compile_topology
     from rekindle.topology.load import load_spec
+    from rekindle_operator.crd_check import packaged_schema
 
     import_s = time.monotonic() - began
     compile_topology(load_spec(_TOPOLOGY), "image", skip_cluster_checks=True)
+    packaged_schema()
     return {"import_s": import_s, "version": version("rekindle-operator")}
 
 

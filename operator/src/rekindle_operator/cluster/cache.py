@@ -26,7 +26,7 @@ from rekindle_operator.cluster.addresses import nodes_with_own_addresses, pods_w
 from rekindle_operator.cluster.containers import creating_containers_since, failing_since
 from rekindle_operator.cluster.convert import (
     Json,
-    config_view,
+    generation_record_view,
     lease_view,
     node_view,
     pod_view,
@@ -35,8 +35,8 @@ from rekindle_operator.cluster.convert import (
 from rekindle_operator.cluster.failures import ActionFailures
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import (
-    ConfigView,
     DryRunResult,
+    GenerationRecordView,
     LeaseView,
     NodeView,
     PodView,
@@ -80,6 +80,7 @@ class ClusterCache:
         self._topologies: dict[str, TopologyView] = {}  # by uid
         self._topologies_listed = False
         self.topologies_stalled = False  # lists of topologies fail
+        self._missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
         self._silent_since: dict[SlotRef, float] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
@@ -99,14 +100,14 @@ class ClusterCache:
             "pods", core.list_pod_for_all_namespaces, pod_view, self.mark_dirty
         )
         self.nodes = Mirror[NodeView]("nodes", core.list_node, node_view, self.mark_dirty)
-        self.configs = Mirror[ConfigView](
+        self.generation_records = Mirror[GenerationRecordView](
             "configmaps",
             _in_namespace(
                 namespace,
                 core.list_namespaced_config_map,
                 core.list_config_map_for_all_namespaces,
             ),
-            config_view,
+            generation_record_view,
             self.mark_dirty,
             **selectors,
         )
@@ -121,7 +122,12 @@ class ClusterCache:
             self.mark_dirty,
             **selectors,
         )
-        self._mirrors: tuple[Mirror[Any], ...] = (self.pods, self.nodes, self.configs, self.leases)
+        self._mirrors: tuple[Mirror[Any], ...] = (
+            self.pods,
+            self.nodes,
+            self.generation_records,
+            self.leases,
+        )
         self._namespace = namespace
 
     def start(self) -> None:
@@ -218,13 +224,17 @@ class ClusterCache:
 
     # --- kept between passes --------------------------------------------------
 
+    def remember_missing_fields(self, paths: tuple[str, ...]) -> None:
+        self._missing_fields = paths
+        self.mark_dirty()
+
     def quarantine(self, node: str, at: float) -> None:
         with self._lock:
             self._quarantined[node] = at
 
-    def action_failed(self, owner: str, key: str, message: str) -> None:
+    def action_failed(self, topology_key: str, key: str, message: str) -> None:
         with self._lock:
-            self._failures.failed(owner, key, message, self._clock())
+            self._failures.failed(topology_key, key, message, self._clock())
 
     def action_succeeded(self, key: str) -> None:
         with self._lock:
@@ -298,7 +308,7 @@ class ClusterCache:
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
             renewed = self.leases.views()
             reports = dict(self._reports.as_of(topologies, renewed))
-            failures = self._failures.by_owner(self._clock())
+            failures = self._failures.by_topology(self._clock())
         leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in renewed)
         pods = pods_with_own_addresses(self.pods.views())
         nodes = nodes_with_own_addresses(self.nodes.views())
@@ -310,10 +320,11 @@ class ClusterCache:
             pods=pods,
             nodes=nodes,
             leases=leases,
-            configs=self.configs.views(),
+            generation_records=self.generation_records.views(),
             silent_since=silent,
             reports=reports,
             stalled=self.stalled,
+            missing_fields=self._missing_fields,
             failures=failures,
             kubelet_probes=self.kubelet_probes.results,
             pod_probes=self.pod_probes.results,

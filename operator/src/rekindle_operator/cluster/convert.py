@@ -14,8 +14,8 @@ from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.containers import container_error, is_creating_containers
 from rekindle_operator.cluster.model import (
-    ConfigView,
     Endpoint,
+    GenerationRecordView,
     LeaseView,
     NodeView,
     PodView,
@@ -108,7 +108,7 @@ def pod_view(raw: Json) -> PodView:
         topology=labels.get(names.LABEL_TOPOLOGY),
         role=labels.get(names.LABEL_ROLE),
         ip=str(status.get("podIP") or ""),
-        helm_release=labels.get(names.LABEL_OPERATOR, ""),
+        helm_release=labels.get(names.LABEL_OPERATOR_RELEASE, ""),
         image=annotations.get(names.ANNOTATION_IMAGE) or _image(spec),
         slot=_slot(labels),
         segment_name=labels.get(names.LABEL_SEGMENT_NAME, ""),
@@ -121,7 +121,7 @@ def pod_view(raw: Json) -> PodView:
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
         required_node=None if bound else required_node(spec.get("affinity")),
-        attempt=_integer(annotations.get(names.ANNOTATION_ATTEMPT)),
+        failed_placements=_integer(annotations.get(names.ANNOTATION_FAILED_PLACEMENTS)),
         refusal=_failure_message(status) if bound else _scheduler_message(status),
         lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
         annotations={} if bound else annotations,
@@ -184,10 +184,10 @@ def lease_view(raw: Json, seen_at: float) -> LeaseView:
     )
 
 
-def config_view(raw: Json) -> ConfigView:
+def generation_record_view(raw: Json) -> GenerationRecordView:
     meta = raw["metadata"]
     labels = meta.get("labels") or {}
-    return ConfigView(
+    return GenerationRecordView(
         namespace=meta["namespace"],
         name=meta["name"],
         version=version_of(raw),
@@ -223,18 +223,18 @@ def _is_on(annotation: str | None) -> bool:
     return annotation is not None and annotation.lower() not in ("", "false")
 
 
-def as_of_generation(view: TopologyView, config: ConfigView) -> TopologyView:
-    """The topology as it was in the accepted generation that `config` records."""
-    generation_record = json.loads(config.text)
-    spec = generation_record["spec"]
-    if image := generation_record.get("image"):
+def as_of_generation(view: TopologyView, record: GenerationRecordView) -> TopologyView:
+    """The topology as it was in the accepted generation that `record` describes."""
+    document = json.loads(record.text)
+    spec = document["spec"]
+    if image := document.get("image"):
         spec = {**spec, "image": image}
     return TopologyView(
         namespace=view.namespace,
         name=view.name,
         uid=view.uid,
         version=view.version,
-        generation=config.generation,
+        generation=record.generation,
         created=view.created,
         deleting=view.deleting,
         spec=spec,

@@ -102,7 +102,9 @@ class PodView:
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
     required_node: str | None = None  # the node that an open gate requires
-    attempt: int = 0  # earlier incarnations that were not bound, or that a kubelet refused
+    failed_placements: int = (
+        0  # earlier incarnations that were not bound, or that a kubelet refused
+    )
     refusal: str = ""  # message of the scheduler; of its kubelet if it has failed
     lost_at: float | None = None  # when the pod it replaces was lost
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
@@ -148,7 +150,7 @@ class LeaseView:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigView:
+class GenerationRecordView:
     """A ConfigMap with the labels of a generation record; `text` is its topology.json."""
 
     namespace: str
@@ -237,7 +239,7 @@ class Snapshot:
     pods: tuple[PodView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     leases: tuple[LeaseView, ...] = ()
-    configs: tuple[ConfigView, ...] = ()
+    generation_records: tuple[GenerationRecordView, ...] = ()
     silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
     # By the topology's uid: when its coordinator's report was last known to be true.
     reports: Mapping[str, float] = field(default_factory=dict)
@@ -255,6 +257,7 @@ class Snapshot:
     creating_containers_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action
+    missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster: paths (`crd_fields`)
 
 
 def record_digest(text: str) -> str:
@@ -268,10 +271,10 @@ def without_forged(snapshot: Snapshot) -> Snapshot:
     topology only if its namespace and label agree."""
     owners = {t.uid: (t.namespace, t.name) for t in snapshot.topologies}
 
-    def is_forged(owned: PodView | ConfigView) -> bool:
+    def is_forged(owned: PodView | GenerationRecordView) -> bool:
         claimed = owned.namespace, owned.topology
         return owners.get(owned.owner_uid or "", claimed) != claimed
 
     pods = tuple(p.as_foreign() if is_forged(p) else p for p in snapshot.pods)
-    configs = tuple(c for c in snapshot.configs if not is_forged(c))
-    return replace(snapshot, pods=pods, configs=configs)
+    generation_records = tuple(c for c in snapshot.generation_records if not is_forged(c))
+    return replace(snapshot, pods=pods, generation_records=generation_records)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rekindle import names
 from rekindle_operator.cluster.model import SlotRef
@@ -25,13 +25,13 @@ class DryRunPods:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateConfig:
+class CreateGenerationRecord:
     namespace: str
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteConfig:
+class DeleteGenerationRecord:
     namespace: str
     name: str
 
@@ -51,7 +51,7 @@ class EnsureLease:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateToken:
+class CreateTokenSecret:
     """Create the Secret of the topology's token unless it exists. Its value is generated at
     creation and stored nowhere else."""
 
@@ -156,11 +156,11 @@ class AvoidNode:
 
 Action = (
     DryRunPods
-    | CreateConfig
-    | DeleteConfig
+    | CreateGenerationRecord
+    | DeleteGenerationRecord
     | EnsureAccess
     | EnsureLease
-    | CreateToken
+    | CreateTokenSecret
     | CreatePod
     | DeletePod
     | OpenGate
@@ -170,19 +170,42 @@ Action = (
     | AvoidNode
 )
 
+METRIC_KINDS: Mapping[type, str] = {
+    DryRunPods: "DryRunPods",
+    CreateGenerationRecord: "CreateConfig",
+    DeleteGenerationRecord: "DeleteConfig",
+    EnsureAccess: "EnsureAccess",
+    EnsureLease: "EnsureLease",
+    CreateTokenSecret: "CreateToken",
+    CreatePod: "CreatePod",
+    DeletePod: "DeletePod",
+    OpenGate: "OpenGate",
+    WriteStatus: "WriteStatus",
+    EmitEvent: "EmitEvent",
+    QuarantineNode: "QuarantineNode",
+    AvoidNode: "AvoidNode",
+}
+"""The label `kind` of `rekindle_operator_actions_total`: it does not change with a class's name."""
 
-Rank = tuple[int, int]
-"""Lower first: 0 for the first replica of a partition, 1 for further ones; then the position of its
-query in the plan."""
+
+class Rank(NamedTuple):
+    """The lowest is executed first."""
+
+    replica_order: int  # 0: the partition's first replica; 1: a further one
+    plan_position: int  # of the pod's query
+
+
+FIRST = Rank(replica_order=-1, plan_position=0)  # coordinators, and what frees planned capacity
+LAST = Rank(replica_order=2, plan_position=0)
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyActions:
-    """What one topology needs in this pass; `owner`: `namespace/name`, or a description of what
-    belongs to no topology. `ranks`: by pod name. `error`: the error of the operator that stopped
-    the decision; then it only reports."""
+    """What one topology needs in this pass; `topology_key`: `namespace/name`, or a description of
+    what belongs to no topology. `ranks`: by pod name. `error`: the error of the operator that
+    stopped the decision; then it only reports."""
 
-    owner: str
+    topology_key: str
     actions: tuple[Action, ...]
     error: Exception | None = None
     ranks: Mapping[str, Rank] = field(default_factory=dict)

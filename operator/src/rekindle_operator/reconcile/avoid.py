@@ -38,7 +38,7 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
                 node, why = pod.node, pod.refusal
             case Loss.CANNOT_START | Loss.CRASHING:
                 node, why = pod.node, state.start_problem
-            case Loss.SILENT if losses.is_cut_off(pod):
+            case Loss.SILENT if losses.is_unreachable_by_coordinator(pod):
                 node, why = pod.node, "tasks on it are silent while its kubelet responds"
             case _:
                 continue

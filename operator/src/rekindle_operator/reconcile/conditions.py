@@ -22,6 +22,7 @@ from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
 _MAX_MESSAGE_CHARS = 1024
+_SHOWN = 10  # names in a message
 _REFUSED = "RefusedByTask"
 _OVERDUE = 3  # checkpoints that are missing
 _NO_REPORT = "NoReport"
@@ -104,7 +105,7 @@ def _ready(valid: Condition, available: Condition) -> Condition:
 def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Health) -> Condition:
     generation = context.view.generation
     if context.problems:
-        message = "; ".join(str(p) for p in context.problems)
+        message = "; ".join((*map(str, context.problems), *_older_crd(context)))
         if context.running is not None:
             message += f" [generation {context.running.generation} keeps running]"
         return Condition("Valid", "False", context.problems[0].reason or "Invalid", message)
@@ -114,7 +115,7 @@ def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Healt
     refused = _refused_by_tasks(context, states) or _refused_before(context, health)
     if refused:
         return Condition("Valid", "False", _REFUSED, refused)
-    notes = _notes(context, states)
+    notes = (*_notes(context, states), *_older_crd(context))
     message = "; ".join((f"generation {generation} is accepted", *notes))
     return Condition("Valid", "True", "Accepted", message)
 
@@ -136,6 +137,13 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     if outdated := sum(s.outdated for s in states):
         pods = sum(s.pod is not None for s in states)
         yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
+
+
+def _older_crd(context: ReconcileContext) -> Iterator[str]:
+    """What may be missing from the spec, and is from this status."""
+    if missing := context.inputs.snapshot.missing_fields:
+        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        yield f"the CRD in the cluster is older than the operator and lacks {shown}: upgrade it"
 
 
 def _refused_by_tasks(context: ReconcileContext, states: Sequence[SlotState]) -> str:
@@ -175,7 +183,7 @@ def _redundant(context: ReconcileContext, states: Sequence[SlotState]) -> Condit
     not_missing = (ReplicaState.LIVE, ReplicaState.UNKNOWN)
     missing = [s.name for s, state in replicas if state not in not_missing]
     if missing or not states:
-        shown = ", ".join(missing[:10]) + (" ..." if len(missing) > 10 else "")
+        shown = ", ".join(missing[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else "")
         return Condition("Redundant", "False", "ReplicasMissing", f"not live: {shown or 'all'}")
     if any(state is ReplicaState.UNKNOWN for _, state in replicas):
         return Condition("Redundant", "Unknown", _NO_REPORT, report_age(context))

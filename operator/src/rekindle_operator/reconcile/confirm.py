@@ -25,7 +25,7 @@ class Preconditions:
     `topology`: all of its pods are read, since one that is missing from the cache would be
     replaced. `nodes`: None for one that the snapshot does not have."""
 
-    owner: str
+    topology_key: str
     topology: TopologyView | None
     deleted: tuple[DeletePod, ...]
     nodes: Mapping[str, NodeView | None]
@@ -47,7 +47,7 @@ def preconditions_of(
     found = []
     for decision in decisions:
         deleted = tuple(a for a in decision.actions if isinstance(a, DeletePod))
-        view = topologies.get(decision.owner)
+        view = topologies.get(decision.topology_key)
         if not deleted and not any(_replaces(a) for a in decision.actions):
             continue
         node_names = {
@@ -57,12 +57,12 @@ def preconditions_of(
         }
         found.append(
             Preconditions(
-                owner=decision.owner,
+                topology_key=decision.topology_key,
                 topology=view,
                 deleted=deleted,
                 nodes={name: nodes.get(name) for name in node_names},
                 lease=_lease(view, decision, snapshot),
-                pods=of_topology.get(decision.owner, {}),
+                pods=of_topology.get(decision.topology_key, {}),
             )
         )
     return found

@@ -20,7 +20,12 @@ from rekindle_operator.cluster.model import PodView, Snapshot, TopologyView, rec
 from rekindle_operator.compiled_specs import Compiled, Rejected, StillCompiling, compile_spec
 from rekindle_operator.dataplane import DataPlane
 from rekindle_operator.pod_policy import refused_by_policy, refused_by_task_limit
-from rekindle_operator.reconcile.actions import Action, CreateConfig, DeleteConfig, DryRunPods
+from rekindle_operator.reconcile.actions import (
+    Action,
+    CreateGenerationRecord,
+    DeleteGenerationRecord,
+    DryRunPods,
+)
 from rekindle_operator.reconcile.records import (
     KEPT_GENERATIONS,
     GenerationRecords,
@@ -185,7 +190,7 @@ def _record(
     digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
     existing = records.of_generation(candidate.generation)
     if existing is None:
-        create = CreateConfig(candidate.view.namespace, manifest)
+        create = CreateGenerationRecord(candidate.view.namespace, manifest)
         return _Acceptance(candidate, actions=(create,), digest=digest)
     if existing.digest == digest:
         return _Acceptance(candidate, digest=digest)
@@ -233,7 +238,7 @@ def _unused_records(context: ReconcileContext, records: GenerationRecords) -> li
     pods = context.inputs.snapshot.pods
     mounted = {p.generation for p in pods if p.owner_uid == context.view.uid}
     return [
-        DeleteConfig(c.namespace, c.name)
+        DeleteGenerationRecord(c.namespace, c.name)
         for c in records.accepted[:-KEPT_GENERATIONS]
         if c.generation not in mounted
     ]

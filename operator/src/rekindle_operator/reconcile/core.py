@@ -10,7 +10,7 @@ Design: docs/design/recovery.md, docs/design/kubernetes.md#watching.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,8 +18,9 @@ from rekindle.names import COORDINATOR_KEY
 from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
 from rekindle_operator.compiled_specs import StillCompiling, start_pass
 from rekindle_operator.reconcile.actions import (
+    FIRST,
     Action,
-    CreateToken,
+    CreateTokenSecret,
     DeletePod,
     QuarantineNode,
     TopologyActions,
@@ -37,7 +38,7 @@ from rekindle_operator.reconcile.context import (
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
 from rekindle_operator.reconcile.events import Change, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
-from rekindle_operator.reconcile.peers import lost_peers
+from rekindle_operator.reconcile.peers import delete_lost_operator_replicas
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
@@ -123,14 +124,14 @@ def reconcile_all(
 
     # 6. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [
-        _report_failure(view, error, observed.get(uid), now)
+        _report_failure(view, error, observed.get(uid), inputs)
         for uid, view in views.items()
         if (error := topologies.errors.get(uid)) is not None
     ]
 
     # 7. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
     quarantined = tuple(QuarantineNode(node, now) for node in sorted(losses.newly_silent))
-    peers = tuple(lost_peers(snapshot, losses, now, settings))
+    peers = tuple(delete_lost_operator_replicas(snapshot, losses, now, settings))
     return [
         TopologyActions("", quarantined),
         TopologyActions("replicas of the operator", peers),
@@ -161,13 +162,15 @@ def report_undecided(
     view: TopologyView,
     problem: OperatorProblem,
     now: float,
+    missing: Collection[str],
     generations: Mapping[int, str] | None = None,
 ) -> TopologyActions:
-    """Of a topology for which nothing can be decided: only its status. `generations`: digests of
-    accepted generation records, if they differ from those of the last status."""
+    """Of a topology for which nothing can be decided: only its status. `missing`: fields that the
+    CRD lacks. `generations`: digests of accepted generation records, if they differ from those of
+    the last status."""
     if generations is None:
         generations = view.own_status.generations
-    status = failed_status(view, problem, now, generations)
+    status = failed_status(view, problem, now, generations, missing)
     if view.deleting or status == owned(view.status):
         return TopologyActions(view.key, ())
     accepts = has_new_digest(view, generations or {})
@@ -217,7 +220,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     # 3. Pods that replace lost ones, and gates that the plan opens.
     replaced = plan_input.replacements
     if coordinator.create or any(m.due for m in replaced):
-        actions.append(CreateToken(context.view.namespace, token_secret(context.view)))
+        actions.append(CreateTokenSecret(context.view.namespace, token_secret(context.view)))
     actions += nodes_to_avoid((m.state for m in replaced), context.inputs.losses)
     actions += [m.create for m in replaced if m.due]
     actions += open_gates(plan_input, plan)
@@ -231,7 +234,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
         actions += unneeded_pods(context, states, serving)
 
     positions = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
-    order = ranks(plan_input, positions) | {a.name: (-1, 0) for a in coordinator.create}
+    order = ranks(plan_input, positions) | {a.name: FIRST for a in coordinator.create}
     return TopologyActions(key, tuple(actions), ranks=order)
 
 
@@ -284,14 +287,15 @@ def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
 
 
 def _report_failure(
-    view: TopologyView, error: Exception, observed: ObservedTopology | None, now: float
+    view: TopologyView, error: Exception, observed: ObservedTopology | None, inputs: PassInputs
 ) -> TopologyActions:
+    now, missing = inputs.now, inputs.snapshot.missing_fields
     if isinstance(error, StillCompiling):
-        return report_undecided(view, OperatorProblem("Compiling", str(error)), now)
+        return report_undecided(view, OperatorProblem("Compiling", str(error)), now, missing)
     problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {error!r}")
     accepting = observed.accepting if observed is not None else ()
     generations = observed.context.generations if observed is not None else None
-    report = report_undecided(view, problem, now, generations).actions
+    report = report_undecided(view, problem, now, missing, generations).actions
     return TopologyActions(view.key, (*report, *accepting), error)
 
 

@@ -98,7 +98,7 @@ def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
 def _validity(change: Change) -> Iterator[EventText]:
     old, new = change.old.condition("Valid"), change.new.condition("Valid")
     generation = change.context.view.generation
-    is_same = old.observed_generation == generation and old.reason == new.reason
+    is_same = old.observed_generation == new.observed_generation and old.reason == new.reason
     if is_same or new.reason == "Checking":
         return
     if new.status == "True":

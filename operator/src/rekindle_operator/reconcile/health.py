@@ -82,7 +82,7 @@ class QueryHealth:
     priority: int
     state: QueryState
     waiting_for: str = ""
-    stable_epoch: int | None = None
+    durable_epoch: int | None = None
     lag_s: float | None = None
 
 
@@ -188,7 +188,7 @@ def _query(
         priority=query.priority,
         state=_QUERY_STATE[worst],
         waiting_for=_waiting_for(context, worst, worst_names, reasons),
-        stable_epoch=report.stable_epoch if report else None,
+        durable_epoch=report.durable_epoch if report else None,
         lag_s=lag_s,
     )
 

@@ -2,7 +2,7 @@
 
 Kubernetes evicts nothing while most nodes of a zone are NotReady, so a Deployment counts the pods
 on them as running and creates no new ones. The leader deletes them, as it does with tasks. A
-replica that is cut off and still runs holds no Lease, and so changes nothing. That is why less
+replica that is isolated and still runs holds no Lease, and so changes nothing. That is why less
 evidence is enough than for a task: a new leader may never have had a response from a node that is
 NotReady together with most others, and then nothing else would ever prove its loss.
 """
@@ -24,7 +24,7 @@ _NOT_ACCEPTED_S = 10.0
 _NOT_READY_S = 10.0
 
 
-def lost_peers(
+def delete_lost_operator_replicas(
     snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
 ) -> list[DeletePod]:
     """To be deleted, so that the Deployment creates new ones. Ages are by this process's clock

@@ -233,6 +233,6 @@ def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> di
     ):
         slot, group = candidate.state.slot, candidate.to_place.group
         name = candidate.pod.name if candidate.pod is not None else names[slot.key]
-        found[name] = int(group in seen), best.get(slot.segment, len(positions))
+        found[name] = Rank(int(group in seen), best.get(slot.segment, len(positions)))
         seen.add(group)
     return found

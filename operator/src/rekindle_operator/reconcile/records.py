@@ -15,7 +15,7 @@ from typing import Any
 
 from rekindle import names
 from rekindle.errors import Problem
-from rekindle_operator.cluster.model import ConfigView, Snapshot, TopologyView
+from rekindle_operator.cluster.model import GenerationRecordView, Snapshot, TopologyView
 
 KEPT_GENERATIONS = 10  # the coordinator maps old segments to new ones by their records
 
@@ -25,15 +25,15 @@ class GenerationRecords:
     """The ConfigMaps under the names of a topology's records, by generation. `digests`: of the
     accepted ones, by generation."""
 
-    found: tuple[ConfigView, ...]
+    found: tuple[GenerationRecordView, ...]
     digests: Mapping[int, str]
 
     @property
-    def accepted(self) -> tuple[ConfigView, ...]:
+    def accepted(self) -> tuple[GenerationRecordView, ...]:
         """In the order of generations."""
         return tuple(c for c in self.found if self.digests.get(c.generation) == c.digest)
 
-    def of_generation(self, generation: int) -> ConfigView | None:
+    def of_generation(self, generation: int) -> GenerationRecordView | None:
         """Accepted or not."""
         return next((c for c in self.found if c.generation == generation), None)
 
@@ -41,8 +41,9 @@ class GenerationRecords:
 def find_generation_records(view: TopologyView, snapshot: Snapshot) -> GenerationRecords:
     named = (
         c
-        for c in snapshot.configs
-        if c.owner_uid == view.uid and c.name == names.config_name(view.name, c.generation)
+        for c in snapshot.generation_records
+        if c.owner_uid == view.uid
+        and c.name == names.generation_record_name(view.name, c.generation)
     )
     found = tuple(sorted(named, key=lambda c: c.generation))
     digests = view.own_status.generations
@@ -81,7 +82,7 @@ def has_new_digest(view: TopologyView, digests: Mapping[int, str]) -> bool:
     return any(digest and known.get(g) != digest for g, digest in digests.items())
 
 
-def foreign_record(record: ConfigView) -> Problem:
+def foreign_record(record: GenerationRecordView) -> Problem:
     where = f"{record.namespace}/{record.name}"
     what = f"the ConfigMap {where} exists, and is not the record that the operator has accepted"
     hint = f"delete it: kubectl delete configmap {record.name} -n {record.namespace}"

@@ -60,7 +60,7 @@ def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement
         incarnation,
         context.inputs.settings.pods,
         lost_at=lost_at,
-        attempt=_attempt(state),
+        failed_placements=_failed_placements(state),
     )
     ref = SlotRef(context.view.uid, state.slot.key, incarnation)
     create = CreatePod(context.view.namespace, manifest, ref, lost_at)
@@ -80,9 +80,9 @@ def _lost_at(state: SlotState, now: float) -> float | None:
     return now
 
 
-def _attempt(state: SlotState) -> int:
+def _failed_placements(state: SlotState) -> int:
     if state.loss in _FAILED_ATTEMPTS and state.pod is not None:
-        return state.pod.attempt + 1
+        return state.pod.failed_placements + 1
     return 0
 
 

@@ -17,12 +17,14 @@ from enum import IntEnum
 from typing import assert_never
 
 from rekindle_operator.reconcile.actions import (
+    FIRST,
+    LAST,
     Action,
     AvoidNode,
-    CreateConfig,
+    CreateGenerationRecord,
     CreatePod,
-    CreateToken,
-    DeleteConfig,
+    CreateTokenSecret,
+    DeleteGenerationRecord,
     DeletePod,
     DryRunPods,
     EmitEvent,
@@ -48,16 +50,13 @@ class ActionOrder(IntEnum):
     EMIT = 6  # Events
 
 
-_FIRST: Rank = (-1, 0)  # coordinators, and what frees planned capacity
-_LAST: Rank = (2, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class ScheduledAction:
     """`key` is the identity of the action, the same in each pass; `after`: keys of actions that
-    must have been done before, if they are in the same pass."""
+    must have been done before, if they are in the same pass; `topology_key`: of `TopologyActions`,
+    which limits the number of workers for one topology."""
 
-    owner: str
+    topology_key: str
     action: Action
     key: str
     order: ActionOrder
@@ -66,7 +65,8 @@ class ScheduledAction:
 
     @property
     def namespace(self) -> str:
-        """A problem of a namespace concerns the calls of all of its topologies."""
+        """Of the API request. A namespace in which requests hang gets no more workers, whatever
+        the topology."""
         return getattr(self.action, "namespace", "")
 
     @property
@@ -87,18 +87,20 @@ def schedule(decisions: Iterable[TopologyActions]) -> list[ScheduledAction]:
 def _scheduled(decision: TopologyActions) -> Iterator[ScheduledAction]:
     status = next((a for a in decision.actions if isinstance(a, WriteStatus)), None)
     created = (a for a in decision.actions if isinstance(a, CreatePod))
-    most_urgent = min((_rank(decision, a.name) for a in created), default=_LAST)
+    most_urgent = min((_rank(decision, a.name) for a in created), default=LAST)
     for action in decision.actions:
         order = _order(action)
         needed = order is ActionOrder.PREPARE and _is_waited_for(action)
         rank = most_urgent if needed else _own_rank(decision, action)
         after = _after(action, decision.actions, status)
-        yield ScheduledAction(decision.owner, action, key_of(action), order, rank, after)
+        yield ScheduledAction(decision.topology_key, action, key_of(action), order, rank, after)
 
 
 def _is_waited_for(action: Action) -> bool:
     """It gets the rank of the first pod that needs it."""
-    return isinstance(action, (WriteStatus, CreateConfig, CreateToken, EnsureAccess, EnsureLease))
+    return isinstance(
+        action, (WriteStatus, CreateGenerationRecord, CreateTokenSecret, EnsureAccess, EnsureLease)
+    )
 
 
 def _own_rank(decision: TopologyActions, action: Action) -> Rank:
@@ -106,20 +108,20 @@ def _own_rank(decision: TopologyActions, action: Action) -> Rank:
         case CreatePod() | OpenGate():
             return _rank(decision, action.name)
         case QuarantineNode() | AvoidNode() | DeletePod():
-            return _FIRST
+            return FIRST
         case _:
-            return _LAST
+            return LAST
 
 
 def _rank(decision: TopologyActions, name: str) -> Rank:
-    return decision.ranks.get(name, _LAST)
+    return decision.ranks.get(name, LAST)
 
 
 def _order(action: Action) -> ActionOrder:
     match action:
         case QuarantineNode() | AvoidNode():
             return ActionOrder.PREPARE
-        case CreateConfig() | CreateToken() | EnsureAccess() | EnsureLease():
+        case CreateGenerationRecord() | CreateTokenSecret() | EnsureAccess() | EnsureLease():
             return ActionOrder.PREPARE
         case WriteStatus():
             return ActionOrder.PREPARE if action.reserves or action.accepts else ActionOrder.REPORT
@@ -129,7 +131,7 @@ def _order(action: Action) -> ActionOrder:
             return ActionOrder.PLACE
         case DryRunPods():
             return ActionOrder.VALIDATE
-        case DeleteConfig():
+        case DeleteGenerationRecord():
             return ActionOrder.CLEAN_UP
         case EmitEvent():
             return ActionOrder.EMIT
@@ -143,12 +145,14 @@ def _after(
     needed: list[Action] = []
     match action:
         case CreatePod():
-            needed = [a for a in siblings if isinstance(a, (CreateConfig, CreateToken))]
+            needed = [
+                a for a in siblings if isinstance(a, (CreateGenerationRecord, CreateTokenSecret))
+            ]
             if status is not None and action.ref in status.reserves:
                 needed.append(status)
             if action.is_coordinator:
                 needed += [a for a in siblings if isinstance(a, EnsureAccess)]
-        case CreateConfig():
+        case CreateGenerationRecord():
             needed = [status] if status is not None and status.accepts else []
         case EmitEvent():
             needed = [status] if status is not None else []
@@ -162,11 +166,11 @@ def key_of(action: Action) -> str:
     match action:
         case DryRunPods():
             return f"{kind} {action.uid} {action.generation}"
-        case CreateConfig() | EnsureLease():
+        case CreateGenerationRecord() | EnsureLease():
             return f"{kind} {action.namespace}/{action.manifest['metadata']['name']}"
         case EnsureAccess():
             return f"{kind} {action.namespace}/{action.manifests[0]['metadata']['name']}"
-        case CreatePod() | CreateToken() | DeleteConfig():
+        case CreatePod() | CreateTokenSecret() | DeleteGenerationRecord():
             return f"{kind} {action.namespace}/{action.name}"
         case DeletePod() | OpenGate() | WriteStatus():
             return f"{kind} {action.namespace}/{action.name} {action.uid}"

@@ -8,11 +8,12 @@ Design: docs/design/kubernetes.md#status.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rekindle_operator.cluster.model import TopologyView
+from rekindle_operator.crd_fields import without_missing
 from rekindle_operator.dataplane import CheckpointReport
 from rekindle_operator.reconcile.conditions import (
     Condition,
@@ -33,6 +34,7 @@ from rekindle_operator.topology_status import (
     RecoveryStatus,
     TopologyPhase,
     TopologyStatus,
+    read_topology_status,
 )
 
 _OF_THE_COORDINATOR = "dataPlane"
@@ -43,7 +45,8 @@ _PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",
 
 @dataclass(frozen=True, slots=True)
 class BuiltStatus:
-    """`status`: for Events; `written`: the same and more, as JSON."""
+    """`status`: for Events, as it will be read back: what cannot be written would be a change in
+    each pass. `written`: the same and more, as JSON."""
 
     status: TopologyStatus
     written: Mapping[str, Any]
@@ -85,7 +88,10 @@ def build_status(
     }
     if lags := [q.lag_s for q in health.queries if q.lag_s is not None]:
         written["lag"] = f"{max(lags):.1f}s"
-    return BuiltStatus(status, owned(written))
+    if not (missing := context.inputs.snapshot.missing_fields):
+        return BuiltStatus(status, owned(written))
+    declared = owned(without_missing(written, missing))
+    return BuiltStatus(read_topology_status(declared), declared)
 
 
 def failed_status(
@@ -93,9 +99,11 @@ def failed_status(
     problem: OperatorProblem,
     now: float,
     generations: Mapping[int, str] | None,
+    missing: Collection[str],
 ) -> dict[str, Any]:
     """Of a topology for which nothing can be decided: the last status, with its states and
-    conditions unknown. `generations`: digests of accepted records; None if they are not known."""
+    conditions unknown. `generations`: digests of accepted records; None if they are not known.
+    `missing`: fields that the CRD lacks."""
     status = owned(view.status)
     unknown = [
         Condition(kind, "Unknown", problem.reason, problem.message)
@@ -116,7 +124,8 @@ def failed_status(
     if generations is not None:
         listed = with_generation(generations, view.generation)
         changed["generations"] = generation_entries(listed)
-    return {**status, **changed, **({"queries": queries} if queries else {})}
+    written = {**status, **changed, **({"queries": queries} if queries else {})}
+    return owned(without_missing(written, missing))
 
 
 def owned(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +182,7 @@ def _query(query: QueryHealth) -> QueryEntry:
         priority=query.priority,
         state=query.state,
         waiting_for=query.waiting_for,
-        stable_epoch=query.stable_epoch,
+        durable_epoch=query.durable_epoch,
         lag="" if query.lag_s is None else f"{query.lag_s:.1f}s",
     )
 

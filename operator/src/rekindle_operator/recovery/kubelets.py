@@ -3,7 +3,7 @@
 A single silent task does not prove that its node is lost: it may have crashed, or wait for a core.
 Together with the node's kubelet it does, if that used to respond to the operator and is silent too.
 A kubelet counts as silent only when another one has responded to a later probe: an operator that
-gets no response at all is itself cut off, and one that is too slow to read one response has not
+gets no response at all is itself isolated, and one that is too slow to read one response has not
 read the other either. The kubelet of the operator's own node proves nothing: no network is between
 them.
 """

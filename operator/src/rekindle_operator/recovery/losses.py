@@ -68,15 +68,16 @@ _NO_FAILURES = frozenset(
 @dataclass(frozen=True, slots=True)
 class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
-    nothing else shows that they are lost until Kubernetes reports NotReady. `cut_off`: uid of a
-    topology and a node on which none of its tasks responds while the kubelet does. `problem`:
-    why NotReady nodes do not count as lost; empty: there are none of that kind."""
+    nothing else shows that they are lost until Kubernetes reports NotReady.
+    `unreachable_by_coordinator`: uid of a topology and a node on which none of its tasks responds
+    while the kubelet does. `problem`: why NotReady nodes do not count as lost; empty: there are
+    none of that kind."""
 
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]
     responding: frozenset[str]  # uids of topologies with a task that responds
     usable: Mapping[str, NodeView]
-    cut_off: frozenset[tuple[str, str]] = frozenset()
+    unreachable_by_coordinator: frozenset[tuple[str, str]] = frozenset()
     unresponsive: frozenset[str] = frozenset()  # not lost, but their kubelets do not respond now
     fresh: frozenset[str] = frozenset()  # uids of topologies whose report is young enough
     problem: str = ""
@@ -89,9 +90,9 @@ class LossAssessment:
     def is_on_lost_node(self, pod: PodView) -> bool:
         return pod.node is not None and pod.node in self.lost_nodes
 
-    def is_cut_off(self, pod: PodView) -> bool:
+    def is_unreachable_by_coordinator(self, pod: PodView) -> bool:
         """None of the topology's tasks there responds to the coordinator."""
-        return (pod.owner_uid, pod.node) in self.cut_off
+        return (pod.owner_uid, pod.node) in self.unreachable_by_coordinator
 
     def is_out_of_reach(self, pod: PodView) -> bool:
         """It never ran: the kubelet of the node that the scheduler chose has not accepted it, and
@@ -124,7 +125,9 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     # A coordinator on the node that reports proves that the node works.
     silent = _silent_nodes(credible, silent_kubelets, evidence, timing) - evidence.alive_nodes
     # A coordinator belongs to a tenant: its reports decide about its own tasks, not about nodes.
-    cut_off = _cut_off(credible, silent & kubelet_responds, evidence, snapshot, timing)
+    unreachable_by_coordinator = _unreachable_by_coordinator(
+        credible, silent & kubelet_responds, evidence, snapshot, timing
+    )
     silent -= kubelet_responds
     silent |= (
         silent_with_late_reports(snapshot, silent_kubelets, now, timing) - evidence.covered_nodes
@@ -142,7 +145,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         newly_silent=frozenset(silent),
         responding=evidence.responding,
         usable=usable,
-        cut_off=cut_off,
+        unreachable_by_coordinator=unreachable_by_coordinator,
         unresponsive=unresponsive,
         fresh=evidence.fresh,
         problem=unready.problem,
@@ -165,7 +168,7 @@ def _silent_nodes(
     }
 
 
-def _cut_off(
+def _unreachable_by_coordinator(
     pods: Iterable[PodView],
     silent: Set[str],
     evidence: Evidence,
@@ -203,10 +206,16 @@ def loss_of_pod(
     if assessment.is_out_of_reach(pod) and _has_timed_out(pod, now, timing):
         return Loss.UNBOUND
     if pod.ended:
-        return Loss.REFUSED if pod.attempt == 0 or _has_timed_out(pod, now, timing) else None
+        return (
+            Loss.REFUSED if pod.failed_placements == 0 or _has_timed_out(pod, now, timing) else None
+        )
     if pod.node is None:
         return _loss_of_open(pod, assessment, now, timing)
-    timeout_s = timing.node_silent_s if assessment.is_cut_off(pod) else timing.task_silent_s
+    timeout_s = (
+        timing.node_silent_s
+        if assessment.is_unreachable_by_coordinator(pod)
+        else timing.task_silent_s
+    )
     credible = pod.owner_uid in assessment.responding
     if credible and proven_silence_s(pod, snapshot) >= timeout_s:
         return Loss.SILENT
@@ -228,7 +237,7 @@ def _loss_of_open(
 def _has_timed_out(pod: PodView, now: float, timing: Timing) -> bool:
     """A pod that scheduler or kubelet keep refusing (a missing claim, a sysctl) is retried less and
     less often."""
-    timeout_s = growing_timeout(timing.unbound_s).wait_s(pod.attempt + 1)
+    timeout_s = growing_timeout(timing.unbound_s).wait_s(pod.failed_placements + 1)
     return now - _opened_at(pod) >= timeout_s
 
 

@@ -56,7 +56,7 @@ class StartFailures:
         else:
             since = self._snapshot.creating_containers_since
             timeout_s = self._timing.container_creation_s
-        limit_s = growing_timeout(timeout_s).wait_s(pod.attempt + 1)
+        limit_s = growing_timeout(timeout_s).wait_s(pod.failed_placements + 1)
         return pod.uid in since and self._now - since[pod.uid] >= limit_s
 
     def _may_start_elsewhere(self, pod: PodView, node: str) -> bool:

@@ -64,7 +64,7 @@ def token_secret(topology: TopologyView) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(topology, names.token_name(topology.name, topology.uid)),
+        "metadata": metadata(topology, names.token_secret_name(topology.name, topology.uid)),
         "type": "Opaque",
         "immutable": True,
     }

@@ -81,7 +81,7 @@ def generation_record(topology: TopologyView, default_image: str) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(
-            topology, names.config_name(topology.name, topology.generation), labels
+            topology, names.generation_record_name(topology.name, topology.generation), labels
         ),
         "immutable": True,
         "data": {names.TOPOLOGY_KEY: json.dumps(record, sort_keys=True, separators=(",", ":"))},
@@ -115,7 +115,7 @@ def store_volumes(checkpoint: Mapping[str, Any]) -> tuple[list[Manifest], list[M
 
 def token_variable(topology: TopologyView) -> Manifest:
     """The topology's token as an environment variable of a container."""
-    secret = {"name": names.token_name(topology.name, topology.uid), "key": TOKEN_KEY}
+    secret = {"name": names.token_secret_name(topology.name, topology.uid), "key": TOKEN_KEY}
     return {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": secret}}
 
 

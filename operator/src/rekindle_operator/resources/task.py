@@ -51,7 +51,7 @@ def task_pod(
     defaults: PodDefaults,
     *,
     lost_at: float | None = None,
-    attempt: int = 0,
+    failed_placements: int = 0,
 ) -> Manifest:
     """`view`: owner and spec of the accepted generation. `topology`: the same, compiled."""
     segment = topology.segment(slot.segment)
@@ -74,8 +74,8 @@ def task_pod(
     annotations[names.ANNOTATION_SHAPE] = _shape(view, merged["spec"])
     if lost_at is not None:
         annotations[names.ANNOTATION_LOST] = f"{lost_at:.3f}"
-    if attempt:
-        annotations[names.ANNOTATION_ATTEMPT] = str(attempt)
+    if failed_placements:
+        annotations[names.ANNOTATION_FAILED_PLACEMENTS] = str(failed_placements)
     meta["annotations"] = annotations
     spec = _with_identity(merged["spec"], view, slot, incarnation)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
@@ -113,7 +113,7 @@ def _base_spec(
     checkpoint = view.spec.get("checkpoint") or {}
     volumes, mounts = store_volumes(checkpoint)
     scratch = {"sizeLimit": str(2 * topology.spec.log_budget + _PREPARED_SOURCES_BYTES)}
-    generation_record = {"name": names.config_name(view.name, generation)}
+    generation_record = {"name": names.generation_record_name(view.name, generation)}
     spec: Manifest = {
         "restartPolicy": "Always",
         "automountServiceAccountToken": False,

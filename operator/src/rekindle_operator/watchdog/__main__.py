@@ -153,7 +153,7 @@ class Watchdog:
         items = raw.get("items") or ()
         hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
         labels = [item["metadata"].get("labels") or {} for item in items]
-        matches = [one.get(names.LABEL_OPERATOR) == settings.helm_release for one in labels]
+        matches = [one.get(names.LABEL_OPERATOR_RELEASE) == settings.helm_release for one in labels]
         pods = with_reused_host_ips(read_pod(item) for item in items)
         own = [pod for pod, match in zip(pods, matches, strict=True) if match]
         return own, hosts - {"", settings.own_host}
@@ -225,7 +225,7 @@ class Watchdog:
             "reason": "OperatorLost",
             "action": "DeletePod",
             "note": why,
-            "reportingController": names.WATCHDOG_CONTROLLER,
+            "reportingController": names.WATCHDOG_EVENT_REPORTER,
             "reportingInstance": self._settings.identity,
             "regarding": {
                 "apiVersion": "v1",

@@ -29,7 +29,7 @@ from rekindle.checkpoints.store import ObjectMissing, Store, UnreadableObject
 from rekindle.errors import StoreError
 from rekindle.objects import ObjectInfo
 
-SWEEP_S = 900.0
+FULL_SCAN_S = 900.0
 """Seconds between listings of the whole store."""
 PARALLEL = 8
 _MAX_LOOK_UPS = 256
@@ -53,7 +53,7 @@ class ManifestStore:
         # refusals that it knows
         self._references: dict[str, frozenset[str]] = {}
         self._manifests: dict[int, Manifest] = {}
-        self._swept_at: float | None = None
+        self._full_scan_at: float | None = None
         self._known_refusals = 0
         # written by it, and read by both: what is being deleted, which no entry may need that is
         # committed now; needed state objects that were missing at the last collection
@@ -142,7 +142,7 @@ class ManifestStore:
             return {name for name, exists in zip(sorted(wanted), found, strict=True) if exists}
 
     def collect_garbage(
-        self, retain: int, sweeps: bool = False, in_use: AbstractSet[str] = frozenset()
+        self, retain: int, full_scan: bool = False, in_use: AbstractSet[str] = frozenset()
     ) -> int:
         """Delete what neither the newest `retain` manifests nor a pending entry need, nor an entry
         `in_use`, which a task still reads. Returns the number of objects. If an entry cannot be
@@ -150,32 +150,32 @@ class ManifestStore:
 
         Lists manifests and entries, of which there are few, and deletes with an entry the state
         that it alone needed. The first call, the first one after a failure or after an entry was
-        refused, one every SWEEP_S, and one that `sweeps` list the whole store: for state without an
-        entry, for spilled logs, and for what is missing. Sets `unrestorable`.
+        refused, one every FULL_SCAN_S, and one with `full_scan` list the whole store: for state
+        without an entry, for spilled logs, and for what is missing. Sets `unrestorable`.
         """
-        began, swept_at = self._clock(), self._swept_at
-        due = swept_at is None or began - swept_at >= SWEEP_S
+        began, full_scan_at = self._clock(), self._full_scan_at
+        due = full_scan_at is None or began - full_scan_at >= FULL_SCAN_S
         refusals = self._refusals  # read once: one that comes later is for the next call
-        sweeps = sweeps or due or refusals != self._known_refusals
+        full_scan = full_scan or due or refusals != self._known_refusals
         self._known_refusals = refusals
-        self._swept_at = None  # a failure may leave state whose entry is deleted
-        deleted = self._collect(retain, sweeps, in_use)
-        self._swept_at = began if sweeps else swept_at
+        self._full_scan_at = None  # a failure may leave state whose entry is deleted
+        deleted = self._collect(retain, full_scan, in_use)
+        self._full_scan_at = began if full_scan else full_scan_at
         return deleted
 
-    def _collect(self, retain: int, sweeps: bool, in_use: AbstractSet[str]) -> int:
-        parts = ("",) if sweeps else ("manifests/", "entries/")
+    def _collect(self, retain: int, full_scan: bool, in_use: AbstractSet[str]) -> int:
+        parts = ("",) if full_scan else ("manifests/", "entries/")
         objects = [info for part in parts for info in self._list(part)]
         manifests = self._retained(objects, retain)
         before = self._references
         names = {info.name for info in objects}
         entries = needed_entries(objects, manifests) | (in_use & names)
         unusable = self._update_references(entries, names)
-        self._find_unrestorable(names if sweeps else None, unusable)
+        self._find_unrestorable(names if full_scan else None, unusable)
         unreadable = next((e for e in unusable.values() if isinstance(e, UnreadableObject)), None)
         references = {name: self._references.get(name, frozenset()) for name in entries}
         garbage = find_garbage(objects, manifests, references)
-        if not sweeps:
+        if not full_scan:
             needless = self._needed_by(garbage, before)
             objects += [info for info in needless if info.name not in names]
             garbage = find_garbage(objects, manifests, references)
@@ -221,7 +221,7 @@ class ManifestStore:
                 needed = known.get(info.name)
                 needed = self._read_references(info.name) if needed is None else needed
             except (ObjectMissing, UnreadableObject):
-                continue  # the next sweep finds its state
+                continue  # the next full scan finds its state
             for name in needed:
                 newest[name] = max(info.modified, newest.get(name, info.modified))
         return [ObjectInfo(name, 0, modified) for name, modified in newest.items()]

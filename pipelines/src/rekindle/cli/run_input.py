@@ -25,6 +25,7 @@ def describe_input(opened: SourcesOpened) -> list[str]:
         *(f"source {source.name}: {_summary(source)}" for source in opened.sources),
         f"epochs 0 to {opened.last_epoch:,}, which take {duration} in a cluster",
         *(f"warning: source {s.name}: {what}" for s in opened.sources for what in _unlikely(s)),
+        *(f"warning: source {s.name}: {what}" for s in opened.sources for what in _idle(s)),
         *(f"warning: source {s.name}: {what}" for s in opened.sources for what in _slow(s, opened)),
     ]
 
@@ -51,6 +52,12 @@ def _unlikely(source: OpenedSource) -> Iterator[str]:
         yield f"all event times are before 1980; {hint}"
     elif last_us >= _TO_US:
         yield f"it has event times after 2099; {hint}"
+
+
+def _idle(source: OpenedSource) -> Iterator[str]:
+    if number := source.idle_partitions:
+        have = "1 partition has" if number == 1 else f"{number} partitions have"
+        yield f"{have} no rows: the input has too few files or row groups; lower partitions"
 
 
 def _slow(source: OpenedSource, opened: SourcesOpened) -> Iterator[str]:

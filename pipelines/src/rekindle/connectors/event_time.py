@@ -49,12 +49,14 @@ class _NoTime(Exception):
 
 
 def with_event_time(
-    batches: Iterator[pa.RecordBatch], expression: Expression, schema: pa.Schema, where: str
-) -> Iterator[pa.RecordBatch]:
-    """The batches with the event time appended as the last column, of `schema`. Raises
-    SchemaMismatch."""
-    row = 0
-    for batch in batches:
+    batches: Iterator[tuple[int, pa.RecordBatch]],
+    expression: Expression,
+    schema: pa.Schema,
+    where: str,
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batches, each with the number of its first row, with the event time appended as the last
+    column, of `schema`. Raises SchemaMismatch."""
+    for row, batch in batches:
         try:
             times = evaluate(expression, batch)
         except _NoTime as e:
@@ -62,8 +64,7 @@ def with_event_time(
                 f"{where}: eventTime.expression, row {row + e.row + 1}: {e.value!r} {e.what}; "
                 "correct the file, or the expression"
             ) from e
-        yield pa.RecordBatch.from_arrays([*batch.columns, times], schema=schema)
-        row += batch.num_rows
+        yield row, pa.RecordBatch.from_arrays([*batch.columns, times], schema=schema)
 
 
 def evaluate(expression: Expression, batch: pa.RecordBatch) -> pa.Array:

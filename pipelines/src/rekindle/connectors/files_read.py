@@ -47,6 +47,28 @@ class FoundFile:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    """The row groups of a Parquet file whose number is `first` plus a multiple of `step`; if
+    `inverse`, all others. A file of another format is one row group."""
+
+    first: int
+    step: int
+    inverse: bool = False
+
+    def __contains__(self, number: int) -> bool:
+        return (number % self.step == self.first) != self.inverse
+
+    def others(self) -> RowGroups:
+        return RowGroups(self.first, self.step, not self.inverse)
+
+
+ALL_GROUPS = RowGroups(0, 1)
+
+NumberedBatches = Iterator[tuple[int, pa.RecordBatch]]
+"""Batches, each with the number of its first row in the file, from 0 on."""
+
+
 def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
     """The file system and the files of a URL (a file, a directory or a glob), sorted by path."""
     try:
@@ -112,13 +134,14 @@ def read_batches(
     options: FilesSourceSpec,
     schema: pa.Schema,
     source: str,
+    groups: RowGroups = ALL_GROUPS,
     first_row: int = 0,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one file in file order, of exactly `schema`; only those of Parquet may begin
-    after the first one. Raises SourceFailed."""
+) -> NumberedBatches:
+    """The rows of one file in file order, of exactly `schema`: those in `groups`, only of Parquet
+    without the first `first_row` of them. Raises SourceFailed."""
     where = f"source {source}: {path}"
     with _reading(where):
-        yield from _batches(fs, path, options, schema, where, first_row)
+        yield from _batches(fs, path, options, schema, where, groups, first_row)
 
 
 @contextlib.contextmanager
@@ -147,21 +170,36 @@ def _message(error: Exception) -> str:
 
 
 def _batches(
-    fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str, first_row: int
-) -> Iterator[pa.RecordBatch]:
+    fs: Any,
+    path: str,
+    options: FilesSourceSpec,
+    schema: pa.Schema,
+    where: str,
+    groups: RowGroups,
+    first_row: int,
+) -> NumberedBatches:
+    if options.format != "parquet" and 0 not in groups:
+        return
     match options.format:
         case "csv":
             _require_one_member(fs, path, where)
-            raw = read_csv(fs, path, options, schema, where)
+            raw = _numbered(read_csv(fs, path, options, schema, where))
         case "json":
             _require_one_member(fs, path, where)
-            raw = _json_batches(fs, path, schema, where)
+            raw = _numbered(_json_batches(fs, path, schema, where))
         case "parquet":
-            raw = _parquet_batches(fs, path, schema, where, first_row)
+            raw = _parquet_batches(fs, path, schema, where, groups, first_row)
         case other:
             assert_never(other)
     rules = TextRules(binary_is_base64=options.format == "json")
-    yield from _typed(raw, schema, where, rules, first_row)
+    yield from _typed(raw, schema, where, rules)
+
+
+def _numbered(batches: Iterator[pa.RecordBatch]) -> NumberedBatches:
+    row = 0
+    for batch in batches:
+        yield row, batch
+        row += batch.num_rows
 
 
 def _require_one_member(fs: Any, path: str, where: str) -> None:
@@ -179,21 +217,21 @@ def _require_one_member(fs: Any, path: str, where: str) -> None:
 
 
 def _typed(
-    raw: Iterator[pa.RecordBatch], schema: pa.Schema, where: str, rules: TextRules, row: int = 0
-) -> Iterator[pa.RecordBatch]:
-    for batch in raw:
+    raw: NumberedBatches, schema: pa.Schema, where: str, rules: TextRules
+) -> NumberedBatches:
+    for row, batch in raw:
         columns = [
             convert_to_field(batch.column(i), field, f"{where}: column {field.name}", row, rules)
             for i, field in enumerate(schema)
         ]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
-        row += batch.num_rows
+        yield row, pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def decode_json(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """JSON lines as the source reads them. Raises SchemaMismatch."""
     raw = read_json_lines(lambda: io.BytesIO(data), schema, BLOCK_BYTES, "JSON lines")
-    return _typed(raw, schema, "JSON lines", TextRules(binary_is_base64=True))
+    typed = _typed(_numbered(raw), schema, "JSON lines", TextRules(binary_is_base64=True))
+    return (batch for _, batch in typed)
 
 
 def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
@@ -204,31 +242,45 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
 
 
 def _parquet_batches(
-    fs: Any, path: str, schema: pa.Schema, where: str, skipped: int
-) -> Iterator[pa.RecordBatch]:
+    fs: Any, path: str, schema: pa.Schema, where: str, groups: RowGroups, skipped: int
+) -> NumberedBatches:
     with fs.open(path, "rb") as f:
         file = _opened_parquet(f, where)
         require_columns(file.schema_arrow.names, schema, where)
         _require_fields(file.schema_arrow, schema, where)
+        row = 0
         for group in range(file.num_row_groups):
-            if skipped >= (in_group := file.metadata.row_group(group).num_rows):
+            in_group = file.metadata.row_group(group).num_rows
+            first, row = row, row + in_group
+            if group not in groups:
+                continue
+            if skipped >= in_group:
                 skipped -= in_group
                 continue
             with _reading_group(where, file, group):
                 rows = _rows_of_a_batch(file.metadata.row_group(group))
                 for batch in file.iter_batches(rows, columns=schema.names, row_groups=[group]):
                     if skipped < batch.num_rows:
-                        yield batch.select(schema.names).slice(skipped)
+                        yield first + skipped, batch.select(schema.names).slice(skipped)
                     skipped = max(0, skipped - batch.num_rows)
+                    first += batch.num_rows
 
 
-def largest_row_group_bytes(fs: Any, path: str, columns: list[str], source: str) -> int:
-    """Compressed, of these columns: what a reader of a Parquet file holds. Raises SourceFailed."""
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """`bytes`: compressed, of the columns that are read; a reader holds so much."""
+
+    rows: int
+    bytes: int
+
+
+def row_groups(fs: Any, path: str, columns: list[str], source: str) -> list[RowGroup]:
+    """The row groups of a Parquet file. Raises SourceFailed."""
     where = f"source {source}: {path}"
     with _reading(where), fs.open(path, "rb") as f:
         metadata = _opened_parquet(f, where).metadata
-        groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
-        return max((_compressed_bytes(group, set(columns)) for group in groups), default=0)
+        groups = (metadata.row_group(n) for n in range(metadata.num_row_groups))
+        return [RowGroup(g.num_rows, _compressed_bytes(g, set(columns))) for g in groups]
 
 
 def _compressed_bytes(group: pq.RowGroupMetaData, columns: set[str]) -> int:

@@ -20,16 +20,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rekindle.connectors.files_preparation import (
-    INPUT_KEY,
-    SUMMARY_KEY,
-    Job,
-    check,
-    fingerprint,
-    int64s,
-    open_in_place,
-    prepare,
-)
+from rekindle.connectors.files_index import int64s
+from rekindle.connectors.files_job import Job, check, fingerprint
+from rekindle.connectors.files_preparation import INPUT_KEY, SUMMARY_KEY, open_in_place, prepare
 from rekindle.connectors.files_read import find_files
 from rekindle.connectors.input_identity import InputFile, decode
 from rekindle.connectors.prepared import IN_PLACE, MappedRows, Prepared, Rows, load
@@ -52,22 +45,25 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         node.event_time,
         expression,
         context.epoch_interval_us,
+        context.partition,
+        node.partitions,
     )
     check(job)
     fs, found = find_files(job.files.url, job.name)
-    base = f"source-{node.id}-{fingerprint(job, found)}"
+    prefix = f"source-{node.id}-{context.partition}-"
+    base = prefix + fingerprint(job, found)
     rows, index = work_dir / f"{base}.arrow", work_dir / f"{base}.index"
 
     def prepare_again() -> Prepared:
         try:
             work_dir.mkdir(parents=True, exist_ok=True)
-            for left in work_dir.glob(f".source-{node.id}-*"):
+            for left in work_dir.glob(f".{prefix}*"):
                 left.unlink(missing_ok=True)  # of a preparation that was killed
             index.unlink(missing_ok=True)
             prepare(job, fs, found, rows, index)
         except OSError as e:
             raise SourceFailed(f"source {job.name}: cannot be prepared in {work_dir}: {e}") from e
-        _remove_others(work_dir, f"source-{node.id}-", base)
+        _remove_others(work_dir, prefix, base)
         prepared = load(rows, index)
         if prepared is None:
             raise SourceFailed(
@@ -78,11 +74,20 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
     def open_rows(prepared: Prepared) -> Rows:
         if prepared.rows is not None:
             return MappedRows(prepared.rows)
-        return open_in_place(job, fs, found, json.loads(prepared.index.schema.metadata[IN_PLACE]))
+        return open_in_place(job, fs, found, prepared.index.schema.metadata[IN_PLACE])
 
     lateness = source.event_time.lateness if source.event_time else 0
     prepared = load(rows, index) or prepare_again()
-    return FilesSource(job, prepared, lateness, open_rows, prepare_again)
+    opened = FilesSource(job, prepared, lateness, open_rows, prepare_again)
+    if job.partitions > 1 and not opened.summary.rows:
+        _log.warning(
+            "source %s: partition %d has no rows: the input has too few files or row groups for "
+            "%d partitions",
+            job.name,
+            job.partition,
+            job.partitions,
+        )
+    return opened
 
 
 class FilesSource:
@@ -173,7 +178,7 @@ class FilesSource:
 
 
 def _remove_others(work_dir: Path, prefix: str, keep: str) -> None:
-    """Remove files prepared from another input or spec of this source."""
+    """Remove files prepared from another input or spec of this partition."""
     for path in work_dir.glob(f"{prefix}*"):
         if not path.name.startswith(keep):
             path.unlink(missing_ok=True)

@@ -27,14 +27,14 @@ PIECE_ROWS = 65_536
 PIECE_BYTES = 64 << 20
 _CHECKSUM = b"rekindle.checksum"
 IN_PLACE = b"rekindle.inPlace"
-"""In the index's metadata, if the rows stay in the input: the number of rows of each file, JSON."""
+"""In the index's metadata, if the rows stay in the input: what is read of each file, JSON."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """`rows` is memory-mapped, None if the rows stay in the input; `index` has a row for each epoch
-    that has rows."""
+    that has rows in any partition."""
 
     rows: pa.Table | None
     index: pa.Table

@@ -29,9 +29,11 @@ def open_source(
     epoch_interval_us: int,
     work_dir: Path,
     memory: MemoryPlan | None = None,
+    partition: int = 0,
 ) -> ReplayableSource:
-    """The source of `node`. Its prepared files are in `work_dir` and are reused after a restart.
-    With `memory`, an epoch of computed rows that would be too large is refused beforehand.
+    """A partition of the source of `node`. Its prepared files are in `work_dir` and are reused
+    after a restart. With `memory`, an epoch of computed rows that would be too large is refused
+    beforehand.
 
     Raises SourceFailed, which names the file, row and column where it can.
     """
@@ -39,7 +41,8 @@ def open_source(
     opener: OpenSource | None = connector(type(options))
     if opener is None:
         raise SourceFailed(f"source {source.name}: sources of kind {kind} are not supported yet")
-    return opener(options, SourceContext(source, node, epoch_interval_us, work_dir, memory))
+    context = SourceContext(source, node, epoch_interval_us, work_dir, memory, partition)
+    return opener(options, context)
 
 
 def open_sink(

@@ -34,8 +34,8 @@ class SourceCut:
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:
-    """All rows of a source, and the first and last event time in them, microseconds UTC. `rows` and
-    `last_us` are None if it is unbounded, both times if no row has one."""
+    """The rows of a partition, and the first and last event time in all partitions, microseconds
+    UTC. `rows` and `last_us` are None if it is unbounded, both times if no row has one."""
 
     rows: int | None
     first_us: int | None
@@ -43,8 +43,9 @@ class SourceSummary:
 
 
 class ReplayableSource(Protocol):
-    """Returns any epoch, any number of times, in any order. `input`: the files that were read;
-    empty if rows are computed."""
+    """Returns any epoch of one partition, any number of times, in any order. `input`: the files of
+    all partitions; empty if rows are computed. Partitions differ in rows alone: each has the
+    watermarks, the last epoch and the epochs to cut of all of them."""
 
     input: tuple[InputFile, ...]
 
@@ -75,13 +76,15 @@ class ReplayableSource(Protocol):
 @dataclass(frozen=True, slots=True)
 class SourceContext:
     """What a source is opened with. Its prepared files are in `work_dir`, which belongs to this
-    process, and are reused after a restart. `memory` limits the size of a computed epoch."""
+    process, and are reused after a restart. `memory` limits the size of a computed epoch.
+    `partition`: of the node's partitions."""
 
     spec: SourceSpec
     node: Node
     epoch_interval_us: int
     work_dir: Path
     memory: MemoryPlan | None = None
+    partition: int = 0
 
 
 OpenSource = Callable[[Any, SourceContext], ReplayableSource]

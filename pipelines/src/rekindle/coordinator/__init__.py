@@ -3,8 +3,8 @@
 Four packages decide and are pure: no I/O, clock, threads or randomness. From the top: `core` (the
 state machine that combines the others), `agreement` (whether replicas compute the same),
 `checkpoints` (what is committed and kept), `tasks` (which tasks exist, and who reads from whom).
-`model` has the types that they share, with all events and effects. `edge` does the I/O around them.
-Each package only imports those below it.
+`model` has the types that they share, with all events and effects. `shell` does the I/O around
+them. Each package only imports those below it.
 
 Design: docs/design/coordinator.md#structure.
 """

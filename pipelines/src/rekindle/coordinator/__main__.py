@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 
-import rekindle.early_exit  # noqa: F401
-from rekindle.coordinator.edge.kube import KubeApi
-from rekindle.coordinator.edge.kube_access import find_access
-from rekindle.coordinator.edge.process import Process
-from rekindle.coordinator.edge.settings import read_settings
+import rekindle.early_exit
+from rekindle.coordinator.shell.kube import KubeApi
+from rekindle.coordinator.shell.kube_access import find_access
+from rekindle.coordinator.shell.process import Process
+from rekindle.coordinator.shell.settings import read_settings
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE
 from rekindle.json_logs import configure_logging
@@ -23,9 +23,15 @@ async def _run() -> int:
     configure_logging(topology=settings.topology, fence=settings.incarnation)
     process = Process(settings, KubeApi(find_access(os.environ)))
     loop = asyncio.get_running_loop()
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        process.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, process.stop)
-    return await process.run()
+        loop.add_signal_handler(number, stop, number)
+    return rekindle.early_exit.exit_status(await process.run(), received)
 
 
 def main() -> int:

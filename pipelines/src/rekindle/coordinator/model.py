@@ -1,6 +1,6 @@
 """Types that the coordinator's packages share: partitions, pods, events, effects, the report. Pure.
 
-Events are what happened (past tense), effects what the edge has to do (imperative).
+Events are what happened (past tense), effects what the shell has to do (imperative).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def partition_of(slot: Slot) -> Partition:
 class Pod:
     """A task's pod as in the API.
 
-    `address` is None until it has an IP. `runs` is False only if no process of the pod can be
-    running: it has no address yet, or it has ended. `started`: it has been ready once.
+    `address` is None until it has an IP. `may_be_running` is False only if no process of the pod
+    can be running: it has no address yet, or it has ended.
     """
 
     name: str
     slot: Slot
     incarnation: int
     address: str | None
-    runs: bool
-    started: bool
+    may_be_running: bool
+    was_ready: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class GarbageCollected:
 
 @dataclass(frozen=True, slots=True)
 class ProblemChanged:
-    """A problem of the edge, by subject; None if it is solved."""
+    """A problem of the shell, by subject; None if it is solved."""
 
     subject: str
     message: str | None
@@ -184,7 +184,7 @@ Event = (
 )
 
 
-# --- the report: `status.dataPlane`, serialised by `edge.objects` ----------
+# --- the report: `status.dataPlane`, serialised by `shell.objects` ----------
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class TaskReport:
 @dataclass(frozen=True, slots=True)
 class QueryReport:
     name: str
-    stable_epoch: int
+    durable_epoch: int  # written by every partition's sink
     lag_s: float
 
 
@@ -260,14 +260,14 @@ class StateMigration:
 
 @dataclass(frozen=True, slots=True)
 class ReadNewestManifest:
-    """The edge feeds ManifestRead or StoreFailed."""
+    """The shell feeds ManifestRead or StoreFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
     """Put the migrated entries, then the manifest with their names in it, if its number is free.
     `new_entries` are the entry objects that are in no manifest yet: it is first checked that their
-    states exist. The edge feeds ManifestWritten, ManifestRaceLost, EntriesRefused or
+    states exist. The shell feeds ManifestWritten, ManifestRaceLost, EntriesRefused or
     StoreFailed."""
 
     manifest: Manifest
@@ -278,11 +278,11 @@ class WriteManifest:
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
     """Delete what the newest `retain` manifests do not need, nor an entry `in_use`, which a task
-    still reads. `sweeps`: look for what is missing too, at once. The edge feeds
-    GarbageCollected."""
+    still reads. `full_scan`: this collection lists the whole store, to find what is missing. The
+    shell feeds GarbageCollected."""
 
     retain: int
-    sweeps: bool = False
+    full_scan: bool = False
     in_use: frozenset[str] = frozenset()
 
 

@@ -31,11 +31,13 @@ Python and in the JVM."""
 class MemoryPlan:
     """Bounds in bytes. `heap` and `direct` are 0 for a task without a JVM.
 
-    `direct`: Arrow's buffers in the JVM. `call`: input rows of one call of the chain. `read_ahead`:
-    rows that readers buffer for incomplete epochs, and the same again for complete epochs that the
-    engine has not taken. `job`: rows of one Spark job, if a call can be divided by rows. `epoch`:
-    the largest epoch of which Python can hold all copies. `state`: windows' state in memory; the
-    rest of it is in memory-mapped files.
+    `direct`: Arrow's buffers in the JVM. `call`: input rows of one call of the chain; only a single
+    epoch may have more. `spark_job_input`: input rows of one Spark job. A call with more is divided
+    into several jobs if it can be divided by rows; otherwise one job has the whole call. Each job
+    needs several times its input in the `direct` buffers. `read_ahead`: rows that readers buffer
+    for incomplete epochs, and the same again for complete epochs that the engine has not taken.
+    `epoch`: the largest epoch of which Python can hold all copies. `state`: windows' state in
+    memory; the rest of it is in memory-mapped files.
     """
 
     limit_bytes: int
@@ -43,7 +45,7 @@ class MemoryPlan:
     direct_bytes: int
     call_bytes: int
     read_ahead_bytes: int
-    job_bytes: int
+    spark_job_input_bytes: int
     epoch_bytes: int
     state_bytes: int
 
@@ -64,7 +66,7 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
         direct_bytes=direct,
         call_bytes=call,
         read_ahead_bytes=read_ahead,
-        job_bytes=heap // 64,
+        spark_job_input_bytes=heap // 64,
         epoch_bytes=max(call, rows // COPIES),
         state_bytes=state,
     )

@@ -24,7 +24,7 @@ JOB_FACTOR = 16
 SMALL_BYTES = 1 << 20
 """A call of fewer bytes is hardly the reason that a process was killed: larger ones would have
 failed before, and such a bound would allow only one epoch in each call from then on."""
-MIN_JOB_BYTES = 256 << 10
+MIN_SPARK_JOB_INPUT_BYTES = 256 << 10
 COLUMN_BYTES = 2**31 - 1
 """Limit of a column of strings or lists in one epoch: Arrow's offsets have 32 bits."""
 MAX_CRASHES = 2
@@ -37,14 +37,16 @@ class CallSizes:
 
     memory: MemoryPlan
     bounds: CallBounds
-    job_bytes: int
+    spark_job_input_bytes: int
     _most_epochs: int | None = None  # in calls up to epoch `_reduced_through`
     _reduced_through: int = 0
     _crashes: int = 0
 
     @staticmethod
     def of(memory: MemoryPlan) -> CallSizes:
-        return CallSizes(memory, CallBounds(max_bytes=memory.call_bytes), memory.job_bytes)
+        return CallSizes(
+            memory, CallBounds(max_bytes=memory.call_bytes), memory.spark_job_input_bytes
+        )
 
     @property
     def next_call(self) -> CallBounds:
@@ -55,7 +57,9 @@ class CallSizes:
         been another one, so nothing is refused."""
         if epochs == 1:
             self.bounds = replace(self.bounds, max_bytes=max(SMALL_BYTES, size))
-            self.job_bytes = max(MIN_JOB_BYTES, self.job_bytes // JOB_FACTOR)
+            self.spark_job_input_bytes = max(
+                MIN_SPARK_JOB_INPUT_BYTES, self.spark_job_input_bytes // JOB_FACTOR
+            )
         elif size // 2 >= SMALL_BYTES:
             self.bounds = replace(self.bounds, max_bytes=size // 2)
         else:
@@ -82,9 +86,9 @@ class CallSizes:
             if self._crashes > MAX_CRASHES:
                 raise error
             return
-        if self.job_bytes // JOB_FACTOR < MIN_JOB_BYTES:
+        if self.spark_job_input_bytes // JOB_FACTOR < MIN_SPARK_JOB_INPUT_BYTES:
             raise EpochTooLarge(self._too_large(call[0], str(error))) from error
-        self.job_bytes //= JOB_FACTOR
+        self.spark_job_input_bytes //= JOB_FACTOR
 
     def check(self, epoch: EpochInput) -> None:
         """Raises EpochTooLarge for an epoch of which Python could not hold all copies."""

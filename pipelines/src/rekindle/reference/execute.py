@@ -27,6 +27,9 @@ from rekindle.topology.model import Input, Segment, Topology
 OpenSink = Callable[[str, int, pa.Schema], Sink]
 """Opens the sink of a query for one partition and a schema."""
 
+SourcePartition = tuple[str, int]
+"""Name and partition of a source."""
+
 Shares = dict[tuple[int, int], list[tuple[int, Sequence[pa.Table]]]]
 """(input, producer partition) -> for each epoch, its watermark and the rows of each consumer."""
 
@@ -43,12 +46,12 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """A batch of epochs, which are processed together. `cuts`: by source name, the input of each
-    epoch. Epochs without rows that do not advance a watermark are left out: they would not change
-    anything."""
+    """A batch of epochs, which are processed together. `cuts`: by partition of a source, the input
+    of each epoch. Epochs without rows that do not advance a watermark are left out: they would not
+    change anything."""
 
     epochs: tuple[int, ...]
-    cuts: Mapping[str, tuple[EpochInput, ...]]
+    cuts: Mapping[SourcePartition, tuple[EpochInput, ...]]
 
     @property
     def rows(self) -> int:
@@ -97,7 +100,7 @@ class Execution:
             for p in range(segment.partitions):
                 place = self._partitions[segment.id, p]
                 if segment.is_source:
-                    epochs = batch.cuts[segment.nodes[0]]
+                    epochs = batch.cuts[segment.nodes[0], p]
                 else:
                     epochs = tuple(_merge(segment, p, shares, batch.epochs, place.watermark))
                 result = place.chain.process(place.state, epochs)
@@ -124,44 +127,46 @@ class Execution:
 
 
 def input_batches(
-    sources: Mapping[str, ReplayableSource], last_epoch: int, epochs_per_call: int
+    sources: Mapping[SourcePartition, ReplayableSource], last_epoch: int, epochs_per_call: int
 ) -> Iterator[InputBatch]:
     """Cut the sources into batches, limited in rows and bytes like the calls of a task, without the
     epochs in which nothing changes."""
     watermarks = dict.fromkeys(sources, NO_WATERMARK)
-    cuts: dict[str, list[EpochInput]] = {name: [] for name in sources}
+    cuts: dict[SourcePartition, list[EpochInput]] = {place: [] for place in sources}
     epochs: list[int] = []
     rows = size = 0
     following = _next_epoch_to_cut(sources, 0, last_epoch)
     while following is not None:
         epoch, following = following, _next_epoch_to_cut(sources, following + 1, last_epoch)
         epochs.append(epoch)
-        for name, source in sources.items():
+        for place, source in sources.items():
             cut = source.cut(epoch)
-            before = watermarks[name]
-            watermarks[name] = max(before, cut.watermark)
-            cuts[name].append(EpochInput(epoch, before, watermarks[name], (cut.rows,)))
+            before = watermarks[place]
+            watermarks[place] = max(before, cut.watermark)
+            cuts[place].append(EpochInput(epoch, before, watermarks[place], (cut.rows,)))
             rows += cut.rows.num_rows
             size += cut.rows.nbytes
         full = len(epochs) >= epochs_per_call or rows >= MAX_ROWS or size >= CALL_BYTES
         if following is None or full:
-            yield InputBatch(tuple(epochs), {name: tuple(inputs) for name, inputs in cuts.items()})
-            cuts = {name: [] for name in sources}
+            yield InputBatch(tuple(epochs), {place: tuple(cut) for place, cut in cuts.items()})
+            cuts = {place: [] for place in sources}
             epochs, rows, size = [], 0, 0
 
 
 def _next_epoch_to_cut(
-    sources: Mapping[str, ReplayableSource], epoch: int, last_epoch: int
+    sources: Mapping[SourcePartition, ReplayableSource], epoch: int, last_epoch: int
 ) -> int | None:
     changes = (source.next_epoch_to_cut(epoch) for source in sources.values())
     return min((c for c in changes if c is not None and c <= last_epoch), default=None)
 
 
-def last_epoch_to_run(sources: Mapping[str, ReplayableSource], until_epoch: int | None) -> int:
+def last_epoch_to_run(
+    sources: Mapping[SourcePartition, ReplayableSource], until_epoch: int | None
+) -> int:
     """The last epoch to run: the one that carries END_OF_INPUT of every bounded source, or
     `until_epoch` if that is earlier. Raises RekindleError if a source is unbounded and
     `until_epoch` is None."""
-    ends = {name: source.last_epoch for name, source in sources.items()}
+    ends = {name: source.last_epoch for (name, _), source in sources.items()}
     bounded = [end for end in ends.values() if end is not None]
     endless = [name for name, end in ends.items() if end is None]
     if until_epoch is not None:

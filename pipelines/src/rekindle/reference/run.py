@@ -10,8 +10,8 @@ import itertools
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +23,13 @@ from rekindle.connectors.source import ReplayableSource, SourceSummary
 from rekindle.engine.model import Chain, DroppedRows
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
-from rekindle.reference.execute import Execution, OpenSink, input_batches, last_epoch_to_run
+from rekindle.reference.execute import (
+    Execution,
+    OpenSink,
+    SourcePartition,
+    input_batches,
+    last_epoch_to_run,
+)
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.termination import keeping_signal_handlers
@@ -52,13 +58,15 @@ class SparkStart:
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
     """`last_epoch`: None if it is unbounded; `replay_speed`: the field that sets it, and its value;
-    `computed`: its event times follow from the spec, not from files."""
+    `computed`: its event times follow from the spec, not from files; `idle_partitions`: those
+    without rows, if others have some."""
 
     name: str
     summary: SourceSummary
     last_epoch: int | None
     replay_speed: tuple[str, float] | None
     computed: bool
+    idle_partitions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +143,9 @@ def run_reference(
         sources = _open_sources(topology, work, stack)
         last = last_epoch_to_run(sources, until_epoch)
         _require_no_output(topology)  # before Spark starts, which takes seconds
-        opened = tuple(_opened(topology, name, source) for name, source in sources.items())
+        opened = tuple(
+            _opened(topology, name, sources) for name in dict.fromkeys(n for n, _ in sources)
+        )
         report(SourcesOpened(opened, last, topology.spec.epoch_interval))
         make = make_chain or stack.enter_context(_spark_chains(topology, spark, work, report))
         execution = Execution(topology, make, _sinks(topology))
@@ -161,26 +171,35 @@ def run_reference(
 
 def _open_sources(
     topology: Topology, work: Path, stack: contextlib.ExitStack
-) -> dict[str, ReplayableSource]:
+) -> dict[SourcePartition, ReplayableSource]:
     sources = {}
     for segment in topology.segments:
         if segment.is_source:
             node = topology.nodes[segment.nodes[0]]
             if not isinstance(node.spec, SourceSpec):
                 raise TypeError(f"segment {segment.name} starts with {node.name}, not a source")
-            source = open_source(node.spec, node, topology.spec.epoch_interval, work)
-            stack.callback(source.close)
-            sources[node.name] = source
+            interval = topology.spec.epoch_interval
+            for partition in range(node.partitions):
+                source = open_source(node.spec, node, interval, work, partition=partition)
+                stack.callback(source.close)
+                sources[node.name, partition] = source
     return sources
 
 
-def _opened(topology: Topology, name: str, source: ReplayableSource) -> OpenedSource:
+def _opened(
+    topology: Topology, name: str, sources: Mapping[SourcePartition, ReplayableSource]
+) -> OpenedSource:
     spec = topology.nodes[name].spec
     if not isinstance(spec, SourceSpec):
         raise TypeError(f"{name} is not a source")
     _, options = spec.kind
     computed = not options.has_raw_columns
-    return OpenedSource(name, source.summary, source.last_epoch, options.replay_speed, computed)
+    parts = [source for (of, _), source in sources.items() if of == name]
+    last_epoch, summaries = parts[0].last_epoch, [part.summary for part in parts]
+    rows = [summary.rows for summary in summaries if summary.rows is not None]
+    summary = replace(summaries[0], rows=sum(rows) if rows else None)
+    idle = rows.count(0) if any(rows) else 0
+    return OpenedSource(name, summary, last_epoch, options.replay_speed, computed, idle)
 
 
 def _sinks(topology: Topology) -> OpenSink:

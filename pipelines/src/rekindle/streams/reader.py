@@ -63,7 +63,7 @@ class PartitionReader:
         self._connect = connect
         self._core = ReaderCore(subscription, stall_s)
         self._lock = threading.Condition()
-        self._todo: ReadEpochs | None = None
+        self._pending_call: ReadEpochs | None = None
         self._current_thread = 0  # number of the thread that makes the calls
         self._closed = False
         self._logged_address: str | None = None
@@ -106,9 +106,9 @@ class PartitionReader:
         for effect in self._core.step(event, time.monotonic()):
             match effect:
                 case ReadEpochs():
-                    self._todo = effect
+                    self._pending_call = effect
                 case AbandonCall():
-                    self._todo = None
+                    self._pending_call = None
                     if not self._closed:
                         self._start()
                 case DeliverEpochs(epochs):
@@ -158,8 +158,8 @@ class PartitionReader:
         with self._lock:
             while thread == self._current_thread:
                 self._step(ReaderWoken(self._has_buffer_space()))
-                if self._todo is not None:
-                    call, self._todo = self._todo, None
+                if self._pending_call is not None:
+                    call, self._pending_call = self._pending_call, None
                     return call
                 self._lock.wait(_IDLE_S)
         return None

@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import NoReturn
 
 import rekindle.early_exit
-import rekindle.task.block_pandas  # noqa: F401
+import rekindle.task.block_pandas
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE
 from rekindle.json_logs import configure_logging
@@ -36,9 +37,15 @@ def main() -> int:
         incarnation=ref.incarnation,
     )
     runtime = TaskRuntime(config)
+    received: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        runtime.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: runtime.stop())
-    return runtime.run()
+        signal.signal(number, stop)
+    return rekindle.early_exit.exit_status(runtime.run(), received)
 
 
 def run_and_exit(run: Callable[[], int]) -> NoReturn:

@@ -47,11 +47,11 @@ class EngineStarter:
         heap = f"{self._config.memory.heap_bytes // MIB} MiB"
         return EngineUnavailable(f"{describe_exit(status, heap)}; it starts again", status)
 
-    def restart(self, job_bytes: int) -> Chain:
+    def restart(self, spark_job_input_bytes: int) -> Chain:
         """The chain in a new JVM, or in the running one; counts of dropped rows are kept.
         Raises EngineUnavailable."""
         before = self._running
-        chain = self._make(job_bytes)
+        chain = self._make(spark_job_input_bytes)
         for operator, rows in (before.dropped if before is not None else {}).items():
             chain.dropped[operator].late += rows.late
             chain.dropped[operator].null_event_time += rows.null_event_time
@@ -59,11 +59,11 @@ class EngineStarter:
 
     def _start(self) -> None:
         try:
-            self.chain.set_result(self._make(self._config.memory.job_bytes))
+            self.chain.set_result(self._make(self._config.memory.spark_job_input_bytes))
         except BaseException as error:
             self.chain.set_exception(error)
 
-    def _make(self, job_bytes: int) -> Chain:
+    def _make(self, spark_job_input_bytes: int) -> Chain:
         from rekindle.engine.spark.chain import SparkChain
         from rekindle.engine.spark.session import start_session
 
@@ -84,7 +84,7 @@ class EngineStarter:
             config.segment,
             config.topology,
             session,
-            job_bytes=job_bytes,
+            spark_job_input_bytes=spark_job_input_bytes,
             result_bytes=config.memory.epoch_bytes,
             run_files=config.run_files,
         )

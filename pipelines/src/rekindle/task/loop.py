@@ -68,7 +68,7 @@ class EngineRestarter(Protocol):
         """Why the engine is gone; None while it runs."""
         ...
 
-    def restart(self, job_bytes: int) -> Chain:
+    def restart(self, spark_job_input_bytes: int) -> Chain:
         """The chain in a new engine. Raises EngineUnavailable."""
         ...
 
@@ -104,7 +104,7 @@ class EpochLoop:
         self._engine = engine
         self._call_size_file = call_size_file
         self._earlier = earlier
-        self._todo: LoopRequest | None = None
+        self._pending_request: LoopRequest | None = None
         self._completed = 0  # epochs of the call that was completed last
         self._compared: EpochBatch | None = None  # the batch that could not be appended
 
@@ -134,14 +134,14 @@ class EpochLoop:
 
     def _next_request(self) -> LoopRequest | None:
         """What the core asks for, after its back-off; None if the task has to stop."""
-        while self._todo is None:
+        while self._pending_request is None:
             wake_at = self._core.wake_at
             assert wake_at is not None, "the loop's core neither asks for anything nor waits"
             now = time.monotonic()
             if wake_at > now and self._wait(wake_at - now):
                 return None
             self._step(Woken(), max(now, wake_at))
-        request, self._todo = self._todo, None
+        request, self._pending_request = self._pending_request, None
         return request
 
     def _step(self, event: LoopEvent, now: float | None = None) -> None:
@@ -151,7 +151,7 @@ class EpochLoop:
     def _apply(self, effect: LoopEffect) -> None:
         match effect:
             case TakeEpochs() | ProcessEpochs() | AppendEpochs() | RestartEngine():
-                self._todo = effect
+                self._pending_request = effect
             case SetProblem(subject, problem):
                 if problem is not None:
                     _log.warning("%s: %s", subject, problem.message)
@@ -181,8 +181,8 @@ class EpochLoop:
                     return self._process(request)
                 case AppendEpochs(outputs):
                     return self._append(outputs)
-                case RestartEngine(job_bytes):
-                    return self._restart(job_bytes)
+                case RestartEngine(spark_job_input_bytes):
+                    return self._restart(spark_job_input_bytes)
         except StateLost:
             raise
         except _TRANSIENT as error:
@@ -245,8 +245,8 @@ class EpochLoop:
         if idle and self._engine is not None and (error := self._engine.lost()) is not None:
             self._step(EngineDied(str(error)))
 
-    def _restart(self, job_bytes: int) -> EngineRestarted:
+    def _restart(self, spark_job_input_bytes: int) -> EngineRestarted:
         assert self._engine is not None
-        self._chain = self._engine.restart(job_bytes)
+        self._chain = self._engine.restart(spark_job_input_bytes)
         self._status.dropped = self._chain.dropped
         return EngineRestarted()

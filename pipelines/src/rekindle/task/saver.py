@@ -52,7 +52,7 @@ class CheckpointSaver:
         self._calls = CallTimer()
         self._store = store
         self._changed = threading.Condition()
-        self._todo: SaveState | None = None
+        self._pending_call: SaveState | None = None
         self._reusable: tuple[str, Entry] | None = None  # the entry that was loaded last
         self._stopping = False
         self._worker = Worker("checkpoints", self._run).start()
@@ -106,7 +106,7 @@ class CheckpointSaver:
             for effect in self._core.step(event, time.monotonic()):
                 match effect:
                     case SaveState():
-                        self._todo = effect
+                        self._pending_call = effect
                     case SkipState(epoch):
                         _log.warning(
                             "the checkpoint of epoch %d is skipped: the store is slow", epoch
@@ -117,7 +117,7 @@ class CheckpointSaver:
 
     def _run(self) -> None:
         with self._changed:
-            if self._todo is None:
+            if self._pending_call is None:
                 self._step(SaveAbandoned())
         while (save := self._next()) is not None:
             result = self._save(save)
@@ -129,8 +129,8 @@ class CheckpointSaver:
         """Wait for a state to save; None when the thread has to end."""
         with self._changed:
             while not self._stopping:
-                if self._todo is not None:
-                    save, self._todo = self._todo, None
+                if self._pending_call is not None:
+                    save, self._pending_call = self._pending_call, None
                     return save
                 wake_at = self._core.wake_at
                 self._changed.wait(None if wake_at is None else wake_at - time.monotonic())

@@ -63,7 +63,7 @@ class SinkWriter:
         self._open = open_sink
         self._sink: Sink | None = None
         self._lock = threading.RLock()
-        self._todo: SinkEffect | None = None
+        self._pending_call: SinkEffect | None = None
         self._stopping = threading.Event()
         self._worker = Worker(f"sink-{self._query}", self._run).start()
 
@@ -74,7 +74,7 @@ class SinkWriter:
     def step(self, event: SinkEvent) -> None:
         with self._lock:
             for effect in self.core.step(event, time.monotonic()):
-                self._todo = effect
+                self._pending_call = effect
 
     def stop(self) -> None:
         self._stopping.set()
@@ -87,7 +87,7 @@ class SinkWriter:
 
     def _run(self) -> None:
         with self._lock:
-            if self._todo is None:
+            if self._pending_call is None:
                 self.step(CallAbandoned())
         while not self._stopping.is_set():
             if (call := self._next()) is None:
@@ -99,7 +99,7 @@ class SinkWriter:
 
     def _next(self) -> SinkEffect | None:
         with self._lock:
-            call, self._todo = self._todo, None
+            call, self._pending_call = self._pending_call, None
         return call
 
     def _wait(self) -> None:

@@ -174,7 +174,12 @@ class Startup:
     def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> SourceInputs:
         config = self._config
         source = open_source(
-            spec, node, config.epoch_interval_us, config.data / "source", config.memory
+            spec,
+            node,
+            config.epoch_interval_us,
+            config.data / "source",
+            config.memory,
+            config.ref.partition,
         )
         self._store.require_same_input(node, source.input)
         return SourceInputs(

@@ -64,12 +64,12 @@ def find_cycle(edges: Edges) -> list[str]:
 def nodes_and_ancestors(edges: Edges, names: Iterable[str]) -> set[str]:
     """The named nodes and all their direct and indirect inputs."""
     found: set[str] = set()
-    todo = [n for n in names if n in edges]
-    while todo:
-        name = todo.pop()
+    to_visit = [n for n in names if n in edges]
+    while to_visit:
+        name = to_visit.pop()
         if name not in found:
             found.add(name)
-            todo += [i for i in edges[name] if i in edges]
+            to_visit += [i for i in edges[name] if i in edges]
     return found
 
 

@@ -119,6 +119,9 @@ class SourceSpec(Spec):
     """Generated rows, the same in every run."""
     kafka: UnsupportedSource | None = None
     """Rows of a Kafka topic."""
+    partitions: int = Field(1, ge=1)
+    """Number of partitions, which [share the rows](topology.md#partitions-of-a-source); more than 1
+    only for `files`."""
     replicas: int | None = Field(None, ge=1)
     """Replaces `spec.replicas` for this source."""
     resources: dict[str, Any] | None = None

@@ -6,20 +6,23 @@ import sys
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.images import ensure_busybox
-from rekindle_testing.embedded.kubelet_node.packages import ensure_machine
+from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.embedded.kubelet_node.removal import remove_leftovers
-from rekindle_testing.embedded.toolchain import ensure_control_plane, ensure_node
+from rekindle_testing.embedded.toolchain import (
+    ensure_control_plane_binaries,
+    ensure_kubelet_binaries,
+)
 
 
 def prepare() -> None:
     try:
-        ensure_machine(_print_line)
+        ensure_host_prerequisites(_print_line)
     except KubeletNodesUnsupported as error:
         # No failure: the tests are skipped for the same reason.
         _print_line(f"nothing is prepared: {error}")
         return
-    ensure_control_plane(_print_line)
-    ensure_node(_print_line)
+    ensure_control_plane_binaries(_print_line)
+    ensure_kubelet_binaries(_print_line)
     ensure_busybox(_print_line)
 
 

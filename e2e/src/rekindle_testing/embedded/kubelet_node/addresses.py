@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, ip_network
+from ipaddress import IPv4Address, IPv4Network
 
-ALL = ip_network("198.18.0.0/15")
+ALL = IPv4Network("198.18.0.0/15")
 CLUSTERS = 16
 NODES = 31
 PREFIX_LENGTH = 24
@@ -59,7 +59,7 @@ class ClusterAddresses:
 
 def mac_of(address: IPv4Address) -> str:
     """A locally administered hardware address. As it follows from the IP address, neighbours can
-    be entered as permanent: a node that is cut off is silent, and not "unreachable" after 3 s."""
+    be entered as permanent: a partitioned node is silent, and not "unreachable" after 3 s."""
     return ":".join(f"{byte:02x}" for byte in (2, 0, *address.packed))
 
 

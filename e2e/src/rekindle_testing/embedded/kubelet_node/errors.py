@@ -4,7 +4,7 @@ from rekindle_testing.embedded.errors import EmbeddedError
 
 
 class KubeletNodeError(EmbeddedError):
-    """An operation on a node or its network failed; the message has what its programs said."""
+    """An operation on a node or its network failed; the message has the output of its programs."""
 
 
 class KubeletNodesUnsupported(EmbeddedError):

@@ -19,14 +19,14 @@ from typing import Protocol
 from rekindle_testing.embedded.kubelet_node import cgroups, commands, files, image_store, removal
 from rekindle_testing.embedded.kubelet_node.addresses import NodeAddresses
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
-from rekindle_testing.embedded.kubelet_node.image_store import Template
+from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_while_running
 from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.quantities import milli, parse_rounded_up
 from rekindle_testing.embedded.process_node.remote import NodeInApi
 from rekindle_testing.embedded.processes import Process
-from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_node
+from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_kubelet_binaries
 
 _IMPORT_ROOT = Path(__file__).parents[3]
 _POLL_S = 0.05
@@ -95,7 +95,7 @@ class KubeletNode:
         self._addresses = network.reserve()
         self._cgroup = f"{network.cgroup}/{name}"
         self._wrapper: Process | None = None
-        self._template: Template | None = None
+        self._template: ImageStoreTemplate | None = None
         self._is_disconnected = False
 
     @property
@@ -107,7 +107,7 @@ class KubeletNode:
     def start(self) -> None:
         """Return at once, unless images are to be unpacked; `wait_ready` waits."""
         on_progress = self._network.on_progress
-        binaries = self._binaries or ensure_node(on_progress)
+        binaries = self._binaries or ensure_kubelet_binaries(on_progress)
         self._template = template = image_store.acquire_template(
             self._archives, binaries.pause, self.data, on_progress
         )
@@ -179,7 +179,7 @@ class KubeletNode:
 
     # --- failures ---------------------------------------------------------
 
-    def kill(self, *, reserve_address: bool = False) -> None:
+    def kill(self, *, never_reuse_address: bool = False) -> None:
         """Like a power failure: SIGKILL to all at once, and the disk is lost. Another node may get
         the address, unless it is reserved for this one until `stop`."""
         if self._wrapper is not None and self._network.is_running:
@@ -197,7 +197,7 @@ class KubeletNode:
         if self._template is not None:
             self._template.release()
             self._template = None
-        if not reserve_address:
+        if not never_reuse_address:
             self._network.release(self._addresses)
 
     def freeze(self) -> None:
@@ -208,12 +208,12 @@ class KubeletNode:
         """SIGCONT to all: the node resumes, as a zombie if it was declared dead."""
         self._signal_all(signal.SIGCONT, stopped=False)
 
-    def partition(self) -> None:
+    def partition_network(self) -> None:
         """Drop all packets between the node and everything else; within it, pods go on."""
         self._network.disconnect(self._addresses)
         self._is_disconnected = True
 
-    def heal(self) -> None:
+    def heal_network(self) -> None:
         if self._is_disconnected:
             self._network.reconnect(self._addresses)
             self._is_disconnected = False
@@ -256,7 +256,7 @@ class KubeletNode:
     def _network_ready(self) -> Path:
         return self.data / "network-ready"
 
-    def _write_files(self, binaries: NodeBinaries, template: Template) -> None:
+    def _write_files(self, binaries: NodeBinaries, template: ImageStoreTemplate) -> None:
         addresses, data = self._addresses, self.data
         for name in ("cni", "pod-logs", "volume-plugins", "kubelet"):
             (data / name).mkdir()
@@ -290,7 +290,9 @@ class KubeletNode:
         shutil.copy(self._cluster.node_kubeconfig(self.name), data / "kubelet.kubeconfig")
         shutil.copy(self._cluster.user_kubeconfig(_KUBE_PROXY_USER), proxy)
 
-    def _init_config(self, binaries: NodeBinaries, template: Template) -> dict[str, object]:
+    def _init_config(
+        self, binaries: NodeBinaries, template: ImageStoreTemplate
+    ) -> dict[str, object]:
         data = self.data
         kubelet = files.kubelet_command(
             binaries.kubelet, self.name, self._addresses.address, data, self._labels
@@ -330,8 +332,8 @@ class KubeletNode:
         while not condition():
             wrapper = self._wrapper
             if wrapper is None or wrapper.exit_code is not None:
-                said = wrapper.log_tail() if wrapper is not None else ""
-                raise KubeletNodeError(f"node {self.name} has ended\n{said}")
+                output = wrapper.log_tail() if wrapper is not None else ""
+                raise KubeletNodeError(f"node {self.name} has ended\n{output}")
             if time.monotonic() > deadline:
                 raise KubeletNodeError(
                     f"timed out after {timeout_s:g} s: waiting until node {self.name} {what}\n"

@@ -43,7 +43,7 @@ _RUN_CONTAINERD = 'mount -t tmpfs -o mode=755 tmpfs /run && exec containerd --co
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class ImageStoreTemplate:
     """It stays in the cache until `release`, or until this process ends."""
 
     snapshotter: str
@@ -59,7 +59,7 @@ class Template:
 
 def acquire_template(
     archives: Sequence[Path], pause: Path, data: Path, on_progress: OnProgress = no_progress
-) -> Template:
+) -> ImageStoreTemplate:
     """One with these images, and with that of every pod's sandbox, for a node whose data are in
     this directory; made if there is none."""
     directory = cache_root(os.environ) / "image-templates"
@@ -85,10 +85,10 @@ def acquire_template(
         if _contents(archives) != contents:
             raise KubeletNodeError(f"image archives were replaced while they were read: {names}")
 
-    return Template(snapshotter, acquire(directory / key, make, on_progress))
+    return ImageStoreTemplate(snapshotter, acquire(directory / key, make, on_progress))
 
 
-def link(template: Template, root: Path) -> None:
+def link(template: ImageStoreTemplate, root: Path) -> None:
     """Make the root directory of a node's containerd, for a node that has the template's root at
     `files.IMAGES`."""
     plugin = f"io.containerd.snapshotter.v1.{template.snapshotter}"

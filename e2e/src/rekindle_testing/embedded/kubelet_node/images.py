@@ -29,8 +29,10 @@ def ensure_busybox(on_progress: OnProgress = no_progress) -> Path:
     """A docker-archive of BUSYBOX_IMAGE: a shell, a server, a client."""
     key = content_key([("applets", " ".join(_APPLETS).encode())])
     entry = cache_root(os.environ) / "images" / f"{_BUSYBOX}-{key}"
-    made = make_once(entry, lambda directory: _make_busybox(directory, on_progress), on_progress)
-    return made / "image.tar"
+    directory = make_once(
+        entry, lambda directory: _make_busybox(directory, on_progress), on_progress
+    )
+    return directory / "image.tar"
 
 
 def _make_busybox(directory: Path, on_progress: OnProgress) -> None:

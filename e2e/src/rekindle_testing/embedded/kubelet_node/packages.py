@@ -29,7 +29,7 @@ PACKAGES = {
 _QUIET = ("apt-get", "-qq", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=300")
 
 
-def ensure_machine(on_progress: OnProgress = no_progress) -> None:
+def ensure_host_prerequisites(on_progress: OnProgress = no_progress) -> None:
     """Raises KubeletNodesUnsupported, with the reason, where there can be no kubelet nodes; as
     root on Debian it installs what is missing."""
     if not sys.platform.startswith("linux"):

@@ -156,9 +156,9 @@ def _load_client(context: ssl.SSLContext, user: Json, kubeconfig: Path) -> None:
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setblocking(False)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    created = socket.socket(family, kind, protocol)
+    created.setblocking(False)
+    created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
+        created.setsockopt(socket.IPPROTO_TCP, option, value)
+    return created

@@ -20,8 +20,8 @@ from rekindle_testing.embedded.process_node import syscalls
 from rekindle_testing.embedded.process_node.indexes import Reservation
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.network_partition import (
+    NetworkPartitionUnsupported,
     Partition,
-    PartitionUnsupported,
     cgroup2_mount,
 )
 from rekindle_testing.embedded.process_node.remote import NodeInApi
@@ -170,7 +170,7 @@ class ProcessNode:
 
     # --- failures ---------------------------------------------------------
 
-    def kill(self, *, reserve_address: bool = False) -> None:
+    def kill(self, *, never_reuse_address: bool = False) -> None:
         """Like a power failure: SIGKILL to all at once, and the disk is lost. Another node may get
         the address, unless it is reserved for this one until `stop`."""
         if self._launcher is not None:
@@ -178,7 +178,7 @@ class ProcessNode:
                 os.killpg(self.init_pid, signal.SIGKILL)
             self._launcher.wait(30)
             self._partitioned = False
-        if not reserve_address:
+        if not never_reuse_address:
             self._reservation.release()
 
     def freeze(self) -> None:
@@ -189,16 +189,16 @@ class ProcessNode:
         """SIGCONT to all: the node resumes, as a zombie if it was declared dead."""
         self._signal_all(signal.SIGCONT, wanted="")
 
-    def partition(self) -> None:
+    def partition_network(self) -> None:
         """Drop all packets between the node and everything else."""
         if self._cgroup is None:
-            raise PartitionUnsupported(
+            raise NetworkPartitionUnsupported(
                 "a partition needs root and a mounted cgroup v2, by which sockets are matched"
             )
         self._partition().begin()
         self._partitioned = True
 
-    def heal(self) -> None:
+    def heal_network(self) -> None:
         if self._partitioned:
             self._partition().end()
             self._partitioned = False

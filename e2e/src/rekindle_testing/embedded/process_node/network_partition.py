@@ -39,7 +39,7 @@ table inet {table} {{
 """
 
 
-class PartitionUnsupported(EmbeddedError):
+class NetworkPartitionUnsupported(EmbeddedError):
     """This machine does not support partitions; the message says what is missing."""
 
 
@@ -76,7 +76,9 @@ def cgroup2_mount() -> Path | None:
 
 def _nft(*arguments: str, stdin: str = "") -> None:
     if shutil.which("nft") is None:
-        raise PartitionUnsupported("nft is missing: install the package nftables")
+        raise NetworkPartitionUnsupported("nft is missing: install the package nftables")
     done = subprocess.run(["nft", *arguments], input=stdin, capture_output=True, text=True)
     if done.returncode != 0:
-        raise PartitionUnsupported(f"nft {' '.join(arguments)} failed: {done.stderr.strip()}")
+        raise NetworkPartitionUnsupported(
+            f"nft {' '.join(arguments)} failed: {done.stderr.strip()}"
+        )

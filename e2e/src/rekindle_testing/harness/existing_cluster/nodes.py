@@ -34,10 +34,10 @@ class ExistingNode:
     def thaw(self) -> None:
         raise Unsupported(f"nodes cannot be thawed: {NO_MACHINES}")
 
-    def partition(self) -> None:
-        raise Unsupported(f"nodes cannot be cut off: {NO_MACHINES}")
+    def partition_network(self) -> None:
+        raise Unsupported(f"networks of nodes cannot be partitioned: {NO_MACHINES}")
 
-    def heal(self) -> None:
+    def heal_network(self) -> None:
         raise Unsupported(f"nodes cannot be connected: {NO_MACHINES}")
 
     def drain(self, timeout_s: float = 60.0) -> None:

@@ -66,15 +66,15 @@ class Volume:
             tar.add(base / path, arcname=path)
         parts = list(_split(content.getvalue(), _MAP_PART_BYTES))
         number = next(self._numbers)
-        made = [f"transfer-{number}-{i:04}" for i in range(len(parts))]
+        maps = [f"transfer-{number}-{i:04}" for i in range(len(parts))]
         try:
-            for name, part in zip(made, parts, strict=True):
+            for name, part in zip(maps, parts, strict=True):
                 data = {name: base64.b64encode(part).decode()}
                 body: Any = {"metadata": {"name": name}, "binaryData": data}
                 self._core.create_namespaced_config_map(self._namespace, body)
-            self._run(number, "write", maps=made)
+            self._run(number, "write", maps=maps)
         finally:
-            for name in made:
+            for name in maps:
                 self._delete(self._core.delete_namespaced_config_map, name)
 
     def read(self, path: str, base: Path) -> None:

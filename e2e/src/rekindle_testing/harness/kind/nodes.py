@@ -43,11 +43,11 @@ class KindNode:
     def thaw(self) -> None:
         docker("unpause", self.name)
 
-    def partition(self) -> None:
+    def partition_network(self) -> None:
         for chain, *rule in _DROP_RULES:
             self._execute("iptables", "-t", "mangle", "-I", chain, "1", *rule)
 
-    def heal(self) -> None:
+    def heal_network(self) -> None:
         for chain, *rule in _DROP_RULES:
             self._execute("iptables", "-t", "mangle", "-D", chain, *rule)
 

@@ -205,7 +205,7 @@ class Containment:
 
 
 def _computation(task: Task) -> list[Computation]:
-    if task.response is None or not task.pod.runs:
+    if task.response is None or not task.pod.may_be_running:
         return []
     return [Computation(task.slot, task.pod.incarnation, task.response.boot_id)]
 

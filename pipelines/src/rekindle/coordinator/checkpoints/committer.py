@@ -222,8 +222,10 @@ class Committer:
         """Whether other entries than before cannot be restored."""
         self._garbage_problem = None
         if problem:
-            text = f"checkpoint store: clean-up: {problem}"
-            self._garbage_problem = CheckpointProblem(CheckpointProblemKind.CLEAN_UP_FAILED, text)
+            text = f"checkpoint store: garbage collection: {problem}"
+            self._garbage_problem = CheckpointProblem(
+                CheckpointProblemKind.GARBAGE_COLLECTION_FAILED, text
+            )
         changed = self._unrestorable.keys() != unrestorable.keys()
         self._unrestorable = unrestorable
         self._drop_refused()
@@ -283,9 +285,9 @@ class Committer:
         return self._collect_garbage(retain, now)
 
     def _collect_garbage(self, retain: int, now: float) -> list[Effect]:
-        sweeps, self._restore_failed = self._restore_failed, False
+        full_scan, self._restore_failed = self._restore_failed, False
         self._garbage_collected_at = now
-        return [CollectGarbage(retain, sweeps)]
+        return [CollectGarbage(retain, full_scan)]
 
     def covers(self, generation: Generation) -> bool:
         """Whether the start of this generation is committed, so that its tasks may begin."""

@@ -58,15 +58,15 @@ class HeadHistory:
         if epoch > self.head:
             self._released.append((epoch, now))
 
-    def age_s(self, stable_epoch: int, now: float, interval_s: float) -> float:
-        """How long ago the first epoch after `stable_epoch` was released; 0 if none was."""
-        if not self._released or stable_epoch >= self.head:
+    def age_s(self, durable_epoch: int, now: float, interval_s: float) -> float:
+        """How long ago the first epoch after `durable_epoch` was released; 0 if none was."""
+        if not self._released or durable_epoch >= self.head:
             return 0.0
         for epoch, at in reversed(self._released):
-            if epoch <= stable_epoch + 1:
+            if epoch <= durable_epoch + 1:
                 return now - at
         first, at = self._released[0]
-        return now - at + (first - stable_epoch - 1) * interval_s
+        return now - at + (first - durable_epoch - 1) * interval_s
 
 
 class SourceHeads:
@@ -96,16 +96,18 @@ class SourceHeads:
         self._partitions = {p: h for p, h in self._partitions.items() if p in partitions}
 
     def lag_s(
-        self, sources: Iterable[Partition], stable_epoch: int, now: float, interval_s: float
+        self, sources: Iterable[Partition], durable_epoch: int, now: float, interval_s: float
     ) -> float:
         """Of a query that reads these sources."""
         stopped_s = max(_STOPPED_S, _STOPPED_EPOCHS * interval_s)
         known = (h for p in sources if (h := self._partitions.get(p)) is not None)
         ages = (
-            h.age_s(stable_epoch, now, interval_s) for h in known if now - h.advanced_at < stopped_s
+            h.age_s(durable_epoch, now, interval_s)
+            for h in known
+            if now - h.advanced_at < stopped_s
         )
         lag_s = min(ages, default=None)
-        return self._newest.age_s(stable_epoch, now, interval_s) if lag_s is None else lag_s
+        return self._newest.age_s(durable_epoch, now, interval_s) if lag_s is None else lag_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +198,14 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
     reports: list[QueryReport] = []
     for segment in inputs.generation.topology.segments:
         for query in segment.queries:
-            stable = _stable_epoch(query, segment, inputs)
+            durable = _durable_epoch(query, segment, inputs)
             sources, interval_s = inputs.graph.sources[segment.id], inputs.generation.interval_s
-            lag_s = inputs.heads.lag_s(sources, stable, now, interval_s)
-            reports.append(QueryReport(query, stable, round(lag_s, 1)))
+            lag_s = inputs.heads.lag_s(sources, durable, now, interval_s)
+            reports.append(QueryReport(query, durable, round(lag_s, 1)))
     return tuple(sorted(reports, key=lambda report: report.name))
 
 
-def _stable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
+def _durable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
     """The newest epoch that is durable in every partition, written by any replica. Sinks have all
     epochs of a checkpoint (I2), so a partition without tasks counts with its newest entry."""
     best = [_checkpointed(segment.id, index, inputs) for index in range(segment.partitions)]

@@ -93,7 +93,7 @@ class Coordinator:
         self._replicas: dict[Partition, list[Task]] = {}
         self._floors: dict[Partition, int] = {}
 
-    # --- read by the edge ---
+    # --- read by the shell ---
 
     @property
     def generation(self) -> Generation | None:
@@ -198,7 +198,7 @@ class Coordinator:
 
     def _poll_answered(self, event: PollAnswered, now: float) -> list[Effect]:
         task, response = self.membership.find(event.slot, event.incarnation), event.response
-        if task is None or not task.pod.runs:
+        if task is None or not task.pod.may_be_running:
             return []
         if response.fence > self.fence:
             return [StepDown(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
@@ -303,7 +303,7 @@ class Coordinator:
         if self._settled or self._polling_since is None:
             return
         waited = now - self._polling_since >= DISCOVERY_TIMEOUT_S
-        self._settled = waited or not any(t.unknown and t.pod.started for t in self.membership)
+        self._settled = waited or not any(t.unknown and t.pod.was_ready for t in self.membership)
         self._obsolete_since = now
 
     def _update_derived(self) -> None:
@@ -381,7 +381,7 @@ class Coordinator:
     def poll_for(self, slot: Slot) -> PollRequest | None:
         """The next poll of a slot's task; None if there is no task to poll."""
         task, generation = self.membership.get(slot), self._generation
-        if task is None or generation is None or not task.pod.runs:
+        if task is None or generation is None or not task.pod.may_be_running:
             return None
         poll = ask_only(self._topology, self.fence, generation.number, task)
         # A task that has not responded yet may run with desired state of an older coordinator.

@@ -93,7 +93,7 @@ class Task:
     @property
     def unknown(self) -> bool:
         """Whether it may be running with unknown progress."""
-        return self.pod.runs and self.response is None and not self.failed_to_start
+        return self.pod.may_be_running and self.response is None and not self.failed_to_start
 
     def tolerated_silence_s(self) -> float:
         """The longest silence that is likely, given its history."""
@@ -141,9 +141,9 @@ class Membership:
         task = self.find(slot, pod.incarnation)
         if task is None:
             return Task(pod=pod, known_since=now)
-        if pod.started and not task.pod.started and task.response is None:
+        if pod.was_ready and not task.pod.was_ready and task.response is None:
             task.known_since = now
-        if not pod.runs:
+        if not pod.may_be_running:
             task.response, task.position, task.assigned, task.first_stable = None, None, None, None
             task.last_response_at, task.advanced_at = None, None
             task.suspected_since, task.silence_s = None, 0.0
@@ -221,7 +221,7 @@ class Membership:
         for task in self:
             age = now - task.known_since
             task.failed_to_start = (
-                task.response is None and not task.pod.started and age > START_TIMEOUT_S
+                task.response is None and not task.pod.was_ready and age > START_TIMEOUT_S
             )
         silent = [t for t in self if not t.suspected and _is_silent(t, now)]
         for task in silent:
@@ -240,14 +240,14 @@ class Membership:
 
 
 def _ended(pod: Pod) -> Pod:
-    return Pod(pod.name, pod.slot, pod.incarnation, None, runs=False, started=False)
+    return Pod(pod.name, pod.slot, pod.incarnation, None, may_be_running=False, was_ready=False)
 
 
 def _is_silent(task: Task, now: float) -> bool:
-    if not task.pod.runs:
+    if not task.pod.may_be_running:
         return False
     if task.last_response_at is None:
-        return task.pod.started and now - task.known_since > MAX_SILENCE_S
+        return task.pod.was_ready and now - task.known_since > MAX_SILENCE_S
     return now - task.last_response_at > task.tolerated_silence_s()
 
 
@@ -290,7 +290,7 @@ def coordinator_is_isolated(
     """
     margin = math.ceil(_PROOF_MARGIN_S / interval_s)
     since = now - max(_PROOF_MAX_AGE_S, _PROOF_MAX_AGE_EPOCHS * interval_s)
-    running = [t for t in membership if t.pod.runs and t.last_response_at is not None]
+    running = [t for t in membership if t.pod.may_be_running and t.last_response_at is not None]
     silent = {t.slot: t for t in running if t.suspected}
     if len(silent) < 2 or 2 * len(silent) <= len(running):
         return False

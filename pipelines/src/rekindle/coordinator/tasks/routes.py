@@ -30,9 +30,9 @@ long epoch."""
 def serves(task: Task) -> bool:
     """Whether readers may read from it; assumed for a task that was once ready and has not
     responded yet."""
-    if not task.pod.runs or task.pod.address is None:
+    if not task.pod.may_be_running or task.pod.address is None:
         return False
-    return task.phase.serves if task.response is not None else task.pod.started
+    return task.phase.serves if task.response is not None else task.pod.was_ready
 
 
 def upstreams(

@@ -49,7 +49,7 @@ MANY_ROWS = 50_000
 """Number of rows from which sort aggregation is distributed over the cores."""
 
 
-JOB_BYTES = plan_memory().job_bytes
+SPARK_JOB_INPUT_BYTES = plan_memory().spark_job_input_bytes
 _ToView = Callable[[pa.Table], pa.Table]
 
 
@@ -80,17 +80,17 @@ class SparkChain:
         session: SparkSession,
         *,
         method: Aggregation | None = None,
-        job_bytes: int = JOB_BYTES,
+        spark_job_input_bytes: int = SPARK_JOB_INPUT_BYTES,
         result_bytes: int | None = None,
         run_files: RunFiles | None = None,
     ) -> None:
         """`method`: fixes how windows are aggregated, for tests; otherwise by the size of the
-        input. `job_bytes`: input of one Spark job, if a step's input can be divided by rows;
-        `result_bytes`: limit on the results of all jobs of such a step in one call. `run_files`:
-        for state that does not fit into memory."""
+        input. `spark_job_input_bytes`: input of one Spark job, if a step's input can be divided by
+        rows; `result_bytes`: limit on the results of all jobs of such a step in one call.
+        `run_files`: for state that does not fit into memory."""
         self._query = Query(session.newSession())
         self._method = method
-        self._job_bytes = job_bytes
+        self._spark_job_input_bytes = spark_job_input_bytes
         self._result_bytes = result_bytes
         self._run_files = run_files
         self._history = _CallHistory()
@@ -195,8 +195,8 @@ class SparkChain:
             t.select([n for n in t.schema.names if n not in hidden]) for t in tables.values()
         ]
         size = sum(t.nbytes for t in visible)
-        if prepared.divisible and size > self._job_bytes:
-            parts = _divided(tables, -(-size // self._job_bytes))
+        if prepared.divisible and size > self._spark_job_input_bytes:
+            parts = _divided(tables, -(-size // self._spark_job_input_bytes))
             text = prepared.texts[self._method or self._sorted(tables)]
             return self._run_divided(text, map(views_of, parts), what)
         views = views_of(tables)

@@ -192,8 +192,8 @@ def _partials_sql(
     """SQL that aggregates each (group, pane, epoch) in row order, in a single Spark task."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
     group = ", ".join([*keys, WINDOW, EPOCH])
-    made = [(time_without_date_as_null(p.sql), p.name) for p in window.decomposition.partials]
-    partials = "".join(f", {sql} AS {name}" for sql, name in made)
+    columns = [(time_without_date_as_null(p.sql), p.name) for p in window.decomposition.partials]
+    partials = "".join(f", {sql} AS {name}" for sql, name in columns)
     hint = (
         f"REPARTITION(8, {', '.join([*keys, WINDOW])})"
         if method is Aggregation.PARTITIONED

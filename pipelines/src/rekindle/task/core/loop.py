@@ -105,7 +105,7 @@ class AppendEpochs:
 
 @dataclass(frozen=True, slots=True)
 class RestartEngine:
-    job_bytes: int
+    spark_job_input_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class LoopCore:
 
     def _restart(self) -> list[LoopEffect]:
         self._enter(LoopPhase.RESTARTING)
-        return [RestartEngine(self._sizes.job_bytes)]
+        return [RestartEngine(self._sizes.spark_job_input_bytes)]
 
     # -- appending -------------------------------------------------------------------------------
 

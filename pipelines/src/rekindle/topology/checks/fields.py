@@ -211,9 +211,14 @@ def _exactly_one(node: BaseModel, kinds: Sequence[str], path: str) -> Iterator[P
 def _source(node: SourceSpec, path: str) -> Iterator[Problem]:
     yield from _exactly_one(node, list(node.kinds), path)
     event_time = node.event_time.column if node.event_time else None
+    yield from _limit(node.partitions, MAX_PARTITIONS, f"{path}.partitions", "partitions")
     for kind, given in node.kinds.items():
         if given is not None:
             yield from given.check(event_time, f"{path}.{kind}")
+            if node.partitions > 1 and not given.can_be_partitioned:
+                what = f"{node.partitions} partitions, and a source of {kind} has one"
+                hint = "leave it out, and distribute rows by keyBy of an operator"
+                yield Problem(f"{path}.partitions", "InvalidValue", what, hint)
 
 
 def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:

@@ -66,7 +66,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
         schema = ddl_to_schema(node.schema_)
     except InvalidSql as error:
         problems += [f.at(f"{path}.schema") for f in error.problems]
-        return Stream(None, node.event_time.column if node.event_time else None, 1)
+        return Stream(None, node.event_time.column if node.event_time else None, node.partitions)
     for field in schema:
         problems += _reserved(field.name, f"{path}.schema")
     schema = _with_added(node, schema, path, problems)
@@ -81,7 +81,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
         if given is not None:
             problems += given.check_columns(schema, event_time, f"{path}.{kind}")
     lost = "" if event_time else f"source {node.name} has no eventTime"
-    return Stream(schema, event_time, 1, lost)
+    return Stream(schema, event_time, node.partitions, lost)
 
 
 def _with_added(node: SourceSpec, schema: Schema, path: str, problems: list[Problem]) -> Schema:

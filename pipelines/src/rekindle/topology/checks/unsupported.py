@@ -52,7 +52,7 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         "buffering": ("buffering other than Always", "use Always, or leave it out"),
         "executors": (
             "a number of executors",
-            "leave it out: a task runs in one pod; raise resources, or partitions of operators",
+            "leave it out: a task runs in one pod; raise resources, or partitions",
         ),
         "deletion_policy": (
             "deletionPolicy Delete",

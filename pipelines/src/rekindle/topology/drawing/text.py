@@ -53,8 +53,8 @@ def describe_node(node: Node) -> str:
     """What a source reads or an operator does: `24h every 6h by origin: count(*) AS flights`."""
     spec = node.spec
     if isinstance(spec, SourceSpec):
-        made = spec.kind[1].describe()
-        return f"{made}, event time {node.event_time}" if node.event_time else made
+        description = spec.kind[1].describe()
+        return f"{description}, event time {node.event_time}" if node.event_time else description
     match spec.definition:
         case str() as sql:
             return " ".join(sql.split())

@@ -42,6 +42,8 @@ class SourceOptions(Spec):
     connector: ClassVar[str | None] = None
     has_raw_columns: ClassVar[bool] = False
     """Whether `eventTime.expression` can compute event time from its columns."""
+    can_be_partitioned: ClassVar[bool] = False
+    """Whether `partitions` may be more than 1."""
 
     @property
     def added_columns(self) -> dict[str, Field]:

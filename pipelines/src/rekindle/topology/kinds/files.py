@@ -42,6 +42,7 @@ _CSV_FIELDS = ("delimiter", "header", "quote", "escape", "encoding")
 class FilesSourceSpec(SourceOptions):
     connector: ClassVar[str | None] = "files_source:open_source"
     has_raw_columns: ClassVar[bool] = True
+    can_be_partitioned: ClassVar[bool] = True
     other_names: ClassVar[Mapping[str, str]] = {
         "sep": "delimiter",
         "separator": "delimiter",

@@ -16,7 +16,7 @@ import zoneinfo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
 from rekindle.errors import Problem
 from rekindle.topology.problems import InvalidSql, did_you_mean, nearest
@@ -97,6 +97,21 @@ class LocalTime:
 
 
 Expression = Column | Text | Concat | SinceEpoch | ParsedTime | LocalTime
+
+
+def columns_of(expression: Expression | None) -> set[str]:
+    """The names of the raw columns that it reads."""
+    match expression:
+        case Column(name):
+            return {name}
+        case Concat(parts):
+            return set().union(*map(columns_of, parts))
+        case SinceEpoch(inner) | ParsedTime(inner) | LocalTime(inner):
+            return columns_of(inner)
+        case Text() | None:
+            return set()
+        case _:
+            assert_never(expression)
 
 
 def parse_event_time(text: str, schema: Schema) -> Expression:

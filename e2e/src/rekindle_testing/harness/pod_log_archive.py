@@ -1,4 +1,4 @@
-"""Keeps the logs of pods and agents whose node dies: hard links, so that nothing is copied.
+"""Preserves the logs of pods whose node dies, by hard links: nothing is copied.
 
 The directory of a lost node and the logs of a deleted pod are deleted with them, but they may be
 needed as evidence of a later failure.
@@ -14,34 +14,34 @@ from pathlib import Path
 from rekindle_testing.harness.nodes import NodeKind
 
 
-class LogKeeper:
+class PodLogArchive:
     """`nodes`: the directory of a cluster's nodes; `kept`: on the same file system."""
 
-    def __init__(self, kind: NodeKind, nodes: Path, kept: Path) -> None:
-        self._kind = kind
+    def __init__(self, node_kind: NodeKind, nodes: Path, kept: Path) -> None:
+        self._node_kind = node_kind
         self._nodes = nodes
         self._kept = kept
         self._linked: set[int] = set()
 
-    def link_new(self) -> None:
+    def preserve_new(self) -> None:
         """Link every log that is new; to be called about every second."""
-        for log in self._kind.pod_logs(self._nodes):
+        for log in self._node_kind.pod_logs(self._nodes):
             # The log was deleted meanwhile, with its pod.
             with contextlib.suppress(OSError, ValueError):
-                self._keep(log)
+                self._preserve(log)
 
-    def _keep(self, log: Path) -> None:
+    def _preserve(self, log: Path) -> None:
         inode = log.stat().st_ino
         if inode in self._linked:
             return
-        name = f"{self._kind.name_of(log)}-{inode}"
-        target = self._kept / self._kind.pod_of(log) / name
+        name = f"{self._node_kind.name_of(log)}-{inode}"
+        target = self._kept / self._node_kind.pod_of(log) / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.link(log, target)
         self._linked.add(inode)
 
     def copy_to(self, directory: Path) -> None:
-        self.link_new()
+        self.preserve_new()
         if self._kept.exists():
             shutil.copytree(self._kept, directory, dirs_exist_ok=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
-from rekindle.coordinator.edge.settings import Settings
 from rekindle.coordinator.model import Event, FenceRaised, PollAnswered, PollFailed
+from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.tasks.membership import Task
 from rekindle.protocol import CONTROL_PORT, Incompatible, PollRequest, PollResponse, decode
 from rekindle.topology.model import Slot
@@ -75,7 +75,7 @@ class Pollers:
 
     def poll_only(self, tasks: Iterable[Task]) -> None:
         """Poll these tasks and no others."""
-        slots = {t.slot for t in tasks if t.pod.runs}
+        slots = {t.slot for t in tasks if t.pod.may_be_running}
         for slot in self._loops.keys() - slots:
             self._loops.pop(slot).cancel()
             del self._wakeups[slot]

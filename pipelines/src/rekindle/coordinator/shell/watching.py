@@ -15,16 +15,16 @@ from typing import Any
 
 from rekindle import names
 from rekindle.backoff import Backoff
-from rekindle.coordinator.edge.compiling import CompilationFailed, compile_specs
-from rekindle.coordinator.edge.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
-from rekindle.coordinator.edge.objects import (
+from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemChanged
+from rekindle.coordinator.shell.compiling import CompilationFailed, compile_specs
+from rekindle.coordinator.shell.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
+from rekindle.coordinator.shell.objects import (
     ObjectError,
     generations_from,
     newest_generation,
     pod_from,
 )
-from rekindle.coordinator.edge.settings import Settings
-from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemChanged
+from rekindle.coordinator.shell.settings import Settings
 from rekindle.topology.model import Topology
 
 Feed = Callable[[Event], None]
@@ -36,7 +36,7 @@ class PodWatcher:
     """Lists the task pods, then watches them; lists again if the resourceVersion is too old."""
 
     def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
-        self._api, self._feed, self._uid = api, feed, settings.uid
+        self._api, self._feed, self._uid = api, feed, settings.topology_uid
         self._path = f"/api/v1/namespaces/{settings.namespace}/pods"
         topology = f"{names.LABEL_TOPOLOGY}={settings.topology}"
         self._query = {"labelSelector": f"{topology},{names.LABEL_ROLE}={names.ROLE_TASK}"}
@@ -117,7 +117,7 @@ class GenerationReader:
         versions = {i["metadata"]["name"]: i["metadata"]["resourceVersion"] for i in items}
         if versions == self._versions and self._compiled:
             return
-        found = generations_from(items, self._settings.uid)
+        found = generations_from(items, self._settings.topology_uid)
         if not found:
             raise ObjectError(
                 f"no ConfigMap with the label {names.LABEL_GENERATION} has this topology's UID; "
@@ -125,15 +125,15 @@ class GenerationReader:
             )
         new = [number for number in found if number not in self._compiled]
         if new:
-            made = await compile_specs([found[number] for number in new])
-            self._keep(dict(zip(new, made, strict=True)), newest=max(found))
+            compiled = await compile_specs([found[number] for number in new])
+            self._keep(dict(zip(new, compiled, strict=True)), newest=max(found))
         self._compiled = {n: t for n, t in self._compiled.items() if n in found}
         self._versions = versions
         if self._compiled:
             self._feed(GenerationSeen(newest_generation(self._compiled)))
 
-    def _keep(self, made: Mapping[int, Topology | str], newest: int) -> None:
-        for number, topology in made.items():
+    def _keep(self, compiled: Mapping[int, Topology | str], newest: int) -> None:
+        for number, topology in compiled.items():
             if isinstance(topology, Topology):
                 self._compiled[number] = topology
             elif number == newest:

@@ -15,13 +15,6 @@ from collections.abc import Coroutine
 from typing import Any, assert_never
 
 from rekindle.coordinator.core.state_machine import Coordinator
-from rekindle.coordinator.edge.kube import KubeApi
-from rekindle.coordinator.edge.polling import Pollers
-from rekindle.coordinator.edge.reporting import LeaseKeeper, StatusWriter, recorded_store
-from rekindle.coordinator.edge.serving import Metrics, serve
-from rekindle.coordinator.edge.settings import Settings
-from rekindle.coordinator.edge.store import CheckpointStore
-from rekindle.coordinator.edge.watching import GenerationReader, PodWatcher
 from rekindle.coordinator.model import (
     ApplyStatus,
     CollectGarbage,
@@ -41,6 +34,13 @@ from rekindle.coordinator.model import (
     Ticked,
     WriteManifest,
 )
+from rekindle.coordinator.shell.kube import KubeApi
+from rekindle.coordinator.shell.polling import Pollers
+from rekindle.coordinator.shell.reporting import LeaseKeeper, StatusWriter, store_id_from_status
+from rekindle.coordinator.shell.serving import Metrics, serve
+from rekindle.coordinator.shell.settings import Settings
+from rekindle.coordinator.shell.store import CheckpointStore
+from rekindle.coordinator.shell.watching import GenerationReader, PodWatcher
 from rekindle.errors import RekindleError
 from rekindle.protocol import PollRequest
 from rekindle.topology.model import Slot
@@ -54,9 +54,11 @@ class Process:
     def __init__(self, settings: Settings, api: KubeApi) -> None:
         self._settings = settings
         self._api = api
-        self.core = Coordinator(settings.incarnation, time.time() - time.monotonic(), settings.uid)
+        self.core = Coordinator(
+            settings.incarnation, time.time() - time.monotonic(), settings.topology_uid
+        )
         self._metrics = Metrics(self.core)
-        self._store = CheckpointStore(settings.uid, settings.store_deadline_s)
+        self._store = CheckpointStore(settings.topology_uid, settings.store_deadline_s)
         self._store_is_known = False
         self._status = StatusWriter(api, settings, self.feed)
         observe = self._metrics.observe_poll
@@ -94,7 +96,7 @@ class Process:
             self._api,
             self._settings,
             self.feed,
-            current=lambda: self._status.current,
+            valid_report_number=lambda: self._status.valid_report_number,
             suspecting=lambda: any(task.suspected for task in self.core.membership),
         )
 
@@ -140,7 +142,7 @@ class Process:
     async def _read(self) -> None:
         try:
             if not self._store_is_known:
-                self._store.expect(await recorded_store(self._api, self._settings))
+                self._store.require_store_id(await store_id_from_status(self._api, self._settings))
                 self._store_is_known = True
             self.feed(ManifestRead(await self._store.newest(), self._store.id))
         except RekindleError as error:
@@ -166,7 +168,7 @@ class Process:
     async def _collect(self, effect: CollectGarbage) -> None:
         problem = None
         try:
-            await self._store.collect_garbage(effect.retain, effect.sweeps, effect.in_use)
+            await self._store.collect_garbage(effect.retain, effect.full_scan, effect.in_use)
         except RekindleError as error:
             problem = str(error)
         self.feed(GarbageCollected(problem, self._store.unrestorable))

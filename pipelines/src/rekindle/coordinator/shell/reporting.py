@@ -17,18 +17,18 @@ from typing import Any
 
 from rekindle import names
 from rekindle.backoff import Backoff
-from rekindle.coordinator.edge.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
-from rekindle.coordinator.edge.objects import data_plane_document, holder, lease, status_patch
-from rekindle.coordinator.edge.settings import Settings
-from rekindle.coordinator.edge.watching import Feed
 from rekindle.coordinator.model import FenceRaised, ProblemChanged, Report
+from rekindle.coordinator.shell.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
+from rekindle.coordinator.shell.objects import data_plane_document, holder, lease, status_patch
+from rekindle.coordinator.shell.settings import Settings
+from rekindle.coordinator.shell.watching import Feed
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
 _REFUSED = (409, 422)
 
 
-async def recorded_store(api: KubeApi, settings: Settings) -> str | None:
+async def store_id_from_status(api: KubeApi, settings: Settings) -> str | None:
     """The id of the topology's checkpoint store, from its status; None if it has not written yet.
     Raises StoreError while the status cannot be read: a new store must not replace one that is
     only unreachable."""
@@ -43,8 +43,8 @@ async def recorded_store(api: KubeApi, settings: Settings) -> str | None:
             f"not opened yet: the topology's status cannot be read: {error!r}"
         ) from error
     data_plane = (found.get("status") or {}).get("dataPlane") or {}
-    recorded = data_plane.get("store")
-    return str(recorded) if recorded else None
+    store_id = data_plane.get("store")
+    return str(store_id) if store_id else None
 
 
 class StatusWriter:
@@ -67,7 +67,7 @@ class StatusWriter:
         self._changed.set()
 
     @property
-    def current(self) -> int | None:
+    def valid_report_number(self) -> int | None:
         """The number of the report in the cluster, if it is up to date; None while a newer one is
         not written."""
         return self.writes if self._written is not None and self._written is self._desired else None
@@ -100,7 +100,7 @@ class StatusWriter:
         document = {**data_plane_document(desired), "report": self.writes + 1}
         if self._store is not None:
             document.setdefault("store", self._store)  # this coordinator may not know it yet
-        patch = status_patch(settings.namespace, settings.topology, settings.uid, document)
+        patch = status_patch(settings.namespace, settings.topology, settings.topology_uid, document)
         try:
             await self._api.apply(f"{self._path}/status", patch, names.COORDINATOR_FIELD_MANAGER)
         except ApiError as error:
@@ -122,7 +122,7 @@ class StatusWriter:
                 raise
             self._feed(FenceRaised(f"topology {settings.topology} is gone"))
             return False
-        if found["metadata"]["uid"] != settings.uid:
+        if found["metadata"]["uid"] != settings.topology_uid:
             self._feed(FenceRaised(f"topology {settings.topology} was deleted and created again"))
             return False
         data_plane = (found.get("status") or {}).get("dataPlane") or {}
@@ -137,8 +137,9 @@ class StatusWriter:
 class LeaseKeeper:
     """Renews the Lease `<topology>-coordinator`; otherwise the operator replaces the coordinator.
 
-    Each renewal names the report that is still valid (`current`, None: the newest is not written
-    yet): otherwise a report would be as old as its last change. `suspecting`: a task is silent.
+    Each renewal names the report that is still valid (`valid_report_number`; None: the newest is
+    not written yet). Otherwise a report would be as old as its last change. `suspecting`: a task is
+    silent.
     """
 
     def __init__(
@@ -146,11 +147,11 @@ class LeaseKeeper:
         api: KubeApi,
         settings: Settings,
         feed: Feed,
-        current: Callable[[], int | None],
+        valid_report_number: Callable[[], int | None],
         suspecting: Callable[[], bool],
     ) -> None:
         self._api, self._settings, self._feed = api, settings, feed
-        self._current, self._suspecting = current, suspecting
+        self._valid_report_number, self._suspecting = valid_report_number, suspecting
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
         self._path = f"{self._collection}/{settings.topology}-coordinator"
         self._held: dict[str, Any] | None = None
@@ -177,11 +178,11 @@ class LeaseKeeper:
         wanted = lease(
             settings.namespace,
             settings.topology,
-            settings.uid,
+            settings.topology_uid,
             settings.incarnation,
             settings.lease_duration_s,
             now,
-            self._current(),
+            self._valid_report_number(),
         )
         if self._held is None:
             self._held = await self._find()

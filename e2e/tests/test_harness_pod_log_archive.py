@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from rekindle_testing.harness.log_keeper import LogKeeper
 from rekindle_testing.harness.nodes import ProcessNodes
+from rekindle_testing.harness.pod_log_archive import PodLogArchive
 
 
 def _write(nodes: Path, text: str, name: str = "log") -> None:
@@ -22,29 +22,29 @@ def _kept(directory: Path) -> list[str]:
 
 
 def test_the_log_of_a_lost_node_is_kept_to_its_end(tmp_path: Path) -> None:
-    keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
+    log_archive = PodLogArchive(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
     _write(tmp_path / "nodes", "first")
-    keeper.link_new()
+    log_archive.preserve_new()
     _write(tmp_path / "nodes", "first and last")
     shutil.rmtree(tmp_path / "nodes")
-    keeper.copy_to(tmp_path / "evidence")
+    log_archive.copy_to(tmp_path / "evidence")
     assert _kept(tmp_path / "evidence") == ["first and last"]
 
 
 def test_a_rotated_log_is_kept_beside_the_new_one(tmp_path: Path) -> None:
-    keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
+    log_archive = PodLogArchive(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
     _write(tmp_path / "nodes", "old")
-    keeper.link_new()
+    log_archive.preserve_new()
     log = tmp_path / "nodes" / "node-1" / "data" / "pods" / "uid-1" / "containers" / "task" / "0"
     (log / "log").rename(log / "log.1")
     _write(tmp_path / "nodes", "new")
-    keeper.copy_to(tmp_path / "evidence")
+    log_archive.copy_to(tmp_path / "evidence")
     assert _kept(tmp_path / "evidence") == ["new", "old"]
 
 
 def test_a_pod_without_its_record_is_skipped(tmp_path: Path) -> None:
-    keeper = LogKeeper(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
+    log_archive = PodLogArchive(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
     _write(tmp_path / "nodes", "text")
     (tmp_path / "nodes" / "node-1" / "data" / "pods" / "uid-1" / "pod.json").unlink()
-    keeper.copy_to(tmp_path / "evidence")
+    log_archive.copy_to(tmp_path / "evidence")
     assert not (tmp_path / "evidence").exists()

@@ -33,7 +33,7 @@ class CheckpointStore:
         self._uid = uid
         self._deadline_s = deadline_s
         self._url: str | None = None
-        self._expected: str | None = None
+        self._required_id: str | None = None
         self._opened: tuple[str, Store, ManifestStore] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._garbage_thread = ThreadPoolExecutor(1, thread_name_prefix="garbage")
@@ -41,9 +41,9 @@ class CheckpointStore:
     def use(self, url: str) -> None:
         self._url = url
 
-    def expect(self, store_id: str | None) -> None:
+    def require_store_id(self, store_id: str | None) -> None:
         """Only use the store with this id, and create none. None: the topology has not run yet."""
-        self._expected = store_id
+        self._required_id = store_id
 
     @property
     def id(self) -> str | None:
@@ -65,8 +65,8 @@ class CheckpointStore:
         """The manifest that was written; None if its number was taken."""
 
         def commit(manifests: ManifestStore, store: Store) -> Manifest | None:
-            made = [(a, self._save_migrated(a, manifests, store)) for a in effect.migrations]
-            manifest = _with_migrated(effect.manifest, made)
+            migrated = [(a, self._save_migrated(a, manifests, store)) for a in effect.migrations]
+            manifest = _with_migrated(effect.manifest, migrated)
             return manifest if manifests.write(manifest) else None
 
         return await self._run(f"writing manifest {effect.manifest.seq}", commit)
@@ -78,11 +78,11 @@ class CheckpointStore:
         return self._opened[2].unrestorable if self._opened is not None else {}
 
     async def collect_garbage(
-        self, retain: int, sweeps: bool = False, in_use: frozenset[str] = frozenset()
+        self, retain: int, full_scan: bool = False, in_use: frozenset[str] = frozenset()
     ) -> None:
         manifests = await self._run("opening it", lambda m, _: m)
         await asyncio.wrap_future(
-            self._garbage_thread.submit(manifests.collect_garbage, retain, sweeps, in_use)
+            self._garbage_thread.submit(manifests.collect_garbage, retain, full_scan, in_use)
         )
 
     def _save_migrated(
@@ -90,13 +90,13 @@ class CheckpointStore:
     ) -> EntryRef:
         sources = [manifests.entry(name) for name in migration.sources]
         try:
-            made = merge_entries(sources, migration.operators)
+            merged = merge_entries(sources, migration.operators)
         except ValueError as error:
             raise StoreError(f"{migration.partition.key}: {error}") from error
-        if made is None:
+        if merged is None:
             return EntryRef(migration.epoch, None, "")
         where = migration.partition
-        entry = replace(made, segment=where.segment, partition=where.index)
+        entry = replace(merged, segment=where.segment, partition=where.index)
         data = encode_entry(entry, self._uid)
         digest = entry_digest(entry)
         name = entry_name(where.segment, where.index, migration.epoch, digest, _MIGRATED)
@@ -107,11 +107,11 @@ class CheckpointStore:
         if self._url is None:
             raise StoreError("no checkpoint store is known yet")
         if self._opened is None or self._opened[0] != self._url:
-            store = Store(self._url, create=self._expected is None)
-            if self._expected not in (None, store.id):
+            store = Store(self._url, create=self._required_id is None)
+            if self._required_id not in (None, store.id):
                 raise StoreError(
                     f"{self._url}: this is store {store.id}, but the topology has used store "
-                    f"{self._expected}; mount or move that one back"
+                    f"{self._required_id}; mount or move that one back"
                 )
             self._opened = (self._url, store, ManifestStore(store, self._uid))
         return self._opened[1], self._opened[2]
@@ -129,9 +129,9 @@ class CheckpointStore:
             raise StoreError(late) from error
 
 
-def _with_migrated(manifest: Manifest, made: list[tuple[StateMigration, EntryRef]]) -> Manifest:
+def _with_migrated(manifest: Manifest, migrated: list[tuple[StateMigration, EntryRef]]) -> Manifest:
     entries = dict(manifest.entries)
-    for migration, ref in made:
+    for migration, ref in migrated:
         key = migration.partition.key
         entries[key] = tuple(ref if r.epoch == ref.epoch else r for r in entries[key])
     return replace(manifest, entries=entries)

@@ -15,7 +15,7 @@ import aiohttp
 
 from rekindle import yaml_json
 from rekindle.backoff import BackoffPolicy
-from rekindle.coordinator.edge.kube_access import Access
+from rekindle.coordinator.shell.kube_access import Access
 from rekindle.errors import RekindleError
 
 Json = dict[str, Any]

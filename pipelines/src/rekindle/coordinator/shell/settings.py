@@ -22,7 +22,7 @@ class Settings:
 
     topology: str
     namespace: str
-    uid: str
+    topology_uid: str
     incarnation: int
     bind: str
     token: str | None = field(default=None, repr=False)
@@ -37,7 +37,7 @@ class Settings:
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.uid, self.token)
+        return Identity(self.topology_uid, self.token)
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -53,7 +53,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     return Settings(
         topology=value("REKINDLE_TOPOLOGY"),
         namespace=value("REKINDLE_NAMESPACE"),
-        uid=value("REKINDLE_TOPOLOGY_UID"),
+        topology_uid=value("REKINDLE_TOPOLOGY_UID"),
         incarnation=int(incarnation),
         bind=value("REKINDLE_BIND"),
         token=environment.get(TOKEN_VARIABLE) or None,

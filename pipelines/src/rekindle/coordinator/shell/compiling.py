@@ -3,7 +3,7 @@
 The SQL parser costs some 30 MB and a second of CPU; a coordinator only needs it when a generation
 appears, and must not miss heartbeats at that time.
 
-Run as a module (`python -m rekindle.coordinator.edge.compiling`) it is that child: it reads JSON
+Run as a module (`python -m rekindle.coordinator.shell.compiling`) it is that child: it reads JSON
 `[[name, spec], ...]` from standard input and writes a pickled list to standard output, with a
 Topology or an error message for each.
 

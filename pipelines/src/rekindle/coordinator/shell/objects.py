@@ -48,8 +48,8 @@ def pod_from(document: Mapping[str, Any], uid: str) -> Pod | None:
         slot=slot,
         incarnation=incarnation,
         address=address,
-        runs=address is not None and not ended,
-        started=started or conditions.get("Ready") == "True",
+        may_be_running=address is not None and not ended,
+        was_ready=started or conditions.get("Ready") == "True",
     )
 
 
@@ -97,7 +97,7 @@ def data_plane_document(report: Report) -> Json:
         "store": report.store,
         "checkpoint": asdict(report.checkpoint) if report.checkpoint is not None else None,
         "queries": [
-            {"name": q.name, "stableEpoch": q.stable_epoch, "lagSeconds": q.lag_s}
+            {"name": q.name, "stableEpoch": q.durable_epoch, "lagSeconds": q.lag_s}
             for q in report.queries
         ],
     }
