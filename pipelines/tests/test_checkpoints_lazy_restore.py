@@ -20,7 +20,7 @@ from window_parts import SHAPE, SLIDE, epochs, folded, history, shape_of, table
 
 from rekindle.checkpoints import fetching
 from rekindle.checkpoints import state as state_module
-from rekindle.checkpoints.fetching import Fetch, FetchPhase, FetchQueue, Slots
+from rekindle.checkpoints.fetching import AwaitedRuns, Fetch, FetchPhase, FetchQueue
 from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
@@ -29,7 +29,7 @@ from rekindle.engine.model import State
 from rekindle.engine.state import compaction
 from rekindle.engine.state.compaction import compact_all
 from rekindle.engine.state.operator import EMPTY, OperatorState
-from rekindle.engine.state.remote import RemoteRun, RunFacts, Slot
+from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_state import WindowShape, advance, conform
@@ -268,14 +268,17 @@ def test_a_failure_is_reported_and_tried_again(world: World) -> None:
 def test_a_call_that_does_not_return_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread that needs the object waits for that call."""
     monkeypatch.setattr(fetching, "CallTimer", partial(CallTimer, slow_s=0.05))
-    goes_on, slot = threading.Event(), Slot(RunFacts(1, 1, (0, 0), pa.schema([])), Nowhere())
+    goes_on, awaited_run = (
+        threading.Event(),
+        AwaitedRun(RunFacts(1, 1, (0, 0), pa.schema([])), Nowhere()),
+    )
 
-    def load(name: str, slots: Slots) -> None:
+    def load(name: str, awaited: AwaitedRuns) -> None:
         assert goes_on.wait(10)
-        slots[0].arrive(Run(pa.table({})))
+        awaited[0].arrive(Run(pa.table({})))
 
     fetch = Fetch(load)
-    fetch.expect({"x": ({0: slot}, 1)})
+    fetch.expect({"x": ({0: awaited_run}, 1)})
     fetch.start()
     eventually(lambda: "reading the state object x has not ended" in (fetch.problem or ""), 10)
     with ThreadPoolExecutor(1) as pool:
@@ -283,8 +286,28 @@ def test_a_call_that_does_not_return_is_reported(monkeypatch: pytest.MonkeyPatch
         assert not reader.done()
         goes_on.set()
         reader.result(10)
-    assert slot.run is not None
+    assert awaited_run.run is not None
     assert fetch.problem is None
+
+
+def test_a_task_that_stops_waits_for_nothing() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    awaited_run = AwaitedRun(RunFacts(1, 1, (0, 0), pa.schema([])), Nowhere())
+
+    def load(name: str, awaited: AwaitedRuns) -> None:
+        begun.set()
+        assert goes_on.wait(10)
+
+    fetch = Fetch(load)
+    fetch.expect({"x": ({0: awaited_run}, 1)})
+    fetch.start()
+    assert begun.wait(10)
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(fetch.get, "x")
+        fetch.stop()
+        with pytest.raises(StoreError, match="the task stops"):
+            reader.result(10)
+    goes_on.set()
 
 
 class Nowhere:
@@ -361,8 +384,8 @@ def test_an_object_has_to_be_what_its_entry_describes(world: World) -> None:
     state = world.restore(name)
     run = next(state.runs())
     assert isinstance(run, RemoteRun)
-    wrong = replace(run._slot.facts, rows=run.rows + 1)
-    run._slot.facts = wrong
+    wrong = replace(run._awaited.facts, rows=run.rows + 1)
+    run._awaited.facts = wrong
     with pytest.raises(StateLost, match="is not what its entry describes"):
         folded(state)
 

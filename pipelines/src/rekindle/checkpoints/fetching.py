@@ -14,14 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from weakref import ref
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
 from rekindle.engine.failure import DiskFull
-from rekindle.engine.state.remote import Slot, Source
+from rekindle.engine.state.remote import AwaitedRun, Source
 from rekindle.errors import StateLost, StoreError
 from rekindle.workers import CallTimer, Worker
 
@@ -29,7 +31,7 @@ PARALLEL = 4
 """Objects that are fetched at a time; so many are in memory."""
 _BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
 
-Slots = Mapping[int, Slot]
+AwaitedRuns = Mapping[int, AwaitedRun]
 """By batch of an object."""
 
 
@@ -108,33 +110,34 @@ class FetchQueue:
 
 
 class Fetch:
-    """The objects of one entry. `load(name, slots)` fetches one and fills its slots. `start` begins
-    to fetch all in the background; without it, only what is read is fetched."""
+    """The objects of one entry. `load(name, awaited)` fetches one, and all of its awaited
+    runs arrive. `start` begins to fetch all in the background; without it, only what is read is
+    fetched."""
 
-    def __init__(self, load: Callable[[str, Slots], None]) -> None:
+    def __init__(self, load: Callable[[str, AwaitedRuns], None]) -> None:
         self._load = load
         self._queue = FetchQueue({})
-        self._slots: dict[str, dict[int, ref[Slot]]] = {}
+        self._awaited: dict[str, dict[int, ref[AwaitedRun]]] = {}
         self._changed = threading.Condition()
         self._calls: dict[str, CallTimer] = {}
         self._workers: list[Worker] = []
         self._stopping = False
 
-    def expect(self, objects: Mapping[str, tuple[Slots, int]]) -> None:
-        """Slots and bytes by name, in the order in which they are fetched. Slots that no state has
+    def expect(self, objects: Mapping[str, tuple[AwaitedRuns, int]]) -> None:
+        """Runs and bytes by name, in the order in which they are fetched. Runs that no state has
         any more are not fetched."""
         self._queue = FetchQueue({name: size for name, (_, size) in objects.items()})
-        self._slots = {
-            name: {batch: ref(slot) for batch, slot in slots.items()}
-            for name, (slots, _) in objects.items()
+        self._awaited = {
+            name: {batch: ref(run) for batch, run in awaited.items()}
+            for name, (awaited, _) in objects.items()
         }
 
     def source(self, name: str) -> Source:
         return _ObjectSource(self, name)
 
     def start(self) -> None:
-        names = range(min(PARALLEL, len(self._slots)))
-        self._workers = [Worker(f"restore-{number}", self._run) for number in names]
+        numbers = range(min(PARALLEL, len(self._awaited)))
+        self._workers = [Worker(f"restore-{n}", partial(self._run, n)) for n in numbers]
         for worker in self._workers:
             worker.start()
 
@@ -195,12 +198,11 @@ class Fetch:
         with ThreadPoolExecutor(PARALLEL) as pool:
             list(pool.map(self.get, self._queue.missing))
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         while (name := self._next()) is not None:
-            try:
+            with suppress(StoreError, DiskFull):  # the queue knows
                 self._fetch(name)
-            except (StoreError, DiskFull):
-                continue  # the queue knows
+                self._workers[number].progressed()
 
     def _next(self) -> str | None:
         with self._changed:
@@ -216,10 +218,10 @@ class Fetch:
         timer = self._calls[name] = CallTimer()
         try:
             with timer.during(f"reading the state object {name}"):
-                found = {batch: slot() for batch, slot in self._slots[name].items()}
-                slots = {batch: slot for batch, slot in found.items() if slot is not None}
-                if slots:
-                    self._load(name, slots)
+                found = {batch: run() for batch, run in self._awaited[name].items()}
+                awaited = {batch: run for batch, run in found.items() if run is not None}
+                if awaited:
+                    self._load(name, awaited)
         except (ObjectMissing, UnreadableObject) as error:
             with self._changed:
                 self._queue.is_lost(name, str(error))

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from rekindle.checkpoints.codec import CheckpointName, parse_state_name, state_name
-from rekindle.checkpoints.fetching import Slots
+from rekindle.checkpoints.fetching import AwaitedRuns
 from rekindle.checkpoints.store import ObjectMissing, Store, UnreadableObject
 from rekindle.engine.state.layout import ObjectFacts
 from rekindle.engine.state.runs import Run
@@ -66,18 +66,18 @@ class RunObjects:
             runs = dict(zip(runs, moved, strict=True))
         return facts, runs
 
-    def fill(self, name: str, slots: Slots) -> None:
-        """Fetch an object for these slots. Raises as `read`."""
-        _, runs = self.read(name, slots.keys())
-        for batch, slot in slots.items():
-            run, expected = runs.get(batch), slot.facts
+    def fill(self, name: str, awaited: AwaitedRuns) -> None:
+        """Fetch an object for these runs. Raises as `read`."""
+        _, runs = self.read(name, awaited.keys())
+        for batch, awaited_run in awaited.items():
+            run, expected = runs.get(batch), awaited_run.facts
             if run is None or (run.rows, run.schema) != (expected.rows, expected.schema):
                 raise UnreadableObject(
                     f"{self._store.url}: {self._uid}/{name} is not what its entry describes: "
                     f"batch {batch} should have {expected.rows} rows"
                 )
-        for batch, slot in slots.items():
-            slot.arrive(runs[batch])
+        for batch, awaited_run in awaited.items():
+            awaited_run.arrive(runs[batch])
 
     def _get(self, path: str) -> bytes:
         try:

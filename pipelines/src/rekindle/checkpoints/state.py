@@ -34,7 +34,7 @@ from rekindle.checkpoints.store import Store, UnreadableObject
 from rekindle.engine.model import State
 from rekindle.engine.state import layout
 from rekindle.engine.state.operator import END_OF_PANES, OperatorState
-from rekindle.engine.state.remote import RemoteRun, Slot, prefer
+from rekindle.engine.state.remote import AwaitedRun, RemoteRun, prefer
 from rekindle.engine.state.runs import Run, RunId
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.version import STATE_FORMAT, engine_version
@@ -57,7 +57,7 @@ class _RemoteObject:
     """`closes_at`: the first pane of its runs that is live."""
 
     nbytes: int
-    slots: dict[int, Slot] = field(default_factory=dict)
+    awaited: dict[int, AwaitedRun] = field(default_factory=dict)
     closes_at: int = END_OF_PANES
 
 
@@ -168,7 +168,7 @@ class StateStore:
                     runs = self._remote_runs(found, names, objects, fetch, expected)
                 states[operator] = layout.decode(found, runs)
         closing = sorted(expected.items(), key=lambda item: item[1].closes_at)
-        fetch.expect({name: (remote.slots, remote.nbytes) for name, remote in closing})
+        fetch.expect({name: (remote.awaited, remote.nbytes) for name, remote in closing})
         self._remember(entry.epoch, entry.objects)
         return State(states), fetch
 
@@ -184,10 +184,10 @@ class StateStore:
         self._known.update(zip(names, objects, strict=True))
         for (at, batch), facts in layout.facts(found, objects):
             name = names[at]
-            slot = Slot(facts, fetch.source(name))
-            run = runs[at, batch] = RemoteRun(slot)
+            awaited = AwaitedRun(facts, fetch.source(name))
+            run = runs[at, batch] = RemoteRun(awaited)
             remote = expected.setdefault(name, _RemoteObject(objects[at].nbytes))
-            remote.slots[batch] = slot
+            remote.awaited[batch] = awaited
             remote.closes_at = min(remote.closes_at, facts.extent[0])
             self._place(name, {batch: run})
         return runs

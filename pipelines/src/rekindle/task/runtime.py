@@ -335,6 +335,8 @@ class TaskRuntime:
         self.status.step(TaskEvent.STOP_REQUESTED)
         started = time.monotonic()
         self._halt.set()
+        if self._startup.fetch is not None:
+            self._startup.fetch.stop()  # the loop may wait for it
         if running is not None:
             if running.loop_thread.ident is not None:
                 running.loop_thread.join(end.loop_s)
@@ -346,8 +348,6 @@ class TaskRuntime:
             running.inputs.close()
             running.saver.stop(end.saver_s)
         # A JVM that does not respond must not block the exit of the process: it ends with it.
-        if self._startup.fetch is not None:
-            self._startup.fetch.stop()
         flight = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
         engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)
         flight.start()

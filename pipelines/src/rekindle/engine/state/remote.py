@@ -42,7 +42,7 @@ class RunFacts:
     schema: pa.Schema
 
 
-class Slot:
+class AwaitedRun:
     """The place of one run that arrives later, once."""
 
     __slots__ = ("__weakref__", "facts", "run", "source")
@@ -58,62 +58,62 @@ class Slot:
 
 
 class RemoteRun(Run):
-    """See the module. A run of which another one with other columns may share the slot."""
+    """See the module. Another one with other columns may await the same rows."""
 
     def __init__(
-        self, slot: Slot, id: RunId | None = None, names: Sequence[str] | None = None
+        self, awaited: AwaitedRun, id: RunId | None = None, names: Sequence[str] | None = None
     ) -> None:
         self.id = id or RunId()
-        self._slot = slot
+        self._awaited = awaited
         self._names = names
 
     @property
     def is_here(self) -> bool:
-        return self._slot.run is not None
+        return self._awaited.run is not None
 
     @property
     def table(self) -> pa.Table:
         """Waits for the rows. Raises StoreError, StateLost, DiskFull."""
-        slot = self._slot
-        while slot.run is None:
-            if (source := slot.source) is not None:
+        awaited = self._awaited
+        while awaited.run is None:
+            if (source := awaited.source) is not None:
                 source.fetch()
-        table = slot.run.table
+        table = awaited.run.table
         return table if self._names is None else table.select(self._names)
 
     @property
     def file(self) -> RunFile | None:
-        return self._slot.run.file if self._slot.run is not None else None
+        return self._awaited.run.file if self._awaited.run is not None else None
 
     @property
     def spilled(self) -> bool:
-        return self._slot.run is None or self._slot.run.spilled
+        return self._awaited.run is None or self._awaited.run.spilled
 
     @property
     def schema(self) -> pa.Schema:
-        schema = self._slot.facts.schema
+        schema = self._awaited.facts.schema
         return schema if self._names is None else pa.schema([schema.field(n) for n in self._names])
 
     @property
     def rows(self) -> int:
-        return self._slot.facts.rows
+        return self._awaited.facts.rows
 
     @property
     def nbytes(self) -> int:
-        run = self._slot.run
-        return self._slot.facts.nbytes if run is None else run.nbytes
+        run = self._awaited.run
+        return self._awaited.facts.nbytes if run is None else run.nbytes
 
     @property
     def extent(self) -> tuple[int, int]:
-        return self._slot.facts.extent
+        return self._awaited.facts.extent
 
     def select(self, names: Sequence[str]) -> Run:
-        return RemoteRun(self._slot, self.id, names)
+        return RemoteRun(self._awaited, self.id, names)
 
     @property
     def source(self) -> Source | None:
         """Where its rows are; None once they are here."""
-        return self._slot.source
+        return self._awaited.source
 
 
 def prefer(runs: Iterable[Run]) -> None:

@@ -1,10 +1,9 @@
 """Which checkpoints are saved, and which are reported. Pure.
 
-At most PENDING states wait for the store. If it is slow, older ones are dropped, because only the
-newest checkpoint that all partitions have is committed, and so it is if they keep too much
-(`core.snapshots`); states up to the committed entry are not
-saved at all. A state that could not be saved is saved again after a back-off, unless newer ones
-have taken its place. A saved entry is reported until it is committed.
+At most PENDING states wait for the store, each a snapshot (`core.snapshots`). If it is slow, older
+ones are dropped, because only the newest checkpoint that all partitions have is committed; states
+up to the committed entry are not saved at all. A state that could not be saved is saved again after
+a back-off, unless newer ones have taken its place. A saved entry is reported until it is committed.
 
 A save reuses objects of the newest entry that this task has saved and that may yet be committed, or
 of the committed one. Garbage collection keeps both, and the coordinator refuses an entry whose
