@@ -204,6 +204,26 @@ def test_the_first_save_of_a_restored_replica_refers_to_the_entry(world: World) 
     assert world.reads == []
 
 
+def test_replicas_that_save_in_turn_share_what_was_restored(world: World) -> None:
+    """The committed entry is the other's, which compacted a page; all others are shared."""
+    first = fill(world, 200)
+    name = world.save(first, 2)
+    assert world.entry is not None
+    shared = set(world.entry.objects["op"])
+    rows = table([("a", 0, 3, 1, 0.1, 1, 1.0, 1.0, "x")])
+    other, entry = world.saver, world.entry
+    restored = advance(SHAPE, world.restore(name), rows, [(3, -100, -100)]).state
+    mine = world.saver
+    world.saver, world.entry = other, entry
+    world.save(advance(SHAPE, first, rows, [(3, -100, -100)]).state, 3)
+    world.saver = mine
+    world.save(restored, 4)
+    names = set(world.entry.objects["op"])
+    assert len(names & shared) >= len(shared) - 2
+    assert len(names - shared) == 2, "a delta, and the page"
+    assert len(world.reads) == 1
+
+
 def test_a_save_reads_what_it_has_to_write_again(world: World) -> None:
     state = world.restore(world.save(fill(world, 50), 2))
     world.entry = None  # another replica's objects are committed
