@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from rekindle.engine.state import operator as pages
 from rekindle.engine.state import panes as combining
 from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.reading import read
-from rekindle.engine.state.runs import BUCKETS, RunShape, bucket_of, fold, sort
+from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
+from rekindle.engine.state.runs import BUCKETS, Run, RunShape, bucket_of, fold, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.exchange.hashing import hash_rows
 from rekindle_testing.fixtures.examples import scaled_examples
@@ -162,6 +164,8 @@ def check(state: OperatorState) -> None:
     assert starts == sorted(set(starts))
     assert len(state.pages) == len(state.through) == len(state.pending)
     assert [d.seq for d in state.deltas] == sorted({d.seq for d in state.deltas})
+    levels = [d.level for d in state.deltas]
+    assert levels == sorted(levels, reverse=True)
     live = np.zeros(len(state.pages), dtype=np.int64)
     for delta in state.deltas:
         at = pages.pages_of(state, delta.run.panes, delta.run.buckets())
@@ -261,6 +265,47 @@ def test_an_epoch_compacts_in_proportion_to_its_rows(monkeypatch: pytest.MonkeyP
     assert state.rows <= 3 * groups
     total = read(shape, state, 0, 1).column("n").to_numpy().sum()
     assert total == groups + 200 * 200
+
+
+class Unread:
+    """A store from which nothing is read."""
+
+    def fetch(self) -> None:
+        raise AssertionError("a run is read that is not here")
+
+    def prefer(self) -> None: ...
+
+
+def restored(state: OperatorState) -> tuple[OperatorState, list[tuple[AwaitedRun, Run]]]:
+    """A saved state with all runs remote, and what they await."""
+    state = compaction.join_single_deltas(state)
+    facts = {r: RunFacts(r.rows, r.nbytes, r.extent, r.schema) for r in state.runs()}
+    awaited = [(AwaitedRun(found, Unread()), run) for run, found in facts.items()]
+    remote = {run.id: RemoteRun(place, run.id) for place, run in awaited}
+    return replace(state.with_runs(remote), complete=False), awaited
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_compaction_goes_on_after_a_catch_up(monkeypatch: pytest.MonkeyPatch, lazy: bool) -> None:
+    """Calls were large while the state was fetched, so that much waits on one page."""
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
+    rng, groups = np.random.default_rng(1), 2_000
+    state, awaited = EMPTY, list[tuple[AwaitedRun, Run]]()
+    for _ in range(5):
+        state = compaction.compact(COUNTS, pages.append(state, counts(rng.choice(groups, 500))))
+    if lazy:
+        state, awaited = restored(state)
+    for _ in range(4):
+        large = counts(np.tile(np.arange(groups), 10))
+        state = compaction.compact(COUNTS, pages.append(state, large))
+    for place, run in awaited:
+        place.arrive(run)
+    for _ in range(60):
+        state = compaction.compact(COUNTS, pages.append(state, counts(rng.choice(groups, 50))))
+    check(state)
+    assert state.rows <= 3 * groups
+    total = read(COUNTS, state, 0, 1).column("n").to_numpy().sum()
+    assert total == 5 * 500 + 40 * groups + 60 * 50
 
 
 def test_a_join_copies_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def compact(shape: RunShape, state: OperatorState) -> OperatorState:
         return replace(state, credit=0)
     if not state.complete:
         state = replace(state, complete=all(run.is_here for run in state.runs()))
-    unspent = state.credit - _most_credit(state)
+    most, spent = _most_credit(state), 0
     while state.deltas:
         rows = np.array([page.rows for page in state.pages], dtype=np.int64)
         cost = rows + state.pending
@@ -77,14 +77,17 @@ def compact(shape: RunShape, state: OperatorState) -> OperatorState:
             if here.all():
                 break
             return _join_if_many(state)
-        if cost[page] > state.credit - max(0, unspent):
+        # The first one is only bound by the credit: otherwise a page that has become larger than
+        # a call may spend would keep all others waiting.
+        if cost[page] > state.credit or (spent and spent + cost[page] > most):
             return _join_if_many(state)  # the credit waits for it
+        spent += int(cost[page])
         state = _compact_page(shape, replace(state, credit=state.credit - int(cost[page])), page)
     return replace(_join_if_many(state), credit=0)
 
 
 def _most_credit(state: OperatorState) -> int:
-    """What one call may spend."""
+    """What one call may spend on more than one page."""
     newest = state.deltas[-1].run.rows
     return 2 * int(COMPACTION_RATIO * newest) + BURST_PAGES * 2 * PAGE_ROWS
 
@@ -142,6 +145,8 @@ def _join(state: OperatorState, chosen: Sequence[Delta]) -> OperatorState:
     before = (d for d in state.deltas if d.seq < chosen[0].seq)
     joined = (_joined(state, group) for group in _groups(chosen))
     after = (d for d in state.deltas if d.seq > chosen[-1].seq)
+    between_them = sum(chosen[0].seq <= d.seq <= chosen[-1].seq for d in state.deltas)
+    assert between_them == len(chosen), "deltas of one level follow one another"
     return replace(state, deltas=(*before, *(d for d in joined if d is not None), *after))
 
 

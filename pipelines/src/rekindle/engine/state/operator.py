@@ -46,7 +46,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """`seq`: its place in the order of deltas; `level`: how often its rows were joined."""
+    """`seq`: its place in the order of deltas; `level`: how often its rows were joined, which does
+    not increase in that order."""
 
     seq: int
     run: Run
