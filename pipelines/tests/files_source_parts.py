@@ -32,6 +32,7 @@ def source_of(
     schema: pa.Schema = SCHEMA,
     lateness: str = "0s",
     partition: tuple[int, int] = (0, 1),
+    verified: bool = True,
     **files: Any,
 ) -> FilesSource:
     """`partition`: its number, and how many there are."""
@@ -46,7 +47,9 @@ def source_of(
         event_time = None
     source = SourceSpec.model_validate(spec)
     node = Node("s", "id-s", source, (), topology_schema(schema), event_time, partition[1])
-    opened = open_source(source, node, SECOND, tmp / "work", partition=partition[0])
+    opened = open_source(
+        source, node, SECOND, tmp / "work", partition=partition[0], verified=verified
+    )
     assert isinstance(opened, FilesSource)
     return opened
 

@@ -253,7 +253,7 @@ def test_other_partitions_units_are_read_for_their_keys_alone(
 
     monkeypatch.setattr(files_read, "read_csv", reading)
     source_of(tmp_path, url, partition=(1, 2))
-    assert seen == [("1.csv", ["k", "v", "t"]), ("0.csv", ["t"])]
+    assert seen == [("0.csv", ["t"]), ("1.csv", ["k", "v", "t"]), ("0.csv", ["t"])]
 
 
 def test_columns_without_a_header_are_found_by_their_places(tmp_path: Path) -> None:

@@ -20,6 +20,12 @@ from rekindle.errors import SourceFailed
 DAYS = [f"k{n},{n}.5,2013-01-01T{n:02d}:00:00" for n in range(5)]
 
 
+@pytest.fixture(autouse=True)
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As input that is not in order."""
+    monkeypatch.setattr(files_preparation, "_index_in_place", lambda *_: None)
+
+
 def opened(tmp: Path) -> FilesSource:
     return source_of(tmp, csv(tmp, *DAYS))
 

@@ -229,6 +229,37 @@ def test_what_tasks_still_read_is_not_deleted() -> None:
     assert set(world.in_use) == {frozenset({"entry"})}
 
 
+def test_a_complete_replica_saves_while_another_one_still_reads() -> None:
+    world = started()
+    slot, partner = Slot("mid", 0, 0), Slot("mid", 0, 1)
+    world.kill(slot)
+    world.run_epochs(5)
+    world.start_task(slot).reads_state_forever = True
+    world.run_epochs(20)
+    assert world.tasks[slot].core.status.restoring is not None
+    assert world.tasks[slot].position >= world.head - 2
+    assert (world.tasks[slot].phase, world.tasks[partner].phase) == ("CatchingUp", "Live")
+    assert world.store[-1].epoch >= world.head - 2 * world.interval_epochs
+
+
+def test_a_replica_that_catches_up_saves_rather_than_one_that_still_reads() -> None:
+    world = started()
+    slots = [Slot("mid", 0, replica) for replica in (0, 1)]
+    for slot in slots:
+        world.kill(slot)
+    for slot in slots:
+        world.start_task(slot).reads_state_forever = slot.replica == 0
+    world.release_epoch(50)
+    for other in set(world.tasks) - set(slots):
+        world.work(other, 50)
+    for _ in range(8):
+        for slot in slots:
+            world.work(slot, 1)
+        world.poll_round()
+    assert {world.tasks[slot].phase for slot in slots} == {"CatchingUp"}
+    assert [bool((p := world.coordinator.poll_for(s)) and p.saver) for s in slots] == [False, True]
+
+
 def test_restored_state_that_is_lost_late_makes_the_next_collection_look_for_the_cause() -> None:
     world = started()
     task = next(t for t in world.coordinator.membership if t.slot == Slot("mid", 0, 1))

@@ -297,7 +297,7 @@ def test_an_epoch_that_changes_nothing_runs_no_job(spark: Spark) -> None:
     assert state_digests(chain, second.state) == state_digests(chain, first.state)
 
 
-@pytest.mark.parametrize("rows", [10, BATCH_ROWS + 1], ids=["reused-plan", "plan-per-call"])
+@pytest.mark.parametrize("rows", [10, BATCH_ROWS + 1], ids=["one-batch", "two-batches"])
 @pytest.mark.parametrize("method", [Aggregation.SORTED, None], ids=["sorted", "hashed"])
 def test_python_keeps_no_objects_in_the_jvm(
     spark: Spark, rows: int, method: Aggregation | None

@@ -58,7 +58,7 @@ def rows(first: int, count: int) -> pa.Table:
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[SparkSession]:
     data_dir = tmp_path_factory.mktemp("engine")
-    started = start_session("test", data_dir=data_dir, cds_archive=cds_archive)
+    started = start_session("test", master="local[2]", data_dir=data_dir, cds_archive=cds_archive)
     yield started
     stop_session(started)
 
@@ -80,9 +80,15 @@ def at_once(session: SparkSession, sql: str, views: Mapping[str, pa.Table]) -> p
     return session.sql(sql).toArrow()
 
 
-@pytest.mark.parametrize("sql", PLANNED_ONCE)
-def test_a_planned_query_equals_an_unplanned_one(session: SparkSession, sql: str) -> None:
-    query = Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA})
+@pytest.mark.parametrize(
+    ("sql", "partitions"),
+    # Ids differ if rows are divided in another way.
+    [(sql, n) for sql in PLANNED_ONCE for n in (1, 3) if n == 1 or sql != EXPLODED],
+)
+def test_a_planned_query_equals_an_unplanned_one(
+    session: SparkSession, sql: str, partitions: int
+) -> None:
+    query = Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA}, partitions)
     assert query is not None
     chunks = pa.concat_tables([rows(50, 4), rows(60, 5)])
     for a, b in [
@@ -122,14 +128,20 @@ def test_a_schema_that_spark_would_change_is_planned_again(session: SparkSession
     assert found.column("t").to_pylist() == [NOON]
 
 
-def test_more_than_a_batch_is_planned_again(session: SparkSession) -> None:
-    many = pa.table({"n": pa.array(range(BATCH_ROWS + 1), pa.int64())})
+def test_more_than_a_batch_has_a_task_for_each_core(session: SparkSession) -> None:
     query = Query(session.newSession())
     sql = "SELECT n, spark_partition_id() AS p FROM a"
-    assert set(query.run(sql, {"a": many}, "test").column("p").to_pylist()) == {0, 1}
-    assert set(query.run(sql, {"a": many.slice(1)}, "test").column("p").to_pylist()) == {0}
+    for rows, tasks in [(1, 1), (BATCH_ROWS, 1), (BATCH_ROWS + 1, 2), (2 * BATCH_ROWS + 1, 2)]:
+        numbers = pa.array(range(rows), pa.int64())
+        found = query.run(sql, {"a": pa.table({"n": numbers})}, "test")
+        assert set(found.column("p").to_pylist()) == set(range(tasks))
+        assert found.column("n").combine_chunks() == numbers
+
+
+def test_a_query_that_is_planned_again_leaves_no_view(session: SparkSession) -> None:
     again = session.newSession()
-    assert Query(again).run(sql.replace("FROM a", "FROM `a-b`"), {"a-b": many}, "test").num_rows
+    sql = "SELECT n FROM `a-b` ORDER BY n LIMIT 3"
+    assert Query(again).run(sql, {"a-b": pa.table({"n": [1, 2]})}, "test").num_rows
     assert again.catalog.listTables() == []  # which would keep the rows
 
 

@@ -26,6 +26,7 @@ from rekindle.task.core.loop import (
 from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,
+    HeadAdvanced,
     PollReceived,
     RefusePoll,
     Respond,
@@ -118,6 +119,18 @@ def test_a_task_says_of_which_entry_state_is_missing() -> None:
     assert (made.response().restoring, made.response().checkpoints) == ("entry", ())
     made.step(StateComplete(), 0.0)
     assert (made.response().restoring, made.response().checkpoints) == (None, (done,))
+
+
+def test_a_task_is_live_once_all_of_its_state_is_here() -> None:
+    """Until then it adds no redundancy: what it has not fetched may be lost. It serves readers."""
+    made, point = core(), RestorePoint(epoch=3, object="entry")
+    made.step(PollReceived(poll(restore=point)), 0.0)
+    made.step(TaskRestored(TaskState(3, 0, State()), 4, 3, complete=False), 0.0)
+    made.step(HeadAdvanced(4), 0.0)
+    assert made.response().phase == "CatchingUp"
+    assert made.response().phase.serves
+    made.step(StateComplete(), 0.0)
+    assert made.response().phase == "Live"
 
 
 def test_a_lower_fence_changes_nothing() -> None:

@@ -149,7 +149,8 @@ def test_a_task_runs_before_its_state_is_here(
     monkeypatch.setattr(Store, "get", slow)
     runtime, thread, poll = run_from(config, entry, ended)
     eventually(lambda: runtime.polls.poll(poll).stable_epoch > 9, 10)
-    assert runtime.polls.poll(poll).restoring == entry
+    answer = runtime.polls.poll(poll)
+    assert (answer.restoring, answer.phase) == (entry, "CatchingUp")
     goes_on.set()
     eventually(lambda: runtime.polls.poll(poll).restoring is None, 10)
     runtime.stop()
@@ -169,6 +170,25 @@ def test_a_task_whose_restored_state_is_lost_ends(tmp_path: Path) -> None:
     assert answer.problem is not None
     assert "does not exist" in answer.problem.message
     assert answer.restoring == entry
+    thread.join(10)
+    assert ended == [1]
+
+
+def test_a_task_that_serves_no_longer_reports_that_and_ends(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise SystemExit("the loop is broken")
+
+    runtime = TaskRuntime(config_of(tmp_path))
+    runtime._engine.chain = Future()
+    ended: list[int] = []
+    thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
+    thread.start()
+    runtime._server._io.call(fail)
+    poll = PollRequest(topology="uid-1", fence=1, generation=1, task=runtime._config.ref)
+    eventually(lambda: runtime.polls.poll(poll).phase == "Failed", 10)
+    answer = runtime.polls.poll(poll)
+    assert answer.problem is not None
+    assert answer.problem.message.startswith("thread stream-server has ended: SystemExit")
     thread.join(10)
     assert ended == [1]
 

@@ -7,6 +7,7 @@ inside arrays and structs are converted like columns of strings. Pure: Arrow in,
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def convert(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array
         return _cast_zone(column, target)
     converted = pc.cast(column, target)
     if t.is_floating(source) and t.is_floating(target):
-        _refuse_new_infinities(converted, pc.is_inf(column))
+        _refuse_new_infinities(converted, lambda: pc.is_inf(column))
     return converted
 
 
@@ -131,12 +132,15 @@ def _texts(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
         return _dates(column, target)
     converted = pc.cast(column, target)
     if t.is_floating(target):
-        _refuse_new_infinities(converted, pc.match_substring_regex(column, _INFINITY))
+        _refuse_new_infinities(converted, lambda: pc.match_substring_regex(column, _INFINITY))
     return converted
 
 
-def _refuse_new_infinities(converted: pa.Array, infinite_before: pa.Array) -> None:
-    if pc.any(pc.and_not(pc.is_inf(converted), infinite_before)).as_py():
+def _refuse_new_infinities(converted: pa.Array, infinite_before: Callable[[], pa.Array]) -> None:
+    infinite = pc.is_inf(converted)
+    if not pc.any(infinite).as_py():
+        return
+    if pc.any(pc.and_not(infinite, infinite_before())).as_py():
         raise pa.ArrowInvalid("a number is too large for its type")
 
 
@@ -150,6 +154,9 @@ def _from_base64(column: pa.Array, target: pa.DataType) -> pa.Array:
 def _timestamps(column: pa.Array, target: pa.DataType) -> pa.Array:
     """From ISO 8601 strings; without a zone they are UTC."""
     text = pc.utf8_trim_whitespace(column)
+    for kind in (pa.timestamp("us"), _UTC):  # most columns have no zone, or one in every value
+        with contextlib.suppress(pa.ArrowInvalid):
+            return _cast_zone(pc.cast(text, kind), target)
     zoned = pc.and_(
         pc.match_substring_regex(text, _DATE_AND_TIME), pc.match_substring_regex(text, _ZONED)
     )

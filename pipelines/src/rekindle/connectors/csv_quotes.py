@@ -1,8 +1,9 @@
 """Checks that all quotes in a CSV file are closed (RFC 4180).
 
 After an unclosed quote, Arrow's reader takes the rest of the file, line ends included, as one
-value: rows would be lost silently. The check reads the file a second time, only if it has any
-quotes.
+value: rows would be lost silently. Where each quote is right after a delimiter or line end, or
+right before one, in turns, all are closed: that is seen while Arrow reads. Other quotes (doubled,
+escaped, inside a value) take a check that reads the file a second time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from rekindle.errors import SchemaMismatch
 
@@ -41,12 +45,20 @@ class CsvDialect:
 
 
 class QuoteDetector:
-    """A binary file for Arrow that remembers whether a quote was read from it."""
+    """A binary file for Arrow that looks at the quotes in what is read, up to the end of the file.
+    `needs_check`: whether they have to be checked (`require_closed_quotes`)."""
 
-    def __init__(self, file: Any, dialect: CsvDialect) -> None:
+    def __init__(self, file: Any, dialect: CsvDialect, *, ascii_bytes: bool) -> None:
+        """`ascii_bytes`: whether bytes below 128 are always ASCII in the file's encoding."""
         self._file = file
         self._quote = dialect.quote.encode() if dialect.quote else None
-        self.has_quotes = False
+        self._quote_byte = ord(dialect.quote or "\0")
+        self._readable = ascii_bytes and dialect.escape is None
+        self._around = np.frombuffer(f"{dialect.delimiter}\r\n".encode(), np.uint8)
+        self._inside = False  # a quoted value
+        self._before = self._around[-1:]  # the last byte that was read
+        self._closed_last = False  # by that byte
+        self.needs_check = False
 
     @property
     def closed(self) -> bool:
@@ -57,8 +69,28 @@ class QuoteDetector:
 
     def read(self, size: int = -1) -> bytes:
         data: bytes = self._file.read(size)
-        self.has_quotes = self.has_quotes or (self._quote is not None and self._quote in data)
+        if self._quote is not None and not self.needs_check:
+            if self._readable:
+                self.needs_check = not self._follow(np.frombuffer(data, np.uint8))
+            else:
+                self.needs_check = self._quote in data
         return data
+
+    def _follow(self, data: npt.NDArray[np.uint8]) -> bool:
+        """Whether each quote in the next bytes begins or ends a value; none: the end of the
+        file."""
+        if not len(data):
+            return not self._inside
+        if self._closed_last and data[0] not in self._around:
+            return False
+        quotes = np.flatnonzero(data == self._quote_byte)
+        begins, ends = quotes[int(self._inside) :: 2], quotes[1 - int(self._inside) :: 2]
+        self._closed_last = bool(len(ends)) and int(ends[-1]) == len(data) - 1
+        before = np.concatenate([self._before, data])[begins]
+        after = data[ends[:-1] + 1 if self._closed_last else ends + 1]
+        self._inside ^= bool(len(quotes) % 2)
+        self._before = data[-1:]
+        return bool(np.isin(before, self._around).all() and np.isin(after, self._around).all())
 
     def close(self) -> None:
         self._file.close()
@@ -77,6 +109,18 @@ def require_closed_quotes(lines: Iterable[str], where: str, dialect: CsvDialect)
             f"{where}, line {numbered.first}: a quoted value is not closed, or text follows its "
             "closing quote; quote the whole value, and double each quote inside it"
         ) from e
+
+
+def each_line_is_a_row(lines: bytes, dialect: CsvDialect) -> bool:
+    """Whether no quoted value contains a line end, and all are closed."""
+    if dialect.quote is None:
+        return True
+    quoted = [f"{line}\n" for line in lines.decode("latin-1").split("\n") if dialect.quote in line]
+    try:
+        with long_values():
+            return sum(1 for _ in dialect.reader(quoted, strict=True)) == len(quoted)
+    except csv.Error:
+        return False
 
 
 @contextlib.contextmanager

@@ -19,14 +19,20 @@ import pyarrow.csv as pa_csv
 from rekindle.connectors.csv_quotes import (
     CsvDialect,
     QuoteDetector,
+    each_line_is_a_row,
     long_values,
     require_closed_quotes,
+)
+from rekindle.connectors.line_blocks import (
+    BLOCK_BYTES,
+    BYTE_ORDER_MARK,
+    NotInBlocks,
+    whole_lines,
 )
 from rekindle.errors import SchemaMismatch
 from rekindle.topology.kinds.files import UTF_8, FilesSourceSpec
 from rekindle.topology.problems import did_you_mean
 
-BLOCK_BYTES = 4 * 1024**2
 _BOM = "\ufeff"
 _SHOWN_CHARS = 120
 
@@ -44,8 +50,7 @@ def read_csv(
 def _read(
     fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
 ) -> Iterator[pa.RecordBatch]:
-    escape = None if options.escape == options.quote else options.escape
-    dialect = CsvDialect(options.delimiter, options.quote or None, escape)
+    dialect = _dialect(options)
     first = _read_first_row(fs, path, options, dialect, schema, where)
     if first is None:
         return
@@ -54,25 +59,6 @@ def _read(
     if has_generated_names:
         names = first.names
     wrong: list[pa_csv.InvalidRow] = []
-
-    def refuse(row: pa_csv.InvalidRow) -> str:
-        wrong.append(row)
-        return "error"
-
-    convert = pa_csv.ConvertOptions(
-        include_columns=schema.names,
-        column_types={name: pa.string() for name in schema.names},
-        null_values=[options.null_value],
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-    )
-    parse = pa_csv.ParseOptions(
-        delimiter=dialect.delimiter,
-        quote_char=dialect.quote or False,
-        escape_char=dialect.escape or False,
-        newlines_in_values=True,
-        invalid_row_handler=refuse,
-    )
     read = pa_csv.ReadOptions(
         block_size=BLOCK_BYTES,
         column_names=names,
@@ -80,18 +66,132 @@ def _read(
         encoding=options.encoding,
     )
     with fs.open(path, "rb", compression="infer") as f:
-        detector = QuoteDetector(f, dialect)
+        detector = QuoteDetector(f, dialect, ascii_bytes=options.encoding == UTF_8)
         try:
             yield from pa_csv.open_csv(
-                detector, read_options=read, parse_options=parse, convert_options=convert
+                detector,
+                read_options=read,
+                parse_options=_parse_options(dialect, wrong),
+                convert_options=_convert_options(options, schema),
             )
         except pa.ArrowInvalid as e:
             raise _explained(e, wrong, options, where) from e
-    if detector.has_quotes:
+    if detector.needs_check:
         # As latin-1, because columns that are not read may hold invalid UTF-8.
         encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
         with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as lines:
             require_closed_quotes(lines, where, dialect)
+
+
+def read_csv_blocks(
+    fs: Any,
+    path: str,
+    options: FilesSourceSpec,
+    schema: pa.Schema,
+    where: str,
+    block_bytes: int,
+    most_bytes: int,
+) -> tuple[list[str], Iterator[tuple[int, bytes, pa.RecordBatch]]]:
+    """The names of the values of a row; and as `read_csv`, each batch with the offset and the bytes
+    of its lines. Raises NotInBlocks if a line may not be a row: because of line ends in quotes,
+    escapes, line ends other than \\n and \\r\\n, another encoding than UTF-8, or more than
+    `most_bytes`; or if a row cannot be read."""
+    dialect = _dialect(options)
+    if options.encoding != UTF_8:
+        raise NotInBlocks(f"{where}: the encoding is {options.encoding}")
+    try:
+        first = _read_first_row(fs, path, options, dialect, schema, where)
+    except UnicodeError as e:
+        raise _encoding_error(options, where) from e
+    if first is None:
+        return [], iter(())
+    names = first.names if options.header else schema.names
+
+    def blocks() -> Iterator[tuple[int, bytes, pa.RecordBatch]]:
+        header_lines = first.empty_lines + 1 if options.header else 0
+        with fs.open(path, "rb") as file:
+            for offset, lines in whole_lines(file, block_bytes, most_bytes):
+                _require_rows(lines, dialect, where)
+                start = _end_of_lines(lines, header_lines, where)
+                header_lines = 0
+                block = lines[start:]
+                yield offset + start, block, parse_csv_block(block, options, schema, names, where)
+
+    return names, blocks()
+
+
+def _require_rows(lines: bytes, dialect: CsvDialect, where: str) -> None:
+    """Check that each line is a row."""
+    if dialect.escape is not None and dialect.escape.encode() in lines:
+        raise NotInBlocks(f"{where}: {dialect.escape} may be before a line end")
+    if lines.count(b"\r") != lines.count(b"\r\n"):
+        raise NotInBlocks(f"{where}: a line ends with a carriage return")
+    if lines.startswith(BYTE_ORDER_MARK):
+        raise NotInBlocks(f"{where}: a second byte order mark")
+    if not each_line_is_a_row(lines, dialect):
+        raise NotInBlocks(f"{where}: a quoted value contains a line end, or is not closed")
+
+
+def _end_of_lines(data: bytes, count: int, where: str) -> int:
+    at = 0
+    for _ in range(count):
+        at = data.find(b"\n", at) + 1
+        if not at:
+            raise NotInBlocks(f"{where}: the header is not in the first block")
+    return at
+
+
+def parse_csv_block(
+    block: bytes, options: FilesSourceSpec, schema: pa.Schema, names: list[str], where: str
+) -> pa.RecordBatch:
+    """The rows of whole lines, whose values have these `names`."""
+    strings = pa.schema([(name, pa.string()) for name in schema.names])
+    if not block.strip(b"\r\n"):
+        return pa.RecordBatch.from_pylist([], strings)
+    try:
+        table = pa_csv.read_csv(
+            pa.BufferReader(block),
+            read_options=pa_csv.ReadOptions(
+                use_threads=False, block_size=len(block) + 1, column_names=names
+            ),
+            parse_options=_parse_options(_dialect(options), []),
+            convert_options=_convert_options(options, schema),
+        )
+    except pa.ArrowInvalid as e:
+        raise NotInBlocks(f"{where}: {e}") from e
+    (batch,) = table.combine_chunks().to_batches()
+    return batch
+
+
+def _dialect(options: FilesSourceSpec) -> CsvDialect:
+    escape = None if options.escape == options.quote else options.escape
+    return CsvDialect(options.delimiter, options.quote or None, escape)
+
+
+def _convert_options(options: FilesSourceSpec, schema: pa.Schema) -> pa_csv.ConvertOptions:
+    return pa_csv.ConvertOptions(
+        include_columns=schema.names,
+        column_types={name: pa.string() for name in schema.names},
+        null_values=[options.null_value],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+
+
+def _parse_options(dialect: CsvDialect, wrong: list[pa_csv.InvalidRow]) -> pa_csv.ParseOptions:
+    """Rows with another number of values are added to `wrong`, and are an error."""
+
+    def refuse(row: pa_csv.InvalidRow) -> str:
+        wrong.append(row)
+        return "error"
+
+    return pa_csv.ParseOptions(
+        delimiter=dialect.delimiter,
+        quote_char=dialect.quote or False,
+        escape_char=dialect.escape or False,
+        newlines_in_values=True,
+        invalid_row_handler=refuse,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from rekindle.connectors.cuts import (
     first_row,
 )
 from rekindle.connectors.files_job import Job
-from rekindle.connectors.prepared import Rows, checksums
+from rekindle.connectors.prepared import Rows
 from rekindle.errors import SchemaMismatch
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_WATERMARK
@@ -93,9 +93,33 @@ def ordered(job: Job, keys: pa.Table, units: Sequence[Unit]) -> Input:
                     "or order by another column"
                 )
             row -= unit.rows
-    order = pc.sort_indices(pa.table({"key": key}), sort_keys=[("key", "ascending")])
-    positions = int64s(order.cast(pa.int64()))
+    positions = int64s(_sorted(key).cast(pa.int64()))
     return Input(units, keys, None if _is_ascending(positions) else positions)
+
+
+class NotInOrder(Exception):
+    """A row is before an earlier one, or is not in the order at all."""
+
+
+class RequireOrder:
+    """Raises NotInOrder as soon as the rows that it observes are not in order."""
+
+    def __init__(self, job: Job) -> None:
+        self._order_by = job.files.order_by
+        self._last: pa.Array | None = None
+
+    def observe(self, batch: pa.RecordBatch) -> None:
+        if self._order_by is None or not batch.num_rows:
+            return
+        key = batch.column(self._order_by)
+        rows = key if self._last is None else pa.concat_arrays([self._last, key])
+        if key.null_count or not _is_ascending(int64s(_sorted(rows).cast(pa.int64()))):
+            raise NotInOrder
+        self._last = key.slice(len(key) - 1)
+
+
+def _sorted(key: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return pc.sort_indices(pa.table({"key": key}), sort_keys=[("key", "ascending")])
 
 
 def summary(job: Job, keys: pa.Table) -> bytes:
@@ -123,7 +147,8 @@ def index(job: Job, input: Input, rows: Rows) -> pa.Table:
     if own is not None:
         mine = own if order is None else own[order]
         first = np.cumsum(mine, dtype=np.int64)[starts] - mine[starts]
-    return pa.table([epochs[starts], first, newest, checksums(rows, first)], schema=_INDEX)
+    sums = rows.checksums(first) if job.verified else np.zeros(len(first), dtype=np.int64)
+    return pa.table([epochs[starts], first, newest, sums], schema=_INDEX)
 
 
 def _epochs(job: Job, keys: pa.Table, order: Int64s | None) -> Int64s:

@@ -23,7 +23,7 @@ from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.schema import Schema
 from rekindle.topology.sql.event_time import Expression, columns_of, parse_event_time
 
-VERSION = 6
+VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Job:
     epoch_interval_us: int
     partition: int = 0
     partitions: int = 1
+    verified: bool = True
+    """Whether rows have checksums, and files digests (`SourceContext`)."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -126,4 +128,6 @@ def fingerprint(job: Job, found: list[FoundFile]) -> str:
         "interval_us": job.epoch_interval_us,
         "partition": [job.partition, job.partitions],
     }
+    if not job.verified:
+        parts["verified"] = False
     return hashlib.blake2b(to_json(parts), digest_size=8).hexdigest()

@@ -1,8 +1,9 @@
 """Preparing a partition of a `files` source: its rows, sorted once, and the index of its epochs.
 
-Parquet that is in order, with small row groups, stays where it is: only the index is written, and
-cuts read the input files (`connectors.rows_in_place`). Of other input, the partition's units are
-read once, sorted (stable) by `orderBy` and written to the task's disk as one Arrow file. The name
+Input that is in order stays where it is if parts of it can be read alone (Parquet with small row
+groups, plain text: `connectors.text_in_place`): only the index is written, and cuts read the input
+files (`connectors.rows_in_place`). Of other input, the partition's units are read once, sorted
+(stable) by `orderBy` and written to the task's disk as one Arrow file. The name
 of a prepared file contains a hash of spec, schema, and each input file's size and time, so a
 changed input is prepared again.
 
@@ -14,14 +15,22 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from rekindle.connectors.event_time import with_event_time
-from rekindle.connectors.files_index import Unit, index, ordered, summary
+from rekindle.connectors.files_index import (
+    Input,
+    NotInOrder,
+    RequireOrder,
+    Unit,
+    index,
+    ordered,
+    summary,
+)
 from rekindle.connectors.files_job import Job
 from rekindle.connectors.files_read import (
     ALL_GROUPS,
@@ -33,6 +42,7 @@ from rekindle.connectors.files_read import (
     row_groups,
 )
 from rekindle.connectors.input_identity import encode, identify
+from rekindle.connectors.line_blocks import Block
 from rekindle.connectors.prepared import (
     IN_PLACE,
     MappedRows,
@@ -42,23 +52,26 @@ from rekindle.connectors.prepared import (
     with_checksum,
     write_rows,
 )
-from rekindle.connectors.rows_in_place import RowsInPlace
+from rekindle.connectors.rows_in_place import RowsInPlace, VerifiedRowsInPlace
+from rekindle.connectors.text_in_place import TextBlocks, read_blocks, scan_blocks
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.objects import to_json
 
 IN_PLACE_BYTES = 64 << 20
-"""A larger row group is copied to disk: a reader in place holds one, compressed, all the time."""
+"""A larger row group, or line of text, is copied to disk: a reader in place holds one, a row group
+compressed, all the time."""
 INPUT_KEY = b"rekindle.input"  # in the index's metadata, as the next
 SUMMARY_KEY = b"rekindle.extent"  # the first and last event time of all partitions, JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a partition reads of one file: `rows` rows, in these row groups."""
+    """What a partition reads of one file: `rows` rows, of the row groups from `first_group` on, or
+    of these blocks of a text."""
 
-    file: FoundFile
-    groups: RowGroups
+    first_group: int
     rows: int
+    text: TextBlocks | None = None
 
 
 def prepare(job: Job, fs: Any, found: list[FoundFile], rows: Path, index: Path) -> None:
@@ -66,7 +79,7 @@ def prepare(job: Job, fs: Any, found: list[FoundFile], rows: Path, index: Path) 
     if it exists, the rows are complete."""
     temporary = _Temporary(rows)
     try:
-        table = _index_in_place(job, fs, found)
+        table = _index_in_place(job, fs, found, temporary)
         if table is None:
             table = _copy(job, fs, found, rows, temporary)
         else:
@@ -125,11 +138,32 @@ def _copy(job: Job, fs: Any, found: list[FoundFile], rows: Path, temporary: _Tem
     return with_checksum(index(job, input, MappedRows(open_memory_mapped(rows))), metadata)
 
 
-def _index_in_place(job: Job, fs: Any, found: list[FoundFile]) -> pa.Table | None:
-    """The index of Parquet that is in order and has small row groups; None of other input. Reads it
-    twice: the keys of all partitions, then the own rows, for the checksums."""
-    if job.files.format != "parquet" or not job.raw.names:
+def _index_in_place(
+    job: Job, fs: Any, found: list[FoundFile], temporary: _Temporary
+) -> pa.Table | None:
+    """The index of input that can be read where it is; None of other input, and of text that is not
+    verified: a process that reads its input once parses a copy's text once."""
+    in_place = None
+    if job.files.format == "parquet":
+        in_place = _parquet_in_place(job, fs, found)
+    elif job.verified:
+        in_place = _text_in_place(job, fs, found, temporary.path("keys"))
+    if in_place is None:
         return None
+    input, pieces = in_place
+    metadata = {
+        INPUT_KEY: _identify(job, fs, found),
+        SUMMARY_KEY: summary(job, input.keys),
+        IN_PLACE: _encode(pieces),
+    }
+    return with_checksum(index(job, input, _rows_in_place(job, fs, found, pieces)), metadata)
+
+
+def _parquet_in_place(
+    job: Job, fs: Any, found: list[FoundFile]
+) -> tuple[Input, list[Piece]] | None:
+    """Parquet that is in order and has small row groups. Reads the keys of all partitions; the
+    index reads the own rows, for checksums."""
     groups = [row_groups(fs, f.path, job.raw.names, job.name) for f in found]
     if any(group.bytes > IN_PLACE_BYTES for of_file in groups for group in of_file):
         return None
@@ -141,34 +175,95 @@ def _index_in_place(job: Job, fs: Any, found: list[FoundFile]) -> pa.Table | Non
     if input.order is not None:
         return None
     pieces = [
-        Piece(file, own_groups, sum(n for at, n in enumerate(size) if at in own_groups))
-        for (file, own_groups), size in zip(own, sizes, strict=True)
+        Piece(of_file.first, sum(n for at, n in enumerate(size) if at in of_file))
+        for (_, of_file), size in zip(own, sizes, strict=True)
     ]
-    metadata = {
-        INPUT_KEY: _identify(job, fs, found),
-        SUMMARY_KEY: summary(job, input.keys),
-        IN_PLACE: to_json([[piece.groups.first, piece.rows] for piece in pieces]),
-    }
-    return with_checksum(index(job, input, _rows_in_place(job, fs, pieces)), metadata)
+    return input, pieces
+
+
+def _text_in_place(
+    job: Job, fs: Any, found: list[FoundFile], path: Path
+) -> tuple[Input, list[Piece]] | None:
+    """Text that is in order and has blocks. Reads own files once, and the keys of the others; all
+    keys are staged at `path`."""
+    own = list(zip(found, job.own_groups(1 for _ in found), strict=True))
+    scanned: list[TextBlocks] = []
+    in_order = RequireOrder(job)
+
+    def keys(file: FoundFile, groups: RowGroups) -> Iterator[pa.RecordBatch]:
+        scanned.append(TextBlocks())
+        own_file = 0 in groups
+        batches = _scan(job, fs, file, scanned[-1]) if own_file else _read_keys(job, fs, file)
+        for batch in batches:
+            selected = batch.select(job.keys.names)
+            in_order.observe(selected)
+            yield selected
+
+    try:
+        counts = write_rows(path, job.keys, (keys(file, groups) for file, groups in own))
+    except (SchemaMismatch, NotInOrder):
+        return None  # a file that is wrong is read once more for the message
+    units = _units(own, [None] * len(found), counts)
+    pieces = [
+        Piece(groups.first, count if 0 in groups else 0, text)
+        for (_, groups), count, text in zip(own, counts, scanned, strict=True)
+    ]
+    return Input(units, open_memory_mapped(path), None), pieces
 
 
 def open_in_place(job: Job, fs: Any, found: list[FoundFile], recorded: bytes) -> RowsInPlace:
     """The rows that `recorded`, of the index's metadata, says."""
-    pieces = [
-        Piece(file, RowGroups(first, job.partitions), rows)
-        for file, (first, rows) in zip(found, json.loads(recorded), strict=True)
+    return _rows_in_place(job, fs, found, _decode(recorded))
+
+
+def _encode(pieces: Sequence[Piece]) -> bytes:
+    """As JSON; headers that are equal are written once."""
+    headers: dict[tuple[str, ...], int] = {}
+    encoded = []
+    for piece in pieces:
+        names = None if piece.text is None else tuple(piece.text.names)
+        header = None if names is None else headers.setdefault(names, len(headers))
+        blocks = [astuple(block) for block in piece.text.blocks] if piece.text else []
+        encoded.append([piece.first_group, piece.rows, header, blocks])
+    return to_json({"headers": list(headers), "pieces": encoded})
+
+
+def _decode(recorded: bytes) -> list[Piece]:
+    found = json.loads(recorded)
+    headers = found["headers"]
+    return [
+        Piece(first_group, rows, None)
+        if header is None
+        else Piece(first_group, rows, TextBlocks(headers[header], [Block(*b) for b in blocks]))
+        for first_group, rows, header, blocks in found["pieces"]
     ]
-    return _rows_in_place(job, fs, pieces)
 
 
-def _rows_in_place(job: Job, fs: Any, pieces: Sequence[Piece]) -> RowsInPlace:
+def _rows_in_place(
+    job: Job, fs: Any, found: list[FoundFile], pieces: Sequence[Piece]
+) -> RowsInPlace:
     def read_from(row: int) -> Iterator[pa.RecordBatch]:
-        for piece in pieces:
+        for file, piece in zip(found, pieces, strict=True):
             if row < piece.rows:
-                yield from _read(job, fs, piece.file, piece.groups, row)
+                yield from _read_piece(job, fs, file, piece, row)
             row = max(0, row - piece.rows)
 
-    return RowsInPlace(job.name, job.schema, sum(piece.rows for piece in pieces), read_from)
+    kind = RowsInPlace if job.files.format == "parquet" else VerifiedRowsInPlace
+    return kind(job.name, job.schema, sum(piece.rows for piece in pieces), read_from)
+
+
+def _read_piece(
+    job: Job, fs: Any, file: FoundFile, piece: Piece, first_row: int
+) -> Iterator[pa.RecordBatch]:
+    if piece.text is None:
+        return _read(job, fs, file, RowGroups(piece.first_group, job.partitions), first_row)
+    text = read_blocks(fs, file.path, job.files, job.raw, job.name, piece.text, first_row)
+    return _computed(job, file, text)
+
+
+def _scan(job: Job, fs: Any, file: FoundFile, found: TextBlocks) -> Iterator[pa.RecordBatch]:
+    batches = scan_blocks(fs, file.path, job.files, job.raw, job.name, IN_PLACE_BYTES, found)
+    return _computed(job, file, batches)
 
 
 def _unit_rows(job: Job, fs: Any, file: FoundFile) -> list[int] | None:
@@ -209,8 +304,8 @@ def _read_keys(
 
 
 def _identify(job: Job, fs: Any, found: list[FoundFile]) -> bytes:
-    input_files = identify(fs, [file.path for file in found], job.name)
-    _require_unchanged(job, found)
+    input_files = identify(fs, [file.path for file in found if job.verified], job.name)
+    require_unchanged(job, found)
     return encode(input_files)
 
 
@@ -219,6 +314,10 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one file, with the columns that are computed from them."""
     batches = read_batches(fs, file.path, job.files, job.raw, job.name, groups, first_row)
+    return _computed(job, file, batches)
+
+
+def _computed(job: Job, file: FoundFile, batches: NumberedBatches) -> Iterator[pa.RecordBatch]:
     if job.files.file_name_column is not None:
         batches = _with_name(batches, job.files.file_name_column, _text(job, file.name))
     if (expression := job.computed_event_time) is not None:
@@ -246,7 +345,7 @@ def _with_name(batches: NumberedBatches, column: str, name: str) -> NumberedBatc
         yield row, batch.append_column(pa.field(column, pa.string()), names)
 
 
-def _require_unchanged(job: Job, found: list[FoundFile]) -> None:
+def require_unchanged(job: Job, found: list[FoundFile]) -> None:
     """A file that is still being copied would be staged incompletely."""
     _, now = find_files(job.files.url, job.name)
     changed = sorted({file.path for file in {*found} ^ {*now}})

@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rekindle.connectors.conversions import TextRules, convert_to_field
-from rekindle.connectors.csv_reading import BLOCK_BYTES, read_csv, require_columns
+from rekindle.connectors.csv_reading import read_csv, require_columns
 from rekindle.connectors.json_reading import read_json_lines
+from rekindle.connectors.line_blocks import BLOCK_BYTES
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.problems import did_you_mean
@@ -140,12 +141,12 @@ def read_batches(
     """The rows of one file in file order, of exactly `schema`: those in `groups`, only of Parquet
     without the first `first_row` of them. Raises SourceFailed."""
     where = f"source {source}: {path}"
-    with _reading(where):
+    with reading(where):
         yield from _batches(fs, path, options, schema, where, groups, first_row)
 
 
 @contextlib.contextmanager
-def _reading(where: str) -> Iterator[None]:
+def reading(where: str) -> Iterator[None]:
     try:
         yield
     except SourceFailed:
@@ -183,19 +184,22 @@ def _batches(
     match options.format:
         case "csv":
             _require_one_member(fs, path, where)
-            raw = _numbered(read_csv(fs, path, options, schema, where))
+            raw = numbered(read_csv(fs, path, options, schema, where))
         case "json":
             _require_one_member(fs, path, where)
-            raw = _numbered(_json_batches(fs, path, schema, where))
+            raw = numbered(_json_batches(fs, path, schema, where))
         case "parquet":
             raw = _parquet_batches(fs, path, schema, where, groups, first_row)
         case other:
             assert_never(other)
-    rules = TextRules(binary_is_base64=options.format == "json")
-    yield from _typed(raw, schema, where, rules)
+    yield from typed(raw, schema, where, text_rules(options))
 
 
-def _numbered(batches: Iterator[pa.RecordBatch]) -> NumberedBatches:
+def text_rules(options: FilesSourceSpec) -> TextRules:
+    return TextRules(binary_is_base64=options.format == "json")
+
+
+def numbered(batches: Iterator[pa.RecordBatch]) -> NumberedBatches:
     row = 0
     for batch in batches:
         yield row, batch
@@ -216,9 +220,7 @@ def _require_one_member(fs: Any, path: str, where: str) -> None:
         )
 
 
-def _typed(
-    raw: NumberedBatches, schema: pa.Schema, where: str, rules: TextRules
-) -> NumberedBatches:
+def typed(raw: NumberedBatches, schema: pa.Schema, where: str, rules: TextRules) -> NumberedBatches:
     for row, batch in raw:
         columns = [
             convert_to_field(batch.column(i), field, f"{where}: column {field.name}", row, rules)
@@ -230,8 +232,8 @@ def _typed(
 def decode_json(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """JSON lines as the source reads them. Raises SchemaMismatch."""
     raw = read_json_lines(lambda: io.BytesIO(data), schema, BLOCK_BYTES, "JSON lines")
-    typed = _typed(_numbered(raw), schema, "JSON lines", TextRules(binary_is_base64=True))
-    return (batch for _, batch in typed)
+    batches = typed(numbered(raw), schema, "JSON lines", TextRules(binary_is_base64=True))
+    return (batch for _, batch in batches)
 
 
 def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
@@ -277,7 +279,7 @@ class RowGroup:
 def row_groups(fs: Any, path: str, columns: list[str], source: str) -> list[RowGroup]:
     """The row groups of a Parquet file. Raises SourceFailed."""
     where = f"source {source}: {path}"
-    with _reading(where), fs.open(path, "rb") as f:
+    with reading(where), fs.open(path, "rb") as f:
         metadata = _opened_parquet(f, where).metadata
         groups = (metadata.row_group(n) for n in range(metadata.num_row_groups))
         return [RowGroup(g.num_rows, _compressed_bytes(g, set(columns))) for g in groups]

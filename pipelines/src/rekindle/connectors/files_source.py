@@ -1,7 +1,7 @@
 """The source `files`: csv, parquet or JSON lines, sorted once, then cut into epochs.
 
 The first opening prepares the input (`connectors.files_preparation`): cuts are slices of a
-memory-mapped file, or of Parquet where it is, so that resident memory stays small and a restart
+memory-mapped file, or of the input where it is, so that resident memory stays small and a restart
 reuses what was prepared. Each cut verifies
 the checksum of its rows; damaged files are prepared again (`connectors.prepared`). The input must
 not change while its topology exists, because a replay has to read the same rows: the task compares
@@ -22,10 +22,23 @@ import pyarrow as pa
 
 from rekindle.connectors.files_index import int64s
 from rekindle.connectors.files_job import Job, check, fingerprint
-from rekindle.connectors.files_preparation import INPUT_KEY, SUMMARY_KEY, open_in_place, prepare
+from rekindle.connectors.files_preparation import (
+    INPUT_KEY,
+    SUMMARY_KEY,
+    open_in_place,
+    prepare,
+    require_unchanged,
+)
 from rekindle.connectors.files_read import find_files
 from rekindle.connectors.input_identity import InputFile, decode
-from rekindle.connectors.prepared import IN_PLACE, MappedRows, Prepared, Rows, load
+from rekindle.connectors.prepared import (
+    IN_PLACE,
+    DamagedRows,
+    MappedRows,
+    Prepared,
+    Rows,
+    load,
+)
 from rekindle.connectors.source import SourceContext, SourceCut, SourceSummary
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
@@ -47,6 +60,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         context.epoch_interval_us,
         context.partition,
         node.partitions,
+        context.verified,
     )
     check(job)
     fs, found = find_files(job.files.url, job.name)
@@ -71,6 +85,10 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
             )
         return prepared
 
+    def repair() -> Prepared:
+        require_unchanged(job, found)  # else what is wrong with the new files would be reported
+        return prepare_again()
+
     def open_rows(prepared: Prepared) -> Rows:
         if prepared.rows is not None:
             return MappedRows(prepared.rows)
@@ -78,7 +96,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
 
     lateness = source.event_time.lateness if source.event_time else 0
     prepared = load(rows, index) or prepare_again()
-    opened = FilesSource(job, prepared, lateness, open_rows, prepare_again)
+    opened = FilesSource(job, prepared, lateness, open_rows, repair)
     if job.partitions > 1 and not opened.summary.rows:
         _log.warning(
             "source %s: partition %d has no rows: the input has too few files or row groups for "
@@ -91,7 +109,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
 
 
 class FilesSource:
-    """A prepared input. `prepare` prepares it again if its bytes are damaged."""
+    """A prepared input. `repair` prepares it again if its bytes are damaged."""
 
     def __init__(
         self,
@@ -99,17 +117,18 @@ class FilesSource:
         prepared: Prepared,
         lateness_us: int,
         open_rows: Callable[[Prepared], Rows],
-        prepare: Callable[[], Prepared],
+        repair: Callable[[], Prepared],
     ) -> None:
         self._name = job.name
+        self._verified = job.verified
         self._lateness_us = lateness_us
         self._open_rows = open_rows
-        self._prepare = prepare
+        self._repair = repair
         self._take(prepared)
 
     def _take(self, prepared: Prepared) -> None:
         self._rows, index = self._open_rows(prepared), prepared.index
-        self.input: tuple[InputFile, ...] = decode(index.schema.metadata[INPUT_KEY])
+        self.input = _input_of(prepared)
         self._times_us: list[int | None] = json.loads(index.schema.metadata[SUMMARY_KEY])
         self._epochs = int64s(index.column("epoch"))
         self._starts = np.append(int64s(index.column("start")), self._rows.num_rows)
@@ -133,26 +152,34 @@ class FilesSource:
         at = int(np.searchsorted(self._epochs, epoch, side="right")) - 1
         if at < 0 or self._epochs[at] != epoch:
             return SourceCut(self.schema.empty_table(), self._watermark(epoch, at))
-        rows = self._slice(at)
-        if self._rows.checksum(rows) != self._checksums[at]:
+        rows = self._sound_rows(at)
+        if rows is None:
             rows = self._repaired(epoch, at)
         return SourceCut(rows, self._watermark(epoch, at))
 
-    def _slice(self, at: int) -> pa.Table:
-        return self._rows.slice(int(self._starts[at]), int(self._starts[at + 1] - self._starts[at]))
+    def _sound_rows(self, at: int) -> pa.Table | None:
+        """The rows of an epoch of the index; None if they are damaged."""
+        start, end = int(self._starts[at]), int(self._starts[at + 1])
+        try:
+            rows = self._rows.slice(start, end - start)
+        except DamagedRows:
+            return None
+        if self._verified and self._rows.checksum(rows) != self._checksums[at]:
+            return None
+        return rows
 
     def _repaired(self, epoch: int, at: int) -> pa.Table:
         """The rows after the input was prepared again. Raises SourceFailed."""
         _log.warning("source %s: the prepared rows of epoch %d are damaged", self._name, epoch)
-        before = self.input
-        self._take(self._prepare())
-        if self.input != before:
+        prepared = self._repair()
+        if _input_of(prepared) != self.input:
             raise SourceFailed(
                 f"source {self._name}: the prepared rows of epoch {epoch} are damaged, and the "
                 "input files have changed since they were prepared; restore the files"
             )
-        rows = self._slice(at)
-        if self._rows.checksum(rows) != self._checksums[at]:
+        self._take(prepared)
+        rows = self._sound_rows(at)
+        if rows is None:
             raise SourceFailed(
                 f"source {self._name}: the rows of epoch {epoch} are damaged on the local disk, "
                 "even after they were prepared again; check the disk"
@@ -175,6 +202,10 @@ class FilesSource:
             return END_OF_INPUT
         newest = int(self._max_times[at]) if at >= 0 else NO_WATERMARK
         return max(newest - self._lateness_us, NO_WATERMARK)
+
+
+def _input_of(prepared: Prepared) -> tuple[InputFile, ...]:
+    return decode(prepared.index.schema.metadata[INPUT_KEY])
 
 
 def _remove_others(work_dir: Path, prefix: str, keep: str) -> None:

@@ -27,6 +27,7 @@ import pyarrow.json as pa_json
 
 from rekindle.arrow_types import arrow_to_ddl
 from rekindle.connectors.json_fields import DeclaredFields, require_in_some_object
+from rekindle.connectors.line_blocks import BYTE_ORDER_MARK, whole_lines
 from rekindle.errors import SchemaMismatch
 
 _NON_FINITE = {
@@ -42,7 +43,6 @@ _NON_FINITE = {
 _SHOWN_CHARS = 120
 _WHITESPACE = " \t\r\n"
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
 _NULL_AFTER_OBJECT = re.compile(rb"\}[ \t\r\n]*null")
 
@@ -106,36 +106,38 @@ def read_json_lines(
 ) -> Iterator[pa.RecordBatch]:
     """The lines of a file, in `raw_schema(schema)`. A file without lines has no rows. Raises
     SchemaMismatch, with the number of the line, and what the file raises."""
+    return (batch for _, _, batch in read_json_blocks(open_file, schema, block_bytes, where))
+
+
+def read_json_blocks(
+    open_file: Callable[[], AbstractContextManager[BinaryIO]],
+    schema: pa.Schema,
+    block_bytes: int,
+    where: str,
+    most_bytes: int | None = None,
+) -> Iterator[tuple[int, bytes, pa.RecordBatch]]:
+    """As `read_json_lines`, each batch with the offset and the bytes of its lines. Raises
+    NotInBlocks for a line of more than `most_bytes`."""
     raw = raw_schema(schema)
     fields = DeclaredFields(raw)
     line = 1
     with open_file() as file:
-        for block in _blocks(file, block_bytes):
-            batch = _by_arrow(block, raw)
-            if batch is None:
-                batch = _by_python(block, raw, line, where)
+        for offset, block in whole_lines(file, block_bytes, most_bytes):
+            batch = parse_json_block(block, raw, line, where)
             line += block.count(b"\n")
             fields.observe(batch)
-            yield batch
+            yield offset, block, batch
     if absent := fields.never_seen():
         # Lines that only Arrow can parse are not checked.
         with open_file() as file, contextlib.suppress(ValueError, RecursionError):
-            lines = (line.removeprefix(_BYTE_ORDER_MARK).decode("utf-8") for line in file)
+            lines = (line.removeprefix(BYTE_ORDER_MARK).decode("utf-8") for line in file)
             require_in_some_object((row for line in lines for row in _objects(line)), absent, where)
 
 
-def _blocks(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:
-    """Blocks of whole lines, of about `block_bytes`, longer if one line is."""
-    rest = [file.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)]
-    while data := file.read(block_bytes):
-        whole, newline, tail = data.rpartition(b"\n")
-        if not newline:
-            rest.append(data)
-            continue
-        yield b"".join((*rest, whole, newline))
-        rest = [tail]
-    if last := b"".join(rest):
-        yield last
+def parse_json_block(block: bytes, raw: pa.Schema, first_line: int, where: str) -> pa.RecordBatch:
+    """The rows of whole lines. Raises SchemaMismatch."""
+    batch = _by_arrow(block, raw)
+    return _by_python(block, raw, first_line, where) if batch is None else batch
 
 
 def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:

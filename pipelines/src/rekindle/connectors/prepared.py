@@ -10,6 +10,7 @@ Design: docs/design/exactly-once.md#sources.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.connectors.cuts import Int64s
+from rekindle.errors import SourceFailed
 from rekindle.streams.checksum import checksum_table
 
 PIECE_ROWS = 65_536
@@ -40,15 +42,26 @@ class Prepared:
     index: pa.Table
 
 
+class DamagedRows(SourceFailed):
+    """Rows are not those that were prepared."""
+
+
 class Rows(Protocol):
     """The rows of a source in the order of their epochs."""
 
     schema: pa.Schema
     num_rows: int
 
-    def slice(self, start: int, length: int) -> pa.Table: ...
+    def slice(self, start: int, length: int) -> pa.Table:
+        """Raises SourceFailed; DamagedRows if it finds them damaged before there is a checksum."""
+        ...
+
     def checksum(self, rows: pa.Table) -> int:
         """Of a slice; equal for the same slice in each process that uses the same index."""
+        ...
+
+    def checksums(self, starts: Int64s) -> Int64s:
+        """Of the rows from each start to the next, the last to the end."""
         ...
 
     def close(self) -> None: ...
@@ -67,6 +80,9 @@ class MappedRows:
 
     def checksum(self, rows: pa.Table) -> int:
         return checksum_table(rows)
+
+    def checksums(self, starts: Int64s) -> Int64s:
+        return checksums(self, starts)
 
     def close(self) -> None:
         self._table = self.schema.empty_table()
@@ -131,9 +147,15 @@ def open_memory_mapped(path: Path) -> pa.Table:
 
 
 def with_checksum(index: pa.Table, metadata: dict[bytes, bytes]) -> pa.Table:
-    """The index with its checksum and `metadata` as schema metadata."""
-    checksum = str(checksum_table(index.combine_chunks())).encode()
-    return index.replace_schema_metadata({**metadata, _CHECKSUM: checksum})
+    """The index with `metadata` as schema metadata, and a checksum of both."""
+    return index.replace_schema_metadata({**metadata, _CHECKSUM: _checksum(index, metadata)})
+
+
+def _checksum(index: pa.Table, metadata: dict[bytes, bytes]) -> bytes:
+    digest = hashlib.blake2b(str(checksum_table(index.combine_chunks())).encode(), digest_size=16)
+    for key in sorted(metadata.keys() - {_CHECKSUM}):
+        digest.update(b"%d %b%d %b" % (len(key), key, len(metadata[key]), metadata[key]))
+    return digest.hexdigest().encode()
 
 
 def load(rows: Path, index: Path) -> Prepared | None:
@@ -143,7 +165,7 @@ def load(rows: Path, index: Path) -> Prepared | None:
     try:
         found = open_memory_mapped(index)
         metadata = found.schema.metadata or {}
-        if metadata.get(_CHECKSUM) == str(checksum_table(found.combine_chunks())).encode():
+        if metadata.get(_CHECKSUM) == _checksum(found.replace_schema_metadata(None), metadata):
             return Prepared(None if IN_PLACE in metadata else open_memory_mapped(rows), found)
         problem: object = "its checksum does not match"
     except (OSError, pa.ArrowException) as error:

@@ -30,10 +30,12 @@ def open_source(
     work_dir: Path,
     memory: MemoryPlan | None = None,
     partition: int = 0,
+    *,
+    verified: bool = True,
 ) -> ReplayableSource:
     """A partition of the source of `node`. Its prepared files are in `work_dir` and are reused
     after a restart. With `memory`, an epoch of computed rows that would be too large is refused
-    beforehand.
+    beforehand. `verified`: see `SourceContext`.
 
     Raises SourceFailed, which names the file, row and column where it can.
     """
@@ -41,7 +43,7 @@ def open_source(
     opener: OpenSource | None = connector(type(options))
     if opener is None:
         raise SourceFailed(f"source {source.name}: sources of kind {kind} are not supported yet")
-    context = SourceContext(source, node, epoch_interval_us, work_dir, memory, partition)
+    context = SourceContext(source, node, epoch_interval_us, work_dir, memory, partition, verified)
     return opener(options, context)
 
 

@@ -44,8 +44,8 @@ class SourceSummary:
 
 class ReplayableSource(Protocol):
     """Returns any epoch of one partition, any number of times, in any order. `input`: the files of
-    all partitions; empty if rows are computed. Partitions differ in rows alone: each has the
-    watermarks, the last epoch and the epochs to cut of all of them."""
+    all partitions; empty if rows are computed or not verified. Partitions differ in rows alone:
+    each has the watermarks, the last epoch and the epochs to cut of all of them."""
 
     input: tuple[InputFile, ...]
 
@@ -77,7 +77,8 @@ class ReplayableSource(Protocol):
 class SourceContext:
     """What a source is opened with. Its prepared files are in `work_dir`, which belongs to this
     process, and are reused after a restart. `memory` limits the size of a computed epoch.
-    `partition`: of the node's partitions."""
+    `partition`: of the node's partitions. `verified`: each cut verifies a checksum, and `input` is
+    identified; not needed by a process that keeps nothing and has no replicas."""
 
     spec: SourceSpec
     node: Node
@@ -85,6 +86,7 @@ class SourceContext:
     work_dir: Path
     memory: MemoryPlan | None = None
     partition: int = 0
+    verified: bool = True
 
 
 OpenSource = Callable[[Any, SourceContext], ReplayableSource]

@@ -194,18 +194,27 @@ def _append(
     if first == end:
         return state
     touched = np.unique(rows.panes[first:end])
-    digest = _chained(state.digest, rows, range(first, end))
-    state = append(state, sort(rows.table.slice(first, end - first)))
+    epochs = _sorted_epochs(rows, first, end)
+    digest = _chained(state.digest, epochs)
+    tables = [table for _, table in epochs]
+    state = append(state, tables[0] if len(tables) == 1 else sort(pa.concat_tables(tables)))
     return without_touched(replace(state, digest=digest), touched, shape.windows.pane_us)
 
 
-def _chained(digest: str, rows: _Rows, part: range) -> str:
-    """The digest of a state after the epochs of these rows. Epochs without rows do not count: they
-    may be left out."""
-    starts = np.flatnonzero(np.diff(rows.epochs[part.start : part.stop])) + part.start + 1
-    for first, end in pairwise([part.start, *starts.tolist(), part.stop]):
-        of_epoch = digest_table(sort(rows.table.slice(first, end - first)))
-        text = f"{digest}/{rows.epochs[first]}/{of_epoch}"
+def _sorted_epochs(rows: _Rows, first: int, end: int) -> list[tuple[int, pa.Table]]:
+    """The rows of each epoch between two rows, in the order of runs."""
+    starts = np.flatnonzero(np.diff(rows.epochs[first:end])) + first + 1
+    return [
+        (int(rows.epochs[a]), sort(rows.table.slice(a, b - a)))
+        for a, b in pairwise([first, *starts.tolist(), end])
+    ]
+
+
+def _chained(digest: str, epochs: Sequence[tuple[int, pa.Table]]) -> str:
+    """The digest of a state after these epochs. Epochs without rows do not count: they may be left
+    out."""
+    for epoch, rows in epochs:
+        text = f"{digest}/{epoch}/{digest_table(rows)}"
         digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
     return digest
 

@@ -2,7 +2,7 @@
 
 All segments and partitions do the same as on a cluster, with the same sources, exchange, chains and
 sinks, but without replicas, logs, network and failures. So every failure test compares with its
-output (I4). Memory holds one batch and the state.
+output (I4). Memory holds a few batches and the state.
 
 Design: docs/design/architecture.md#reference-execution.
 """
@@ -60,8 +60,18 @@ class InputBatch:
         return sum(rows.num_rows for epoch in inputs for rows in epoch.inputs)
 
 
+@dataclass(frozen=True, slots=True)
+class _ToWrite:
+    """Output of one partition of a segment, for the sink of a query."""
+
+    query: str
+    sink: Sink
+    batches: Sequence[EpochBatch]
+
+
 class Execution:
-    """See the module. `run_batch` must be called with each of `input_batches`, in order."""
+    """See the module. `run_batch` must be called with each of `input_batches`, in order, and
+    `write` with each of its results; these two may be in different threads."""
 
     def __init__(
         self,
@@ -91,9 +101,9 @@ class Execution:
                 total.null_event_time += rows.null_event_time
         return sums
 
-    def run_batch(self, batch: InputBatch) -> None:
-        """Run all segments on the batch and write the output of the queries."""
-        written: dict[str, set[int]] = {query: set() for query in self.rows}
+    def run_batch(self, batch: InputBatch) -> Sequence[_ToWrite]:
+        """Run all segments on the batch. Returns the output of the queries."""
+        found: list[_ToWrite] = []
         streams: dict[tuple[str, int], Sequence[EpochOutput]] = {}
         for segment in self._topology.segments:
             shares = {} if segment.is_source else _shares(segment, streams)
@@ -106,24 +116,26 @@ class Execution:
                 result = place.chain.process(place.state, epochs)
                 place.state, place.watermark = result.state, epochs[-1].watermark
                 streams[segment.stream, p] = result.outputs
-                self._write(segment, p, result.outputs, written)
+                found += self._to_write(segment, p, result.outputs)
+        return found
+
+    def write(self, outputs: Sequence[_ToWrite]) -> None:
+        written: dict[str, set[int]] = {query: set() for query in self.rows}
+        for output in outputs:
+            for batch in output.batches:
+                if output.sink.write(batch):
+                    self.rows[output.query] += batch.rows.num_rows
+                    if batch.rows.num_rows:
+                        written[output.query].add(batch.epoch)
         for query, epochs_of_query in written.items():
             self.epochs_with_rows[query] += len(epochs_of_query)
 
-    def _write(
-        self,
-        segment: Segment,
-        partition: int,
-        outputs: Sequence[EpochOutput],
-        written: Mapping[str, set[int]],
-    ) -> None:
-        """Adds to `written` the epochs of each query that have rows."""
+    def _to_write(
+        self, segment: Segment, partition: int, outputs: Sequence[EpochOutput]
+    ) -> Iterator[_ToWrite]:
+        batches = [_batch(segment.stream, partition, output) for output in outputs]
         for query, sink in self._partitions[segment.id, partition].sinks.items():
-            for output in outputs:
-                if sink.write(_batch(segment.stream, partition, output)):
-                    self.rows[query] += output.rows.num_rows
-                    if output.rows.num_rows:
-                        written[query].add(output.epoch)
+            yield _ToWrite(query, sink, batches)
 
 
 def input_batches(

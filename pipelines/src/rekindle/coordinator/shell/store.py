@@ -125,7 +125,10 @@ class CheckpointStore:
         try:
             return await asyncio.wait_for(asyncio.shield(future), self._deadline_s)
         except TimeoutError as error:
-            late = f"{self._url}: {what} did not end within {self._deadline_s:g} s"
+            late = (
+                f"{self._url}: {what} did not end within {self._deadline_s:g} s: the storage does "
+                "not respond"
+            )
             raise StoreError(late) from error
 
 

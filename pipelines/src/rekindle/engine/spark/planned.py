@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.util import _load_from_socket
 
 from rekindle.engine.spark.plans import IN_ORDER, HashAggregation, class_name, each, operators
+from rekindle.engine.spark.session import BATCH_ROWS
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,17 @@ class ArrowTransfer:
 
     def batches(self, table: pa.Table) -> JavaObject:
         """An iterator of at least one batch."""
+        batches = table.to_batches(max_chunksize=BATCH_ROWS)
+        return self._sent(table.schema, batches or [_no_rows(table.schema)])
+
+    def no_rows(self, schema: pa.Schema, batches: int) -> JavaObject:
+        """An iterator of so many empty batches."""
+        return self._sent(schema, [_no_rows(schema)] * batches)
+
+    def _sent(self, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> JavaObject:
         with tempfile.NamedTemporaryFile(dir=self._directory) as file:
-            with pa.ipc.new_stream(file, table.schema) as stream:
-                for batch in table.to_batches() or [_no_rows(table.schema)]:
+            with pa.ipc.new_stream(file, schema) as stream:
+                for batch in batches:
                     stream.write_batch(batch)
             file.flush()
             return self._read(file.name)
@@ -60,8 +69,11 @@ class Planner:
         self._jvm = _jvm(session)
         self._transfer = ArrowTransfer(session)
 
-    def plan(self, sql: str, views: Mapping[str, pa.Schema]) -> PlannedQuery | None:
-        """None if a plan must not be run twice. Creates temporary views of these names.
+    def plan(
+        self, sql: str, views: Mapping[str, pa.Schema], partitions: int = 1
+    ) -> PlannedQuery | None:
+        """None if a plan must not be run twice. Creates temporary views of these names, each of so
+        many partitions.
 
         Raises what Spark raises for SQL that it refuses.
         """
@@ -72,15 +84,17 @@ class Planner:
             return None
         if any(_as_spark_has_it(schema) != schema for schema in views.values()):
             return None
-        frames = {name: self._frame_without_rows(schema) for name, schema in views.items()}
+        frames = {
+            name: self._frame_without_rows(schema, partitions) for name, schema in views.items()
+        }
         for name, frame in frames.items():
             frame.createOrReplaceTempView(f"`{name}`")
         frame = self._session.sql(sql)
         try:
             if not _is_stateless(frame._jdf.queryExecution().executedPlan()):
                 return None
-            partitions = {name: _first_partition(frame) for name, frame in frames.items()}
-            return PlannedQuery(frame, partitions, self._transfer, self._properties)
+            scanned = {name: _partitions(frame) for name, frame in frames.items()}
+            return PlannedQuery(frame, scanned, self._transfer, self._properties)
         except Py4JError as error:
             if type(error) is not Py4JError:  # a failure, not a missing method
                 raise
@@ -90,10 +104,11 @@ class Planner:
             )
             return None
 
-    def _frame_without_rows(self, schema: pa.Schema) -> DataFrame:
-        """A frame over one empty batch: without any batch Spark would plan an empty relation."""
+    def _frame_without_rows(self, schema: pa.Schema, partitions: int) -> DataFrame:
+        """A frame over empty batches, each of which is a partition: without any batch Spark would
+        plan an empty relation."""
         types = from_arrow_schema(schema, prefer_timestamp_ntz=False).json()
-        batches = self._transfer.batches(schema.empty_table())
+        batches = self._transfer.no_rows(schema, partitions)
         to_frame = self._jvm.PythonSQLUtils.toDataFrame
         return DataFrame(to_frame(batches, types, self._session._jsparkSession), self._session)
 
@@ -115,12 +130,12 @@ class Planner:
 
 
 class PlannedQuery:
-    """One SQL text over views of fixed Arrow schemas, each of which is one partition."""
+    """One SQL text over views of fixed Arrow schemas, each with a fixed number of partitions."""
 
     def __init__(
         self,
         frame: DataFrame,
-        partitions: Mapping[str, JavaObject],
+        partitions: Mapping[str, Sequence[JavaObject]],
         transfer: ArrowTransfer,
         properties: JavaObject,
     ) -> None:
@@ -132,7 +147,7 @@ class PlannedQuery:
         self._rdd = frame._jdf.toArrowBatchRdd()
         self._context = frame.sparkSession.sparkContext._jsc.sc()
         self._collect = _jvm(frame.sparkSession).PythonRDD.collectAndServe
-        self._no_rows = {name: partition.values() for name, partition in partitions.items()}
+        self._no_rows = {name: found[0].values() for name, found in partitions.items()}
 
     @cached_property
     def hashing(self) -> HashAggregation:
@@ -143,12 +158,17 @@ class PlannedQuery:
         self._context.setLocalProperties(self._properties)
         try:
             for name, table in views.items():
-                self._put(name, self._transfer.batches(table).toVector())
+                partitions = self._partitions[name]
+                for partition, part in zip(
+                    partitions, _divided(table, len(partitions)), strict=True
+                ):
+                    _put(partition, self._transfer.batches(part).toVector())
             batches = self._batches()
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
                 for name in views:  # otherwise it would keep the rows until the next run
-                    self._put(name, self._no_rows[name])
+                    for partition in self._partitions[name]:
+                        _put(partition, self._no_rows[name])
         return pa.Table.from_batches(batches, self._schema)
 
     def _batches(self) -> list[pa.RecordBatch]:
@@ -159,8 +179,15 @@ class PlannedQuery:
         finally:
             server.getResult()  # raises if not everything was sent; the messages would just end
 
-    def _put(self, view: str, batches: JavaObject) -> None:
-        getattr(self._partitions[view], "values_$eq")(batches)
+
+def _put(partition: JavaObject, batches: JavaObject) -> None:
+    getattr(partition, "values_$eq")(batches)
+
+
+def _divided(table: pa.Table, parts: int) -> Iterator[pa.Table]:
+    """Consecutive rows, in order."""
+    rows = -(-table.num_rows // parts)
+    return (table.slice(part * rows, rows) for part in range(parts))
 
 
 def _jvm(session: SparkSession) -> Any:
@@ -181,10 +208,9 @@ def _is_stateless(plan: JavaObject) -> bool:
     return without_subqueries and all(class_name(o) in _STATELESS for o in operators(plan))
 
 
-def _first_partition(frame: DataFrame) -> JavaObject:
-    """The only partition of the collection from which a frame was created."""
+def _partitions(frame: DataFrame) -> list[JavaObject]:
+    """Of the collection from which a frame was created."""
     rdd = frame._jdf.queryExecution().analyzed().rdd()
     while not (dependencies := rdd.dependencies()).isEmpty():
         rdd = dependencies.head().rdd()
-    (partition,) = rdd.partitions()
-    return partition
+    return list(rdd.partitions())

@@ -99,15 +99,14 @@ class Query:
         return run()
 
     def _planned_for(self, sql: str, views: Mapping[str, pa.Table]) -> PlannedQuery | None:
-        # More than one batch: use a separate plan, with one Spark task for each batch.
-        if any(table.num_rows > BATCH_ROWS for table in views.values()):
-            return None
-        return self._plan(sql, {name: table.schema for name, table in views.items()})
+        rows = max(table.num_rows for table in views.values())
+        tasks = min(self.cores, max(1, -(-rows // BATCH_ROWS)))
+        return self._plan(sql, {name: table.schema for name, table in views.items()}, tasks)
 
-    def _plan(self, sql: str, views: Mapping[str, pa.Schema]) -> PlannedQuery | None:
-        key = (sql, *views.items())
+    def _plan(self, sql: str, views: Mapping[str, pa.Schema], tasks: int) -> PlannedQuery | None:
+        key = (sql, tasks, *views.items())
         if key not in self._planned:
-            self._planned[key] = self._planner.plan(sql, views)
+            self._planned[key] = self._planner.plan(sql, views, tasks)
         return self._planned[key]
 
     def analyze(

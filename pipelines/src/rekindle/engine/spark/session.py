@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCH_ROWS = 100_000
-"""Rows of an Arrow batch, which is a partition of the input: a job with fewer has one Spark
-task."""
+"""Rows of an Arrow batch. A job with fewer has one Spark task."""
 
 _CONF = {
     "spark.ui.enabled": "false",

@@ -35,7 +35,8 @@ DIGESTS = 16
 KEPT_DIGESTS = 256
 """Number of newest epochs whose digests can be requested."""
 LIVE_WITHIN_EPOCHS = 2
-"""A task that catches up becomes Live when it is at most so many epochs behind the head."""
+"""A task that catches up becomes Live when it is at most so many epochs behind the head, and has
+fetched its state: what is only in the store may be lost, so that it would be no redundancy."""
 BEHIND_AFTER_EPOCHS = 10
 """A Live task becomes CatchingUp when it is more than so many epochs behind the head."""
 
@@ -170,13 +171,15 @@ class TaskStatus:
         self._requested = frozenset(epochs)
 
     def update_phase(self) -> None:
-        """Live within LIVE_WITHIN_EPOCHS of the head; then until BEHIND_AFTER_EPOCHS behind it."""
+        """Live within LIVE_WITHIN_EPOCHS of the head, once all of the state is here; then until
+        BEHIND_AFTER_EPOCHS behind it."""
         phase = self.phase
         if self.components is None or not phase.serves:
             return
         head = self.components.inputs.head()
         behind = head - self.engine_epoch
-        if phase is TaskPhase.CATCHING_UP and head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS:
+        near = head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS
+        if phase is TaskPhase.CATCHING_UP and near and self.restoring is None:
             self.step(TaskEvent.CAUGHT_UP)
         elif phase is TaskPhase.LIVE and behind > BEHIND_AFTER_EPOCHS:
             self.step(TaskEvent.FELL_BEHIND)

@@ -161,6 +161,7 @@ class TaskCore:
                 return self._sink_reported(assigned, sink_event)
             case StateComplete():
                 self.status.restoring = None
+                self.status.update_phase()
                 return [*self.saver.step(event, self._now)]
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
@@ -264,10 +265,10 @@ class TaskCore:
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, Saved(self.saver))
         self.status.step(TaskEvent.STARTED)
-        self.status.update_phase()
         restored = StateComplete() if event.complete else StateIncomplete()
         if event.complete:
             self.status.restoring = None
+        self.status.update_phase()
         saved = self.saver.step(restored, self._now)
         return [*saved, *self._supervise(Started()), *self._truncate()]
 

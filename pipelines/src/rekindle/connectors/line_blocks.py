@@ -1,0 +1,59 @@
+"""Blocks of whole lines of a file: parts that can be read again, each alone.
+
+A block is verified by the digest of its bytes before it is parsed, so that its rows are those of
+the first time, whatever has become of the file since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from rekindle.errors import SchemaMismatch
+
+BLOCK_BYTES = 4 * 1024**2
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_DIGEST_BYTES = 16
+
+
+class NotInBlocks(SchemaMismatch):
+    """The file has to be read from its beginning, as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`rows`: how many its lines have."""
+
+    offset: int
+    size: int
+    rows: int
+    digest: str
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def whole_lines(
+    file: BinaryIO, block_bytes: int, most_bytes: int | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of blocks of about `block_bytes`, longer if one line is; without a byte
+    order mark. Raises NotInBlocks for one of more than `most_bytes`."""
+    first = file.read(len(BYTE_ORDER_MARK))
+    rest = [first.removeprefix(BYTE_ORDER_MARK)]
+    offset = len(first) - len(rest[0])
+    while data := file.read(block_bytes):
+        whole, newline, tail = data.rpartition(b"\n")
+        if not newline:
+            rest.append(data)
+            if most_bytes is not None and sum(map(len, rest)) > most_bytes:
+                raise NotInBlocks(f"a line has more than {most_bytes} bytes")
+            continue
+        block = b"".join((*rest, whole, newline))
+        yield offset, block
+        offset += len(block)
+        rest = [tail]
+    if last := b"".join(rest):
+        yield offset, last
