@@ -2,8 +2,8 @@
 
 `FetchQueue` decides what is fetched when, and is pure; `Fetch` has the threads. What fails is tried
 again after a back-off, for as long as it takes, and is reported, as is a call that does not return.
-Only an object that is missing or damaged is given up: then the state is lost, whoever reads it gets
-`StateLost`, and the task has to be restored again.
+Only an object that is missing, or damaged each time that it is read, is given up: then the state is
+lost, whoever reads it gets `StateLost`, and the task has to be restored again.
 
 Design: docs/decisions/0048-lazy-restore.md.
 """
@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import takewhile
 from weakref import ref
 
 from rekindle.backoff import BackoffPolicy
@@ -28,11 +29,19 @@ from rekindle.errors import StateLost, StoreError
 from rekindle.workers import CallTimer, Worker
 
 PARALLEL = 4
-"""Objects that are fetched at a time; so many are in memory."""
+"""Objects that are fetched at a time, whoever reads them."""
+PARALLEL_BYTES = 64 << 20
+"""Of these, in memory; one larger object is fetched alone."""
+READS = 3
+"""An object is damaged if so many reads of it were: one may be cut off on the way."""
 _BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
 
 AwaitedRuns = Mapping[int, AwaitedRun]
 """By batch of an object."""
+
+
+class BadRead(StoreError):
+    """What was read is damaged. It is read again."""
 
 
 class FetchPhase(StrEnum):
@@ -51,9 +60,9 @@ class FetchQueue:
         self._sizes = dict(sizes)
         self._phases = dict.fromkeys(sizes, FetchPhase.WAITING)
         self._waiting = dict.fromkeys(sizes)  # in order
-        self._failures = 0  # in a row
+        self._failures = 0  # in a row, of all
         self._retry_at = float("-inf")
-        self.problem: str | None = None
+        self._failed: dict[str, _Failed] = {}  # what has failed since it was fetched last
         self.lost: str | None = None
 
     def phase(self, name: str) -> FetchPhase:
@@ -69,9 +78,28 @@ class FetchQueue:
         return sum(self._sizes[name] for name in self.missing)
 
     @property
+    def problem(self) -> str | None:
+        """Why something that is not here could not be fetched."""
+        newest = next(reversed(self._failed.values()), None)
+        return newest.message if newest is not None else None
+
+    @property
     def wake_at(self) -> float | None:
         """When `take` may have something; None if only another event changes that."""
-        return self._retry_at if self._waiting and self.lost is None else None
+        if self.lost is not None:
+            return None
+        due = [self._due_at(name) for name in takewhile(self.has_room, self._waiting)]
+        return max(min(due), self._retry_at) if due else None
+
+    def has_room(self, name: str) -> bool:
+        """Whether this object may be fetched beside those that are being fetched."""
+        flying = [n for n, phase in self._phases.items() if phase is FetchPhase.IN_FLIGHT]
+        size = self._sizes[name] + sum(self._sizes[n] for n in flying)
+        return not flying or (len(flying) < PARALLEL and size <= PARALLEL_BYTES)
+
+    def _due_at(self, name: str) -> float:
+        failed = self._failed.get(name)
+        return failed.retry_at if failed is not None else float("-inf")
 
     def prefer(self, names: Iterable[str]) -> None:
         """Fetch these first, in this order."""
@@ -79,34 +107,54 @@ class FetchQueue:
         self._waiting = wanted | self._waiting
 
     def take(self, now: float) -> str | None:
-        """The next object to fetch, unless there is none, or the last attempt has just failed."""
-        if self.lost is not None or now < self._retry_at or not self._waiting:
+        """The next object to fetch, unless there is none, or the last attempt has just failed, or
+        enough are being fetched. Smaller ones do not overtake one that has no room yet."""
+        if self.lost is not None or now < self._retry_at:
             return None
-        name = next(iter(self._waiting))
+        name = next((name for name in self._waiting if self._due_at(name) <= now), None)
+        if name is None or not self.has_room(name):
+            return None
         self.claim(name)
         return name
 
     def claim(self, name: str) -> None:
-        """The caller fetches this object, which waits."""
+        """The caller fetches this object, which waits and has room."""
         del self._waiting[name]
         self._phases[name] = FetchPhase.IN_FLIGHT
 
     def fetched(self, name: str) -> None:
         self._phases[name] = FetchPhase.HERE
-        self._failures, self._retry_at, self.problem = 0, float("-inf"), None
+        self._failures, self._retry_at = 0, float("-inf")
+        self._failed.pop(name, None)
 
-    def failed(self, name: str, message: str, now: float) -> None:
-        """It is fetched again after a back-off, before all others."""
+    def failed(self, name: str, message: str, now: float, bad_read: bool = False) -> None:
+        """It is fetched again after a back-off, after the others; these wait too, until one
+        succeeds. It is lost after READS bad reads."""
+        before = self._failed.pop(name, _Failed("", now))
+        times, bad_reads = before.times + 1, before.bad_reads + bad_read
+        self._failed[name] = _Failed(message, now + _BACKOFF.wait_s(times), times, bad_reads)
+        if bad_reads >= READS:
+            self.is_lost(name, message)
+            return
         self._phases[name] = FetchPhase.WAITING
-        self._waiting = {name: None} | self._waiting
+        self._waiting[name] = None
         self._failures += 1
         self._retry_at = now + _BACKOFF.wait_s(self._failures)
-        self.problem = message
 
     def is_lost(self, name: str, message: str) -> None:
         """It is missing or damaged: nothing more is fetched."""
         self._phases[name] = FetchPhase.WAITING
         self.lost = self.lost or message
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Attempts to fetch an object."""
+
+    message: str
+    retry_at: float
+    times: int = 0
+    bad_reads: int = 0
 
 
 class Fetch:
@@ -179,24 +227,37 @@ class Fetch:
             self._queue.prefer([name])
 
     def get(self, name: str) -> None:
-        """Return when this object is here: fetch it, unless another thread does. Raises StoreError,
-        DiskFull, StateLost."""
+        """Return when this object is here: fetch it, unless another thread does, or enough are
+        fetched: then it is the next one. Raises StoreError, DiskFull, StateLost."""
         with self._changed:
-            while (phase := self._queue.phase(name)) is FetchPhase.IN_FLIGHT:
+            while (phase := self._queue.phase(name)) is not FetchPhase.HERE:
                 if self._stopping:
                     raise StoreError(f"{name} is not fetched any more: the task stops")
+                if phase is FetchPhase.WAITING:
+                    if self._queue.lost is not None:
+                        raise StateLost(self._queue.lost)
+                    if self._queue.has_room(name):
+                        break
+                    self._queue.prefer([name])
                 self._changed.wait()
-            if phase is FetchPhase.HERE:
+            else:
                 return
-            if self._queue.lost is not None:
-                raise StateLost(self._queue.lost)
             self._queue.claim(name)
         self._fetch(name)
 
     def finish(self) -> None:
         """Fetch all, side by side. Raises what `get` does."""
         with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(self.get, self._queue.missing))
+            list(pool.map(self._get_whole, self._queue.missing))
+
+    def _get_whole(self, name: str) -> None:
+        for reads in range(1, READS):
+            try:
+                self.get(name)
+                return
+            except BadRead:
+                time.sleep(_BACKOFF.wait_s(reads))
+        self.get(name)
 
     def _run(self, number: int) -> None:
         while (name := self._next()) is not None:
@@ -222,10 +283,15 @@ class Fetch:
                 awaited = {batch: run for batch, run in found.items() if run is not None}
                 if awaited:
                     self._load(name, awaited)
-        except (ObjectMissing, UnreadableObject) as error:
+        except ObjectMissing as error:
             with self._changed:
                 self._queue.is_lost(name, str(error))
             raise StateLost(str(error)) from error
+        except UnreadableObject as error:
+            with self._changed:
+                self._queue.failed(name, str(error), time.monotonic(), bad_read=True)
+                lost = self._queue.lost is not None
+            raise (StateLost if lost else BadRead)(str(error)) from error
         except BaseException as error:
             with self._changed:
                 self._queue.failed(name, str(error) or repr(error), time.monotonic())
