@@ -281,7 +281,7 @@ def restored(state: OperatorState) -> tuple[OperatorState, list[tuple[AwaitedRun
     state = compaction.join_single_deltas(state)
     facts = {r: RunFacts(r.rows, r.nbytes, r.extent, r.schema) for r in state.runs()}
     awaited = [(AwaitedRun(found, Unread()), run) for run, found in facts.items()]
-    remote = {run.id: RemoteRun(place, run.id) for place, run in awaited}
+    remote: dict[object, Run] = {run.id: RemoteRun(place, run.id) for place, run in awaited}
     return replace(state.with_runs(remote), complete=False), awaited
 
 
@@ -306,6 +306,43 @@ def test_compaction_goes_on_after_a_catch_up(monkeypatch: pytest.MonkeyPatch, la
     assert state.rows <= 3 * groups
     total = read(COUNTS, state, 0, 1).column("n").to_numpy().sum()
     assert total == 5 * 500 + 40 * groups + 60 * 50
+
+
+def test_new_panes_are_compacted_while_older_ones_are_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
+    groups, state = np.arange(2_000), EMPTY
+    for _ in range(5):
+        state = compaction.compact(COUNTS, pages.append(state, counts(groups[::4], 1)))
+    state, awaited = restored(state)
+    before = len(state.pages)
+    for number in range(100):
+        state = compaction.compact(COUNTS, pages.append(state, counts(groups, 5 + number // 50)))
+    assert len(state.pages) > before + 8
+    assert state.rows <= 3 * 2 * len(groups)
+    for place, run in awaited:
+        place.arrive(run)
+    check(state)
+    total = read(COUNTS, state, 0, 10).column("n").to_numpy().sum()
+    assert total == 5 * 500 + 100 * len(groups)
+
+
+def test_too_much_that_waits_makes_a_call_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state does not grow with the input for as long as the store is away."""
+    monkeypatch.setattr(compaction, "WAITING_BYTES", 100_000)
+    state, _ = restored(compaction.compact(COUNTS, pages.append(EMPTY, counts(np.arange(500)))))
+    states = [state]
+
+    def grow() -> None:
+        for _ in range(100):
+            appended = pages.append(states[-1], counts(np.arange(500)))
+            states.append(compaction.compact(COUNTS, appended))
+
+    with pytest.raises(AssertionError, match="a run is read that is not here"):
+        grow()
+    state = states[-1]
+    assert 100_000 < state.nbytes < 200_000
 
 
 def test_a_join_copies_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 Compaction changes where rows are and never what they add up to: a page is replaced by the left fold
 of its rows and of *all* its rows in later deltas. It spends what `append` has credited, so that its
 cost does not depend on the size of the state. It reads no run that is not here yet (see
-`engine.state.remote`): their pages are compacted once they are.
+`engine.state.remote`): their pages are compacted once they are, or once too much waits for that.
 
 Design: docs/decisions/0044-window-state.md, docs/decisions/0048-lazy-restore.md.
 """
@@ -27,7 +27,9 @@ from rekindle.engine.state.operator import (
     between,
     bounds,
     copy_rows,
+    newest_remote,
     pages_of,
+    pages_that_are_here,
     trim,
 )
 from rekindle.engine.state.runs import (
@@ -49,6 +51,10 @@ PAGE_BYTES = 512 << 10
 BURST_PAGES = 16
 """Pages that a call compacts, at most, beyond twice what it has to: credit may have waited for runs
 that were not here."""
+WAITING_BYTES = 64 << 20
+"""Rows of pages that wait for runs which are not here. If there are more, compaction reads these
+runs: the call waits, rather than that the state grows with its input for as long as the store is
+away."""
 SINGLE_DELTAS, JOINED_DELTAS = 32, 512
 """Deltas of single calls, and of each level above; if there are more, the oldest are joined to ones
 of the next level, so that reading does not search too many."""
@@ -93,20 +99,11 @@ def _most_credit(state: OperatorState) -> int:
 
 
 def _can_be_compacted(state: OperatorState) -> npt.NDArray[np.bool_]:
-    """For each page whether all that it is folded from is here."""
-    if state.complete:
-        return np.ones(len(state.pages), dtype=np.bool_)
-    newest = _newest_remote(state)
-    pages = (page.run is None or page.run.is_here for page in state.pages)
-    here = np.fromiter(pages, dtype=np.bool_, count=len(state.pages))
-    return here & (state.through >= newest)
-
-
-def _newest_remote(state: OperatorState) -> int:
-    """The newest delta that is not here; −1 if all are."""
-    if state.complete:
-        return -1
-    return max((d.seq for d in state.deltas if not d.run.is_here), default=-1)
+    """For each page whether it may be folded: all that it needs is here, or too much waits."""
+    here = pages_that_are_here(state)
+    newest = state.deltas[-1].run
+    waiting = int(state.pending[~here].sum()) * newest.nbytes // max(1, newest.rows)
+    return np.ones_like(here) if waiting > WAITING_BYTES else here
 
 
 def compact_all(shape: RunShape, state: OperatorState) -> OperatorState:
@@ -122,7 +119,7 @@ def compact_all(shape: RunShape, state: OperatorState) -> OperatorState:
 def join_single_deltas(state: OperatorState) -> OperatorState:
     """Without deltas of single calls: they are joined. Before a checkpoint, so that each row is
     uploaded in one delta at most."""
-    newest = _newest_remote(state)  # what is not here was uploaded
+    newest = newest_remote(state)  # what is not here was uploaded
     return _join(state, [d for d in state.deltas if not d.level and d.seq > newest])
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rekindle.engine.state.remote import prefer
@@ -134,6 +135,7 @@ def append(state: OperatorState, rows: pa.Table) -> OperatorState:
     run = Run(rows)
     seq = state.seq + 1
     touched = np.unique(run.panes)
+    state = _with_page_of_new_panes(state, int(touched[-1]))
     return replace(
         state,
         deltas=(*state.deltas, Delta(seq, run)),
@@ -142,6 +144,35 @@ def append(state: OperatorState, rows: pa.Table) -> OperatorState:
         seq=seq,
         credit=state.credit + int(COMPACTION_RATIO * run.rows),
     )
+
+
+def _with_page_of_new_panes(state: OperatorState, newest_us: int) -> OperatorState:
+    """If the last page waits for runs that are not here, rows of panes that the state does not have
+    begin another one, so that they can be compacted."""
+    if not len(state.panes) or newest_us <= state.panes[-1] or pages_that_are_here(state)[-1]:
+        return state
+    return replace(
+        state,
+        pages=(*state.pages, Page(int(state.panes[-1]) + 1, 0, None)),
+        through=np.append(state.through, state.seq),
+        pending=np.append(state.pending, 0),
+    )
+
+
+def pages_that_are_here(state: OperatorState) -> npt.NDArray[np.bool_]:
+    """For each page whether all that it is folded from is here."""
+    if state.complete:
+        return np.ones(len(state.pages), dtype=np.bool_)
+    pages = (page.run is None or page.run.is_here for page in state.pages)
+    here = np.fromiter(pages, dtype=np.bool_, count=len(state.pages))
+    return here & (state.through >= newest_remote(state))
+
+
+def newest_remote(state: OperatorState) -> int:
+    """The newest delta that is not here; −1 if all are."""
+    if state.complete:
+        return -1
+    return max((d.seq for d in state.deltas if not d.run.is_here), default=-1)
 
 
 def drop(state: OperatorState, first_us: int) -> OperatorState:
