@@ -18,7 +18,7 @@ from files_source_parts import SCHEMA, T0, T0_US, csv, keys, source_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.connectors import csv_reading, files_preparation, files_read
+from rekindle.connectors import csv_reading, files_index, files_preparation, files_read
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT
@@ -265,3 +265,19 @@ def test_columns_without_a_header_are_found_by_their_places(tmp_path: Path) -> N
         [["k0"], [], [], ["l0"]],
         [[], ["k1"], [], ["l1"]],
     ]
+
+
+@pytest.mark.parametrize("partition", [(0, 1), (1, 2)])
+def test_parquet_that_is_replaced_between_keys_and_rows_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: tuple[int, int]
+) -> None:
+    url = write(tmp_path, "parquet", [[0, 1, 2, 3]], group=1)
+    index = files_index.index
+
+    def replacing(*args: Any) -> pa.Table:
+        write(tmp_path, "parquet", [[3, 2, 1, 0, 4]], group=1)
+        return index(*args)
+
+    monkeypatch.setattr(files_preparation, "index", replacing)
+    with pytest.raises(SourceFailed, match="changed while it was read"):
+        source_of(tmp_path, url, format="parquet", partition=partition)

@@ -8,6 +8,7 @@ import gzip
 import itertools
 import json
 import lzma
+import os
 import random
 import uuid
 import zipfile
@@ -388,3 +389,21 @@ def test_a_watermark_is_unknown_before_any_event_time(tmp_path: Path) -> None:
     url = csv(tmp_path, "a,1,NA", "b,1,2013-01-01")
     source = source_of(tmp_path, url, speedup=None, rowsPerSecond=1, orderBy=None)
     assert [source.cut(e).watermark for e in range(3)] == [NO_WATERMARK, T0_US, END_OF_INPUT]
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_an_unverified_input_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, format: str
+) -> None:
+    url = csv(tmp_path, *(f"{n},1,{T0 + n * dt.timedelta(hours=1)}" for n in range(3)))
+    if format == "parquet":
+        times = [T0 + n * dt.timedelta(hours=1) for n in range(3)]
+        table = pa.table({"k": ["0", "1", "2"], "v": [1.0] * 3, "t": times})
+        pq.write_table(table.cast(SCHEMA), tmp_path / "in.parquet")
+        url = f"file://{tmp_path}/in.parquet"
+    source = source_of(tmp_path, url, verified=False, format=format)
+    assert keys(source, 0) == ["0"]
+    os.utime(url.removeprefix("file://"), ns=(0, 0))
+    assert keys(source, 1) == ["1"]
+    with pytest.raises(SourceFailed, match="changed while it was read"):
+        source.cut(2)

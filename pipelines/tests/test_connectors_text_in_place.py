@@ -19,13 +19,9 @@ from fsspec.implementations.local import LocalFileOpener
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.connectors import (
-    csv_reading,
-    files_preparation,
-    files_read,
-    line_blocks,
-    text_in_place,
-)
+from rekindle.connectors import files_preparation, files_read, text_in_place
+from rekindle.connectors.csv_reading import parse_csv_block
+from rekindle.connectors.line_blocks import digest_of
 from rekindle.errors import SourceFailed
 from rekindle_testing.fixtures.examples import scaled_examples
 
@@ -71,11 +67,10 @@ def test_a_restart_reads_from_the_block_that_it_needs(
     url = in_order(tmp_path, 60)
     source_of(tmp_path, url)
     parsed: list[int] = []
-    parse = csv_reading.parse_csv_block
 
     def counting(block: bytes, *args: Any) -> pa.RecordBatch:
         parsed.append(len(block))
-        return parse(block, *args)
+        return parse_csv_block(block, *args)
 
     monkeypatch.setattr(text_in_place, "parse_csv_block", counting)
     again = source_of(tmp_path, url)
@@ -156,9 +151,9 @@ def test_what_a_disk_returns_wrongly_once_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = source_of(tmp_path, in_order(tmp_path, 24))
-    digest, calls = line_blocks.digest_of, itertools.count()
+    calls = itertools.count()
     monkeypatch.setattr(
-        text_in_place, "digest_of", lambda data: "bad" if not next(calls) else digest(data)
+        text_in_place, "digest_of", lambda data: "bad" if not next(calls) else digest_of(data)
     )
     assert keys(source, 3) == [f"k{n}" for n in range(18, 24)]
 

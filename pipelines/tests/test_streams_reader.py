@@ -11,11 +11,12 @@ from typing import ClassVar
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from reader_parts import A, B, C, FakeClient, Harness, endpoints, started_io
+from reader_parts import A, B, C, FakeClient, Harness, endpoints
 
 from rekindle.protocol import Endpoint
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.flight import CallTimedOut, ReadRequest, ReadResponse, StreamServer
 from rekindle.streams.log import OutputLog
 from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
@@ -28,8 +29,6 @@ from rekindle.streams.replica_choice import (
     RoutesChanged,
     SwitchReplica,
 )
-from rekindle.streams.server import StreamServer
-from rekindle.streams.wire import CallTimedOut, ReadRequest, ReadResponse
 from rekindle_testing.waiting import eventually
 
 
@@ -169,7 +168,7 @@ def test_the_reader_continues_after_a_replica_dies() -> None:
     harness.expect(7, 10)
     assert harness.reader.unreadable() == (A,)
     assert harness.reader.head == 6
-    harness.close()
+    harness.reader.close()
 
 
 def test_suspicion_abandons_a_call_of_a_silent_replica() -> None:
@@ -181,7 +180,7 @@ def test_suspicion_abandons_a_call_of_a_silent_replica() -> None:
     harness.reader.route(endpoints(A, B, suspected=A).endpoints)
     harness.expect(3, 1.2)
     harness.replicas.silent[A].set()
-    harness.close()
+    harness.reader.close()
 
 
 def test_a_silent_replica_is_left_at_the_deadline() -> None:
@@ -190,7 +189,7 @@ def test_a_silent_replica_is_left_at_the_deadline() -> None:
     harness.replicas.last[B] = 2
     harness.reader.route(endpoints(A, B).endpoints)
     harness.expect(3, 2.5)
-    harness.close()
+    harness.reader.close()
 
 
 class LargeEpoch(FakeClient):
@@ -199,21 +198,21 @@ class LargeEpoch(FakeClient):
     needs_s = 7.0
     deadlines: ClassVar[list[float]] = []
 
-    async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
+    def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
         self.deadlines.append(timeout_s)
         if request.from_epoch == 0 and timeout_s < self.needs_s:
             raise CallTimedOut("no whole epoch")
-        return await super().read(request, timeout_s)
+        return super().read(request, timeout_s)
 
 
 def test_calls_grow_for_an_epoch_that_times_out() -> None:
     harness = Harness()
     harness.replicas.last[A] = 1
-    harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)
+    harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)  # type: ignore[assignment,return-value]
     harness.reader.route(endpoints(A).endpoints)
     harness.expect(2, 5)
     eventually(lambda: len(LargeEpoch.deadlines) >= 5)
-    harness.close()
+    harness.reader.close()
     assert LargeEpoch.deadlines[:5] == [1.5, 3, 6, 12, 1.5]
 
 
@@ -260,9 +259,8 @@ def test_without_capacity_no_call_is_made() -> None:
     time.sleep(0.1)
     assert harness.got == [0]
     harness.capacity = 100
-    harness.io.call(harness.reader.wake)
     harness.expect(6, 2)
-    harness.close()
+    harness.reader.close()
 
 
 def test_a_real_server_below_its_floor_is_named(tmp_path: Path) -> None:
@@ -273,13 +271,11 @@ def test_a_real_server_below_its_floor_is_named(tmp_path: Path) -> None:
     log.append(EpochBatch("s", 0, 10, 0, rows, digest_table(rows)))
     server = StreamServer("127.0.41.2", 0)
     server.serve_log(log)
-    io = started_io()
-    reader = PartitionReader(io, Subscription("s", 0, 3), lambda _: None, lambda: True)
+    reader = PartitionReader(Subscription("s", 0, 3), lambda _: None, lambda: True)
     reader.route(endpoints(f"127.0.41.2:{server.port}").endpoints)
     eventually(reader.problem)
     assert "epoch 3 of stream s/0 is no longer in the log of any replica" in (
         reader.problem() or ""
     )
     reader.close()
-    io.stop()
     server.stop()

@@ -23,7 +23,7 @@ from rekindle.errors import RekindleError
 from rekindle.identity import OLDEST_PROTOCOL, PROTOCOL, UNVERSIONED, Versions, incompatible
 from rekindle.topology.spec import SinkSpec
 
-STREAM_PORT = 8815
+FLIGHT_PORT = 8815
 CONTROL_PORT = 8080
 MAX_POLL_BYTES = 16 << 20
 """A poll names every upstream replica: 1.2 MB for 8,000 tasks, the maximum of a topology."""
@@ -58,7 +58,7 @@ class TaskRef(_Message):
 
 
 class Endpoint(_Message):
-    """A replica that serves a stream partition to readers; preferred first."""
+    """A replica that serves a stream partition over Flight; preferred first."""
 
     address: str  # "ip:port"
     replica: int

@@ -151,12 +151,13 @@ def _index_in_place(
     if in_place is None:
         return None
     input, pieces = in_place
+    table = index(job, input, _rows_in_place(job, fs, found, pieces))
     metadata = {
-        INPUT_KEY: _identify(job, fs, found),
+        INPUT_KEY: _identify(job, fs, found),  # after the last reading: see require_unchanged
         SUMMARY_KEY: summary(job, input.keys),
         IN_PLACE: _encode(pieces),
     }
-    return with_checksum(index(job, input, _rows_in_place(job, fs, found, pieces)), metadata)
+    return with_checksum(table, metadata)
 
 
 def _parquet_in_place(
@@ -351,6 +352,6 @@ def require_unchanged(job: Job, found: list[FoundFile]) -> None:
     changed = sorted({file.path for file in {*found} ^ {*now}})
     if changed:
         raise SourceFailed(
-            f"source {job.name}: {', '.join(changed[:3])} changed while it was read; it will be "
-            "read again, and must not change after that"
+            f"source {job.name}: {', '.join(changed[:3])} changed while it was read; what was "
+            "read is discarded, and the input must not change while it is read again"
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,8 +86,10 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
             )
         return prepared
 
+    still_unchanged = partial(require_unchanged, job, found)
+
     def repair() -> Prepared:
-        require_unchanged(job, found)  # else what is wrong with the new files would be reported
+        still_unchanged()  # else what is wrong with the new files would be reported
         return prepare_again()
 
     def open_rows(prepared: Prepared) -> Rows:
@@ -96,7 +99,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
 
     lateness = source.event_time.lateness if source.event_time else 0
     prepared = load(rows, index) or prepare_again()
-    opened = FilesSource(job, prepared, lateness, open_rows, repair)
+    opened = FilesSource(job, prepared, lateness, open_rows, repair, still_unchanged)
     if job.partitions > 1 and not opened.summary.rows:
         _log.warning(
             "source %s: partition %d has no rows: the input has too few files or row groups for "
@@ -109,7 +112,8 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
 
 
 class FilesSource:
-    """A prepared input. `repair` prepares it again if its bytes are damaged."""
+    """A prepared input. `repair` prepares it again if its bytes are damaged; `require_unchanged`
+    raises SourceFailed if a file has another size or time."""
 
     def __init__(
         self,
@@ -118,12 +122,14 @@ class FilesSource:
         lateness_us: int,
         open_rows: Callable[[Prepared], Rows],
         repair: Callable[[], Prepared],
+        require_unchanged: Callable[[], None],
     ) -> None:
         self._name = job.name
         self._verified = job.verified
         self._lateness_us = lateness_us
         self._open_rows = open_rows
         self._repair = repair
+        self._require_unchanged = require_unchanged
         self._take(prepared)
 
     def _take(self, prepared: Prepared) -> None:
@@ -155,6 +161,8 @@ class FilesSource:
         rows = self._sound_rows(at)
         if rows is None:
             rows = self._repaired(epoch, at)
+        if not self._verified and epoch == self.last_epoch:
+            self._require_unchanged()
         return SourceCut(rows, self._watermark(epoch, at))
 
     def _sound_rows(self, at: int) -> pa.Table | None:

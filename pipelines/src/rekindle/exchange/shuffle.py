@@ -1,6 +1,6 @@
 """The hash exchange: splits an epoch into the shares of the consumer partitions, at the producer.
 
-In Flux the producer routes by hash; here the stream server does, so that each consumer gets only
+In Flux the producer routes by hash; here the Flight server does, so that each consumer gets only
 its rows, in row order, and all consumers with the same key share one split. A pure function of the
 rows; does not know transport, replicas or time.
 

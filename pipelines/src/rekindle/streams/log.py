@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,7 +28,7 @@ from rekindle.streams import records
 from rekindle.streams.branches import Branch
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
-from rekindle.streams.log_reading import EncodedEpoch, Reading, View
+from rekindle.streams.log_reading import Reading, View
 from rekindle.streams.records import DamagedRecord, Record
 from rekindle.streams.tail import append_epoch
 
@@ -84,7 +84,6 @@ class OutputLog:
         self._writing = threading.Lock()  # held while files are changed
         self._changed = threading.Condition()  # held to read or change the index
         self._closed = False
-        self._listeners: list[Callable[[], None]] = []
         self._floor = NO_EPOCH
         self.damage: str | None = None
         """Damage that a read found; the log has to be reopened, which truncates it there."""
@@ -143,34 +142,9 @@ class OutputLog:
                 self._changed.wait(left)
             return not self._closed
 
-    def listen(self, changed: Callable[[], None]) -> None:
-        """Call `changed`, which must not block, after each change, from the thread that made it."""
-        with self._changed:
-            self._listeners.append(changed)
-
-    def spilled(self, epoch: int) -> tuple[str, int] | None:
-        """Name and bytes of the object that has the epoch, if it is in the store, which may be
-        slow."""
-        with self._changed:
-            file = self._stable.holding(epoch)
-            return None if file is None or file.spilled is None else (file.spilled, file.size)
-
     def read(self, from_epoch: int, max_bytes: int) -> list[EpochBatch]:
         """Consecutive epochs from `from_epoch`, at least one if it exists, zero-copy from the
         mapped file. Raises BelowFloor for an epoch below the base."""
-        return [self._decoded(epoch) for epoch in self.read_encoded(from_epoch, max_bytes)]
-
-    def read_encoded(self, from_epoch: int, max_bytes: int) -> list[EncodedEpoch]:
-        """As `read`, without a look at the rows."""
-        return self._read(Reading(from_epoch, max_bytes))
-
-    def read_small(self, from_epoch: int, max_bytes: int) -> list[EncodedEpoch]:
-        """As `read_encoded`, but no epoch with more bytes, and none that is spilled: it takes no
-        longer than a copy of so many bytes."""
-        return self._read(Reading(from_epoch, max_bytes, at_least_one=False), with_spilled=False)
-
-    def _read(self, reading: Reading, with_spilled: bool = True) -> list[EncodedEpoch]:
-        from_epoch = reading.next_epoch
         with self._changed:
             if from_epoch < self._stable.base:
                 raise BelowFloor(
@@ -178,10 +152,9 @@ class OutputLog:
                     f"the log, which begins at {self.base}; read from another replica, or "
                     f"restore from a later epoch"
                 )
+        reading = Reading(self.stream, self.partition, self._no_rows, from_epoch, max_bytes)
         fetched_again = False
-        while not reading.complete:
-            if (found := self._view(reading.next_epoch, with_spilled)) is None:
-                break
+        while not reading.complete and (found := self._view(reading.next_epoch)) is not None:
             file, view = found
             try:
                 offset = reading.take(view)
@@ -194,11 +167,6 @@ class OutputLog:
                 else:
                     raise LogCorrupt(self._damaged(file, f"epoch {from_epoch}", damage)) from None
         return reading.epochs
-
-    def _decoded(self, encoded: EncodedEpoch) -> EpochBatch:
-        epoch, watermark, digest, payload, _ = encoded
-        rows = self._no_rows if payload is None else records.decode_rows(payload)
-        return EpochBatch(self.stream, self.partition, epoch, watermark, rows, digest)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -238,7 +206,7 @@ class OutputLog:
                     if file is not self._stable.newest:
                         self._stable.add(file)
                     file.grew(appended.tail, appended.record)
-                    self._notify()
+                    self._changed.notify_all()
         return True
 
     def truncate(self, floor: int) -> None:
@@ -247,7 +215,7 @@ class OutputLog:
             self._floor = max(self._floor, floor)
             gone = self._stable.drop_through(floor)
             self._remove_files(gone)
-            self._notify()
+            self._changed.notify_all()
         self._remove_spilled(gone)
 
     def close(self) -> None:
@@ -255,17 +223,11 @@ class OutputLog:
             self._closed = True
             for file in self._stable.extents:
                 file.unmap()
-            self._notify()
+            self._changed.notify_all()
 
     # -- private ---------------------------------------------------------------------------------
 
-    def _notify(self) -> None:
-        """Called under `_changed`."""
-        self._changed.notify_all()
-        for changed in self._listeners:
-            changed()
-
-    def _view(self, epoch: int, with_spilled: bool = True) -> tuple[LogFile, View] | None:
+    def _view(self, epoch: int) -> tuple[LogFile, View] | None:
         """Where this epoch is; None if there is no such epoch."""
         with self._changed:
             file = self._stable.holding(epoch)
@@ -282,8 +244,6 @@ class OutputLog:
             end = file.tail.closed
             if file.spilled is None:
                 return file, View(file.map(end), start, end)
-        if not with_spilled:
-            return None
         return file, View(self._fetch(file), start, end)  # without the lock: it may be slow
 
     def _remember(self, epoch: int, offset: int) -> None:

@@ -2,8 +2,8 @@
 
 Calls are bounded. Their deadline is a second more than the wait, so that a silent replica is left
 soon; it doubles while an epoch does not arrive in time, because that epoch may be large. When
-the coordinator's routes demand a switch during a call, the call is abandoned: it is cancelled, and
-another one may begin at once. `replica_choice` decides which replica is called.
+the coordinator's routes demand a switch during a call, the call is abandoned: its result is
+ignored, and another one may begin at once. `replica_choice` decides which replica is called.
 
 Design: docs/design/streams.md#reader.
 """
@@ -61,18 +61,17 @@ class CallReturned:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """`reported`: the error, if it is one that another attempt may not avoid: a refusal, or an
-    error that a reader does not know."""
+    """`unexpected`: the error, if it is not one that a reader knows."""
 
     call: int
     truncated: bool = False
     timed_out: bool = False
-    reported: str | None = None
+    unexpected: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CallLost:
-    """What made the call in progress has failed: nothing else will be heard of it."""
+class CallThreadDied:
+    """The thread in the call has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +87,10 @@ class ReadEpochs:
 
 @dataclass(frozen=True, slots=True)
 class AbandonCall:
-    """Cancel the call in progress."""
+    """Do not wait for the call in progress."""
 
 
-ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | CallFailed | CallLost
+ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | CallFailed | CallThreadDied
 ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
 
 
@@ -105,7 +104,7 @@ class ReaderCore:
         self._incarnations: dict[str, int] = {}  # by address
         self._calls = 0
         self._call: ReadEpochs | None = None  # in progress
-        self._reported: str | None = None  # error of the last call, if it is one to report
+        self._unexpected: str | None = None  # error of the last call, if not a known one
 
     def step(self, event: ReaderEvent, now: float) -> Sequence[ReaderEffect]:
         match event:
@@ -117,25 +116,20 @@ class ReaderCore:
                 call = self._ended(number)
                 if call is None:
                     return []
-                self._reported = None
+                self._unexpected = None
                 self.head = max(self.head, head)
                 return self.choice.step(EpochsReceived(call.address, epochs), now)
             case CallFailed():
                 return self._call_failed(event, now)
-            case CallLost():
+            case CallThreadDied():
                 self._call = None
                 return []
         assert_never(event)
 
-    def wake_at(self) -> float | None:
-        """When `ReaderWoken` may begin a call; None: after another event, or when there is buffer
-        space again."""
-        return None if self._call is not None else self.choice.wake_at()
-
     def problem(self) -> str | None:
         where = f"epoch {self.choice.next_epoch} of stream {self._name}"
-        if self._reported is not None:
-            return f"{where}: {self._reported}"
+        if self._unexpected is not None:
+            return f"{where}: {self._unexpected}"
         if self.choice.all_truncated():
             return (
                 f"{where} is no longer in the log of any replica; the task needs a later restore "
@@ -176,10 +170,10 @@ class ReaderCore:
         return effects
 
     def _call_failed(self, event: CallFailed, now: float) -> Sequence[ReaderEffect]:
-        """Whatever the error, the reader switches to another replica."""
+        """After unexpected errors, too, the reader switches to another replica."""
         if (call := self._ended(event.call)) is None:
             return []
-        self._reported = event.reported
+        self._unexpected = event.unexpected
         failed = replica_choice.CallFailed(call.address, event.truncated, event.timed_out)
         return self.choice.step(failed, now)
 

@@ -111,12 +111,6 @@ class ReplicaChoice:
         the epoch, is not one to which the epoch is too large."""
         return 0 if address in self._in_time else self.timeouts
 
-    def wake_at(self) -> float | None:
-        """When the first back-off ends, if no replica can be called before."""
-        if self.current is not None or not self._endpoints:
-            return None
-        return min(self._health_of(e).retry_at for e in self._endpoints)
-
     def wake(self, now: float) -> list[Effect]:
         """Time has passed."""
         return self._choose(now)

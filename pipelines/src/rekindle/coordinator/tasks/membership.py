@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rekindle.coordinator.model import Partition, Pod, PollFailed, partition_of
-from rekindle.protocol import STREAM_PORT, PollResponse, RestorePoint, TaskPhase
+from rekindle.protocol import FLIGHT_PORT, PollResponse, RestorePoint, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
@@ -74,7 +74,7 @@ class Task:
     @property
     def endpoint(self) -> str:
         host = self.pod.address or ""
-        return f"[{host}]:{STREAM_PORT}" if ":" in host else f"{host}:{STREAM_PORT}"
+        return f"[{host}]:{FLIGHT_PORT}" if ":" in host else f"{host}:{FLIGHT_PORT}"
 
     @property
     def suspected(self) -> bool:

@@ -99,7 +99,7 @@ class Query:
         return run()
 
     def _planned_for(self, sql: str, views: Mapping[str, pa.Table]) -> PlannedQuery | None:
-        rows = max(table.num_rows for table in views.values())
+        rows = max((table.num_rows for table in views.values()), default=0)
         tasks = min(self.cores, max(1, -(-rows // BATCH_ROWS)))
         return self._plan(sql, {name: table.schema for name, table in views.items()}, tasks)
 

@@ -62,7 +62,6 @@ class StreamsCore:
         self._ready: deque[EpochInput] = deque()
         self._ready_bytes = 0
         self._read_ahead_bytes = read_ahead_bytes
-        self._announced: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -81,15 +80,6 @@ class StreamsCore:
     def failed(self, error: Exception) -> None:
         """The first error is kept."""
         self.error = self.error or error
-
-    def announced(self, channel: Channel, epoch: int, size: int) -> int:
-        """A channel will have so many bytes of an epoch; the bytes of all that are announced for
-        it. The epoch is one piece in the end, and the pieces of it arrive at the same time."""
-        for complete in [e for e in self._announced if e < self._union.next_epoch]:
-            del self._announced[complete]
-        sizes = self._announced.setdefault(epoch, {})
-        sizes[channel] = size  # again, if a call for it is repeated
-        return sum(sizes.values())
 
     def arrived(self, channel: Channel, batch: EpochBatch) -> None:
         """Raises TentativeRefused, Diverged, which are kept too."""
