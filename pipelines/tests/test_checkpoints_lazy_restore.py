@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -64,6 +64,12 @@ class World:
         self.saver = StateStore(self.store, "u", self.files)
         self.entry: Entry | None = None
         self.fetch: Fetch | None = None
+        self._fetches: list[Fetch] = []
+
+    def stop(self) -> None:
+        """Threads that fetch would go on for as long as the store is away."""
+        for fetch in self._fetches:
+            fetch.stop()
 
     def _fault(self, operation: str, name: str) -> None:
         if operation == "get" and "/state/" in name:
@@ -81,6 +87,7 @@ class World:
     def restore(self, name: str) -> OperatorState:
         self.saver = StateStore(self.store, "u", self.files)
         self.entry, state, self.fetch = self.saver.open(name)
+        self._fetches.append(self.fetch)
         return conform(SHAPE, state.operators.get("op", EMPTY), "op")
 
 
@@ -96,8 +103,10 @@ def retried(action: Callable[[], T]) -> T:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(str(tmp_path))
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(str(tmp_path))
+    yield world
+    world.stop()
 
 
 def fill(world: World, groups: int, panes: int = 1) -> OperatorState:
@@ -173,8 +182,7 @@ def test_a_lazy_restore_gives_the_same_bits(
         final = lazy
         rows = retried(lambda: folded(final, shape))
         assert digest_table(rows) == digest_table(folded(plain, shape))
-        if world.fetch is not None:
-            world.fetch.stop()
+        world.stop()
 
 
 # -- what is read --------------------------------------------------------------------------------
