@@ -102,9 +102,8 @@ class PodView:
     gates: tuple[str, ...] = ()
     opened_at: float | None = None
     required_node: str | None = None  # the node that an open gate requires
-    failed_placements: int = (
-        0  # earlier incarnations that were not bound, or that a kubelet refused
-    )
+    failed_placements: int = 0
+    """Earlier incarnations that were not bound, or that a kubelet refused."""
     refusal: str = ""  # message of the scheduler; of its kubelet if it has failed
     lost_at: float | None = None  # when the pod it replaces was lost
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
