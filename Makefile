@@ -7,7 +7,7 @@ PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not 
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup tools lint unit test failures e2e smoke cluster demo chaos fuzz bench images reference clean lock
+.PHONY: setup tools lint unit test failures e2e smoke cluster demo chaos fuzz simulate mutants bench images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -54,6 +54,12 @@ chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 
 
 fuzz: tools       ## generated manifests for the API server and the operator: COUNT=2000 SEED=1 FIRST=0
 	@$(PY) -m rekindle_testing.fuzz --count $(or $(COUNT),2000) --seed $(or $(SEED),1) --first $(or $(FIRST),0)
+
+simulate: setup   ## whole topologies in simulated time, with random faults: SEEDS=500 FIRST=0
+	@$(PY) -m rekindle_testing.simulation --seeds $(or $(SEEDS),500) --first $(or $(FIRST),0)
+
+mutants: setup    ## bugs that are planted in the cores: simulations have to find each
+	@$(PY) -m rekindle_testing.simulation.mutants
 
 bench: tools      ## the benchmarks, with tables under build/bench
 	$(PY) benchmarks/run.py

@@ -1,0 +1,141 @@
+"""What must hold after every step, whatever fails (docs/invariants.md).
+
+A violation ends the simulation with an error that names the invariant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.coordinator.model import Partition
+from rekindle.coordinator.tasks.graph import Graph
+from rekindle_testing.simulation.values import Expected
+
+if TYPE_CHECKING:
+    from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
+    from rekindle_testing.simulation.task import SimulatedPod
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Checks:
+    """`pods`: the newest incarnation of each slot."""
+
+    def __init__(
+        self,
+        expected: Expected,
+        graph: Graph,
+        store: SimulatedStore,
+        sinks: SimulatedSinks,
+        pods: Callable[[], Iterable[SimulatedPod]],
+    ) -> None:
+        self.appended_epochs = 0
+        self.written_epochs = 0
+        self._expected = expected
+        self._graph = graph
+        self._store = store
+        self._sinks = sinks
+        self._pods = pods
+        self._written: dict[int, int] = {}  # manifest number -> fence
+
+    def failed(self, message: str) -> None:
+        raise Violation(message)
+
+    def appended(self, pod: SimulatedPod, epoch: int, value: str, in_log: str) -> None:
+        """I1: an epoch is the same wherever and however often it is computed."""
+        self.appended_epochs += 1
+        expected = self._expected.output(_partition(pod), epoch)
+        if not value == in_log == expected:
+            raise Violation(
+                f"I1: {pod.slot.key} incarnation {pod.incarnation} computed {value} for epoch "
+                f"{epoch}, its log has {in_log}; a run without faults has {expected}"
+            )
+
+    def written(
+        self, query: str, partition: Partition, epoch: int, value: str, in_file: str
+    ) -> None:
+        """I2: no epoch is delivered changed, or before the ones ahead of it."""
+        self.written_epochs += 1
+        if in_file != value or value != self._expected.output(partition, epoch):
+            raise Violation(
+                f"I2: epoch {epoch} of query {query} {partition.key} is {in_file}, not {value}"
+            )
+        if (durable := self._sinks.durable(query, partition)) < epoch:
+            raise Violation(
+                f"I2: query {query} {partition.key} has epoch {epoch}, but not {durable + 1}"
+            )
+
+    def committed(self, manifest: Manifest) -> None:
+        """I2, I5, I9: what a manifest counts as written is, and fences never decrease."""
+        self._written[manifest.seq] = manifest.fence
+        before = self._written.get(manifest.seq - 1, manifest.fence)
+        if manifest.fence < before:
+            raise Violation(
+                f"I9: manifest {manifest.seq} has fence {manifest.fence}, after one of {before}"
+            )
+        for partition, entries in self._entries(manifest).items():
+            for spec in self._graph.queries[partition.segment]:
+                durable = self._sinks.durable(spec.name, partition)
+                if durable < entries[0]:
+                    raise Violation(
+                        f"I2: {partition.key} is committed at {entries[0]}, and query {spec.name} "
+                        f"has written only through {durable}"
+                    )
+        self.retained()
+
+    def truncated(self, partition: Partition) -> None:
+        self.retained()
+
+    def retained(self) -> None:
+        """I5: nothing is gone that a consumer may still need."""
+        newest = self._store.newest
+        if newest is None:
+            return
+        missing = self._store.missing(
+            [r.object for refs in newest.entries.values() for r in refs if r.object is not None]
+        )
+        if missing:
+            raise Violation(f"I5: manifest {newest.seq} needs {missing}, which are deleted")
+        entries = self._entries(newest)
+        bases, positions = self._logs(), self._positions()
+        for partition in self._graph.partitions:
+            for source in self._graph.inputs[partition]:
+                if entries[source][-1] > entries[partition][-1]:
+                    raise Violation(
+                        f"I5: {partition.key} restores from epoch {entries[partition][-1]}, "
+                        f"{source.key} only from {entries[source][-1]}"
+                    )
+                readable = min([entries[source][-1], *bases.get(source, ())])
+                for slot, epoch in positions.get(partition, ()):
+                    if readable > epoch:
+                        raise Violation(
+                            f"I5: {slot} is at epoch {epoch}; {source.key} can deliver only what "
+                            f"follows {readable}"
+                        )
+
+    def _entries(self, manifest: Manifest) -> Mapping[Partition, list[int]]:
+        """The epochs of the entries of each partition, newest first."""
+        return {p: [r.epoch for r in manifest.entries[p.key]] for p in self._graph.partitions}
+
+    def _logs(self) -> Mapping[Partition, list[int]]:
+        """The epochs before the first in each log."""
+        found: dict[Partition, list[int]] = {}
+        for pod in self._pods():
+            if pod.boot is not None and pod.boot.core.parts is not None:
+                found.setdefault(_partition(pod), []).append(pod.disk.base - 1)
+        return found
+
+    def _positions(self) -> Mapping[Partition, list[tuple[str, int]]]:
+        found: dict[Partition, list[tuple[str, int]]] = {}
+        for pod in self._pods():
+            if pod.boot is not None and (epoch := pod.boot.epoch) is not None:
+                found.setdefault(_partition(pod), []).append((pod.slot.key, epoch))
+        return found
+
+
+def _partition(pod: SimulatedPod) -> Partition:
+    return Partition(pod.slot.segment, pod.slot.partition)

@@ -1,0 +1,320 @@
+"""`make mutants`: bugs that are planted in the cores, each of which simulations must find.
+
+A check that cannot fail proves nothing. Each mutant replaces one decision by a wrong one that a
+person could have written; the seeds run until one of them fails.
+
+Design: docs/simulation.md#mutants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from rekindle.coordinator.checkpoints import committer, retention
+from rekindle.coordinator.checkpoints.phases import CommitEvent
+from rekindle.coordinator.core import desired_state, state_machine
+from rekindle.coordinator.core.state_machine import Coordinator
+from rekindle.coordinator.tasks import membership
+from rekindle.coordinator.tasks.membership import Membership, Task
+from rekindle.engine.bounds import CallBounds
+from rekindle.protocol import PollRequest, TaskPhase
+from rekindle.streams.replica_choice import ReplicaChoice
+from rekindle.streams.sunion import SUnion
+from rekindle.task.core.inputs import StreamsCore
+from rekindle.task.core.loop import LoopCore
+from rekindle.task.core.polls import PollCore
+from rekindle.task.core.saver import SaverCore
+from rekindle.task.core.sink import SinkCore
+from rekindle.task.core.supervisor import SupervisorCore, TruncateLog
+from rekindle_testing.simulation import outside
+from rekindle_testing.simulation.disk import Disk
+from rekindle_testing.simulation.run import simulate
+
+SEEDS = 500
+"""Within so many seeds a mutant has to be found."""
+Mutant = Callable[[], AbstractContextManager[object]]
+
+
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
+    """A mutant in which `make` turns the original of an attribute into another one."""
+    original = getattr(owner, name)
+    return partial(patch.object, owner, name, make(original))
+
+
+def _floors_are_positions(floors: Any) -> Any:
+    def wrong(graph: Any, manifest: Any, progress: Any) -> Mapping[Any, int]:
+        """What consumers have received, without the entries from which they restart."""
+        found = {}
+        for partition in graph.partitions:
+            readers = graph.consumers[partition] or (partition,)
+            known = [min(progress.positions.get(c, (-1,))) for c in readers]
+            found[partition] = min(known)
+        return found
+
+    return wrong
+
+
+def _without_unknown(of: Any) -> Any:
+    def wrong(tasks: Any) -> retention.Progress:
+        found: retention.Progress = of(tasks)
+        return replace(found, unknown=frozenset())
+
+    return staticmethod(wrong)
+
+
+def _newest_entry(oldest: Any) -> Any:
+    return lambda refs: refs[0]
+
+
+def _commits_unwritten(committable: Any) -> Any:
+    return lambda response, sinks: list(response.checkpoints)
+
+
+def _forgets_positions(progress_of: Any) -> Any:
+    def wrong(tasks: Any) -> retention.Progress:
+        found: retention.Progress = progress_of(tasks)
+        return replace(found, positions={})
+
+    return staticmethod(wrong)
+
+
+def _saves_too_late(after: Any) -> Any:
+    """The state of an epoch is saved under the number of the one before."""
+
+    def wrong(self: LoopCore, now: float) -> Any:
+        effects = after(self, now)
+        return [
+            replace(e, state=replace(e.state, epoch=e.state.epoch - 1))
+            if type(e).__name__ == "CheckpointReached"
+            else e
+            for e in effects
+        ]
+
+    return wrong
+
+
+def _merges_by_arrival(complete: Any) -> Any:
+    def wrong(self: SUnion) -> Any:
+        inboxes = self._inboxes
+        self._inboxes = dict(sorted(inboxes.items(), key=lambda item: len(item[1].batches)))
+        result = complete(self)
+        self._inboxes = inboxes
+        return result
+
+    return wrong
+
+
+def _keeps_newest_only(needed: Any) -> Any:
+    def wrong(objects: Any, manifests: Any) -> set[str]:
+        return {
+            refs[0].object
+            for manifest in manifests[-1:]
+            for refs in manifest.entries.values()
+            if refs[0].object is not None
+        }
+
+    return wrong
+
+
+def _restores_again(fields_of: Any) -> Any:
+    def wrong(self: Any, task: Task) -> dict[str, object]:
+        return {**fields_of(self, task), "restore": task.assigned}
+
+    return wrong
+
+
+def _repeats_lost_race(race_lost: Any) -> Any:
+    def wrong(self: committer.Committer) -> Any:
+        self._machine.step(CommitEvent.RACE_LOST)
+        self._machine.step(CommitEvent.READ_ENDED)
+        if self.newest is not None:
+            self.newest = replace(self.newest, seq=self.newest.seq + 1)
+        return []
+
+    return wrong
+
+
+def _trusts_after(first_to_write: Any) -> Any:
+    return lambda self, last, first: last + 2
+
+
+def _never_saves(saves: Any) -> Any:
+    return property(lambda self: False)
+
+
+def _repeats_epochs(completed: Any) -> Any:
+    """After a call of several epochs, its last epoch is computed once more."""
+
+    def wrong(self: LoopCore, now: float) -> Any:
+        before = self.state
+        effects = completed(self, now)
+        if len(effects) > 1 and self.state.epoch - before.epoch > 3:
+            self.state = replace(self.state, operators=before.operators)
+        return effects
+
+    return wrong
+
+
+def _suspicion_stays(answered: Any) -> Any:
+    def wrong(self: Membership, task: Task, response: Any, now: float) -> bool:
+        since = task.suspected_since
+        news = bool(answered(self, task, response, now))
+        task.suspected_since = since
+        return news
+
+    return wrong
+
+
+def _keeps_gaps(start_at: Any) -> Any:
+    def wrong(self: Disk, epoch: int, keep: bool) -> None:
+        if self.last < 0:
+            start_at(self, epoch, keep)
+
+    return wrong
+
+
+def _keeps_newest_entries(keep: Any) -> Any:
+    def wrong(graph: Any, available: Any, previous: Any, at: Any) -> Mapping[str, Any]:
+        return {p.key: available[p][:1] for p in graph.partitions}
+
+    return wrong
+
+
+def _stays_with_replica(record: Any) -> Any:
+    return lambda self, address, truncated, now: None
+
+
+def _loses_call(completed: Any) -> Any:
+    """A call whose engine died is not made again."""
+
+    def wrong(self: LoopCore, event: Any) -> Any:
+        effects = completed(self, event)
+        for _ in self._call:
+            self._taken.popleft()
+        return effects
+
+    return wrong
+
+
+def _overwrites(write: Any) -> Any:
+    def wrong(self: outside.SimulatedStore, manifest: Any) -> bool:
+        self.manifests.pop(manifest.seq, None)
+        return bool(write(self, manifest))
+
+    return wrong
+
+
+def _drops_epoch(take: Any) -> Any:
+    def wrong(self: StreamsCore, bounds: CallBounds) -> Any:
+        taken = take(self, bounds)
+        return taken[1:] if len(taken) > 8 else taken
+
+    return wrong
+
+
+def _does_not_restart(starts: Any) -> Any:
+    """The position of a task that restarts is kept from its last boot."""
+
+    def wrong(task: Task, response: Any) -> int | None:
+        before = task.first_stable
+        found = starts(task, response)
+        return max(found, before) if found is not None and before is not None else found
+
+    return wrong
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    "a manifest keeps only the newest entries": _replaced(
+        committer, "keep_entries", _keeps_newest_entries
+    ),
+    "a reader stays with a replica that fails": _replaced(
+        ReplicaChoice, "_record_failure", _stays_with_replica
+    ),
+    "a call whose engine died is not made again": _replaced(
+        LoopCore, "_engine_failed", _loses_call
+    ),
+    "manifests are overwritten": _replaced(outside.SimulatedStore, "write", _overwrites),
+    "an epoch of a large call is dropped": _replaced(StreamsCore, "take", _drops_epoch),
+    "the log at the start of a boot counts as received": _replaced(
+        membership, "_position", _does_not_restart
+    ),
+    "logs are truncated below what a restart needs": _replaced(
+        state_machine, "floors", _floors_are_positions
+    ),
+    "tasks of unknown progress hold nothing": _replaced(retention.Progress, "of", _without_unknown),
+    "positions of tasks hold nothing": _replaced(retention.Progress, "of", _forgets_positions),
+    "a task restores from the newest entry, not from the oldest": _replaced(
+        state_machine, "oldest", _newest_entry
+    ),
+    "entries are committed before the sinks have written": _replaced(
+        state_machine, "committable", _commits_unwritten
+    ),
+    "a state is saved under another epoch": _replaced(LoopCore, "_call_completed", _saves_too_late),
+    "inputs are merged in the order of arrival": _replaced(
+        SUnion, "_complete_epoch", _merges_by_arrival
+    ),
+    "garbage collection keeps only the newest entries": _replaced(
+        outside, "needed_entries", _keeps_newest_only
+    ),
+    "a restarted task gets the restore point of its last boot": _replaced(
+        desired_state.DesiredState, "fields_of", _restores_again
+    ),
+    "a coordinator that lost a race writes the next manifest": _replaced(
+        committer.Committer, "race_lost", _repeats_lost_race
+    ),
+    "the newest epoch in a sink counts as one more": _replaced(
+        SinkCore, "_first_to_write", _trusts_after
+    ),
+    "no task saves checkpoints": _replaced(SupervisorCore, "saves", _never_saves),
+    "the state of a large call is lost": _replaced(LoopCore, "_call_completed", _repeats_epochs),
+    "suspicion never ends": _replaced(Membership, "answered", _suspicion_stays),
+    "a log is kept though it ends before the restore point": _replaced(
+        Disk, "start_at", _keeps_gaps
+    ),
+}
+
+
+def found_by(name: str, seeds: int = SEEDS) -> tuple[int, str] | None:
+    """The first seed that finds a mutant, and how; None if none does."""
+    with MUTANTS[name]():
+        for seed in range(seeds):
+            failure = simulate(seed).failure
+            if failure is not None:
+                return seed, failure
+    return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="to try for each")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    options = parser.parse_args(arguments)
+    survivors = []
+    with ProcessPoolExecutor(options.jobs) as pool:
+        found = pool.map(partial(found_by, seeds=options.seeds), MUTANTS)
+        for name, result in zip(MUTANTS, found, strict=True):
+            if result is None:
+                survivors.append(name)
+                _print(f"NOT FOUND: {name}")
+            else:
+                seed, failure = result
+                _print(f"{name}: seed {seed}: {failure}")
+    _print(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutants found")
+    return 1 if survivors else 0
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

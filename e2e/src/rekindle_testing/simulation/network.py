@@ -1,0 +1,108 @@
+"""Messages between hosts: each takes a random time, and is lost where the link is down.
+
+Messages of one link may overtake each other, as those of different connections do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rekindle_testing.simulation.scheduler import Process, Scheduler
+
+STORE, SINKS, API = "store", "sinks", "api"
+"""The hosts outside the cluster's nodes."""
+_USUAL_S = (0.0005, 0.01)
+_SLOW_S = (0.05, 0.4)
+_SLOW_SHARE = 0.03
+
+Reply = Callable[[Any], None]
+
+
+class Server(Protocol):
+    """What listens at a host. `serve` calls `reply` once, sooner or later, or never."""
+
+    @property
+    def process(self) -> Process | None: ...
+
+    def serve(self, request: Any, reply: Reply) -> None: ...
+
+
+class Refused(Exception):
+    """The connection was refused: nothing listens at the host."""
+
+
+class TimedOut(Exception):
+    """No reply came in time."""
+
+
+class Network:
+    """`servers` by host. Links are between nodes, or hosts outside; each has two directions."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.servers: dict[str, Server] = {}
+        self.node_of: dict[str, str] = {}
+        self._down: Counter[tuple[str, str]] = Counter()
+        self._scheduler = scheduler
+
+    def disconnect(self, sender: str, receiver: str) -> None:
+        """Lose all messages in this direction, until as many calls of `reconnect`."""
+        self._down[sender, receiver] += 1
+
+    def reconnect(self, sender: str, receiver: str) -> None:
+        self._down[sender, receiver] -= 1
+
+    def reconnect_all(self) -> None:
+        self._down.clear()
+
+    def is_up(self, sender: str, receiver: str) -> bool:
+        nodes = self.node_of.get(sender, sender), self.node_of.get(receiver, receiver)
+        return self._down[nodes] <= 0
+
+    def delay_s(self) -> float:
+        scheduler = self._scheduler
+        slow = scheduler.random.random() < _SLOW_SHARE
+        return scheduler.between(*(_SLOW_S if slow else _USUAL_S))
+
+    def send(self, sender: str, receiver: str, action: Callable[[], None]) -> None:
+        """Do something at the receiver's, if the message arrives."""
+
+        def arrive() -> None:
+            if self.is_up(sender, receiver):
+                action()
+
+        if self.is_up(sender, receiver):
+            self._scheduler.after(self.delay_s(), arrive)
+
+    def call(
+        self,
+        caller: Process,
+        host: str,
+        request: Any,
+        ended: Callable[[Any], None],
+        deadline_s: float,
+    ) -> None:
+        """Call the server at a host. `ended` is called once, with the reply, Refused or
+        TimedOut, by the calling process."""
+        open_calls = [True]
+
+        def end(result: Any) -> None:
+            if open_calls:
+                open_calls.clear()
+                ended(result)
+
+        def reply(result: Any) -> None:
+            self.send(host, caller.host, lambda: caller.do(lambda: end(result)))
+
+        def arrive() -> None:
+            server = self.servers.get(host)
+            process = server.process if server is not None else None
+            if server is None or process is None:
+                self.send(host, caller.host, lambda: caller.do(lambda: end(Refused())))
+            else:
+                serving = server
+                process.do(lambda: serving.serve(request, reply))
+
+        self.send(caller.host, host, arrive)
+        caller.after(deadline_s, lambda: end(TimedOut()))

@@ -1,0 +1,131 @@
+"""What is outside the topology: the checkpoint store and the sinks.
+
+Both are put-if-absent. While one is down, calls fail after a while, or never end; what they had to
+write may be there all the same, as with a real store that does not respond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.checkpoints.codec import entry_name, manifest_name
+from rekindle.checkpoints.garbage import find_garbage, needed_entries
+from rekindle.checkpoints.manifest import Manifest
+from rekindle.coordinator.model import Partition
+from rekindle.objects import ObjectInfo
+from rekindle.protocol import CheckpointDone
+from rekindle.task.state import TaskState
+from rekindle_testing.simulation.network import SINKS, STORE, Reply
+from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.values import FoldedState
+
+_CALL_S = (0.002, 0.06)
+_FAILS_S = (0.2, 2.0)
+_DONE_THOUGH_FAILED = 0.4
+
+
+class Down(Exception):
+    """The service did not respond; what was asked may have been done."""
+
+
+class Outside:
+    """A service at a host of its own. A request is a function, which is called at the service."""
+
+    def __init__(self, scheduler: Scheduler, host: str) -> None:
+        self.host = host
+        self.process: Process | None = Process(scheduler, host)
+        self.down = False
+        self._scheduler = scheduler
+
+    def serve(self, request: Callable[[], Any], reply: Reply) -> None:
+        random = self._scheduler.random
+        if not self.down:
+            self._scheduler.after(self._scheduler.between(*_CALL_S), lambda: reply(request()))
+            return
+        if random.random() < _DONE_THOUGH_FAILED:
+            request()
+        if random.random() < 0.5:
+            self._scheduler.after(self._scheduler.between(*_FAILS_S), lambda: reply(Down()))
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEntry:
+    state: TaskState
+    saved_at: float
+
+
+class SimulatedStore(Outside):
+    """The checkpoint store. `entries` by name, `manifests` by number."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler, STORE)
+        self.entries: dict[str, SavedEntry] = {}
+        self.manifests: dict[int, tuple[Manifest, float]] = {}
+        self._saves = 0
+
+    @property
+    def newest(self) -> Manifest | None:
+        return self.manifests[max(self.manifests)][0] if self.manifests else None
+
+    def save(self, partition: Partition, state: TaskState) -> CheckpointDone:
+        operators = state.operators
+        assert isinstance(operators, FoldedState)
+        self._saves += 1
+        digest = operators.fold.ljust(16, "0")
+        token = f"{self._saves:012x}"
+        name = entry_name(partition.segment, partition.index, state.epoch, digest, token)
+        self.entries[name] = SavedEntry(state, self._scheduler.now)
+        return CheckpointDone(epoch=state.epoch, object=name, digest=digest, bytes=100)
+
+    def load(self, name: str) -> TaskState | None:
+        entry = self.entries.get(name)
+        return entry.state if entry is not None else None
+
+    def missing(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name not in self.entries)
+
+    def write(self, manifest: Manifest) -> bool:
+        """As `ManifestStore.write`: False if this number, or a higher one, is taken."""
+        known, _ = self.manifests.setdefault(manifest.seq, (manifest, self._scheduler.now))
+        return known == manifest and max(self.manifests) == manifest.seq
+
+    def collect_garbage(self, retain: int) -> tuple[str, ...]:
+        """Delete what the newest manifests do not need. Returns the names of deleted entries."""
+        numbers = sorted(self.manifests)[-retain:]
+        manifests = [self.manifests[n][0] for n in numbers]
+        objects = [ObjectInfo(n, 1, e.saved_at) for n, e in self.entries.items()]
+        needed = needed_entries(objects, manifests)
+        objects += [ObjectInfo(manifest_name(n), 1, at) for n, (_, at) in self.manifests.items()]
+        garbage = find_garbage(objects, manifests, {name: frozenset() for name in needed})
+        names = {info.name for info in garbage}
+        self.manifests = {
+            n: kept for n, kept in self.manifests.items() if manifest_name(n) not in names
+        }
+        deleted = tuple(name for name in self.entries if name in names)
+        for name in deleted:
+            del self.entries[name]
+        return deleted
+
+
+class SimulatedSinks(Outside):
+    """Files of all queries: the value of each epoch, by query and partition."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler, SINKS)
+        self.files: dict[tuple[str, Partition], dict[int, str]] = {}
+
+    def last(self, query: str, partition: Partition, after: int) -> int:
+        return max(self.files.get((query, partition), ()), default=after)
+
+    def write(self, query: str, partition: Partition, epoch: int, value: str) -> str:
+        """Create a file, unless it is there. Returns its value."""
+        return self.files.setdefault((query, partition), {}).setdefault(epoch, value)
+
+    def durable(self, query: str, partition: Partition) -> int:
+        """The newest epoch before which none is missing."""
+        files, epoch = self.files.get((query, partition), {}), 0
+        while epoch in files:
+            epoch += 1
+        return epoch - 1

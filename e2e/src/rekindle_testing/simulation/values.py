@@ -1,0 +1,94 @@
+"""What a task computes in a simulation, and what it computes in a run without faults.
+
+The state after an epoch is a hash of the state before it and of all its inputs, and the output of
+an epoch is that state. So an epoch that is skipped, repeated, taken in another order or computed
+from the wrong state changes all that comes after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import pyarrow as pa
+
+from rekindle.coordinator.model import Partition
+from rekindle.engine.model import State
+from rekindle.exchange.routing import partitions_read
+from rekindle.streams.epochs import NO_EPOCH, EpochInput
+from rekindle.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedState(State):
+    """`fold`: a hash of all inputs in order."""
+
+    fold: str = ""
+
+
+def hash_of(*parts: object) -> str:
+    return blake2b(repr(parts).encode(), digest_size=6).hexdigest()
+
+
+def rows_of(text: str) -> pa.Table:
+    """Rows that are told apart by a text: one row."""
+    return pa.table({"value": [text]})
+
+
+def values_in(rows: pa.Table) -> tuple[str, ...]:
+    return tuple(rows.column("value").to_pylist())
+
+
+def source_value(partition: Partition, epoch: int) -> str:
+    """The rows of a source in an epoch."""
+    return hash_of("source", partition.key, epoch)
+
+
+def fold_epoch(before: str, epoch: int, inputs: Sequence[Sequence[str]]) -> str:
+    """The state after an epoch, and its output. `inputs`: the values of each input, in order."""
+    return hash_of(before, epoch, tuple(map(tuple, inputs)))
+
+
+def fold_input(before: str, epoch: EpochInput) -> str:
+    return fold_epoch(before, epoch.epoch, [values_in(rows) for rows in epoch.inputs])
+
+
+class Expected:
+    """The outputs of a run without faults."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._reads = _reads(topology)
+        self._folds: dict[Partition, list[str]] = {p: [] for p in self._reads}
+
+    def output(self, partition: Partition, epoch: int) -> str:
+        """The state after an epoch, which is its output; "" before the first one."""
+        if epoch <= NO_EPOCH:
+            return ""
+        folds = self._folds[partition]
+        while len(folds) <= epoch:
+            number = len(folds)
+            before = folds[-1] if folds else ""
+            folds.append(fold_epoch(before, number, self._inputs(partition, number)))
+        return folds[epoch]
+
+    def _inputs(self, partition: Partition, epoch: int) -> list[list[str]]:
+        inputs = self._reads[partition]
+        if not inputs:
+            return [[source_value(partition, epoch)]]
+        return [[self.output(p, epoch) for p in partitions] for partitions in inputs]
+
+
+def _reads(topology: Topology) -> Mapping[Partition, list[list[Partition]]]:
+    """For each partition the partitions that it reads, of each input."""
+    found = {}
+    for segment in topology.segments:
+        for index in range(segment.partitions):
+            found[Partition(segment.id, index)] = [
+                [
+                    Partition(topology.producer(entry.stream).id, i)
+                    for i in sorted(partitions_read(entry, index))
+                ]
+                for entry in segment.inputs
+            ]
+    return found

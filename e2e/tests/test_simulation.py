@@ -1,0 +1,72 @@
+"""Simulations of whole topologies with random faults, and that they can fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle_testing.simulation.__main__ import story, summary
+from rekindle_testing.simulation.faults import FaultKind, draw_faults
+from rekindle_testing.simulation.mutants import MUTANTS, found_by
+from rekindle_testing.simulation.run import shortest, simulate
+from rekindle_testing.simulation.scheduler import Process, Scheduler
+
+SEEDS = range(10)
+QUICKLY_FOUND = (
+    "a state is saved under another epoch",
+    "inputs are merged in the order of arrival",
+    "entries are committed before the sinks have written",
+    "garbage collection keeps only the newest entries",
+)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_faults_violate_no_invariant(seed: int) -> None:
+    outcome = simulate(seed)
+    assert outcome.failure is None
+    assert outcome.written > 50
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    assert simulate(3) == simulate(3)
+
+
+def test_all_kinds_of_faults_are_drawn() -> None:
+    kinds = {fault.kind for seed in range(30) for fault in draw_faults(Scheduler(seed).random)}
+    assert kinds == set(FaultKind)
+
+
+@pytest.mark.parametrize("name", QUICKLY_FOUND)
+def test_planted_bugs_are_found(name: str) -> None:
+    assert found_by(name, seeds=20) is not None
+
+
+def test_a_failure_is_told_with_the_faults_that_it_needs() -> None:
+    with MUTANTS["a state is saved under another epoch"]():
+        failed = next(o for o in map(simulate, range(20)) if o.failure is not None)
+        short = shortest(failed)
+        lines = story(failed)
+    assert 1 <= len(short.faults) < len(failed.faults)
+    assert str(short.failure).startswith("I1")
+    assert f"FIRST={failed.seed} SEEDS=1" in lines[-2]
+    assert f"failed seeds: [{failed.seed}]" in summary([failed])[0]
+
+
+def test_a_frozen_process_does_later_what_it_has_missed() -> None:
+    scheduler, done = Scheduler(0), list[str]()
+    process = Process(scheduler, "a")
+    process.freeze()
+    for name in ("one", "two"):
+        process.after(1.0, lambda name=name: done.append(name))  # type: ignore[misc]  # each its own
+    scheduler.run_until(5.0)
+    assert done == []
+    process.thaw()
+    assert done == ["one", "two"]
+
+
+def test_a_dead_process_does_nothing() -> None:
+    scheduler, done = Scheduler(0), list[str]()
+    process = Process(scheduler, "a")
+    process.after(1.0, lambda: done.append("late"))
+    process.die()
+    scheduler.run_until(5.0)
+    assert done == []
