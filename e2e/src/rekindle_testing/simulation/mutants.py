@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,21 +20,14 @@ from typing import Any
 from unittest.mock import patch
 
 from rekindle.coordinator.checkpoints import committer, retention
-from rekindle.coordinator.checkpoints.phases import CommitEvent
 from rekindle.coordinator.core import desired_state, state_machine
-from rekindle.coordinator.core.state_machine import Coordinator
-from rekindle.coordinator.tasks import membership
 from rekindle.coordinator.tasks.membership import Membership, Task
 from rekindle.engine.bounds import CallBounds
-from rekindle.protocol import PollRequest, TaskPhase
-from rekindle.streams.replica_choice import ReplicaChoice
 from rekindle.streams.sunion import SUnion
 from rekindle.task.core.inputs import StreamsCore
 from rekindle.task.core.loop import LoopCore
-from rekindle.task.core.polls import PollCore
-from rekindle.task.core.saver import SaverCore
 from rekindle.task.core.sink import SinkCore
-from rekindle.task.core.supervisor import SupervisorCore, TruncateLog
+from rekindle.task.core.supervisor import SupervisorCore
 from rekindle_testing.simulation import outside
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.run import simulate
@@ -132,17 +125,6 @@ def _restores_again(fields_of: Any) -> Any:
     return wrong
 
 
-def _repeats_lost_race(race_lost: Any) -> Any:
-    def wrong(self: committer.Committer) -> Any:
-        self._machine.step(CommitEvent.RACE_LOST)
-        self._machine.step(CommitEvent.READ_ENDED)
-        if self.newest is not None:
-            self.newest = replace(self.newest, seq=self.newest.seq + 1)
-        return []
-
-    return wrong
-
-
 def _trusts_after(first_to_write: Any) -> Any:
     return lambda self, last, first: last + 2
 
@@ -189,10 +171,6 @@ def _keeps_newest_entries(keep: Any) -> Any:
     return wrong
 
 
-def _stays_with_replica(record: Any) -> Any:
-    return lambda self, address, truncated, now: None
-
-
 def _loses_call(completed: Any) -> Any:
     """A call whose engine died is not made again."""
 
@@ -205,29 +183,10 @@ def _loses_call(completed: Any) -> Any:
     return wrong
 
 
-def _overwrites(write: Any) -> Any:
-    def wrong(self: outside.SimulatedStore, manifest: Any) -> bool:
-        self.manifests.pop(manifest.seq, None)
-        return bool(write(self, manifest))
-
-    return wrong
-
-
 def _drops_epoch(take: Any) -> Any:
     def wrong(self: StreamsCore, bounds: CallBounds) -> Any:
         taken = take(self, bounds)
-        return taken[1:] if len(taken) > 8 else taken
-
-    return wrong
-
-
-def _does_not_restart(starts: Any) -> Any:
-    """The position of a task that restarts is kept from its last boot."""
-
-    def wrong(task: Task, response: Any) -> int | None:
-        before = task.first_stable
-        found = starts(task, response)
-        return max(found, before) if found is not None and before is not None else found
+        return taken[1:] if len(taken) > 2 else taken
 
     return wrong
 
@@ -236,17 +195,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "a manifest keeps only the newest entries": _replaced(
         committer, "keep_entries", _keeps_newest_entries
     ),
-    "a reader stays with a replica that fails": _replaced(
-        ReplicaChoice, "_record_failure", _stays_with_replica
-    ),
     "a call whose engine died is not made again": _replaced(
         LoopCore, "_engine_failed", _loses_call
     ),
-    "manifests are overwritten": _replaced(outside.SimulatedStore, "write", _overwrites),
     "an epoch of a large call is dropped": _replaced(StreamsCore, "take", _drops_epoch),
-    "the log at the start of a boot counts as received": _replaced(
-        membership, "_position", _does_not_restart
-    ),
     "logs are truncated below what a restart needs": _replaced(
         state_machine, "floors", _floors_are_positions
     ),
@@ -268,9 +220,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "a restarted task gets the restore point of its last boot": _replaced(
         desired_state.DesiredState, "fields_of", _restores_again
     ),
-    "a coordinator that lost a race writes the next manifest": _replaced(
-        committer.Committer, "race_lost", _repeats_lost_race
-    ),
     "the newest epoch in a sink counts as one more": _replaced(
         SinkCore, "_first_to_write", _trusts_after
     ),
@@ -283,10 +232,10 @@ MUTANTS: Mapping[str, Mutant] = {
 }
 
 
-def found_by(name: str, seeds: int = SEEDS) -> tuple[int, str] | None:
+def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> tuple[int, str] | None:
     """The first seed that finds a mutant, and how; None if none does."""
     with MUTANTS[name]():
-        for seed in range(seeds):
+        for seed in seeds:
             failure = simulate(seed).failure
             if failure is not None:
                 return seed, failure
@@ -300,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     survivors = []
     with ProcessPoolExecutor(options.jobs) as pool:
-        found = pool.map(partial(found_by, seeds=options.seeds), MUTANTS)
+        found = pool.map(partial(found_by, seeds=range(options.seeds)), MUTANTS)
         for name, result in zip(MUTANTS, found, strict=True):
             if result is None:
                 survivors.append(name)
