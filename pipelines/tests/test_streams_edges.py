@@ -31,8 +31,7 @@ from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.identity import Identity
 from rekindle.protocol import Endpoint, Upstream
-from rekindle.streams import connections, http_server
-from rekindle.streams import server as server_module
+from rekindle.streams import connections, http_server, response_body
 from rekindle.streams.client import StreamClient
 from rekindle.streams.connections import Connections
 from rekindle.streams.digest import digest_table
@@ -340,7 +339,7 @@ def ask(server: StreamServer, request: ReadRequest) -> socket.socket:
 def test_a_reader_that_stops_reading_makes_nothing_wait_in_memory(
     log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "STALL_S", 3.0)
+    monkeypatch.setattr(response_body, "STALL_S", 3.0)
     for epoch in range(8):
         log.append(batch(epoch, rows=1 << 20))  # 8 MiB each
     before = pa.total_allocated_bytes()
@@ -359,44 +358,18 @@ def test_a_reader_that_stops_reading_makes_nothing_wait_in_memory(
 def test_shares_held_for_slow_readers_are_bounded(
     log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "STALL_S", 2.0)
-    server._gate = MemoryGate(12 << 20)
+    monkeypatch.setattr(response_body, "STALL_S", 2.0)
+    server._lots._gate = MemoryGate(12 << 20)
     for epoch in range(4):
         log.append(batch(epoch, rows=1 << 20))
     share = Share(("n",), 2, 0)
     slow = [ask(server, ReadRequest("s", 0, epoch, 1, share=share)) for epoch in range(4)]
-    eventually(lambda: server._gate.held_bytes)
-    assert 8 << 20 <= server._gate.held_bytes <= 12 << 20
-    eventually(lambda: not server._gate.held_bytes, 60)
+    eventually(lambda: server._lots._gate.held_bytes)
+    assert 8 << 20 <= server._lots._gate.held_bytes <= 12 << 20
+    eventually(lambda: not server._lots._gate.held_bytes, 60)
     for one in slow:
         one.close()
     assert read(server, ReadRequest("s", 0, 3, 1, share=share)) == [3]
-
-
-def test_what_several_hold_counts_once() -> None:
-    async def play() -> None:
-        gate, order = MemoryGate(10), []
-
-        async def hold(key: str, size: int, until: asyncio.Event) -> None:
-            async with gate.hold(key, size):
-                order.append(key)
-                await until.wait()
-
-        first, rest = asyncio.Event(), asyncio.Event()
-        rest.set()
-        tasks = [asyncio.create_task(hold("a", 8, first)) for _ in range(3)]
-        tasks.append(asyncio.create_task(hold("b", 8, rest)))
-        gone = asyncio.create_task(hold("c", 1 << 30, rest))
-        await asyncio.sleep(0.01)
-        assert (order, gate.held_bytes) == (["a", "a", "a"], 8)
-        gone.cancel()
-        first.set()
-        await asyncio.gather(*tasks)
-        assert (order[-1], gate.held_bytes) == ("b", 0)
-        async with gate.hold("too large alone", 1 << 40):
-            assert gate.held_bytes == 1 << 40
-
-    asyncio.run(play())
 
 
 def test_a_slow_store_holds_up_only_those_who_need_it(tmp_path: Path) -> None:
@@ -424,10 +397,12 @@ def test_a_slow_store_holds_up_only_those_who_need_it(tmp_path: Path) -> None:
         assert read(server, ReadRequest("s", 0, 59, 1), 5) == [59]
     assert not found
     before = [ask(server, ReadRequest("s", 0, 0, 1)) for _ in range(5)]
-    eventually(lambda: len(server._store_thread) == 5)
+    eventually(lambda: len(server._lots._store_thread) == 5)
     for gone in before:
         gone.close()
-    eventually(lambda: len(server._store_thread) == 0)  # nothing waits for those who have left
+    eventually(
+        lambda: len(server._lots._store_thread) == 0
+    )  # nothing waits for those who have left
     SlowSpill.go.set()
     thread.join(10)
     assert found == [0]

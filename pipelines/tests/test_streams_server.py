@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from reader_parts import read_once
 from rekindle.errors import BelowFloor
 from rekindle.exchange.routing import Share
 from rekindle.exchange.shuffle import Split, SplitCache, split
+from rekindle.streams import response_body
 from rekindle.streams import server as server_module
 from rekindle.streams.digest import digest_table
+from rekindle.streams.epoch_lots import EpochLots, Lot
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.io_thread import CallThread
 from rekindle.streams.log import OutputLog
@@ -29,6 +31,7 @@ from rekindle.streams.wire import (
     StreamProgress,
     StreamUnavailable,
 )
+from rekindle.table_memory import object_bytes
 
 ADDRESS = "127.0.41.1"
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -118,16 +121,16 @@ def test_an_absent_server_is_an_error_at_once() -> None:
     assert time.monotonic() - started < 5
 
 
-class SlowServer(StreamServer):
-    """Sends the first `quick` epochs of a response at once, the others when released."""
+class SlowLots(EpochLots):
+    """The first `quick` epochs of a response at once, the others when released."""
 
     def __init__(self, quick: int) -> None:
-        super().__init__(ADDRESS, 0)
+        super().__init__()
         self.quick, self.go, self.waits = quick, threading.Event(), CallThread("waits")
 
-    async def _lots(self, *args: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+    async def read(self, *args: Any) -> AsyncGenerator[Lot]:
         number = 0
-        async for lot in super()._lots(*args):
+        async for lot in super().read(*args):
             for frame in lot:
                 if number >= self.quick:
                     await self.waits.run(lambda: self.go.wait(10))
@@ -139,10 +142,11 @@ class SlowServer(StreamServer):
 def test_epochs_received_before_the_deadline_are_kept(
     log: OutputLog, received: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "SEND_BYTES", 1)  # each frame at once
+    monkeypatch.setattr(response_body, "SEND_BYTES", 1)  # each frame at once
     for epoch in range(3):
         log.append(batch(epoch))
-    server = SlowServer(received)
+    server = StreamServer(ADDRESS, 0)
+    server._lots = lots = SlowLots(received)
     server.serve_log(log)
     if received:
         response = read(server, ReadRequest("s", 0, 0, 1 << 20), 1.5)
@@ -150,7 +154,7 @@ def test_epochs_received_before_the_deadline_are_kept(
     else:
         with pytest.raises(CallTimedOut, match="no complete epoch within"):
             read(server, ReadRequest("s", 0, 0, 1 << 20), 1.5)
-    server.go.set()
+    lots.go.set()
     server.stop()
 
 
@@ -159,9 +163,9 @@ def test_a_response_has_no_more_than_was_requested(log: OutputLog, server: Strea
         log.append(batch(epoch, rows=50))
     payload = log.read_encoded(0, 0)[0].payload
     assert payload is not None
-    size = payload.size
+    cost = payload.size + object_bytes(2)
     shared = {"share": Share(("k",), 2, 0)}
-    for max_bytes, epochs in ((0, 1), (1, 1), (2 * size, 1), (3 * size, 2), (1 << 20, 9)):
+    for max_bytes, epochs in ((0, 1), (1, 1), (2 * cost - 1, 1), (2 * cost, 2), (1 << 20, 9)):
         assert len(read(server, ReadRequest("s", 0, 0, max_bytes)).epochs) == epochs
     assert 1 <= len(read(server, ReadRequest("s", 0, 0, 1, **shared)).epochs) <= 2  # type: ignore[arg-type]
 
@@ -224,7 +228,7 @@ def test_epochs_without_rows_are_not_split(log: OutputLog, server: StreamServer)
     response = read(server, ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, 1)))
     assert [b.rows.num_rows for b in response.epochs] == [0] * 5
     assert response.epochs[0].rows.schema == SCHEMA
-    assert not len(server._splits)
+    assert not len(server._lots._splits)
 
 
 def test_progress_keeps_its_names_on_the_wire() -> None:

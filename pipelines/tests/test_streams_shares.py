@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from reader_parts import endpoints, read_once, started_io
 
 from rekindle.exchange.routing import Share
 from rekindle.exchange.shuffle import SplitCache, split
-from rekindle.streams import server as server_module
+from rekindle.streams import epoch_lots, response_body
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
@@ -25,6 +26,7 @@ from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import ReadRequest
+from rekindle.table_memory import memory_bytes
 from rekindle_testing.waiting import eventually
 
 ADDRESS = "127.0.44.1"
@@ -50,7 +52,7 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         computed.append(rows.num_rows)
         return split(rows, *arguments)
 
-    monkeypatch.setattr(server_module, "split", counted)
+    monkeypatch.setattr(epoch_lots, "split", counted)
     return computed
 
 
@@ -131,8 +133,8 @@ def test_epochs_beyond_the_cache_are_hardly_split_again(
     tmp_path: Path, server: StreamServer, splits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equally fast consumers stay near each other, since a call reads a part of the cache."""
-    monkeypatch.setattr(server_module, "CALL_SPLIT_BYTES", 1 << 20)
-    server._splits = SplitCache(4 << 20)
+    monkeypatch.setattr(epoch_lots, "CALL_SPLIT_BYTES", 1 << 20)
+    server._lots._splits = SplitCache(4 << 20)
     server.serve_log(filled(tmp_path, 300, 2000))  # 11 MB of splits
     Consumers(server, 8).wait(300, 60)
     assert 300 <= len(splits) <= 450
@@ -141,7 +143,7 @@ def test_epochs_beyond_the_cache_are_hardly_split_again(
 def test_a_call_for_a_share_splits_no_more_than_the_cache_keeps(
     tmp_path: Path, server: StreamServer, splits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "CALL_SPLIT_BYTES", 64 << 10)
+    monkeypatch.setattr(epoch_lots, "CALL_SPLIT_BYTES", 64 << 10)
     log = filled(tmp_path, 60, 1000)
     server.serve_log(log)
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 64, 0))
@@ -166,12 +168,88 @@ def test_whole_epochs_are_sent_before_others_are_ready(
         time.sleep(0.2)
         return split(rows, *arguments)
 
-    monkeypatch.setattr(server_module, "split", slow)
+    monkeypatch.setattr(epoch_lots, "split", slow)
     server.serve_log(filled(tmp_path, 30, 1))
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
     response = read_once(f"{ADDRESS}:{server.port}", request, 1.5)
     assert [e.epoch for e in response.epochs] == list(range(len(response.epochs)))
     assert 2 <= len(response.epochs) < 10
+
+
+def test_epochs_that_are_ready_do_not_wait_for_one_that_takes_long(
+    tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(rows: pa.Table, *arguments: Any) -> Any:
+        time.sleep(3.0 if rows.num_rows > 1 else 0)
+        return split(rows, *arguments)
+
+    monkeypatch.setattr(epoch_lots, "split", slow)
+    log = filled(tmp_path, 3, 1)
+    large = pa.table({"k": np.arange(20_000), "v": np.arange(20_000)}, schema=SCHEMA)
+    log.append(EpochBatch("s", 0, 3, 3, large, digest_table(large)))
+    server.serve_log(log)
+    request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
+    response = read_once(f"{ADDRESS}:{server.port}", request, 1.5)
+    assert [e.epoch for e in response.epochs] == [0, 1, 2]
+
+
+def test_small_epochs_are_read_once_however_short_the_slices(
+    tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_lots, "ROUND_S", 0)  # each slice has one epoch
+    log = filled(tmp_path, 100, 1)
+    server.serve_log(log)
+    reads, read_local = [], log.read_local
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        reads.append(arguments)
+        return read_local(*arguments, **options)
+
+    monkeypatch.setattr(log, "read_local", counted)
+    request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
+    response = read_once(f"{ADDRESS}:{server.port}", request, 5)
+    assert [e.epoch for e in response.epochs] == list(range(100))
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize("share", [None, Share(("k",), 1, 0)])
+def test_a_response_takes_no_more_of_its_reader_than_was_requested(
+    tmp_path: Path, server: StreamServer, share: Share | None
+) -> None:
+    """64 readers at once that request little each: what epochs of few rows cost is not in them."""
+    server.serve_log(filled(tmp_path, 256, 1))
+    request = ReadRequest("s", 0, 0, 64 << 10, share=share)
+    epochs = read_once(f"{ADDRESS}:{server.port}", request, 5).epochs
+    one = memory_bytes(epochs[0].rows)
+    assert (32 << 10) <= sum(memory_bytes(e.rows) for e in epochs) <= (64 << 10) + one
+
+
+def test_a_large_epoch_on_its_way_leaves_the_loop_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To a reader that takes everything at once."""
+    monkeypatch.setattr(response_body, "SLICE_S", 0)
+    turns, written = [0], list[int]()
+
+    class Response:
+        async def write(self, data: memoryview) -> None:
+            written.append(len(data))
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def play() -> None:
+        body = response_body.ResponseBody(None)  # type: ignore[arg-type]
+        body._response = Response()  # type: ignore[assignment]
+        task = asyncio.create_task(others())
+        await body.add(b"header", pa.py_buffer(bytes(8 << 20)))
+        task.cancel()
+
+    asyncio.run(play())
+    assert sum(written) == 6 + (8 << 20)
+    assert turns[0] >= 60
 
 
 def test_a_call_that_was_abandoned_splits_no_more(
@@ -184,7 +262,7 @@ def test_a_call_that_was_abandoned_splits_no_more(
         time.sleep(0.05)
         return split(rows, *arguments)
 
-    monkeypatch.setattr(server_module, "split", slow)
+    monkeypatch.setattr(epoch_lots, "split", slow)
     server.serve_log(filled(tmp_path, 200, 1))
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
     read_once(f"{ADDRESS}:{server.port}", request, 0.5)
@@ -226,7 +304,7 @@ class CountedSpill(MemorySpill):
 def test_a_spilled_file_is_fetched_once_for_readers_at_different_places(
     tmp_path: Path, server: StreamServer, share: Share | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "PORTION_BYTES", 32 << 10)
+    monkeypatch.setattr(epoch_lots, "PORTION_BYTES", 32 << 10)
     spill = CountedSpill()
     log = filled(tmp_path, 120, 1000, budget=1 << 20, spill=spill, file_bytes=256 << 10)
     server.serve_log(log)
@@ -282,9 +360,9 @@ def test_a_portion_does_not_hold_memory_twice(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a spilled file into a local one, with memory for one of them."""
-    monkeypatch.setattr(server_module, "LOT_BYTES", 1 << 10)
+    monkeypatch.setattr(epoch_lots, "LOT_BYTES", 1 << 10)
     log = filled(tmp_path, 60, 2000, budget=1 << 20, spill=MemorySpill(), file_bytes=256 << 10)
-    server._gate = MemoryGate(1)
+    server._lots._gate = MemoryGate(1)
     server.serve_log(log)
     first_local = next(e for e in range(60) if log.spilled(e) is None)
     found: list[list[int]] = [[], []]
@@ -299,7 +377,7 @@ def test_a_portion_does_not_hold_memory_twice(
     for thread in threads:
         thread.join(20)
     assert found == [list(range(first_local - 2, 60))] * 2
-    assert not server._gate.held_bytes
+    assert not server._lots._gate.held_bytes
 
 
 def test_an_epoch_that_is_spilled_meanwhile_is_fetched_by_the_thread_of_the_store(
@@ -329,7 +407,7 @@ def test_an_epoch_that_is_spilled_meanwhile_is_fetched_by_the_thread_of_the_stor
 def test_a_large_epoch_delays_no_others(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(epoch_lots, "LARGE_BYTES", 1 << 20)
     go = threading.Event()
 
     def slow(rows: pa.Table, *arguments: Any) -> Any:
@@ -337,7 +415,7 @@ def test_a_large_epoch_delays_no_others(
             go.wait(20)
         return split(rows, *arguments)
 
-    monkeypatch.setattr(server_module, "split", slow)
+    monkeypatch.setattr(epoch_lots, "split", slow)
     log = filled(tmp_path, 2, 100_000)
     table = pa.table({"k": np.arange(20_000), "v": np.arange(20_000)}, schema=SCHEMA)
     log.append(EpochBatch("s", 0, 2, 2, table, digest_table(table)))

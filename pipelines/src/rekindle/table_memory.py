@@ -17,6 +17,11 @@ COLUMN_BYTES = 1 << 10
 """Of the objects of each column; nested ones have more."""
 
 
+def object_bytes(columns: int) -> int:
+    """Of a table in one piece: what it costs beside its rows."""
+    return TABLE_BYTES + COLUMN_BYTES * columns
+
+
 def memory_bytes(table: pa.Table) -> int:
     """Bytes of memory, about; of a slice only its part. Without rows a table is assumed to be
     shared, so only what holds it counts."""
@@ -24,4 +29,4 @@ def memory_bytes(table: pa.Table) -> int:
         return TABLE_BYTES
     columns = int(table.num_columns)
     pieces = max(1, int(table.column(0).num_chunks)) if columns else 1
-    return int(table.nbytes) + pieces * (TABLE_BYTES + COLUMN_BYTES * columns)
+    return int(table.nbytes) + pieces * object_bytes(columns)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 STOP_S = 2.0
+SLICE_S = 0.005
+"""What a loop, or a thread of calls, does for one before it turns to the next one."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

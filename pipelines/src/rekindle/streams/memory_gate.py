@@ -10,9 +10,21 @@ Design: docs/design/streams.md#edges.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+MAX_PASSED = 16
+"""How many others may get memory before one that needs more than there is: without this limit it
+would never get any while small ones come and go."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    key: Hashable
+    size: int
+    turn: asyncio.Future[None]
+    passed: int = field(default=0)  # by others that came later
 
 
 class MemoryGate:
@@ -21,7 +33,7 @@ class MemoryGate:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held: dict[Hashable, tuple[int, int]] = {}  # bytes, and by how many
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: list[_Waiting] = []  # in the order of calls
 
     @property
     def held_bytes(self) -> int:
@@ -29,33 +41,51 @@ class MemoryGate:
 
     @asynccontextmanager
     async def hold(self, key: Hashable, size: int) -> AsyncIterator[None]:
-        """Wait until there is memory for it, in the order of calls. Not to be nested: two responses
+        """Wait until there is memory for it, in the order of calls; but what is held already is
+        held by one more at once, and a few that need less may pass. Not to be nested: two responses
         could wait for each other."""
-        while not self._fits(key, size):
-            woken = asyncio.get_running_loop().create_future()
-            self._waiting.append(woken)
-            try:
-                await woken
-            finally:
-                if woken in self._waiting:
-                    self._waiting.remove(woken)
-        known, holders = self._held.get(key, (0, 0))
-        self._held[key] = (max(known, size), holders + 1)
+        waiting = _Waiting(key, size, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._give_turns()
+        try:
+            await waiting.turn
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+                self._give_turns()
+            else:  # it was its turn already
+                self._let_go(key)
+            raise
         try:
             yield
         finally:
-            size_held, holders = self._held.pop(key)
-            if holders > 1:
-                self._held[key] = (size_held, holders - 1)
+            self._let_go(key)
+
+    def _give_turns(self) -> None:
+        blocked: list[_Waiting] = []
+        for waiting in self._waiting:
+            if waiting.key in self._held:
+                self._take(waiting)
+            elif self._fits(waiting.size) and all(b.passed < MAX_PASSED for b in blocked):
+                for other in blocked:
+                    other.passed += 1
+                self._take(waiting)
             else:
-                self._wake_all()
+                blocked.append(waiting)
+        self._waiting = blocked
 
-    def _fits(self, key: Hashable, size: int) -> bool:
-        return key in self._held or not self._held or self.held_bytes + size <= self._max_bytes
+    def _take(self, waiting: _Waiting) -> None:
+        size, holders = self._held.get(waiting.key, (0, 0))
+        self._held[waiting.key] = (max(size, waiting.size), holders + 1)
+        if not waiting.turn.done():  # it may have been cancelled, and gives it back
+            waiting.turn.set_result(None)
 
-    def _wake_all(self) -> None:
-        """Each looks again; those that do not fit wait on, behind newer ones for the same thing."""
-        while self._waiting:
-            woken = self._waiting.popleft()
-            if not woken.done():
-                woken.set_result(None)
+    def _fits(self, size: int) -> bool:
+        return not self._held or self.held_bytes + size <= self._max_bytes
+
+    def _let_go(self, key: Hashable) -> None:
+        size, holders = self._held.pop(key)
+        if holders > 1:
+            self._held[key] = (size, holders - 1)
+        else:
+            self._give_turns()

@@ -1,10 +1,8 @@
 """Serves the epochs of a task's log to other tasks: one event loop for all connections.
 
 A call is bounded: it waits at most MAX_WAIT_S for its first epoch, without a thread, and is woken
-by the log; then it sends until `max_bytes`. Epochs are read in small portions, each when the one
-before it is on its way, so that a slow reader makes nothing wait in memory. The loop works for a
-few milliseconds at a time; what takes longer is done in threads of its own: shares and older epochs
-in one, large epochs in another, files in the store in a third.
+by the log; then it sends until `max_bytes`. `epoch_lots` reads the epochs, `response_body` sends
+them. The loop works for a few milliseconds at a time.
 
 Knows logs, not engines; the reader decides which replica to call, and when.
 
@@ -17,28 +15,21 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
-from collections.abc import AsyncGenerator, Callable, Hashable
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable
 
-import pyarrow as pa
 from aiohttp import web
 
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.exchange.routing import Share
-from rekindle.exchange.shuffle import Split, SplitCache, split
 from rekindle.identity import Identity
-from rekindle.streams import records
+from rekindle.streams.epoch_lots import EpochLots, Lot
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.streams.http_server import SEND_BYTES, HttpServer
-from rekindle.streams.io_thread import STOP_S, CallThread, IoThread
+from rekindle.streams.http_server import HttpServer
+from rekindle.streams.io_thread import STOP_S, IoThread
 from rekindle.streams.log import OutputLog
-from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch
-from rekindle.streams.memory_gate import MemoryGate
+from rekindle.streams.response_body import ResponseBody
 from rekindle.streams.sockets import listen
 from rekindle.streams.wire import (
-    MAX_PART_BYTES,
     MAX_REQUEST_BYTES,
     PATH,
     MessageIdentity,
@@ -46,7 +37,6 @@ from rekindle.streams.wire import (
     StreamProgress,
     StreamRefused,
     StreamUnavailable,
-    epoch_frame,
     error_body,
     first_frame,
     last_frame,
@@ -55,25 +45,6 @@ from rekindle.streams.wire import (
 MAX_WAIT_S = 1.0
 MAX_CALL_S = 90.0
 """Readers have given up long before."""
-STALL_S = 10.0
-"""A reader that has not taken SEND_BYTES for this long is left."""
-SPLIT_CACHE_BYTES = 16 << 20
-HELD_BYTES = 64 << 20
-"""What all responses may hold in memory, or one epoch."""
-PORTION_BYTES = 1 << 20
-LOT_BYTES = 128 << 10
-"""Small epochs are read, divided and sent in lots of this size."""
-LARGE_BYTES = 4 << 20
-"""Larger epochs have a thread of their own."""
-CALL_SPLIT_BYTES = SPLIT_CACHE_BYTES // 4
-"""Splits of one call, or one: the others that read these epochs find them in the cache."""
-SLICE_S = 0.005
-"""What the loop, and the thread of shares, do for one call before they turn to the next one."""
-ROUND_S = 0.25
-"""Within this, the thread of shares turns to each call that waits for it."""
-
-CONTENT_TYPE = "application/octet-stream"
-
 _log = logging.getLogger(__name__)
 
 
@@ -149,11 +120,7 @@ class StreamServer:
         self._identity = identity or Identity()
         self._incarnation = incarnation
         self._logs: dict[tuple[str, int], _Served] = {}
-        self._splits = SplitCache(SPLIT_CACHE_BYTES)
-        self._gate = MemoryGate(HELD_BYTES)
-        self._rows_thread = CallThread("stream-rows")
-        self._large_thread = CallThread("stream-large")
-        self._store_thread = CallThread("stream-store")
+        self._lots = EpochLots()
         self._stopped = False
         self._socket = listen(address, port)
         self.port: int = self._socket.getsockname()[1]
@@ -174,8 +141,7 @@ class StreamServer:
         self._io.call(self._close, list(logs.values()))
         self._io.stop()
         self._socket.close()
-        for thread in (self._rows_thread, self._large_thread, self._store_thread):
-            thread.stop(STOP_S / 4)
+        self._lots.stop(STOP_S / 4)
 
     def _close(self, logs: list[_Served]) -> None:
         for served in logs:
@@ -217,7 +183,7 @@ class StreamServer:
         await served.wait_for(request.from_epoch, min(request.wait_s, MAX_WAIT_S))
         if self._stopped:
             raise _Refusal(503, StreamUnavailable("this task is stopping"))
-        lots = self._lots(log, request)
+        lots = self._lots.read(log, request)
         async with contextlib.aclosing(lots):
             first: Lot
             try:
@@ -226,11 +192,12 @@ class StreamServer:
                 raise _Refusal(416, error) from error
             except RekindleError as error:
                 raise _Refusal(503, error) from error
-            body = _Body(http)
+            body = ResponseBody(http)
             progress = StreamProgress(log.base, log.last, max(served.head(), log.last))
             sender = MessageIdentity.of(self._identity, self._incarnation)
             await body.add(first_frame(sender, progress, served.schema), None)
-            await body.add_lot(first)
+            if first:
+                await body.add_lot(first)
             try:
                 async for lot in lots:
                     await body.add_lot(lot)
@@ -269,241 +236,6 @@ class StreamServer:
         if meant is not None and self._incarnation is not None and meant != self._incarnation:
             reason = f"it is for incarnation {meant}, this is {self._incarnation}"
             raise _Refusal(410, StreamUnavailable(f"request refused: {reason}"))
-
-    # -- epochs ----------------------------------------------------------------------------------
-
-    async def _lots(self, log: OutputLog, request: ReadRequest) -> AsyncGenerator[Lot]:
-        """Frames with their payloads; each lot is taken when the one before it is on its way."""
-        call = _Call(log, request)
-        while not call.complete:
-            if (spilled := log.spilled(call.epoch)) is not None:
-                name, size = spilled
-                async with self._gate.hold(name, 2 * size):  # as it is, and divided
-                    fetched = log.fetched(name)
-                    if fetched is None:
-                        fetched = await self._store_thread.run(partial(log.fetch, name))
-                    while not call.complete and log.spilled(call.epoch) == spilled:
-                        lots = self._next_lots(call, partial(log.read_fetched, fetched), held=True)
-                        async with contextlib.aclosing(lots):
-                            async for lot in lots:
-                                yield lot
-            elif call.epoch <= log.last:
-                lots = self._next_lots(call, log.read_local, held=False)
-                async with contextlib.aclosing(lots):
-                    async for lot in lots:
-                        yield lot
-            else:
-                return
-
-    async def _next_lots(self, call: _Call, read: _Read, *, held: bool) -> AsyncGenerator[Lot]:
-        """At least one, unless the epoch is gone. `held`: whether the gate is held already."""
-        if call.share is not None:
-            slice_s = min(SLICE_S, ROUND_S / (1 + len(self._rows_thread)))
-            small = partial(self._small_shares, call, read, slice_s)
-            if lot := await self._rows_thread.run(small):
-                yield lot
-                return
-        elif call.log.is_recent(call.epoch) and (portion := read(call.epoch, LOT_BYTES)):
-            yield call.take(portion)
-            return
-        thread = self._rows_thread
-        portion = await thread.run(partial(_portion, call, read))
-        if not portion:
-            thread = self._large_thread
-            portion = await thread.run(partial(read, call.epoch, 0, 1, at_least_one=True))
-        share = call.share
-        if share is None or not portion or (payload := portion[0].payload) is None:
-            yield call.take(portion)
-            return
-        lots = self._large_share(call, share, portion[0], payload, thread, held)
-        async with contextlib.aclosing(lots):
-            async for lot in lots:
-                yield lot
-
-    def _small_shares(self, call: _Call, read: _Read, slice_s: float) -> Lot:
-        """Shares of the next small epochs: at least one, and as many as the time allows."""
-        assert call.share is not None
-        ends_at = time.monotonic() + slice_s
-        lot: Lot = []
-        for encoded in read(call.epoch, LOT_BYTES):
-            epoch, watermark, digest, payload, _ = encoded
-            rows, checksum, split_bytes = None, 0, 0
-            if payload is not None:
-                divided = self._split(call, call.share, epoch, payload)
-                split_bytes = divided.nbytes
-                rows, checksum = _encode(divided[call.share.index])
-            lot.append((epoch_frame(epoch, watermark, digest, rows, checksum), rows))
-            call.took(rows, split_bytes)
-            if call.complete or time.monotonic() >= ends_at:
-                break
-        return lot
-
-    async def _large_share(
-        self,
-        call: _Call,
-        share: Share,
-        encoded: EncodedEpoch,
-        payload: pa.Buffer,
-        thread: CallThread,
-        held: bool,
-    ) -> AsyncGenerator[Lot]:
-        """The share of one epoch, in parts; each is encoded when the one before it is on its
-        way."""
-        epoch, watermark, digest, *_ = encoded
-        key, size = _split_key(call.log, share, epoch), payload.size
-        async with contextlib.nullcontext() if held else self._gate.hold(key, size):
-            divided = await thread.run(partial(self._split, call, share, epoch, payload))
-            parts = _parts(divided[share.index])
-            for number, part in enumerate(parts):
-                rows, checksum = await thread.run(partial(_encode, part))
-                call.took(rows, 0 if number else divided.nbytes, epochs=number + 1 == len(parts))
-                yield [
-                    (
-                        epoch_frame(epoch, watermark, digest, rows, checksum, number, len(parts)),
-                        rows,
-                    )
-                ]
-
-    def _split(self, call: _Call, share: Share, epoch: int, payload: pa.Buffer) -> Split:
-        return self._splits.get(
-            _split_key(call.log, share, epoch),
-            lambda: split(records.decode_rows(payload), share.key_by, share.partitions),
-        )
-
-
-Lot = list[tuple[bytes, pa.Buffer | None]]
-"""Frames with their payloads."""
-
-
-class _Read(Protocol):
-    """Epochs of a log, as `OutputLog.read_local`."""
-
-    def __call__(
-        self, epoch: int, max_bytes: int, max_epochs: int = ..., /, *, at_least_one: bool = ...
-    ) -> list[EncodedEpoch]: ...
-
-
-def _portion(call: _Call, read: _Read) -> list[EncodedEpoch]:
-    """The next epochs, or a single one that is not too large either."""
-    if call.share is None and (portion := read(call.epoch, min(PORTION_BYTES, call.left))):
-        return portion
-    return read(call.epoch, LARGE_BYTES, 1)
-
-
-def _split_key(log: OutputLog, share: Share, epoch: int) -> Hashable:
-    return log.stream, log.partition, epoch, share.key_by, share.partitions
-
-
-class _Call:
-    """What a call has been sent, and whether that is all."""
-
-    def __init__(self, log: OutputLog, request: ReadRequest) -> None:
-        self.log = log
-        self.share = request.share
-        self.epoch = request.from_epoch  # the next one
-        self.left = request.max_bytes
-        self.complete = False
-        self._epochs = 0
-        self._split_bytes_left = CALL_SPLIT_BYTES
-
-    def take(self, portion: list[EncodedEpoch]) -> Lot:
-        """The frames of epochs that are sent as they are."""
-        lot: Lot = []
-        for epoch, watermark, digest, payload, checksum in portion:
-            if self._epochs and self.left < _sent_bytes(payload):
-                self.complete = True
-            if self.complete:
-                break
-            lot.append((epoch_frame(epoch, watermark, digest, payload, checksum), payload))
-            self.took(payload)
-        return lot
-
-    def took(self, payload: pa.Buffer | None, split_bytes: int = 0, *, epochs: int = 1) -> None:
-        """An epoch is sent, or with `epochs=0` a part of it; `split_bytes`: of its split."""
-        self.left -= _sent_bytes(payload)
-        self._split_bytes_left -= split_bytes
-        self.epoch += epochs
-        self._epochs += epochs
-        if self._epochs == READ_EPOCHS or (
-            self._epochs and min(self.left, self._split_bytes_left) <= 0
-        ):
-            self.complete = True
-
-
-def _sent_bytes(payload: pa.Buffer | None) -> int:
-    return records.ALIGN + (0 if payload is None else int(payload.size))
-
-
-def _encode(rows: pa.Table) -> tuple[pa.Buffer | None, int]:
-    """Rows as they are sent, and their checksum."""
-    if not rows.num_rows:
-        return None, 0
-    payload = records.encode_rows(rows)
-    return payload, records.checksum(payload)
-
-
-def _parts(rows: pa.Table) -> list[pa.Table]:
-    """A large share is not copied at once."""
-    if rows.nbytes <= MAX_PART_BYTES:
-        return [rows]
-    most = max(1, rows.num_rows * MAX_PART_BYTES // rows.nbytes)
-    return [rows.slice(at, most) for at in range(0, rows.num_rows, most)]
-
-
-class _Body:
-    """The body of a response: frames on their way, small ones together; a short response is one
-    write. Raises ConnectionError, TimeoutError for a reader that takes nothing."""
-
-    def __init__(self, http: web.BaseRequest) -> None:
-        self._http = http
-        self._response: web.StreamResponse | None = None  # of a long one
-        self._pending = bytearray()
-        self._slice_ends_at = time.monotonic() + SLICE_S
-
-    async def add_lot(self, lot: Lot) -> None:
-        """Whole epochs that are ready are not kept for others that take longer."""
-        for frame, payload in lot:
-            await self.add(frame, payload)
-        if time.monotonic() >= self._slice_ends_at:
-            await self._flush()
-            await asyncio.sleep(0)  # a write that need not wait lets nobody else run
-            self._slice_ends_at = time.monotonic() + SLICE_S
-
-    async def add(self, frame: bytes, payload: pa.Buffer | None) -> None:
-        self._pending += frame
-        if payload is None:
-            pass
-        elif payload.size <= SEND_BYTES // 4:
-            self._pending += memoryview(payload)
-        else:
-            await self._flush()
-            rows = memoryview(payload)
-            for at in range(0, len(rows), SEND_BYTES):
-                await self._write(rows[at : at + SEND_BYTES])
-        if len(self._pending) >= SEND_BYTES:
-            await self._flush()
-
-    async def end(self, frame: bytes) -> web.StreamResponse:
-        self._pending += frame
-        if self._response is None:
-            return web.Response(body=bytes(self._pending), content_type=CONTENT_TYPE)
-        async with asyncio.timeout(STALL_S):
-            await self._response.write_eof(bytes(self._pending))
-        return self._response
-
-    async def _flush(self) -> None:
-        if self._pending:
-            pending, self._pending = self._pending, bytearray()
-            await self._write(pending)
-
-    async def _write(self, data: bytearray | memoryview) -> None:
-        async with asyncio.timeout(STALL_S):
-            if self._response is None:
-                self._response = web.StreamResponse()
-                self._response.content_type = CONTENT_TYPE
-                self._response.enable_chunked_encoding()
-                await self._response.prepare(self._http)
-            await self._response.write(data)
 
 
 def _require_columns(share: Share, log: OutputLog) -> None:
