@@ -3,12 +3,14 @@ once."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reader_parts import A, B, C, FakeClient, Harness, endpoints, started_io
@@ -295,6 +297,54 @@ def test_a_reader_goes_on_if_its_task_ends_in_an_unknown_way() -> None:
     harness.reader._make = lambda call: unknown(call) if failures else make(call)  # type: ignore[method-assign]
     harness.reader.route(endpoints(A).endpoints)
     harness.expect(5, 10)
+    harness.close()
+
+
+def test_a_reader_goes_on_if_its_call_is_cancelled_by_somebody_else() -> None:
+    """As by a library that cancels too much: nobody would hear of the call again."""
+    harness, cancelled = Harness(), list[int]()
+
+    class Cancelled(FakeClient):
+        async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
+            if not cancelled:
+                cancelled.append(1)
+                raise asyncio.CancelledError
+            return await super().read(request, timeout_s)
+
+    harness.replicas.last[A] = 4
+    harness.reader._connect = lambda a: Cancelled(harness.replicas, a)
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(5, 10)
+    harness.close()
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_call_that_is_abandoned_before_it_begins_leaves_no_connection(closing: bool) -> None:
+    harness, opened = Harness(), list[str]()
+
+    class Counted(FakeClient):
+        async def close(self) -> None:
+            opened.remove(self.address)
+
+    def connect(address: str) -> Counted:
+        opened.append(address)
+        return Counted(harness.replicas, address)
+
+    harness.capacity = 1
+    harness.replicas.last[A] = harness.replicas.last[B] = 0
+    harness.reader._connect = connect
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(1, 5)
+    eventually(lambda: harness.reader._calling is None)
+    assert opened == [A]
+    harness.capacity = 100
+    harness.io.call(time.sleep, 0.2)  # so that what follows comes together
+    harness.io.call(harness.reader.wake)
+    if closing:
+        harness.reader.close()
+    else:
+        harness.reader.route(endpoints(B).endpoints)
+    eventually(lambda: opened == ([] if closing else [B]))
     harness.close()
 
 

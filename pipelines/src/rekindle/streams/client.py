@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -36,6 +37,10 @@ from rekindle.streams.wire import (
 READ_BYTES = 128 << 10
 """Bytes of a response that wait to be decoded; the socket is not read while there are twice as
 many."""
+CONNECT_S = 1.3
+"""For a connection; a lost packet of its handshake is repeated after 1 s."""
+HELD_UP_S = 0.05
+"""Time by which the loop is late that is not the replica's."""
 _REFUSED = (401, 421, 426)
 _OTHER_PROTOCOL = (
     "its response is not HTTP/1.1: the task may be of a release that serves streams by Arrow "
@@ -61,19 +66,27 @@ class StreamClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
-        """One call. At the deadline it returns the epochs that have arrived. Raises BelowFloor,
-        CallTimedOut if none has arrived, StreamUnavailable for other failures."""
+        """One call. At the deadline, or when its connection ends, it returns the epochs that have
+        arrived. Raises BelowFloor, CallTimedOut if none has arrived in time, StreamUnavailable for
+        other failures."""
         decoder = ResponseDecoder(request, self._identity, self.address, self._check_size)
+        failure: StreamUnavailable | None = None
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._receive(request, decoder)
-        except TimeoutError as error:
-            if not decoder.epochs:
-                text = f"{self.address} sent no complete epoch within {timeout_s:g} s"
-                raise CallTimedOut(text) from error
-            await self.close()  # the rest of the response may still come
+            async with asyncio.timeout(timeout_s) as limit:
+                with _fair(limit, timeout_s):
+                    await self._receive(request, decoder)
+        except aiohttp.ServerTimeoutError:
+            failure = StreamUnavailable(f"{self.address}: no connection within {CONNECT_S:g} s")
+        except TimeoutError:
+            text = f"{self.address} sent no complete epoch within {timeout_s:g} s"
+            failure = CallTimedOut(text)
         except (aiohttp.ClientError, OSError) as error:
-            raise StreamUnavailable(f"{self.address}: {error or repr(error)}") from error
+            failure = StreamUnavailable(f"{self.address}: {error or repr(error)}")
+            failure.__cause__ = error
+        if failure is not None:
+            if not decoder.epochs:
+                raise failure
+            await self.close()  # the rest of the response may still come
         assert decoder.progress is not None
         return ReadResponse(decoder.progress, tuple(decoder.epochs))
 
@@ -104,6 +117,25 @@ class StreamClient:
             await session.close()
 
 
+@contextlib.contextmanager
+def _fair(limit: asyncio.Timeout, timeout_s: float) -> Iterator[None]:
+    """A limit does not pass while the loop was held up, by other threads or by a process that was
+    frozen: what has come meanwhile is read first. Once, and at most as long again."""
+    loop, passes_at = asyncio.get_running_loop(), limit.when()
+    assert passes_at is not None
+
+    def check() -> None:
+        late_s = loop.time() - passes_at
+        if late_s > HELD_UP_S and not limit.expired():
+            limit.reschedule(loop.time() + min(2 * late_s, timeout_s))
+
+    checks = loop.call_at(passes_at - 0.001, check)  # so before the limit, although both are late
+    try:
+        yield
+    finally:
+        checks.cancel()
+
+
 def _session() -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(
         limit=1, keepalive_timeout=15.0, use_dns_cache=False, socket_factory=_socket
@@ -111,7 +143,7 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=DummyCookieJar(),
-        timeout=ClientTimeout(total=None, connect=None, sock_connect=None),  # the call has one
+        timeout=ClientTimeout(total=None, sock_connect=CONNECT_S),  # the call has a deadline
         auto_decompress=False,
         read_bufsize=READ_BYTES,
         skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),

@@ -90,6 +90,7 @@ class PartitionReader:
         self._client: Client | None = None
         self._pending_call: ReadEpochs | None = None
         self._calling: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._backing_off = False  # until the timer, because the reader itself has failed
 
@@ -172,10 +173,19 @@ class PartitionReader:
                     self._switched(address, epoch)
 
     def _abandon(self) -> None:
-        """Cancel the call; its task closes the client."""
-        if self._calling is not None:
-            self._calling.cancel()
-        self._calling = self._client = None
+        """Cancel the call, whose task may not have begun, and close its connection."""
+        calling, self._calling = self._calling, None
+        if calling is not None:
+            calling.cancel()
+        self._leave_client()
+
+    def _leave_client(self) -> None:
+        """Close the connection, without waiting for it."""
+        client, self._client = self._client, None
+        if client is not None:
+            closing = asyncio.get_running_loop().create_task(self._close_client(client))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _switched(self, address: str | None, epoch: int) -> None:
         s = self.subscription
@@ -200,38 +210,27 @@ class PartitionReader:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        client = self._client
-        if self._calling is not None:
-            self._abandon()
-        elif client is not None:
-            self._client = None
-            self._closing = asyncio.get_running_loop().create_task(self._close_client(client))
+        self._abandon()
 
     # -- a call ----------------------------------------------------------------------------------
 
     async def _make(self, call: ReadEpochs) -> None:
         """Make a call, and go on with its result unless it is cancelled."""
-        client: Client | None = None
         try:
-            client = await self._connected(call.address)
-            response = await self._read(client, call)
-        except BaseException as error:
-            if self._calling is asyncio.current_task():
-                self._client = None
-            if client is not None:
-                await self._close_client(client)
-            if not isinstance(error, Exception):
-                raise
+            response = await self._read(self._client_of(call.address), call)
+        except Exception as error:
             self._ended(partial(self._failed, call, error))
         else:
             self._ended(partial(self._received, call, response))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A task that fails in a way that `_make` does not know must not be waited for."""
-        error = None if task.cancelled() else task.exception()
-        if self._calling is task and isinstance(error, Exception):
-            self._calling = self._client = None
-            self._failed_itself(error)
+        """A task that ends in a way that `_make` does not know must not be waited for."""
+        if self._calling is task:
+            self._calling = None
+            self._leave_client()
+            error = None if task.cancelled() else task.exception()
+            cancelled = RuntimeError("its call was cancelled")
+            self._failed_itself(error if isinstance(error, Exception) else cancelled)
 
     def _ended(self, result: Callable[[], None]) -> None:
         """The call of this task has ended; nothing if it was abandoned."""
@@ -239,15 +238,12 @@ class PartitionReader:
             self._calling = None
             self._guarded(result)
 
-    async def _connected(self, address: str) -> Client:
-        client = self._client
-        if client is not None and client.address != address:
-            self._client = None
-            await self._close_client(client)
-            client = None
-        if client is None:
-            client = self._client = self._connect(address)
-        return client
+    def _client_of(self, address: str) -> Client:
+        if self._client is not None and self._client.address != address:
+            self._leave_client()
+        if self._client is None:
+            self._client = self._connect(address)
+        return self._client
 
     async def _close_client(self, client: Client) -> None:
         """Whatever it raises: it is not used again."""
@@ -277,6 +273,7 @@ class PartitionReader:
             self._backoff.succeeded()
 
     def _failed(self, call: ReadEpochs, error: Exception) -> None:
+        self._leave_client()
         if isinstance(error, EpochTooLarge):
             self._on_fatal(error)
         s, expected = self.subscription, isinstance(error, RekindleError)
