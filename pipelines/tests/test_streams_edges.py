@@ -144,6 +144,18 @@ def test_64_edges_have_two_threads_on_each_side(logs: list[OutputLog]) -> None:
     eventually(lambda: open_sockets() == sockets)
 
 
+def test_a_thread_that_computes_leaves_loops_their_turn() -> None:
+    before = sys.getswitchinterval()
+    io = IoThread("pulls")
+    try:
+        sys.setswitchinterval(0.005)
+        io.start()
+        assert sys.getswitchinterval() <= 0.001
+    finally:
+        io.stop()
+        sys.setswitchinterval(before)
+
+
 def test_a_waiting_reader_is_woken_by_the_log(logs: list[OutputLog]) -> None:
     server = StreamServer(ADDRESS, 0)
     for log in logs:
