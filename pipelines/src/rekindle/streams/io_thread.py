@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 STOP_S = 2.0
@@ -56,10 +56,6 @@ class IoThread:
         with self._lock:
             if not self.loop.is_closed():
                 self.loop.call_soon_threadsafe(function, *arguments)
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Run a coroutine in the thread, and wait for its result. From another thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def stop(self, timeout_s: float = STOP_S) -> None:
         """Cancel what runs, and end the thread."""

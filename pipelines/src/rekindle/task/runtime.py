@@ -1,7 +1,7 @@
 """The I/O around `SupervisorCore`: builds the components of one task, and ends them.
 
 Threads: this one (supervisor), the engine's loop, the control server, one for all readers, one for
-all connections of the stream server and at most two for what it reads, one for each sink, and the
+all connections of the stream server and at most three for what it reads, one for each sink, and the
 saver. Only the supervisor applies polls to the components.
 
 Design: docs/design/task.md.
