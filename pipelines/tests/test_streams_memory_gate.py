@@ -146,6 +146,24 @@ def test_one_that_is_cancelled_with_its_turn_gives_it_back() -> None:
     asyncio.run(play())
 
 
+def test_what_is_needed_no_more_is_given_back_before_the_end() -> None:
+    async def play() -> None:
+        gate = MemoryGate(MAX_BYTES)
+        async with gate.hold("a", 8) as first, gate.hold("a", 8) as second:
+            other = Holder(gate, "b", 8)
+            gate.needs_only(first, 1)
+            await settle()
+            assert (gate.held_bytes, other.holds) == (9, False)  # the second one needs it still
+            gate.needs_only(second, 1)
+            await settle()
+            assert (gate.held_bytes, other.holds) == (10, True)
+        other.let_go()
+        await settle()
+        assert gate.held_bytes == 0
+
+    asyncio.run(play())
+
+
 SIZES = (1, 2, 3, 5, 8, 15)
 """Of each key; whoever wants one knows its size."""
 STEPS = st.lists(

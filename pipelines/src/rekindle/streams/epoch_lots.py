@@ -160,13 +160,17 @@ class EpochLots:
         key, size = _split_key(call.log, share, epoch), payload.size
         if call.begun:
             yield []
-        async with contextlib.nullcontext() if held else self._gate.hold(key, size):
+        async with contextlib.nullcontext() if held else self._gate.hold(key, size) as hold:
             divided = await thread.run(partial(self._split, call, share, epoch, payload))
-            parts = _parts(divided[share.index])
-            for number, part in enumerate(parts):
-                rows, checksum = await thread.run(partial(_encode, part))
-                call.took(rows, 0 if number else divided.nbytes, epochs=number + 1 == len(parts))
-                frame = epoch_frame(epoch, watermark, digest, rows, checksum, number, len(parts))
+            split_bytes, parts = divided.nbytes, _parts(divided[share.index])
+            del divided
+            count = len(parts)
+            for number in range(count):
+                rows, checksum = await thread.run(partial(_encode, parts.pop(0)))
+                if hold is not None and not parts:  # nothing else of the epoch
+                    self._gate.needs_only(hold, 0 if rows is None else rows.size)
+                call.took(rows, 0 if number else split_bytes, epochs=number + 1 == count)
+                frame = epoch_frame(epoch, watermark, digest, rows, checksum, number, count)
                 yield [(frame, rows)]
 
     def _split(self, call: _Call, share: Share, epoch: int, payload: pa.Buffer) -> Split:

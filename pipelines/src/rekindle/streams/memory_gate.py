@@ -20,7 +20,9 @@ would never get any while small ones come and go."""
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
+class Hold:
+    """What one response holds, or waits for."""
+
     key: Hashable
     size: int
     turn: asyncio.Future[None]
@@ -33,18 +35,18 @@ class MemoryGate:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held: dict[Hashable, tuple[int, int]] = {}  # bytes, and by how many
-        self._waiting: list[_Waiting] = []  # in the order of calls
+        self._waiting: list[Hold] = []  # in the order of calls
 
     @property
     def held_bytes(self) -> int:
         return sum(size for size, _ in self._held.values())
 
     @asynccontextmanager
-    async def hold(self, key: Hashable, size: int) -> AsyncIterator[None]:
+    async def hold(self, key: Hashable, size: int) -> AsyncIterator[Hold]:
         """Wait until there is memory for it, in the order of calls; but what is held already is
         held by one more at once, and a few that need less may pass. Not to be nested: two responses
         could wait for each other."""
-        waiting = _Waiting(key, size, asyncio.get_running_loop().create_future())
+        waiting = Hold(key, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._give_turns()
         try:
@@ -54,15 +56,22 @@ class MemoryGate:
                 self._waiting.remove(waiting)
                 self._give_turns()
             else:  # it was its turn already
-                self._let_go(key)
+                self._let_go(waiting)
             raise
         try:
-            yield
+            yield waiting
         finally:
-            self._let_go(key)
+            self._let_go(waiting)
+
+    def needs_only(self, hold: Hold, size: int) -> None:
+        """The response needs so many bytes of its own instead, and does not wait for them."""
+        own = Hold((hold.key, object()), size, hold.turn)
+        self._take(own)
+        self._let_go(hold)
+        hold.key = own.key
 
     def _give_turns(self) -> None:
-        blocked: list[_Waiting] = []
+        blocked: list[Hold] = []
         for waiting in self._waiting:
             if waiting.key in self._held:
                 self._take(waiting)
@@ -74,7 +83,7 @@ class MemoryGate:
                 blocked.append(waiting)
         self._waiting = blocked
 
-    def _take(self, waiting: _Waiting) -> None:
+    def _take(self, waiting: Hold) -> None:
         size, holders = self._held.get(waiting.key, (0, 0))
         self._held[waiting.key] = (max(size, waiting.size), holders + 1)
         if not waiting.turn.done():  # it may have been cancelled, and gives it back
@@ -83,9 +92,9 @@ class MemoryGate:
     def _fits(self, size: int) -> bool:
         return not self._held or self.held_bytes + size <= self._max_bytes
 
-    def _let_go(self, key: Hashable) -> None:
-        size, holders = self._held.pop(key)
+    def _let_go(self, hold: Hold) -> None:
+        size, holders = self._held.pop(hold.key)
         if holders > 1:
-            self._held[key] = (size, holders - 1)
+            self._held[hold.key] = (size, holders - 1)
         else:
             self._give_turns()
