@@ -131,9 +131,8 @@ class HttpServer(web.Server):
         if self._listening is None:
             return
         if self.limits.full:
+            self._loop.call_later(CHECK_S, self._resume)  # whatever fails below
             self._close(self.limits.make_room())
-        if self.limits.full:
-            self._loop.call_later(CHECK_S, self._resume)
         else:
             self._loop.add_reader(self._listening, self._accept)
 
