@@ -96,7 +96,7 @@ def test_a_replica_that_cannot_be_reached_has_no_large_epoch() -> None:
             other.connect_ex(address)
         time.sleep(0.1)
         began = time.monotonic()
-        with pytest.raises(StreamUnavailable, match="no connection within") as caught:
+        with pytest.raises(StreamUnavailable, match="no connection in") as caught:
             read_once(f"{ADDRESS}:{address[1]}", ReadRequest("s", 0, 0, 1), 30.0)
         assert not isinstance(caught.value, CallTimedOut)
         assert time.monotonic() - began < 5

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -38,7 +38,7 @@ READ_BYTES = 128 << 10
 """Bytes of a response that wait to be decoded; the socket is not read while there are twice as
 many."""
 CONNECT_S = 1.3
-"""For a connection; a lost packet of its handshake is repeated after 1 s."""
+"""For the kernel to make a connection; a lost packet of its handshake is repeated after 1 s."""
 HELD_UP_S = 0.05
 """Time by which the loop is late that is not the replica's."""
 _REFUSED = (401, 421, 426)
@@ -64,6 +64,9 @@ class StreamClient:
         self._identity = identity or Identity()
         self._url = f"http://{address}{PATH}"
         self._session: aiohttp.ClientSession | None = None
+        self._socket: socket.socket | None = None
+        self._socket_made_at = 0.0
+        self._unreachable = False
 
     async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
         """One call. At the deadline, or when its connection ends, it returns the epochs that have
@@ -73,13 +76,12 @@ class StreamClient:
         failure: StreamUnavailable | None = None
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                with _fair(limit, timeout_s):
+                with self._watched(limit, timeout_s):
                     await self._receive(request, decoder)
-        except aiohttp.ServerTimeoutError:
-            failure = StreamUnavailable(f"{self.address}: no connection within {CONNECT_S:g} s")
         except TimeoutError:
             text = f"{self.address} sent no complete epoch within {timeout_s:g} s"
-            failure = CallTimedOut(text)
+            unreachable = StreamUnavailable(f"{self.address}: no connection in {CONNECT_S:g} s")
+            failure = unreachable if self._unreachable else CallTimedOut(text)
         except (aiohttp.ClientError, OSError) as error:
             failure = StreamUnavailable(f"{self.address}: {error or repr(error)}")
             failure.__cause__ = error
@@ -92,7 +94,7 @@ class StreamClient:
 
     async def _receive(self, request: ReadRequest, decoder: ResponseDecoder) -> None:
         if self._session is None:
-            self._session = _session()
+            self._session = _session(self._make_socket)
         headers = {"Content-Type": "application/json"}
         if (sent := self._identity.authorization) is not None:
             headers["Authorization"] = sent
@@ -111,54 +113,74 @@ class StreamClient:
         if not decoder.ended:
             raise StreamUnavailable(f"{self.address} sent a response without an end")
 
+    @contextlib.contextmanager
+    def _watched(self, limit: asyncio.Timeout, timeout_s: float) -> Iterator[None]:
+        """The limit passes at once when there is no connection in CONNECT_S. It does not pass while
+        the loop was held up, by other threads or by a process that was frozen: what has come
+        meanwhile is read first; once, and for at most as long again."""
+        loop, passes_at = asyncio.get_running_loop(), limit.when()
+        assert passes_at is not None
+        self._unreachable = False
+
+        def check_connection() -> None:
+            nonlocal connecting
+            left_s = self._socket_made_at + CONNECT_S - loop.time()
+            if self._socket is None or left_s > 0:  # the loop was late
+                connecting = loop.call_later(max(left_s, CONNECT_S / 2), check_connection)
+            elif not self._is_connected() and not limit.expired():
+                self._unreachable = True
+                limit.reschedule(loop.time())
+
+        def check_late() -> None:
+            late_s = loop.time() - passes_at
+            if late_s > HELD_UP_S and not limit.expired():
+                limit.reschedule(loop.time() + min(2 * late_s, timeout_s))
+
+        connecting = loop.call_later(CONNECT_S, check_connection)
+        ending = loop.call_at(passes_at - 0.001, check_late)  # before the limit, if both are late
+        try:
+            yield
+        finally:
+            connecting.cancel()
+            ending.cancel()
+
+    def _make_socket(self, address: Any) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        try:
+            set_options(made)
+        except OSError:
+            made.close()
+            raise
+        self._socket, self._socket_made_at = made, asyncio.get_running_loop().time()
+        return made
+
+    def _is_connected(self) -> bool:
+        """As the kernel knows, although the loop may not have seen it yet."""
+        try:
+            return self._socket is not None and bool(self._socket.getpeername())
+        except OSError:
+            return False
+
     async def close(self) -> None:
         session, self._session = self._session, None
+        self._socket = None
         if session is not None:
             await session.close()
 
 
-@contextlib.contextmanager
-def _fair(limit: asyncio.Timeout, timeout_s: float) -> Iterator[None]:
-    """A limit does not pass while the loop was held up, by other threads or by a process that was
-    frozen: what has come meanwhile is read first. Once, and at most as long again."""
-    loop, passes_at = asyncio.get_running_loop(), limit.when()
-    assert passes_at is not None
-
-    def check() -> None:
-        late_s = loop.time() - passes_at
-        if late_s > HELD_UP_S and not limit.expired():
-            limit.reschedule(loop.time() + min(2 * late_s, timeout_s))
-
-    checks = loop.call_at(passes_at - 0.001, check)  # so before the limit, although both are late
-    try:
-        yield
-    finally:
-        checks.cancel()
-
-
-def _session() -> aiohttp.ClientSession:
+def _session(make_socket: Callable[[Any], socket.socket]) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(
-        limit=1, keepalive_timeout=15.0, use_dns_cache=False, socket_factory=_socket
+        limit=1, keepalive_timeout=15.0, use_dns_cache=False, socket_factory=make_socket
     )
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=DummyCookieJar(),
-        timeout=ClientTimeout(total=None, sock_connect=CONNECT_S),  # the call has a deadline
+        timeout=ClientTimeout(total=None, sock_connect=None),  # the call has a deadline
         auto_decompress=False,
         read_bufsize=READ_BYTES,
         skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
     )
-
-
-def _socket(address: Any) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    try:
-        set_options(made)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 async def _refusal(response: aiohttp.ClientResponse, address: str) -> Exception:

@@ -23,7 +23,7 @@ IDLE_S = 30.0
 """From the end of a response to the next whole request."""
 MAX_UNADMITTED = 512
 MAX_ADMITTED = 2048
-CHECKS = 5
+CHECKS = 10
 """Calls of `make_room` that an unadmitted connection survives."""
 
 C = TypeVar("C")
