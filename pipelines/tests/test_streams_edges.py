@@ -319,7 +319,7 @@ def test_a_reader_that_stops_reading_makes_nothing_wait_in_memory(
     waiting = [t.get_write_buffer_size() for t in server._http._transports.values()]
     assert max(waiting) <= 2 * http_server.SEND_BYTES + 100
     assert pa.total_allocated_bytes() - before < 16 << 20
-    assert read(server, ReadRequest("s", 0, 0, 1 << 30)) == list(range(8))
+    assert read(server, ReadRequest("s", 0, 0, 1 << 30), 60) == list(range(8))
     eventually(lambda: not server._http._transports, 10)  # left, because they took nothing
     for one in slow:
         one.close()
