@@ -215,6 +215,10 @@ class ModelCluster(ModelState):
             if self.lags_s:
                 lags = self.lags_s.items()
                 report["queries"] = [{"name": n, "lagSeconds": lag_s} for n, lag_s in lags]
+            if self.stream_protocol:
+                report["streamProtocol"] = self.stream_protocol
+            if self.stream_conflict:
+                report["streamConflict"] = self.stream_conflict
             if view.data_plane != report and not view.deleting:
                 status = {**view.status, "dataPlane": report}
                 self.topologies[name] = replace(view, status=status, version=self.next_version())

@@ -112,6 +112,25 @@ def test_a_task_whose_engine_does_not_start_reports_that_and_ends(tmp_path: Path
     assert ended == [1]
 
 
+def test_a_task_that_serves_no_longer_reports_that_and_ends(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise SystemExit("the loop is broken")
+
+    runtime = TaskRuntime(config_of(tmp_path))
+    runtime._engine.chain = Future()
+    ended: list[int] = []
+    thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
+    thread.start()
+    runtime._server._io.call(fail)
+    poll = PollRequest(topology="uid-1", fence=1, generation=1, task=runtime._config.ref)
+    eventually(lambda: runtime.polls.poll(poll).phase == "Failed", 10)
+    answer = runtime.polls.poll(poll)
+    assert answer.problem is not None
+    assert answer.problem.message.startswith("thread stream-server has ended: SystemExit")
+    thread.join(10)
+    assert ended == [1]
+
+
 def test_an_engine_that_does_not_stop_does_not_block_the_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ def pipelines() -> dict[str, Any]:
     # A JVM goes on without an archive that it cannot use, and says nothing.
     mapped = jvm is not None and str(archive) in Path(f"/proc/{jvm.process.pid}/maps").read_text()
     stop_session(spark)
-    for module in ("s3fs", "gcsfs", "pyarrow.flight", "pyarrow.parquet", "rekindle.cli"):
+    for module in ("s3fs", "gcsfs", "pyarrow.parquet", "rekindle.cli", "rekindle.task.runtime"):
         importlib.import_module(module)
     return {
         "session_s": session_s,

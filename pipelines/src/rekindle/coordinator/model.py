@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.identity import STREAM_PROTOCOL
 from rekindle.protocol import CheckpointProblemKind, PollResponse
 from rekindle.topology.model import Slot, Topology
 
@@ -239,6 +240,8 @@ class Report:
     inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
     checkpoint_problems: tuple[CheckpointProblem, ...]
+    stream_protocol: int = STREAM_PROTOCOL  # of this image
+    stream_conflict: tuple[int, ...] = ()  # stream protocols that cannot read from each other
     generation: int | None = None
     head_epoch: int | None = None
     store: str | None = None

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from rekindle.errors import Diverged, RekindleError
 from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
+from rekindle.table_memory import memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,13 @@ class SUnion:
         max_bytes: int = 256 << 20,
     ) -> None:
         """`inputs`: the partitions read, for each input; `watermark`: after `next_epoch - 1`;
-        `max_bytes`: of buffered rows, over all channels."""
+        `max_bytes`: of the memory of buffered epochs, over all channels."""
         self._inputs = len(inputs)
         self._inboxes = {Channel(i, p): _Inbox() for i, ps in enumerate(inputs) for p in sorted(ps)}
         if not self._inboxes:
             raise ValueError("an SUnion without inputs never completes an epoch")
         self.channel_bytes = max_bytes // len(self._inboxes)
-        """Bytes of rows that may be buffered for each channel."""
+        """Bytes of memory that may be buffered for each channel."""
         self.next_epoch = next_epoch
         self._missing = len(self._inboxes)  # channels that have not delivered `next_epoch`
         self._watermark = watermark
@@ -95,7 +96,7 @@ class SUnion:
             _require_equal(known, batch)
             return []
         inbox.batches[batch.epoch] = batch
-        inbox.bytes += batch.rows.nbytes
+        inbox.bytes += memory_bytes(batch.rows)
         self._missing -= batch.epoch == self.next_epoch
         complete = []
         while not self._missing:
@@ -108,7 +109,7 @@ class SUnion:
         watermarks = []
         for channel, inbox in self._inboxes.items():
             batch = inbox.batches.pop(epoch)
-            inbox.bytes -= batch.rows.nbytes
+            inbox.bytes -= memory_bytes(batch.rows)
             tables[channel.input].append(batch.rows)
             watermarks.append(batch.watermark)
         self._watermark = max(before, min(watermarks))

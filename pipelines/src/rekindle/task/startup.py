@@ -21,7 +21,7 @@ from rekindle.engine.model import Chain
 from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import SchemaMismatch, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, TaskProblem, Upstream
-from rekindle.streams.flight import StreamClient
+from rekindle.streams.client import StreamClient
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
@@ -157,11 +157,8 @@ class Startup:
             state.epoch + 1,
             state.watermark,
             stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
-            connect=partial(
-                StreamClient,
-                identity=config.identity,
-                check_size=partial(check_size, memory=config.memory),
-            ),
+            connect=partial(StreamClient, identity=config.identity),
+            check_size=partial(check_size, memory=config.memory),
             read_ahead_bytes=config.memory.read_ahead_bytes,
         )
 

@@ -110,6 +110,8 @@ class Coordinator:
 
     def problems(self, now: float) -> tuple[str, ...]:
         found = [*self._problems.values(), *self.membership.refusals()]
+        if (problem := self.membership.stream_problem()) is not None:
+            found.append(problem)
         if self._isolated:
             silent = sum(t.suspected for t in self.membership)
             found.append(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rekindle.engine.model import DroppedRows
+from rekindle.identity import STREAM_VERSIONS
 from rekindle.protocol import (
     CheckpointDone,
     Contradiction,
@@ -197,6 +198,8 @@ class TaskStatus:
             restored_from=self.restored_from,
             problem=self._problem(components),
             contradiction=self._contradiction[0] if self._contradiction is not None else None,
+            stream_protocol=STREAM_VERSIONS.protocol,
+            oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
         )
         if components is None:
