@@ -74,6 +74,11 @@ class StoreError(RekindleError):
     """A call of the checkpoint store failed, or an object is damaged; names the URL."""
 
 
+class StateLost(StoreError):
+    """An object that a restored state needs is missing or damaged: the task has to be restored
+    again; names the object."""
+
+
 class StateMismatch(RekindleError):
     """Saved state is not in the format of this release; names operator and column."""
 

@@ -141,10 +141,12 @@ class ManifestStore:
             found = pool.map(lambda n: self._store.exists(f"{self._uid}/{n}"), sorted(wanted))
             return {name for name, exists in zip(sorted(wanted), found, strict=True) if exists}
 
-    def collect_garbage(self, retain: int, full_scan: bool = False) -> int:
-        """Delete what neither the newest `retain` manifests nor a pending entry need. Returns the
-        number of objects. If an entry cannot be read, no state is deleted, and UnreadableObject is
-        raised in the end.
+    def collect_garbage(
+        self, retain: int, full_scan: bool = False, in_use: AbstractSet[str] = frozenset()
+    ) -> int:
+        """Delete what neither the newest `retain` manifests nor a pending entry need, nor an entry
+        `in_use`, which a task still reads. Returns the number of objects. If an entry cannot be
+        read, no state is deleted, and UnreadableObject is raised in the end.
 
         Lists manifests and entries, of which there are few, and deletes with an entry the state
         that it alone needed. The first call, the first one after a failure or after an entry was
@@ -157,17 +159,17 @@ class ManifestStore:
         full_scan = full_scan or due or refusals != self._known_refusals
         self._known_refusals = refusals
         self._full_scan_at = None  # a failure may leave state whose entry is deleted
-        deleted = self._collect(retain, full_scan)
+        deleted = self._collect(retain, full_scan, in_use)
         self._full_scan_at = began if full_scan else full_scan_at
         return deleted
 
-    def _collect(self, retain: int, full_scan: bool) -> int:
+    def _collect(self, retain: int, full_scan: bool, in_use: AbstractSet[str]) -> int:
         parts = ("",) if full_scan else ("manifests/", "entries/")
         objects = [info for part in parts for info in self._list(part)]
         manifests = self._retained(objects, retain)
         before = self._references
-        entries = needed_entries(objects, manifests)
         names = {info.name for info in objects}
+        entries = needed_entries(objects, manifests) | (in_use & names)
         unusable = self._update_references(entries, names)
         self._find_unrestorable(names if full_scan else None, unusable)
         unreadable = next((e for e in unusable.values() if isinstance(e, UnreadableObject)), None)

@@ -179,18 +179,27 @@ class TaskRuntime:
             return self._go_on_starting()
         if self._core.phase is not ProcessPhase.RUNNING or running is None:
             return Woken()
+        self._note_fetched(running)
         self.status.update_phase()
         if running.earlier.compare_from is not None and running.sinks.compared():
             running.earlier.compared()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
+
+    def _note_fetched(self, running: Running) -> None:
+        fetch = self._startup.fetch
+        if self.status.restoring is not None and (fetch is None or not fetch.missing):
+            self.status.restoring = self.status.fetch = None
+            running.saver.state_complete()
 
     def _new_poll(self) -> PollRequest | None:
         before, self._applied = self._applied, self.polls.desired
         return self._applied if self._applied is not before else None
 
     def _find_failure(self) -> None:
-        """Fail if the engine could not start, or if the log is damaged."""
-        running = self._running
+        """Fail if the engine could not start, or if the log is damaged, or restored state lost."""
+        running, fetch = self._running, self._startup.fetch
+        if fetch is not None and (lost := fetch.lost) is not None:
+            raise lost
         if running is not None:
             if running.log.damage is not None:
                 self._fail(running.log.damage)
@@ -206,6 +215,7 @@ class TaskRuntime:
         match effect:
             case StartTask(restore):
                 self.status.restored_from = restore.epoch
+                self.status.restoring = restore.object
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 self._startup.begin(restore)
             case RouteInputs(upstreams) if running is None:
@@ -257,6 +267,8 @@ class TaskRuntime:
         state, log = started.state, started.log
         sinks = SinkWriters(log, state.epoch, self._open_sink, started.earlier.compare_from)
         saver = CheckpointSaver(self._store)
+        if self.status.restoring is not None:
+            saver.state_incomplete()
         call_size_file = CallSizeFile(self._config.data)
         loop = EpochLoop(
             chain=started.chain,
@@ -272,6 +284,7 @@ class TaskRuntime:
             call_size_file=call_size_file,
             earlier=started.earlier,
         )
+        self.status.snapshots = lambda: saver.held(loop.state.operators)
         self.status.engine_epoch = state.epoch
         self.status.dropped = started.chain.dropped
         self.status.components = TaskComponents(log, started.inputs, sinks, saver)
@@ -322,6 +335,8 @@ class TaskRuntime:
         self.status.step(TaskEvent.STOP_REQUESTED)
         started = time.monotonic()
         self._halt.set()
+        if self._startup.fetch is not None:
+            self._startup.fetch.stop()  # the loop may wait for it
         if running is not None:
             if running.loop_thread.ident is not None:
                 running.loop_thread.join(end.loop_s)

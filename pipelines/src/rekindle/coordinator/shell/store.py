@@ -77,10 +77,12 @@ class CheckpointStore:
         reason."""
         return self._opened[2].unrestorable if self._opened is not None else {}
 
-    async def collect_garbage(self, retain: int, full_scan: bool = False) -> None:
+    async def collect_garbage(
+        self, retain: int, full_scan: bool = False, in_use: frozenset[str] = frozenset()
+    ) -> None:
         manifests = await self._run("opening it", lambda m, _: m)
         await asyncio.wrap_future(
-            self._garbage_thread.submit(manifests.collect_garbage, retain, full_scan)
+            self._garbage_thread.submit(manifests.collect_garbage, retain, full_scan, in_use)
         )
 
     def _save_migrated(

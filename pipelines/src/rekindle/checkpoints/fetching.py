@@ -1,0 +1,317 @@
+"""Fetches the state objects of an entry: those that are read first, the others in the background.
+
+`FetchQueue` decides what is fetched when, and is pure; `Fetch` has the threads. What fails is tried
+again after a back-off, for as long as it takes, and is reported, as is a call that does not return.
+Only an object that is missing, or damaged each time that it is read, is given up: then the state is
+lost, whoever reads it gets `StateLost`, and the task has to be restored again.
+
+Design: docs/decisions/0048-lazy-restore.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import takewhile
+from weakref import ref
+
+from rekindle.backoff import BackoffPolicy
+from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
+from rekindle.engine.failure import DiskFull
+from rekindle.engine.state.remote import AwaitedRun, Source
+from rekindle.errors import StateLost, StoreError
+from rekindle.workers import CallTimer, Worker
+
+PARALLEL = 4
+"""Objects that are fetched at a time, whoever reads them."""
+PARALLEL_BYTES = 64 << 20
+"""Of these, in memory; one larger object is fetched alone."""
+READS = 3
+"""An object is damaged if so many reads of it were: one may be cut off on the way."""
+_BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
+
+AwaitedRuns = Mapping[int, AwaitedRun]
+"""By batch of an object."""
+
+
+class BadRead(StoreError):
+    """What was read is damaged. It is read again."""
+
+
+class FetchPhase(StrEnum):
+    """Of one object. A failure leads back from `IN_FLIGHT` to `WAITING`."""
+
+    WAITING = "waiting"
+    IN_FLIGHT = "in flight"
+    HERE = "here"
+
+
+class FetchQueue:
+    """Which object is fetched next. `sizes`: bytes by name, in the order in which they are
+    fetched. Pure; times are seconds."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = dict(sizes)
+        self._phases = dict.fromkeys(sizes, FetchPhase.WAITING)
+        self._waiting = dict.fromkeys(sizes)  # in order
+        self._failures = 0  # in a row, of all
+        self._retry_at = float("-inf")
+        self._failed: dict[str, _Failed] = {}  # what has failed since it was fetched last
+        self.lost: str | None = None
+
+    def phase(self, name: str) -> FetchPhase:
+        return self._phases[name]
+
+    @property
+    def missing(self) -> list[str]:
+        """What is not here."""
+        return [name for name, phase in self._phases.items() if phase is not FetchPhase.HERE]
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(self._sizes[name] for name in self.missing)
+
+    @property
+    def problem(self) -> str | None:
+        """Why something that is not here could not be fetched."""
+        newest = next(reversed(self._failed.values()), None)
+        return newest.message if newest is not None else None
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `take` may have something; None if only another event changes that."""
+        if self.lost is not None:
+            return None
+        due = [self._due_at(name) for name in takewhile(self.has_room, self._waiting)]
+        return max(min(due), self._retry_at) if due else None
+
+    def has_room(self, name: str) -> bool:
+        """Whether this object may be fetched beside those that are being fetched."""
+        flying = [n for n, phase in self._phases.items() if phase is FetchPhase.IN_FLIGHT]
+        size = self._sizes[name] + sum(self._sizes[n] for n in flying)
+        return not flying or (len(flying) < PARALLEL and size <= PARALLEL_BYTES)
+
+    def _due_at(self, name: str) -> float:
+        failed = self._failed.get(name)
+        return failed.retry_at if failed is not None else float("-inf")
+
+    def prefer(self, names: Iterable[str]) -> None:
+        """Fetch these first, in this order."""
+        wanted = {name: None for name in names if name in self._waiting}
+        self._waiting = wanted | self._waiting
+
+    def take(self, now: float) -> str | None:
+        """The next object to fetch, unless there is none, or the last attempt has just failed, or
+        enough are being fetched. Smaller ones do not overtake one that has no room yet."""
+        if self.lost is not None or now < self._retry_at:
+            return None
+        name = next((name for name in self._waiting if self._due_at(name) <= now), None)
+        if name is None or not self.has_room(name):
+            return None
+        self.claim(name)
+        return name
+
+    def claim(self, name: str) -> None:
+        """The caller fetches this object, which waits and has room."""
+        del self._waiting[name]
+        self._phases[name] = FetchPhase.IN_FLIGHT
+
+    def fetched(self, name: str) -> None:
+        self._phases[name] = FetchPhase.HERE
+        self._failures, self._retry_at = 0, float("-inf")
+        self._failed.pop(name, None)
+
+    def failed(self, name: str, message: str, now: float, bad_read: bool = False) -> None:
+        """It is fetched again after a back-off, after the others; these wait too, until one
+        succeeds. It is lost after READS bad reads."""
+        before = self._failed.pop(name, _Failed("", now))
+        times, bad_reads = before.times + 1, before.bad_reads + bad_read
+        self._failed[name] = _Failed(message, now + _BACKOFF.wait_s(times), times, bad_reads)
+        if bad_reads >= READS:
+            self.is_lost(name, message)
+            return
+        self._phases[name] = FetchPhase.WAITING
+        self._waiting[name] = None
+        self._failures += 1
+        self._retry_at = now + _BACKOFF.wait_s(self._failures)
+
+    def is_lost(self, name: str, message: str) -> None:
+        """It is missing or damaged: nothing more is fetched."""
+        self._phases[name] = FetchPhase.WAITING
+        self.lost = self.lost or message
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Attempts to fetch an object."""
+
+    message: str
+    retry_at: float
+    times: int = 0
+    bad_reads: int = 0
+
+
+class Fetch:
+    """The objects of one entry. `load(name, awaited)` fetches one, and all of its awaited
+    runs arrive. `start` begins to fetch all in the background; without it, only what is read is
+    fetched."""
+
+    def __init__(self, load: Callable[[str, AwaitedRuns], None]) -> None:
+        self._load = load
+        self._queue = FetchQueue({})
+        self._awaited: dict[str, dict[int, ref[AwaitedRun]]] = {}
+        self._changed = threading.Condition()
+        self._calls: dict[str, CallTimer] = {}
+        self._workers: list[Worker] = []
+        self._stopping = False
+
+    def expect(self, objects: Mapping[str, tuple[AwaitedRuns, int]]) -> None:
+        """Runs and bytes by name, in the order in which they are fetched. Runs that no state has
+        any more are not fetched."""
+        self._queue = FetchQueue({name: size for name, (_, size) in objects.items()})
+        self._awaited = {
+            name: {batch: ref(run) for batch, run in awaited.items()}
+            for name, (awaited, _) in objects.items()
+        }
+
+    def source(self, name: str) -> Source:
+        return _ObjectSource(self, name)
+
+    def start(self) -> None:
+        numbers = range(min(PARALLEL, len(self._awaited)))
+        self._workers = [Worker(f"restore-{n}", partial(self._run, n)) for n in numbers]
+        for worker in self._workers:
+            worker.start()
+
+    def stop(self) -> None:
+        """Fetch no more. A running call has to return by itself."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        for worker in self._workers:
+            worker.stop()
+
+    @property
+    def missing(self) -> list[str]:
+        """The objects that are not here."""
+        with self._changed:
+            return self._queue.missing
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of the objects that are not here, in memory."""
+        with self._changed:
+            return self._queue.missing_bytes
+
+    @property
+    def problem(self) -> str | None:
+        calls = [timer.problem for timer in self._calls.copy().values()]
+        workers = [worker.problem for worker in self._workers]
+        found = (self._queue.problem, *calls, *workers)
+        return next((problem for problem in found if problem is not None), None)
+
+    @property
+    def lost(self) -> StateLost | None:
+        """Why the state can never be all here."""
+        lost = self._queue.lost
+        return StateLost(lost) if lost is not None else None
+
+    def prefer(self, name: str) -> None:
+        with self._changed:
+            self._queue.prefer([name])
+
+    def get(self, name: str) -> None:
+        """Return when this object is here: fetch it, unless another thread does, or enough are
+        fetched: then it is the next one. Raises StoreError, DiskFull, StateLost."""
+        with self._changed:
+            while (phase := self._queue.phase(name)) is not FetchPhase.HERE:
+                if self._stopping:
+                    raise StoreError(f"{name} is not fetched any more: the task stops")
+                if phase is FetchPhase.WAITING:
+                    if self._queue.lost is not None:
+                        raise StateLost(self._queue.lost)
+                    if self._queue.has_room(name):
+                        break
+                    self._queue.prefer([name])
+                self._changed.wait()
+            else:
+                return
+            self._queue.claim(name)
+        self._fetch(name)
+
+    def finish(self) -> None:
+        """Fetch all, side by side. Raises what `get` does."""
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            list(pool.map(self._get_whole, self._queue.missing))
+
+    def _get_whole(self, name: str) -> None:
+        for reads in range(1, READS):
+            try:
+                self.get(name)
+                return
+            except BadRead:
+                time.sleep(_BACKOFF.wait_s(reads))
+        self.get(name)
+
+    def _run(self, number: int) -> None:
+        while (name := self._next()) is not None:
+            with suppress(StoreError, DiskFull):  # the queue knows
+                self._fetch(name)
+                self._workers[number].progressed()
+
+    def _next(self) -> str | None:
+        with self._changed:
+            while not self._stopping and self._queue.lost is None and self._queue.missing:
+                now = time.monotonic()
+                if (name := self._queue.take(now)) is not None:
+                    return name
+                wake_at = self._queue.wake_at
+                self._changed.wait(None if wake_at is None else max(0.0, wake_at - now))
+        return None
+
+    def _fetch(self, name: str) -> None:
+        timer = self._calls[name] = CallTimer()
+        try:
+            with timer.during(f"reading the state object {name}"):
+                found = {batch: run() for batch, run in self._awaited[name].items()}
+                awaited = {batch: run for batch, run in found.items() if run is not None}
+                if awaited:
+                    self._load(name, awaited)
+        except ObjectMissing as error:
+            with self._changed:
+                self._queue.is_lost(name, str(error))
+            raise StateLost(str(error)) from error
+        except UnreadableObject as error:
+            with self._changed:
+                self._queue.failed(name, str(error), time.monotonic(), bad_read=True)
+                lost = self._queue.lost is not None
+            raise (StateLost if lost else BadRead)(str(error)) from error
+        except BaseException as error:
+            with self._changed:
+                self._queue.failed(name, str(error) or repr(error), time.monotonic())
+            raise
+        else:
+            with self._changed:
+                self._queue.fetched(name)
+        finally:
+            del self._calls[name]
+            with self._changed:
+                self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class _ObjectSource:
+    owner: Fetch
+    name: str
+
+    def fetch(self) -> None:
+        self.owner.get(self.name)
+
+    def prefer(self) -> None:
+        self.owner.prefer(self.name)
