@@ -21,13 +21,19 @@ from window_parts import SHAPE, SLIDE, epochs, folded, history, shape_of, table
 
 from rekindle.checkpoints import fetching
 from rekindle.checkpoints import state as state_module
-from rekindle.checkpoints.fetching import AwaitedRuns, Fetch, FetchPhase, FetchQueue
+from rekindle.checkpoints.fetching import (
+    AwaitedRuns,
+    Fetch,
+    FetchPhase,
+    FetchQueue,
+    LostObject,
+)
 from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
-from rekindle.engine.state import compaction
+from rekindle.engine.state import compaction, operator
 from rekindle.engine.state.compaction import compact_all
 from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
@@ -357,10 +363,14 @@ def test_an_object_that_is_found_lost_late_is_not_retried(
         file.unlink()
         if damage != "missing":
             file.write_bytes(content if damage == "another" else content[:50])
-    with pytest.raises(StateLost, match="is damaged" if damage != "missing" else "does not exist"):
+    what = "is damaged" if damage != "missing" else "does not exist"
+    with pytest.raises(StateLost, match=what) as failed:
         retried(lambda: advance(SHAPE, state, None, [(3, -100, 1000)]))
+    assert world.entry is not None
+    assert failed.value.object in world.entry.objects["op"]
     assert world.fetch is not None
     assert world.fetch.lost is not None
+    assert world.fetch.lost.object == failed.value.object
     with pytest.raises(StateLost):
         folded(state)
     rows = table([("a", 0, 3, 1, 0.1, 1, 1.0, 1.0, "x")])
@@ -465,6 +475,28 @@ def test_an_object_has_to_be_what_its_entry_describes(world: World) -> None:
         retried(lambda: folded(state))
 
 
+# -- growth --------------------------------------------------------------------------------------
+
+
+def test_what_was_restored_does_not_count_as_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what was appended since the restore does: a state with many pending rows does not keep
+    its first call waiting."""
+    with monkeypatch.context() as slow:
+        slow.setattr(operator, "COMPACTION_RATIO", 0.0)
+        state = replace(fill(world, 500), credit=1 << 20)
+    assert state.pending.sum() == 1500
+    monkeypatch.setattr(compaction, "WAITING_BYTES", state.nbytes)
+    state = world.restore(world.save(state, 2))
+    calls = 0
+    while not world.reads and calls < 100:
+        rows = [(f"{g}", 0, calls + 3, 1, 0.1, g, 1.0, 1.0, "x") for g in range(50)]
+        state = advance(SHAPE, state, table(rows), [(calls + 3, -100, -100)]).state
+        calls += 1
+    assert 25 < calls < 50
+
+
 # -- what is fetched when ------------------------------------------------------------------------
 
 
@@ -501,6 +533,28 @@ def test_an_object_that_fails_again_and_again_does_not_keep_others_waiting() -> 
     assert asked == 1
 
 
+def test_the_cost_of_a_step_does_not_depend_on_how_many_objects_wait() -> None:
+    """Also while the store is away, and if each is wanted."""
+    names = [f"{n}" for n in range(20_000)]
+    queue, began = FetchQueue(dict.fromkeys(names, 1)), time.process_time()
+    for name in names:
+        queue.prefer([name])
+    for number in range(1_000):
+        wake_at = queue.wake_at
+        assert wake_at is not None
+        now = max(wake_at, float(number))
+        name = queue.take(now) or ""
+        assert name
+        if number % 2:
+            queue.failed(name, "busy", now)
+            assert queue.take(now) is None
+        else:
+            queue.fetched(name)
+        assert not queue.complete
+        assert queue.missing_bytes == 20_000 - number // 2 - 1
+    assert time.process_time() - began < 2
+
+
 def test_large_objects_are_fetched_alone() -> None:
     queue = FetchQueue({"a": 1 << 30, "b": 1, "c": 1 << 30, "d": 1})
     assert [queue.take(0.0), queue.take(0.0), queue.wake_at] == ["a", None, None]
@@ -519,14 +573,16 @@ def test_what_is_damaged_each_time_is_lost() -> None:
         now = queue.wake_at
         assert queue.take(now) == "a"
         queue.failed("a", "damaged", now, bad_read=True)
-    assert (queue.lost, queue.take(now + 9)) == ("damaged", None)
+    assert (queue.lost, queue.take(now + 9)) == (LostObject("a", "damaged"), None)
 
 
 def test_nothing_is_fetched_of_a_state_that_is_lost() -> None:
     queue = FetchQueue({"a": 1, "b": 2})
     assert queue.take(0.0) == "a"
     queue.is_lost("a", "it is missing")
-    assert (queue.take(9.0), queue.wake_at, queue.lost) == (None, None, "it is missing")
+    assert (queue.take(9.0), queue.wake_at) == (None, None)
+    assert queue.lost == LostObject("a", "it is missing")
+    assert queue.missing == ["b", "a"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from("tpcfex")), max_size=60))

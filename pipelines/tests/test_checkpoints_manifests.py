@@ -156,6 +156,55 @@ def test_what_a_task_still_reads_is_kept(store: Store, tmp_path: Path) -> None:
         states.load(read)
 
 
+def test_what_a_task_found_damaged_is_neither_committed_nor_restored(
+    store: Store, tmp_path: Path
+) -> None:
+    """Until somebody repairs it; what is only said to be damaged stays usable."""
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    old = states.save("seg", 0, 9, 0, ("op",), count_state("op", 1), None)
+    assert old.object is not None
+    entry = states.load_entry(old.object)
+    new = states.save("seg", 0, 19, 0, ("op",), states.load(old.object)[1], entry)
+    assert new.object is not None
+    assert manifests.write(manifest(0, 9, seg__0=old))
+    (shared,) = entry.objects["op"]
+    manifests.collect_garbage(1, suspects={shared, "state/op/of-another-1-0-1-2.arrow"})
+    assert manifests.unrestorable == {}
+    path = tmp_path / "store" / "u" / shared
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])
+    manifests.collect_garbage(1)
+    assert manifests.unrestorable == {}, "nobody has said so"
+    manifests.collect_garbage(1, suspects={shared})
+    for _ in range(2):
+        assert manifests.unrestorable.keys() == {old.object, new.object}
+        assert "is damaged" in manifests.unrestorable[old.object]
+        assert manifests.unusable([new.object]).keys() == {new.object}
+        manifests.collect_garbage(1)
+    path.write_bytes(whole)
+    manifests.collect_garbage(1)
+    assert manifests.unrestorable == {}
+    assert manifests.unusable([new.object]) == {}
+
+
+def test_a_missing_object_that_a_task_names_makes_a_collection_look_for_others(
+    store: Store,
+) -> None:
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    refs = [
+        states.save("seg", p, 9, 0, ("op",), count_state("op", p), None, f"{p}") for p in range(2)
+    ]
+    assert manifests.write(manifest(0, 9, seg__0=refs[0], seg__1=refs[1]))
+    manifests.collect_garbage(1)
+    lost = [name for ref in refs for name in states.load_entry(ref.object or "").objects["op"]]
+    for name in lost:
+        store.delete(f"u/{name}")
+    manifests.collect_garbage(1)
+    assert manifests.unrestorable == {}
+    manifests.collect_garbage(1, suspects={lost[0]})
+    assert manifests.unrestorable.keys() == {ref.object for ref in refs}
+
+
 def test_unusable_entries_name_what_is_missing(store: Store) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     ref = states.save("s", 0, 9, 0, ("op",), count_state("op", 1), None)

@@ -51,6 +51,8 @@ class LossyWorld(World):
         self.known: set[str] = set()
         self.full_scans: list[bool] = []
         self.in_use: list[frozenset[str]] = []
+        self.suspects: list[frozenset[str]] = []
+        self.collecting_fails = False
         self.reused: dict[str, str | None] = {}
         super().__init__(PARTS)
 
@@ -87,10 +89,14 @@ class LossyWorld(World):
             match effect:
                 case WriteManifest(new_entries=new) if refused := tuple(filter(self.is_lost, new)):
                     self.feed(EntriesRefused(refused, "state is missing"), who)
-                case CollectGarbage(full_scan=full_scan, in_use=in_use):
+                case CollectGarbage(full_scan=full_scan, in_use=in_use, suspects=suspects):
                     self.full_scans.append(full_scan)
                     self.in_use.append(in_use)
-                    self.collect_garbage()
+                    self.suspects.append(suspects)
+                    if self.collecting_fails:
+                        self.feed(GarbageCollected("the store is away", {}))
+                    else:
+                        self.collect_garbage()
                 case _:
                     super().perform(who, [effect])
 
@@ -260,12 +266,56 @@ def test_a_replica_that_catches_up_saves_rather_than_one_that_still_reads() -> N
     assert [bool((p := world.coordinator.poll_for(s)) and p.saver) for s in slots] == [False, True]
 
 
-def test_restored_state_that_is_lost_late_makes_the_next_collection_look_for_the_cause() -> None:
-    world = started()
-    task = next(t for t in world.coordinator.membership if t.slot == Slot("mid", 0, 1))
+def loses(world: LossyWorld, slot: Slot, name: str) -> None:
+    """A task finds a state object of its restore point damaged."""
+    task = next(t for t in world.coordinator.membership if t.slot == slot)
     assert task.response is not None
-    update = {"restoring": "entry", "phase": TaskPhase.FAILED}
+    update = {"restoring": "entry", "phase": TaskPhase.FAILED, "lost": name}
     failed = task.response.model_copy(update=update)
-    world.feed(PollAnswered(task.slot, task.pod.incarnation, failed))
-    world.run_epochs(15)
-    assert world.full_scans.count(True) == 1
+    for _ in range(3):
+        world.feed(PollAnswered(slot, task.pod.incarnation, failed))
+
+
+def test_a_collection_looks_at_the_object_that_a_task_found_lost() -> None:
+    """Once, and soon: the task's next boot would be given the same restore point."""
+    world, slot = started(), Slot("mid", 0, 1)
+    world.run_epochs(20)
+    world.suspects.clear()
+    loses(world, slot, "state/x")
+    asked_at = world.now
+    while not world.suspects:
+        world.run_epochs(1)
+    assert world.now - asked_at <= 12
+    loses(world, slot, "state/x")
+    world.run_epochs(120)
+    assert [s for s in world.suspects if s] == [frozenset({"state/x"})]
+    assert not any(world.full_scans)
+
+
+def test_a_collection_that_fails_looks_again_at_what_tasks_found_lost() -> None:
+    world, slot = started(), Slot("mid", 0, 1)
+    world.collecting_fails = True
+    world.suspects.clear()
+    loses(world, slot, "state/x")
+    while len(world.suspects) < 2:
+        world.run_epochs(1)
+    loses(world, slot, "state/y")
+    world.collecting_fails = False
+    while len(world.suspects) < 4:
+        world.run_epochs(1)
+    assert world.suspects == [{"state/x"}, {"state/x"}, {"state/x", "state/y"}, set()]
+
+
+def test_without_another_entry_a_task_waits_and_the_report_names_what_is_lost() -> None:
+    world = started()
+    slots = [Slot("mid", 0, replica) for replica in (0, 1)]
+    for slot in slots:
+        world.kill(slot)
+    world.lose_all()
+    world.collect_garbage()
+    task = world.start_task(slots[0])
+    world.run_epochs(8)
+    assert task.phase == "Waiting"
+    (problem,) = world.coordinator.checkpoint_problems(world.now)
+    assert "the entry of" in problem.message
+    assert "no live replica can save mid/0 again" in problem.message

@@ -324,6 +324,9 @@ def test_what_a_snapshot_keeps_is_what_the_newest_state_lacks() -> None:
     assert snapshots.held(state_of(3, old, shared).operators) == (Held("checkpoint-3-1", 0),)
     assert snapshots.held(state_of(4, shared, new).operators) == (Held("checkpoint-3-1", 80),)
     assert snapshots.held(state_of(4, moved, new).operators) == (Held("checkpoint-3-1", 160),)
+    spilled = snapshots.take(Holder.CHECKPOINT, state_of(4, moved))
+    assert snapshots.held(state_of(5, new).operators)[1] == Held("checkpoint-4-2", 0)
+    snapshots.release(spilled.name)
     assert snapshots.find("checkpoint-3-1") is taken
     snapshots.release(taken.name)
     snapshots.release(taken.name)

@@ -170,6 +170,9 @@ def test_a_task_whose_restored_state_is_lost_ends(tmp_path: Path) -> None:
     assert answer.problem is not None
     assert "does not exist" in answer.problem.message
     assert answer.restoring == entry
+    store = Store(config.topology.spec.checkpoint.store)
+    (objects,) = StateStore(store, config.uid).load_entry(entry).objects.values()
+    assert answer.lost in objects
     thread.join(10)
     assert ended == [1]
 

@@ -76,7 +76,11 @@ class StoreError(RekindleError):
 
 class StateLost(StoreError):
     """An object that a restored state needs is missing or damaged: the task has to be restored
-    again; names the object."""
+    again. `object`: its name in the store, below the topology's UID."""
+
+    def __init__(self, message: str, object: str) -> None:
+        super().__init__(message)
+        self.object = object
 
 
 class StateMismatch(RekindleError):

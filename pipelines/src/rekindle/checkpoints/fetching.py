@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from itertools import takewhile
 from weakref import ref
 
 from rekindle.backoff import BackoffPolicy
@@ -44,6 +44,17 @@ class BadRead(StoreError):
     """What was read is damaged. It is read again."""
 
 
+@dataclass(frozen=True, slots=True)
+class LostObject:
+    """A state object that is missing or damaged, and what was found."""
+
+    name: str
+    message: str
+
+    def error(self) -> StateLost:
+        return StateLost(self.message, self.name)
+
+
 class FetchPhase(StrEnum):
     """Of one object. A failure leads back from `IN_FLIGHT` to `WAITING`."""
 
@@ -54,28 +65,33 @@ class FetchPhase(StrEnum):
 
 class FetchQueue:
     """Which object is fetched next. `sizes`: bytes by name, in the order in which they are
-    fetched. Pure; times are seconds."""
+    fetched. Pure; times are seconds. What a call costs does not depend on how many objects wait,
+    but for those that have failed."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._sizes = dict(sizes)
-        self._phases = dict.fromkeys(sizes, FetchPhase.WAITING)
-        self._waiting = dict.fromkeys(sizes)  # in order
+        self._waiting = OrderedDict.fromkeys(sizes)  # in order
+        self._flying: dict[str, int] = {}  # with their sizes
         self._failures = 0  # in a row, of all
         self._retry_at = float("-inf")
         self._failed: dict[str, _Failed] = {}  # what has failed since it was fetched last
-        self.lost: str | None = None
+        self.missing_bytes = sum(self._sizes.values())
+        self.lost: LostObject | None = None
 
     def phase(self, name: str) -> FetchPhase:
-        return self._phases[name]
+        if name in self._flying:
+            return FetchPhase.IN_FLIGHT
+        return FetchPhase.WAITING if name in self._waiting else FetchPhase.HERE
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are here."""
+        return not self._waiting and not self._flying
 
     @property
     def missing(self) -> list[str]:
-        """What is not here."""
-        return [name for name, phase in self._phases.items() if phase is not FetchPhase.HERE]
-
-    @property
-    def missing_bytes(self) -> int:
-        return sum(self._sizes[name] for name in self.missing)
+        """What is not here: first what is being fetched, then the others in order."""
+        return [*self._flying, *self._waiting]
 
     @property
     def problem(self) -> str | None:
@@ -86,33 +102,45 @@ class FetchQueue:
     @property
     def wake_at(self) -> float | None:
         """When `take` may have something; None if only another event changes that."""
-        if self.lost is not None:
+        if self.lost is not None or self._is_full():
             return None
-        due = [self._due_at(name) for name in takewhile(self.has_room, self._waiting)]
-        return max(min(due), self._retry_at) if due else None
+        name, due_at = self._next()
+        if name is None or not self.has_room(name):
+            return None
+        return max(due_at, self._retry_at)
 
     def has_room(self, name: str) -> bool:
         """Whether this object may be fetched beside those that are being fetched."""
-        flying = [n for n, phase in self._phases.items() if phase is FetchPhase.IN_FLIGHT]
-        size = self._sizes[name] + sum(self._sizes[n] for n in flying)
-        return not flying or (len(flying) < PARALLEL and size <= PARALLEL_BYTES)
+        size = self._sizes[name] + sum(self._flying.values())
+        return not self._flying or (not self._is_full() and size <= PARALLEL_BYTES)
 
-    def _due_at(self, name: str) -> float:
-        failed = self._failed.get(name)
-        return failed.retry_at if failed is not None else float("-inf")
+    def _is_full(self) -> bool:
+        return len(self._flying) >= PARALLEL
+
+    def _next(self, now: float = float("-inf")) -> tuple[str | None, float]:
+        """The first object that is due at a time, otherwise the one that is due next; and when."""
+        name, earliest = None, float("inf")
+        for other in self._waiting:
+            failed = self._failed.get(other)
+            due_at = failed.retry_at if failed is not None else float("-inf")
+            if due_at <= now:
+                return other, due_at
+            if due_at < earliest:
+                name, earliest = other, due_at
+        return name, earliest
 
     def prefer(self, names: Iterable[str]) -> None:
         """Fetch these first, in this order."""
-        wanted = {name: None for name in names if name in self._waiting}
-        self._waiting = wanted | self._waiting
+        for name in reversed([name for name in names if name in self._waiting]):
+            self._waiting.move_to_end(name, last=False)
 
     def take(self, now: float) -> str | None:
         """The next object to fetch, unless there is none, or the last attempt has just failed, or
         enough are being fetched. Smaller ones do not overtake one that has no room yet."""
-        if self.lost is not None or now < self._retry_at:
+        if self.lost is not None or now < self._retry_at or self._is_full():
             return None
-        name = next((name for name in self._waiting if self._due_at(name) <= now), None)
-        if name is None or not self.has_room(name):
+        name, due_at = self._next(now)
+        if name is None or due_at > now or not self.has_room(name):
             return None
         self.claim(name)
         return name
@@ -120,10 +148,10 @@ class FetchQueue:
     def claim(self, name: str) -> None:
         """The caller fetches this object, which waits and has room."""
         del self._waiting[name]
-        self._phases[name] = FetchPhase.IN_FLIGHT
+        self._flying[name] = self._sizes[name]
 
     def fetched(self, name: str) -> None:
-        self._phases[name] = FetchPhase.HERE
+        self.missing_bytes -= self._flying.pop(name)
         self._failures, self._retry_at = 0, float("-inf")
         self._failed.pop(name, None)
 
@@ -136,15 +164,16 @@ class FetchQueue:
         if bad_reads >= READS:
             self.is_lost(name, message)
             return
-        self._phases[name] = FetchPhase.WAITING
+        del self._flying[name]
         self._waiting[name] = None
         self._failures += 1
         self._retry_at = now + _BACKOFF.wait_s(self._failures)
 
     def is_lost(self, name: str, message: str) -> None:
         """It is missing or damaged: nothing more is fetched."""
-        self._phases[name] = FetchPhase.WAITING
-        self.lost = self.lost or message
+        del self._flying[name]
+        self._waiting[name] = None
+        self.lost = self.lost or LostObject(name, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +199,8 @@ class Fetch:
         self._calls: dict[str, CallTimer] = {}
         self._workers: list[Worker] = []
         self._stopping = False
+        self.during_wait: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Entered by a thread while it waits for an object that is not here."""
 
     def expect(self, objects: Mapping[str, tuple[AwaitedRuns, int]]) -> None:
         """Runs and bytes by name, in the order in which they are fetched. Runs that no state has
@@ -198,6 +229,12 @@ class Fetch:
             worker.stop()
 
     @property
+    def complete(self) -> bool:
+        """Whether all are here."""
+        with self._changed:
+            return self._queue.complete
+
+    @property
     def missing(self) -> list[str]:
         """The objects that are not here."""
         with self._changed:
@@ -213,14 +250,15 @@ class Fetch:
     def problem(self) -> str | None:
         calls = [timer.problem for timer in self._calls.copy().values()]
         workers = [worker.problem for worker in self._workers]
-        found = (self._queue.problem, *calls, *workers)
-        return next((problem for problem in found if problem is not None), None)
+        with self._changed:
+            failed = self._queue.problem
+        return next((p for p in (failed, *calls, *workers) if p is not None), None)
 
     @property
     def lost(self) -> StateLost | None:
         """Why the state can never be all here."""
         lost = self._queue.lost
-        return StateLost(lost) if lost is not None else None
+        return lost.error() if lost is not None else None
 
     def prefer(self, name: str) -> None:
         with self._changed:
@@ -230,25 +268,32 @@ class Fetch:
         """Return when this object is here: fetch it, unless another thread does, or enough are
         fetched: then it is the next one. Raises StoreError, DiskFull, StateLost."""
         with self._changed:
+            if self._queue.phase(name) is FetchPhase.HERE:
+                return
+        with self.during_wait():
+            if self._claim(name):
+                self._fetch(name)
+
+    def _claim(self, name: str) -> bool:
+        """Wait until this object is here, or this thread has to fetch it: then True."""
+        with self._changed:
             while (phase := self._queue.phase(name)) is not FetchPhase.HERE:
                 if self._stopping:
                     raise StoreError(f"{name} is not fetched any more: the task stops")
                 if phase is FetchPhase.WAITING:
                     if self._queue.lost is not None:
-                        raise StateLost(self._queue.lost)
+                        raise self._queue.lost.error()
                     if self._queue.has_room(name):
-                        break
+                        self._queue.claim(name)
+                        return True
                     self._queue.prefer([name])
                 self._changed.wait()
-            else:
-                return
-            self._queue.claim(name)
-        self._fetch(name)
+            return False
 
     def finish(self) -> None:
         """Fetch all, side by side. Raises what `get` does."""
         with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(self._get_whole, self._queue.missing))
+            list(pool.map(self._get_whole, self.missing))
 
     def _get_whole(self, name: str) -> None:
         for reads in range(1, READS):
@@ -267,7 +312,7 @@ class Fetch:
 
     def _next(self) -> str | None:
         with self._changed:
-            while not self._stopping and self._queue.lost is None and self._queue.missing:
+            while not self._stopping and self._queue.lost is None and not self._queue.complete:
                 now = time.monotonic()
                 if (name := self._queue.take(now)) is not None:
                     return name
@@ -286,12 +331,14 @@ class Fetch:
         except ObjectMissing as error:
             with self._changed:
                 self._queue.is_lost(name, str(error))
-            raise StateLost(str(error)) from error
+            raise StateLost(str(error), name) from error
         except UnreadableObject as error:
             with self._changed:
                 self._queue.failed(name, str(error), time.monotonic(), bad_read=True)
-                lost = self._queue.lost is not None
-            raise (StateLost if lost else BadRead)(str(error)) from error
+                lost = self._queue.lost
+            if lost is not None and lost.name == name:
+                raise lost.error() from error
+            raise BadRead(str(error)) from error
         except BaseException as error:
             with self._changed:
                 self._queue.failed(name, str(error) or repr(error), time.monotonic())

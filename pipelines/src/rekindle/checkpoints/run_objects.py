@@ -5,7 +5,6 @@ Design: docs/design/checkpoints.md#formats.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import uuid
 from collections.abc import Sequence, Set
@@ -13,7 +12,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from rekindle.checkpoints.codec import CheckpointName, parse_state_name, state_name
+from rekindle.checkpoints.codec import (
+    CheckpointName,
+    digest_of,
+    parse_state_name,
+    state_name,
+)
 from rekindle.checkpoints.fetching import AwaitedRuns
 from rekindle.checkpoints.store import ObjectMissing, Store, UnreadableObject
 from rekindle.engine.state.layout import ObjectFacts
@@ -39,7 +43,7 @@ class RunObjects:
     def write(self, saved: CheckpointName, operator: str, runs: Sequence[Run]) -> tuple[str, int]:
         """Runs of one schema. The object's name and size. Raises StoreError."""
         data = encode_runs([run.table for run in runs], self._uid)
-        named = replace(saved, digest=_digest(data))
+        named = replace(saved, digest=digest_of(data))
         # Unique for each attempt to save, even with equal content.
         name = state_name(operator, named, f"{self._token}{uuid.uuid4().hex[:10]}")
         self._store.put(f"{self._uid}/{name}", data)
@@ -50,7 +54,7 @@ class RunObjects:
         path = f"{self._uid}/{name}"
         where = f"{self._store.url}: {path}"
         data = self._get(path)
-        if _digest(data) != _digest_of(name):
+        if digest_of(data) != _named_digest(name):
             raise UnreadableObject(f"{where} is damaged: its digest does not match")
         try:
             tables = decode_runs(data, self._uid)
@@ -113,11 +117,7 @@ def decode_runs(data: bytes, topology: str = "") -> list[pa.Table]:
     return [pa.Table.from_batches([b]).replace_schema_metadata(None) for b in batches]
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _digest_of(name: str) -> str:
+def _named_digest(name: str) -> str:
     saved = parse_state_name(name)
     if saved is None:
         raise StoreError(f"{name} is not the name of a state object")

@@ -187,7 +187,7 @@ class TaskRuntime:
 
     def _note_fetched(self, running: Running) -> None:
         fetch = self._startup.fetch
-        if self.status.restoring is not None and (fetch is None or not fetch.missing):
+        if self.status.restoring is not None and (fetch is None or fetch.complete):
             self.status.restoring = self.status.fetch = None
             running.saver.state_complete()
 
@@ -270,6 +270,8 @@ class TaskRuntime:
         if self.status.restoring is not None:
             saver.state_incomplete()
         call_size_file = CallSizeFile(self._config.data)
+        if self._startup.fetch is not None:
+            self._startup.fetch.during_wait = call_size_file.waiting
         loop = EpochLoop(
             chain=started.chain,
             state=state,

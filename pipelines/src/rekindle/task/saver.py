@@ -59,7 +59,9 @@ class CheckpointSaver:
 
     @property
     def problem(self) -> str | None:
-        return self._core.problem or self._worker.problem or self._calls.problem
+        """A save that waits for restored state is none: what is fetched reports its own."""
+        slow = self._calls.problem if self._core.state_is_complete else None
+        return self._core.problem or self._worker.problem or slow
 
     def offer(self, state: TaskState) -> None:
         self._step(StateReached(state))

@@ -203,8 +203,10 @@ class Coordinator:
         if response.fence > self.fence:
             return [StepDown(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
         first = task.response is None
-        if response.phase is TaskPhase.FAILED and (task.restores or response.restoring):
+        if response.phase is TaskPhase.FAILED and task.restores:
             self.committer.restore_failed()
+        if response.lost is not None:
+            self.committer.object_lost(response.lost)
         news = self.membership.answered(task, response, now)
         if first:
             self.containment.first_response(task, self._graph)

@@ -32,6 +32,7 @@ from rekindle.engine.state.operator import (
     pages_that_are_here,
     trim,
 )
+from rekindle.engine.state.remote import prefer
 from rekindle.engine.state.runs import (
     Int64s,
     Run,
@@ -52,9 +53,9 @@ BURST_PAGES = 16
 """Pages that a call compacts, at most, beyond twice what it has to: credit may have waited for runs
 that were not here."""
 WAITING_BYTES = 64 << 20
-"""Rows of pages that wait for runs which are not here. If there are more, compaction reads these
-runs: the call waits, rather than that the state grows with its input for as long as the store is
-away."""
+"""Rows that were appended since the restore to pages that wait for runs which are not here. If
+there are more, compaction reads these runs: the call waits, rather than that the state grows with
+its input for as long as the store is away."""
 SINGLE_DELTAS, JOINED_DELTAS = 32, 512
 """Deltas of single calls, and of each level above; if there are more, the oldest are joined to ones
 of the next level, so that reading does not search too many."""
@@ -101,8 +102,9 @@ def _most_credit(state: OperatorState) -> int:
 def _can_be_compacted(state: OperatorState) -> npt.NDArray[np.bool_]:
     """For each page whether it may be folded: all that it needs is here, or too much waits."""
     here = pages_that_are_here(state)
+    appended = int(np.maximum(state.pending - state.restored, 0)[~here].sum())
     newest = state.deltas[-1].run
-    waiting = int(state.pending[~here].sum()) * newest.nbytes // max(1, newest.rows)
+    waiting = appended * newest.nbytes // max(1, newest.rows)
     return np.ones_like(here) if waiting > WAITING_BYTES else here
 
 
@@ -202,11 +204,12 @@ def _live(state: OperatorState, delta: Delta) -> pa.Table:
 
 
 def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorState:
-    page = state.pages[at]
+    page, through = state.pages[at], state.through[at]
+    later = (delta.run for delta in state.deltas if delta.seq > through)
+    prefer(run for run in (page.run, *later) if run is not None)
     first_live = (state.first_live_pane_us, 0)
     tables = [between(page.run, first_live, None)] if page.run is not None else []
     low, high = bounds(state, at)
-    through = state.through[at]
     for delta in state.deltas:
         if delta.seq > through:
             tables.append(between(delta.run, max(low, first_live), high))
@@ -216,6 +219,7 @@ def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorSta
         pages=(*state.pages[:at], *pages, *state.pages[at + 1 :]),
         through=_replaced(state.through, at, len(pages), state.seq),
         pending=_replaced(state.pending, at, len(pages), 0),
+        restored=_replaced(state.restored, at, len(pages), 0),
     )
     return trim(state)
 

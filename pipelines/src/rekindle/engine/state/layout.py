@@ -140,11 +140,13 @@ def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorStat
     found = [None if place == _NOWHERE else runs[place] for place in at]
     places = zip(deltas["object"], deltas["batch"], strict=True)
     order = zip(deltas["seq"], deltas["level"], places, strict=True)
+    pending = np.array(pages["pending"], dtype=np.int64)
     return OperatorState(
         pages=tuple(Page(*low) for low in zip(pages["pane"], pages["bucket"], found, strict=True)),
         deltas=tuple(Delta(seq, runs[place], level) for seq, level, place in order),
         through=np.array(pages["through"], dtype=np.int64),
-        pending=np.array(pages["pending"], dtype=np.int64),
+        pending=pending,
+        restored=pending,
         first_live_pane_us=layout["floor"],
         panes=np.array(layout["panes"], dtype=np.int64),
         seq=layout["seq"],

@@ -65,7 +65,8 @@ def _none() -> Int64s:
 @dataclass(frozen=True, eq=False)
 class OperatorState:
     """`through`: for each page, the delta up to which it is folded; `pending`: how many rows of
-    later deltas belong to it. `first_live_pane_us`: rows of panes before it are dead. `panes`:
+    later deltas belong to it; `restored`: how many of these it had when the state was restored.
+    `first_live_pane_us`: rows of panes before it are dead. `panes`:
     those with rows, ascending. `credit`: rows that may be compacted. `tree_nodes`: of
     `engine.state.panes`; derived. `digest`: chained over the rows of all epochs, so equal for equal
     states, however they are laid out. `complete`: all runs are here; otherwise some may not be."""
@@ -74,6 +75,7 @@ class OperatorState:
     deltas: tuple[Delta, ...] = ()
     through: Int64s = field(default_factory=_none)
     pending: Int64s = field(default_factory=_none)
+    restored: Int64s = field(default_factory=_none)
     first_live_pane_us: int = NO_PANE
     panes: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     seq: int = 0
@@ -149,13 +151,16 @@ def append(state: OperatorState, rows: pa.Table) -> OperatorState:
 def _with_page_of_new_panes(state: OperatorState, newest_us: int) -> OperatorState:
     """If the last page waits for runs that are not here, rows of panes that the state does not have
     begin another one, so that they can be compacted."""
-    if not len(state.panes) or newest_us <= state.panes[-1] or pages_that_are_here(state)[-1]:
+    if state.complete or not len(state.panes) or newest_us <= state.panes[-1]:
+        return state
+    if _is_here(state.pages[-1]) and state.through[-1] >= newest_remote(state):
         return state
     return replace(
         state,
         pages=(*state.pages, Page(int(state.panes[-1]) + 1, 0, None)),
         through=np.append(state.through, state.seq),
         pending=np.append(state.pending, 0),
+        restored=np.append(state.restored, 0),
     )
 
 
@@ -163,9 +168,12 @@ def pages_that_are_here(state: OperatorState) -> npt.NDArray[np.bool_]:
     """For each page whether all that it is folded from is here."""
     if state.complete:
         return np.ones(len(state.pages), dtype=np.bool_)
-    pages = (page.run is None or page.run.is_here for page in state.pages)
-    here = np.fromiter(pages, dtype=np.bool_, count=len(state.pages))
+    here = np.fromiter(map(_is_here, state.pages), dtype=np.bool_, count=len(state.pages))
     return here & (state.through >= newest_remote(state))
+
+
+def _is_here(page: Page) -> bool:
+    return page.run is None or page.run.is_here
 
 
 def newest_remote(state: OperatorState) -> int:
@@ -189,6 +197,7 @@ def drop(state: OperatorState, first_us: int) -> OperatorState:
         pages=state.pages[dead:],
         through=state.through[dead:],
         pending=state.pending[dead:].copy(),
+        restored=state.restored[dead:],
         first_live_pane_us=first_us,
         panes=panes,
         deltas=tuple(deltas),

@@ -129,6 +129,11 @@ class SaverCore:
         self._retry_at = -math.inf
 
     @property
+    def state_is_complete(self) -> bool:
+        """Whether a save does not wait for restored state."""
+        return self._complete
+
+    @property
     def wake_at(self) -> float | None:
         waits = self._saving is None and self._pending
         return self._retry_at if waits else None

@@ -1,9 +1,9 @@
 """The states of epochs that somebody still needs, by name. Pure.
 
-A state is immutable, so a snapshot is a reference. What it costs is what it alone keeps: runs that
-the newest state has compacted, dropped or moved to a file since. That is bounded, in number and in
-bytes; whoever takes one more is refused, and decides what to release. Does not know what a holder
-does with it.
+A state is immutable, so a snapshot is a reference. What it costs is the memory that it alone keeps:
+runs that the newest state has compacted, dropped or moved to a file since. That is bounded, in
+number and in bytes; whoever takes one more is refused, and decides what to release. Runs in files,
+and those that are not here, take no memory. Does not know what a holder does with it.
 
 Design: docs/decisions/0048-lazy-restore.md#named-snapshots.
 """
@@ -48,16 +48,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """`nbytes`: of the runs that it keeps, and the newest state does not have. Those that snapshots
-    share count for each."""
+    """`nbytes`: of the runs that it keeps in memory, and the newest state does not. Those that
+    snapshots share count for each."""
 
     name: str
     nbytes: int
 
 
 class Snapshots:
-    """Of one task. `most`, `most_bytes`: the bounds; bytes are of all snapshots, beyond the newest
-    state that was taken."""
+    """Of one task. `most`, `most_bytes`: the bounds; bytes are of all snapshots, in memory, beyond
+    the newest state that was taken."""
 
     def __init__(self, most: int = SNAPSHOTS, most_bytes: int = SNAPSHOT_BYTES) -> None:
         self._most = most
@@ -96,12 +96,13 @@ class Snapshots:
 
 
 def _beyond(snapshots: Iterable[Snapshot], newest: State) -> Mapping[int, int]:
-    """Bytes of the runs that the newest state does not have, or has elsewhere; each once."""
+    """Bytes of the runs in memory that the newest state does not have, or has elsewhere; each
+    once."""
     kept = {id(run) for state in newest.operators.values() for run in state.runs()}
     return {
         id(run): run.nbytes
         for snapshot in snapshots
         for state in snapshot.state.operators.operators.values()
         for run in state.runs()
-        if id(run) not in kept
+        if not run.spilled and id(run) not in kept
     }

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rekindle.engine.model import DroppedRows
+from rekindle.errors import StateLost
 from rekindle.protocol import (
     CheckpointDone,
     Contradiction,
@@ -74,6 +75,8 @@ class FetchView(Protocol):
     def problem(self) -> str | None: ...
     @property
     def missing_bytes(self) -> int: ...
+    @property
+    def lost(self) -> StateLost | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,8 @@ class TaskStatus:
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
     def response(self, fence: int) -> PollResponse:
-        components = self.components
+        components, fetch = self.components, self.fetch
+        lost = fetch.lost if fetch is not None else None
         base = PollResponse(
             task=self._ref,
             boot_id=self.boot_id,
@@ -221,6 +225,7 @@ class TaskStatus:
             lag_s=self.lag_s(),
             restored_from=self.restored_from,
             restoring=self.restoring,
+            lost=lost.object if lost is not None else None,
             problem=self._problem(components),
             contradiction=self._contradiction[0] if self._contradiction is not None else None,
             epoch_p99_s=self.epoch_p99_s(),
