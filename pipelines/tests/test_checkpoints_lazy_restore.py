@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from test_checkpoints_store import FailingObjects
 from window_parts import SHAPE, SLIDE, epochs, folded, history, shape_of, table
 
+from rekindle.backoff import BackoffPolicy
 from rekindle.checkpoints import fetching
 from rekindle.checkpoints import state as state_module
 from rekindle.checkpoints.fetching import (
@@ -287,7 +289,10 @@ def test_what_is_dropped_is_not_fetched(world: World) -> None:
 # -- failures ------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_reported_and_tried_again(world: World) -> None:
+def test_a_failure_is_reported_and_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_BACKOFF", BackoffPolicy(first_s=0.1, longest_s=0.2))
     state = world.restore(world.save(fill(world, 50), 2))
     fetch = world.fetch
     assert fetch is not None
@@ -323,6 +328,25 @@ def test_a_call_that_does_not_return_is_reported(monkeypatch: pytest.MonkeyPatch
         reader.result(10)
     assert awaited_run.run is not None
     assert fetch.problem is None
+
+
+def test_who_waits_for_what_is_not_here_can_be_seen(world: World) -> None:
+    """So that a task that is killed while its call waits is not taken for one with a large call."""
+    state = world.restore(world.save(fill(world, 20), 2))
+    assert world.fetch is not None
+    waits = list[str]()
+
+    @contextmanager
+    def during_wait() -> Iterator[None]:
+        waits.append(threading.current_thread().name)
+        yield
+
+    world.fetch.during_wait = during_wait
+    folded(state)
+    assert set(waits) == {threading.current_thread().name}
+    before = len(waits)
+    folded(state)
+    assert len(waits) == before
 
 
 def test_a_task_that_stops_waits_for_nothing() -> None:

@@ -17,6 +17,7 @@ from state_parts import count_state
 from rekindle.checkpoints import StateStore, Store
 from rekindle.errors import OperatorRefused
 from rekindle.protocol import PollRequest, RestorePoint
+from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
 from rekindle.topology.compile import compile_topology
@@ -151,6 +152,9 @@ def test_a_task_runs_before_its_state_is_here(
     eventually(lambda: runtime.polls.poll(poll).stable_epoch > 9, 10)
     answer = runtime.polls.poll(poll)
     assert (answer.restoring, answer.phase) == (entry, "CatchingUp")
+    fetch = runtime._startup.fetch
+    assert fetch is not None
+    assert fetch.during_wait.__qualname__ == CallSizeFile.waiting.__qualname__
     goes_on.set()
     eventually(lambda: runtime.polls.poll(poll).restoring is None, 10)
     runtime.stop()
