@@ -582,6 +582,8 @@ def test_the_cost_of_a_step_does_not_depend_on_how_many_objects_wait() -> None:
 def test_large_objects_are_fetched_alone() -> None:
     queue = FetchQueue({"a": 1 << 30, "b": 1, "c": 1 << 30, "d": 1})
     assert [queue.take(0.0), queue.take(0.0), queue.wake_at] == ["a", None, None]
+    small = FetchQueue(dict.fromkeys("abc", 10), most_bytes=25)
+    assert [small.take(0.0) for _ in "abc"] == ["a", "b", None]
     queue.fetched("a")
     assert [queue.take(0.0), queue.take(0.0)] == ["b", None]
     assert queue.wake_at is None

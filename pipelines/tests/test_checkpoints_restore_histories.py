@@ -248,6 +248,7 @@ class World:
         self.seq, self.refs = 0, (EntryRef(NO_EPOCH, None, ""),)  # the newest first
         self.suspects: set[str] = set()
         self.damaged: dict[str, bytes] = {}
+        self.digests: dict[int, str] = {}  # of all entries of an epoch
         self.lost = 0
         self.write_manifest()
         self.replicas: dict[int, Replica] = {}
@@ -334,6 +335,7 @@ class World:
         if not (reported := [d for d in replica.core.saved() if d.epoch > self.refs[0].epoch]):
             return
         done = reported[which % len(reported)]
+        assert self.digests.setdefault(done.epoch, done.digest) == done.digest
         assert replica.complete, "it has read all that the entry may refer to"
         if self.manifests.unusable([done.object]):
             replica.step(EntriesRefused(frozenset({done.object})))

@@ -31,7 +31,7 @@ from rekindle.workers import CallTimer, Worker
 PARALLEL = 4
 """Objects that are fetched at a time, whoever reads them."""
 PARALLEL_BYTES = 64 << 20
-"""Of these, in memory; one larger object is fetched alone."""
+"""Of these, in memory, by default; one larger object is fetched alone."""
 READS = 3
 """An object is damaged if so many reads of it were: one may be cut off on the way."""
 _BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
@@ -65,11 +65,12 @@ class FetchPhase(StrEnum):
 
 class FetchQueue:
     """Which object is fetched next. `sizes`: bytes by name, in the order in which they are
-    fetched. Pure; times are seconds. What a call costs does not depend on how many objects wait,
-    but for those that have failed."""
+    fetched; `most_bytes`: of those that are fetched at a time. Pure; times are seconds. What a call
+    costs does not depend on how many objects wait, but for those that have failed."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], most_bytes: int = PARALLEL_BYTES) -> None:
         self._sizes = dict(sizes)
+        self._most_bytes = most_bytes
         self._waiting = OrderedDict.fromkeys(sizes)  # in order
         self._flying: dict[str, int] = {}  # with their sizes
         self._failures = 0  # in a row, of all
@@ -112,7 +113,7 @@ class FetchQueue:
     def has_room(self, name: str) -> bool:
         """Whether this object may be fetched beside those that are being fetched."""
         size = self._sizes[name] + sum(self._flying.values())
-        return not self._flying or (not self._is_full() and size <= PARALLEL_BYTES)
+        return not self._flying or (not self._is_full() and size <= self._most_bytes)
 
     def _is_full(self) -> bool:
         return len(self._flying) >= PARALLEL
@@ -189,10 +190,13 @@ class _Failed:
 class Fetch:
     """The objects of one entry. `load(name, awaited)` fetches one, and all of its awaited
     runs arrive. `start` begins to fetch all in the background; without it, only what is read is
-    fetched."""
+    fetched. `most_bytes`: of the objects that are fetched at a time, in memory."""
 
-    def __init__(self, load: Callable[[str, AwaitedRuns], None]) -> None:
+    def __init__(
+        self, load: Callable[[str, AwaitedRuns], None], most_bytes: int = PARALLEL_BYTES
+    ) -> None:
         self._load = load
+        self._most_bytes = most_bytes
         self._queue = FetchQueue({})
         self._awaited: dict[str, dict[int, ref[AwaitedRun]]] = {}
         self._changed = threading.Condition()
@@ -205,7 +209,8 @@ class Fetch:
     def expect(self, objects: Mapping[str, tuple[AwaitedRuns, int]]) -> None:
         """Runs and bytes by name, in the order in which they are fetched. Runs that no state has
         any more are not fetched."""
-        self._queue = FetchQueue({name: size for name, (_, size) in objects.items()})
+        sizes = {name: size for name, (_, size) in objects.items()}
+        self._queue = FetchQueue(sizes, self._most_bytes)
         self._awaited = {
             name: {batch: ref(run) for batch, run in awaited.items()}
             for name, (awaited, _) in objects.items()

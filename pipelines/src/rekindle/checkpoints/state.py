@@ -27,7 +27,7 @@ from rekindle.checkpoints.codec import (
     entry_name,
     parse_entry_name,
 )
-from rekindle.checkpoints.fetching import PARALLEL, Fetch
+from rekindle.checkpoints.fetching import PARALLEL, PARALLEL_BYTES, Fetch
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.run_objects import RunObjects
 from rekindle.checkpoints.store import Store, UnreadableObject
@@ -65,10 +65,18 @@ class StateStore:
     """The saved states of one topology. One instance saves for one task; `save` is called by one
     thread at a time, `load` by any."""
 
-    def __init__(self, store: Store, uid: str, files: RunFiles | None = None) -> None:
-        """`files`: for restored state; without it, it is in memory."""
+    def __init__(
+        self,
+        store: Store,
+        uid: str,
+        files: RunFiles | None = None,
+        fetch_bytes: int = PARALLEL_BYTES,
+    ) -> None:
+        """`files`: for restored state; without it, it is in memory. `fetch_bytes`: of the objects
+        that are fetched at a time."""
         self._store = store
         self._uid = uid
+        self._fetch_bytes = fetch_bytes
         self._objects = RunObjects(store, uid, files)
         self._places: WeakKeyDictionary[RunId, dict[str, int]] = WeakKeyDictionary()
         self._known: dict[str, layout.ObjectFacts] = {}  # of the objects in _places
@@ -155,7 +163,7 @@ class StateStore:
 
     def open_state(self, entry: Entry) -> tuple[State, Fetch]:
         """As `open`, of an entry that may come from `merge_entries`."""
-        fetch = Fetch(self._objects.fill)
+        fetch = Fetch(self._objects.fill, self._fetch_bytes)
         states: dict[str, OperatorState] = {}
         expected: dict[str, _RemoteObject] = {}
         for operator, names in entry.objects.items():

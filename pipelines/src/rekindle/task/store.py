@@ -109,5 +109,8 @@ class TaskStore:
 
     def _opened(self) -> StateStore:
         if self._states is None:
-            self._states = StateStore(self._objects(), self._config.uid, self._config.run_files)
+            config = self._config
+            self._states = StateStore(
+                self._objects(), config.uid, config.run_files, config.memory.fetch_bytes
+            )
         return self._states
