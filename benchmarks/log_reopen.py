@@ -2,7 +2,7 @@
 
 .venv/bin/python benchmarks/log_reopen.py [--epochs 600000]
 
-A waiting query's log has an epoch a second, all empty; their watermark stays, or advances in each.
+An idle query's log has an epoch a second, all empty; their watermark stays, or advances in each.
 Memory is what the opened log holds, after a read (tracemalloc, in another opening than the one
 whose time is taken). Rates are in epochs a second of this process's CPU. Targets: reopened in 1 s,
 less than 1 MB of memory."""

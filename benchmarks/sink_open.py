@@ -25,14 +25,23 @@ from rekindle.topology.kinds.files import FilesSinkSpec
 from rekindle_testing.harness.report import Row, load_average, report
 
 SCHEMA = pa.schema([("n", pa.int64())])
-INTERVAL_EPOCHS = 10
+CHECKPOINT_INTERVAL_EPOCHS = 10
 REPEATS = 5
 TARGET_MS, MARGIN_MS = 50.0, 5.0
 
 
 def open_sink(directory: Path) -> FilesSink:
     spec = FilesSinkSpec(url=f"file://{directory}")
-    return FilesSink("q", spec, 0, "uid", SCHEMA, definition=Definition("d", 1, 0, INTERVAL_EPOCHS))
+    return FilesSink(
+        "q",
+        spec,
+        0,
+        "uid",
+        SCHEMA,
+        definition=Definition(
+            "d", generation=1, from_epoch=0, checkpoint_interval_epochs=CHECKPOINT_INTERVAL_EPOCHS
+        ),
+    )
 
 
 def fill(directory: Path, epochs: int) -> None:
@@ -72,7 +81,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as parent:
             directory = Path(parent) / "out"
             fill(directory, epochs)
-            checkpointed = open_ms(directory, epochs, epochs - INTERVAL_EPOCHS)
+            checkpointed = open_ms(directory, epochs, epochs - CHECKPOINT_INTERVAL_EPOCHS)
             unknown = open_ms(directory, epochs, NO_EPOCH)
         values = {"ms": round(checkpointed, 1), "no checkpoint ms": round(unknown, 1)}
         slowest = max(checkpointed, unknown)

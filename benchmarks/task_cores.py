@@ -35,7 +35,7 @@ def run(epochs: int, step: int) -> float:
         if done % POLL_EVERY == 0:
             topology.poll_all()
     took_s = time.process_time() - began
-    assert all(task.position == topology.head for task in topology.tasks.values())
+    assert all(task.state_epoch == topology.head for task in topology.tasks.values())
     return took_s
 
 

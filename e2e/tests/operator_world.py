@@ -257,7 +257,7 @@ class World:
     def uids(self, name: str) -> set[str]:
         return {pod.metadata.uid for pod in self.pods(name).values()}
 
-    def reasons(self, name: str) -> list[str]:
+    def event_reasons(self, name: str) -> list[str]:
         return [event["reason"] for event in self.events(name)]
 
     def events(self, name: str) -> list[dict[str, Any]]:

@@ -148,7 +148,7 @@ def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any
         assert set(world.pods("flights")) == set(pods), "no pod was made twice"
         assert world.status("flights")["queriesLive"] == "3/3"
         assert world.condition("flights", "Redundant")["status"] == "True"
-        assert {"Accepted", "QueryLive"} <= set(world.reasons("flights"))
+        assert {"Accepted", "QueryLive"} <= set(world.event_reasons("flights"))
     finally:
         for name in ("node-a", "node-b"):
             world.remove_node(name)
@@ -167,7 +167,7 @@ def test_tasks_of_a_lost_node_get_new_incarnations(
     history = world.status("flights")["recovery"]["history"]
     assert history[0]["lostNodes"] == [nodes[0]]
     assert history[0]["finishedAt"]
-    assert "NodeLost" in world.reasons("flights")
+    assert "NodeLost" in world.event_reasons("flights")
 
 
 def test_a_silent_node_is_lost_before_it_is_not_ready(
@@ -233,7 +233,7 @@ def test_a_silent_coordinator_is_replaced(world: World, nodes: list[str], flight
         world.coordinators_run = True
     wait_for("it reports", lambda: world.status("flights")["dataPlane"]["fence"] >= 2)
     assert set(world.pods("flights")) == tasks, "no task is touched"
-    assert "CoordinatorReplaced" in world.reasons("flights")
+    assert "CoordinatorReplaced" in world.event_reasons("flights")
 
 
 def test_a_refused_edit_keeps_the_accepted_generation(
@@ -326,7 +326,7 @@ def test_an_invalid_topology_only_gets_a_status_and_event(
         refused = wait_for("Valid=False", lambda: _if_false(world.condition("broken", "Valid")))
         assert "spec.queries[0]" in refused["message"]
         assert world.remaining_objects("broken") == []
-        wait_for("the Event", lambda: "Invalid" in world.reasons("broken"))
+        wait_for("the Event", lambda: "Invalid" in world.event_reasons("broken"))
     finally:
         world.delete("broken", "Background")
 

@@ -18,7 +18,15 @@ START = 1_800_000_000.0
 
 def node(name: str, **more: object) -> NodeView:
     made = NodeView(
-        name, f"uid-{name}", 1, True, 0.0, False, (), {}, ResourceAmounts(4000, 8 << 30, 50)
+        name=name,
+        uid=f"uid-{name}",
+        version=1,
+        ready=True,
+        ready_since=0.0,
+        cordoned=False,
+        taints=(),
+        labels={},
+        allocatable=ResourceAmounts(4000, 8 << 30, 50),
     )
     usual = {"kubelet": Endpoint("127.0.0.1", 10250)}
     return replace(made, **{**usual, **more})  # type: ignore[arg-type]
@@ -27,14 +35,14 @@ def node(name: str, **more: object) -> NodeView:
 def task(number: int, on: str) -> PodView:
     """The one task of its segment."""
     return PodView(
-        "default",
-        f"t-{number}",
-        f"uid-t-{number}",
-        1,
-        START,
-        "Running",
-        on,
-        ResourceAmounts(),
+        namespace="default",
+        name=f"t-{number}",
+        uid=f"uid-t-{number}",
+        version=1,
+        created_at=START,
+        phase="Running",
+        node=on,
+        requests=ResourceAmounts(),
         owner_uid="uid-t",
         topology="t",
         role=names.ROLE_TASK,

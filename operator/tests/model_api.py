@@ -156,7 +156,14 @@ class ModelOperator:
         self.api = ModelApi(model)
         self.cache = ClusterCache(self.api, None, lambda: model.now)
         self.live = LiveCheck(self.api, self.cache, stall_s=2.0)
-        self.executor = Executor(self.api, self.cache, "me", 2.0, lambda: model.now, lambda: True)
+        self.executor = Executor(
+            self.api,
+            self.cache,
+            identity="me",
+            status_interval_s=2.0,
+            clock=lambda: model.now,
+            allowed=lambda: True,
+        )
 
     def snapshot(self) -> Snapshot:
         """The cache's objects, with silence and probes of the model."""

@@ -78,7 +78,7 @@ class ModelCluster(ModelState):
         found = [c for c in self.status(name).get("conditions") or () if c["type"] == kind]
         return dict(found[0])
 
-    def reasons(self) -> list[str]:
+    def event_reasons(self) -> list[str]:
         return [e.reason for e in self.events]
 
     def snapshot(self) -> Snapshot:
@@ -101,7 +101,7 @@ class ModelCluster(ModelState):
             phase_since={uid: phase.at for uid, phase in self.phases.items()},
             quarantined=dict(self.quarantined),
             dry_runs=dict(self.dry_runs),
-            refusals=self.refused.by_ref,
+            uncreated_pods=self.uncreated_pods.by_ref,
             unsuitable=self.unsuitable.by_shape(
                 {n.name: n.uid for n in self.nodes.values()}, self.now
             ),
@@ -230,14 +230,16 @@ class ModelCluster(ModelState):
             self._apply(action)
         if any(isinstance(action, DeletePod) for action in done):
             for action in done:
-                if isinstance(action, CreatePod) and action.ref in self.refused.by_ref:
+                if isinstance(action, CreatePod) and action.ref in self.uncreated_pods.by_ref:
                     self._admit(action)
 
     def _apply(self, action: Action) -> None:
         match action:
             case DryRunPods(uid=uid, generation=generation):
                 key = uid, generation
-                self.dry_runs[key] = replace(self.refusals.get(key, DryRunResult()), at=self.now)
+                self.dry_runs[key] = replace(
+                    self.refused_dry_runs.get(key, DryRunResult()), at=self.now
+                )
             case CreateGenerationRecord(manifest=manifest):
                 self.create_record(manifest)
             case DeleteGenerationRecord(name=name):
@@ -270,11 +272,11 @@ class ModelCluster(ModelState):
     def _admit(self, action: CreatePod) -> None:
         full = self.quota is not None and len(self.raw_pods) >= self.quota
         if full or action.namespace in self.refused_in:
-            self.refused = self.refused.with_one(
-                action.ref, "exceeded quota", self.now, action.lost_at
+            self.uncreated_pods = self.uncreated_pods.with_failed_create(
+                action.ref, "exceeded quota", self.now, action.predecessor_lost_at
             )
         else:
-            self.refused = self.refused.without(action.ref)
+            self.uncreated_pods = self.uncreated_pods.without(action.ref)
             self.create_pod(copy.deepcopy(action.manifest))
 
     def create_record(self, manifest: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from rekindle_operator.cluster.model import (
     TopologyView,
 )
 from rekindle_operator.cluster.phase_times import PhaseTime
-from rekindle_operator.cluster.refusals import Refusals
+from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.settings import Settings
@@ -47,10 +47,10 @@ class ModelState:
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.reported_silent_since: dict[SlotRef, float] = {}
         self.quarantined: dict[str, float] = {}
-        self.refusals: dict[tuple[str, int], DryRunResult] = {}
+        self.refused_dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.quota: int | None = None  # of pods
         self.refused_in: set[str] = set()  # namespaces in which pods are refused
-        self.refused = Refusals({})
+        self.uncreated_pods = UncreatedPods({})
         self.unsuitable = UnsuitableNodes({})
         self.missing_fields: tuple[str, ...] = ()  # of the CRD
         self.failing: dict[str, float] = {}  # pod uid -> since when

@@ -212,4 +212,4 @@ def test_a_lag_near_the_limit_is_live_again_after_outdated_reports(running: Mode
     running.pass_time(1.0)
     running.settle()
     assert set(running.query_states().values()) == {"Live"}
-    assert "QueryRestoring" not in running.reasons()[-3:]
+    assert "QueryRestoring" not in running.event_reasons()[-3:]

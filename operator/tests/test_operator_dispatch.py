@@ -203,8 +203,10 @@ def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int)
             manifest = {"metadata": {"name": name}}
             created.append((CreatePod("ns", manifest, SlotRef(uid, name, 1)), Rank(0, rank)))
             expected |= {name} if status == "ok" else set()
-        reserves = frozenset(pod.ref for pod, _ in created)
-        write = WriteStatus("ns", f"{status}-{uid}", uid, {}, True, reserves)
+        new_incarnations = frozenset(pod.ref for pod, _ in created)
+        write = WriteStatus(
+            "ns", f"{status}-{uid}", uid, {}, urgent=True, new_incarnations=new_incarnations
+        )
         ranks = {pod.name: rank for pod, rank in created}
         decisions.append(TopologyActions(uid, (*(pod for pod, _ in created), write), ranks=ranks))
     done: list[str] = []

@@ -26,7 +26,7 @@ def test_an_invalid_spec_creates_nothing_and_names_the_field(cluster: ModelClust
     assert valid["status"] == "False"
     assert "spec.queries[0]" in valid["message"]
     assert cluster.status()["phase"] == "Invalid"
-    assert "Invalid" in cluster.reasons()
+    assert "Invalid" in cluster.event_reasons()
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_an_edit_refused_by_dry_run_keeps_the_old_generation(
 ) -> None:
     before = running.tasks()
     refusal = Problem("spec.podTemplate", "PodRefused", "unknown field", "correct it")
-    running.refusals["uid-flights", 2] = DryRunResult((refusal,))
+    running.refused_dry_runs["uid-flights", 2] = DryRunResult((refusal,))
     running.edit("flights", podTemplate={"spec": {"x": 1}})
     running.settle()
     assert running.condition("Valid")["reason"] == "PodRefused"
@@ -92,10 +92,10 @@ def test_recovery_goes_on_after_an_edit_that_cannot_be_rendered(
 
 def test_a_refused_generation_is_validated_again_later(cluster: ModelCluster) -> None:
     transient = Problem("spec.podTemplate", "PodRefused", "webhook does not respond", "correct it")
-    cluster.refusals["uid-flights", 1] = DryRunResult((transient,))
+    cluster.refused_dry_runs["uid-flights", 1] = DryRunResult((transient,))
     cluster.settle()
     assert cluster.condition("Valid")["reason"] == "PodRefused"
-    cluster.refusals.clear()
+    cluster.refused_dry_runs.clear()
     cluster.pass_time(29.0)
     cluster.settle()
     assert cluster.condition("Valid")["reason"] == "PodRefused"
@@ -113,7 +113,7 @@ def test_a_problem_found_by_a_task_stays_until_all_is_live(running: ModelCluster
     assert (valid["status"], valid["reason"]) == ("False", "RefusedByTask")
     assert valid["message"] == f"spec.operators[{alarms}]: {refusal['problem']}"
     assert running.condition("Ready")["reason"] == "RefusedByTask"
-    assert running.reasons().count("Invalid") == 1
+    assert running.event_reasons().count("Invalid") == 1
 
     for name in running.task_reports:  # their containers are started again
         running.task_reports[name] = {"phase": "Restoring"}
@@ -302,7 +302,7 @@ def test_a_replica_removed_and_added_again_is_no_loss(cluster: ModelCluster) -> 
         cluster.settle()
     assert cluster.status()["phase"] == "Running"
     assert "recovery" not in cluster.status()
-    assert "BurstDetected" not in cluster.reasons()
+    assert "BurstDetected" not in cluster.event_reasons()
 
 
 def test_a_surplus_replica_stays_until_one_that_stays_is_live(running: ModelCluster) -> None:
@@ -346,7 +346,7 @@ def test_suspension_stops_tasks_first_and_is_no_recovery(
     assert running.status()["phase"] == "Running"
     assert all(name.endswith("-2") for name in running.tasks())
     assert "recovery" not in running.status()
-    assert {"Suspended", "Resumed"} <= set(running.reasons())
+    assert {"Suspended", "Resumed"} <= set(running.event_reasons())
 
 
 def _lose_replicas_that_an_edit_keeps(cluster: ModelCluster) -> None:

@@ -47,7 +47,7 @@ def test_nodes_that_are_only_called_not_ready_lose_nothing(running: ModelCluster
     degraded = running.condition("Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "NodesNotReady")
     assert "3 of 3 nodes are NotReady" in degraded["message"]
-    assert running.reasons().count("NodesNotReady") == 1
+    assert running.event_reasons().count("NodesNotReady") == 1
     assert set(running.query_states().values()) == {"Live"}
 
 
@@ -290,7 +290,7 @@ def test_a_query_with_replicas_that_ran_is_not_called_down_without_a_report(
     running.pass_time(3.0)
     running.settle()
     assert set(running.query_states().values()) == {"Unknown"}
-    assert "QueryLost" not in running.reasons()
+    assert "QueryLost" not in running.event_reasons()
 
 
 def test_an_hour_without_a_report_writes_the_status_once(running: ModelCluster) -> None:

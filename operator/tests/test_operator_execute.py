@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -71,11 +72,30 @@ class Refusing(client.ApiClient):
 _REMOVAL = DeletePod("default", "old", "u", 7, None, "why")
 
 
+def executor_of(
+    api: client.ApiClient,
+    cluster: ClusterCache,
+    clock: Callable[[], float],
+    on_refused_status: Callable[[], None] = lambda: None,
+) -> Executor:
+    """Of a process that leads; with one worker, so that the order of calls is known."""
+    return Executor(
+        api,
+        cluster,
+        identity="me",
+        status_interval_s=2.0,
+        clock=clock,
+        allowed=lambda: True,
+        workers=1,
+        on_refused_status=on_refused_status,
+    )
+
+
 def run(api: Refusing) -> ClusterCache:
     cluster = ClusterCache(api, None, lambda: 1000.0)
-    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
+    executor = executor_of(api, cluster, lambda: 1000.0)
     meta = {"name": "new", "ownerReferences": [{"uid": REF.topology_uid}]}
-    create = CreatePod("default", {"kind": "Pod", "metadata": meta}, REF, lost_at=990.0)
+    create = CreatePod("default", {"kind": "Pod", "metadata": meta}, REF, predecessor_lost_at=990.0)
     executor.run([TopologyActions("default/t", (create, _REMOVAL))])
     return cluster
 
@@ -84,7 +104,7 @@ def test_a_misspelt_field_of_a_template_is_a_problem() -> None:
     api = Refusing(status=400, message='strict decoding error: unknown field "spec.nodeSelectr"')
     cluster = ClusterCache(api, None, lambda: 1000.0)
     pods = (("spec.podTemplate", {"kind": "Pod"}),)
-    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
+    executor = executor_of(api, cluster, lambda: 1000.0)
     executor.run([TopologyActions("default/t", (DryRunPods("default", "u", 3, pods),))])
     assert api.calls == ["POST pods?dryRun=All&fieldValidation=Strict"]
     (problem,) = cluster.snapshot().dry_runs["u", 3].problems
@@ -95,29 +115,29 @@ def test_a_misspelt_field_of_a_template_is_a_problem() -> None:
 
 def test_a_refused_pod_is_retried_after_the_cleanup() -> None:
     api = Refusing()
-    refusal = run(api).snapshot().refusals[REF]
+    refusal = run(api).snapshot().uncreated_pods[REF]
     assert api.calls == ["POST pods", "DELETE old", "POST pods"]
-    assert (refusal.message, refusal.lost_at) == ("exceeded quota: pods", 990.0)
+    assert (refusal.message, refusal.predecessor_lost_at) == ("exceeded quota: pods", 990.0)
     assert refusal.retry_at > 1000.0
 
 
-def test_a_create_without_a_response_keeps_its_incarnation() -> None:
+def test_a_create_without_a_response_reuses_its_incarnation() -> None:
     api = Refusing(status=500, message="etcd is unavailable")
-    assert run(api).snapshot().refusals[REF].message == "etcd is unavailable"
+    assert run(api).snapshot().uncreated_pods[REF].message == "etcd is unavailable"
     assert "DELETE old" in api.calls
 
 
-def test_a_failed_status_write_keeps_its_incarnations() -> None:
+def test_a_failed_status_write_reuses_its_incarnations() -> None:
     api = Failing({"PATCH status": 500})
     cluster = ClusterCache(api, None, lambda: 1000.0)
-    executor = Executor(api, cluster, "me", 2.0, lambda: 1000.0, lambda: True, workers=1)
+    executor = executor_of(api, cluster, lambda: 1000.0)
     executor.run(
-        [TopologyActions("default/t", (reserving("t"), creation("t-0", uid="t"), _REMOVAL))]
+        [TopologyActions("default/t", (status_reserving("t"), creation("t-0", uid="t"), _REMOVAL))]
     )
     assert api.calls == ["PATCH status", "DELETE old"], (
         "the pod needs the status, nothing else does"
     )
-    assert cluster.snapshot().refusals
+    assert cluster.snapshot().uncreated_pods
 
 
 def test_a_record_of_an_earlier_topology_is_not_accepted() -> None:
@@ -126,7 +146,7 @@ def test_a_record_of_an_earlier_topology_is_not_accepted() -> None:
     for owner, goes_on in (("uid", True), ("of the topology before", False)):
         api = Refusing(409, "already exists", owner=owner)
         cluster = ClusterCache(api, None, lambda: 0.0)
-        executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
+        executor = executor_of(api, cluster, lambda: 0.0)
         executor.run([TopologyActions("default/t", (record, creation("t-0", uid="uid")))])
         assert ("POST pods" in api.calls) is goes_on
 
@@ -137,7 +157,7 @@ def test_a_record_with_another_content_is_not_accepted(text: str) -> None:
     manifest = {"kind": "ConfigMap", "metadata": meta, "data": {"topology.json": text}}
     api = Refusing(409, "already exists", owner="uid", data={"topology.json": "{}"})
     cluster = ClusterCache(api, None, lambda: 0.0)
-    executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
+    executor = executor_of(api, cluster, lambda: 0.0)
     record = CreateGenerationRecord("default", manifest)
     executor.run([TopologyActions("default/t", (record, creation("t-0", uid="uid")))])
     assert ("POST pods" in api.calls) is (text == "{}")
@@ -147,22 +167,23 @@ def test_a_record_with_another_content_is_not_accepted(text: str) -> None:
 def test_a_refused_status_may_be_for_an_older_crd(status: int, asked: int) -> None:
     found: list[str] = []
     api = Failing({"PATCH status": status})
-    executor = Executor(
-        *(api, ClusterCache(api, None, lambda: 0.0), "me", 2.0, lambda: 0.0, lambda: True),
-        workers=1,
+    executor = executor_of(
+        api,
+        ClusterCache(api, None, lambda: 0.0),
+        lambda: 0.0,
         on_refused_status=lambda: found.append("asked"),
     )
-    executor.run([TopologyActions("default/t", (reserving("t"),))])
+    executor.run([TopologyActions("default/t", (status_reserving("t"),))])
     assert len(found) == asked
 
 
 def test_a_failed_status_write_creates_no_record() -> None:
     meta = {"name": "t-g1", "ownerReferences": [{"uid": "t"}]}
     record = CreateGenerationRecord("default", {"kind": "ConfigMap", "metadata": meta})
-    status = WriteStatus("default", "t", "t", {}, True, accepts=True)
+    status = WriteStatus("default", "t", "t", {}, urgent=True, accepts_generation=True)
     api = Failing({"PATCH status": 500})
     cluster = ClusterCache(api, None, lambda: 0.0)
-    executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
+    executor = executor_of(api, cluster, lambda: 0.0)
     executor.run([TopologyActions("default/t", (record, status, creation("t-0", uid="t")))])
     assert api.calls == ["PATCH status"]
 
@@ -181,7 +202,7 @@ def grant_access(owner: str | None) -> list[str]:
         }
     )
     cluster = ClusterCache(api, None, lambda: 0.0)
-    executor = Executor(api, cluster, "me", 2.0, lambda: 0.0, lambda: True, workers=1)
+    executor = executor_of(api, cluster, lambda: 0.0)
     access = EnsureAccess("default", tuple(coordinator_access(topology)))
     ref = SlotRef("uid", COORDINATOR_KEY, 1)
     pod = {"kind": "Pod", "metadata": {"name": "c", "ownerReferences": [{"uid": "uid"}]}}
@@ -205,7 +226,7 @@ def test_the_access_objects_of_a_topology_are_updated(owner: str | None) -> None
 
 def test_a_pod_of_an_earlier_topology_delays_only_itself() -> None:
     api = Refusing(409, "already exists", owner="of the topology before")
-    refusal = run(api).snapshot().refusals[REF]
+    refusal = run(api).snapshot().uncreated_pods[REF]
     assert "delete it first" in refusal.message
     assert api.calls[:3] == ["POST pods", "GET new", "DELETE old"]
 
@@ -229,9 +250,11 @@ class Failing(client.ApiClient):
         return Response(self.fails.get(call, 200), body)
 
 
-def reserving(topology: str) -> WriteStatus:
-    reserves = frozenset({SlotRef(topology, f"{topology}-0", 2)})
-    return WriteStatus("default", topology, topology, {}, True, reserves)
+def status_reserving(topology: str) -> WriteStatus:
+    new_incarnations = frozenset({SlotRef(topology, f"{topology}-0", 2)})
+    return WriteStatus(
+        "default", topology, topology, {}, urgent=True, new_incarnations=new_incarnations
+    )
 
 
 def creation(name: str, *, uid: str) -> CreatePod:
@@ -258,7 +281,7 @@ class Clock:
 def test_a_denied_delete_delays_no_other() -> None:
     clock, api = Clock(), Failing({"DELETE z0": 403})
     cluster = ClusterCache(api, None, clock)
-    executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
+    executor = executor_of(api, cluster, clock)
     decision = TopologyActions("", tuple(removal(f"z{n}") for n in range(5)))
     executor.run([decision])
     assert sorted(api.calls) == [f"DELETE z{n}" for n in range(5)]
@@ -271,11 +294,9 @@ def test_a_denied_delete_delays_no_other() -> None:
 def test_replacements_precede_clean_up_status_and_events() -> None:
     api = Failing({})
     clock = Clock()
-    executor = Executor(
-        api, ClusterCache(api, None, clock), "me", 2.0, clock, lambda: True, workers=1
-    )
-    first = (event("a"), removal("old-a"), reserving("a"), creation("a-0", uid="a"))
-    second = (removal("old-b"), WriteStatus("default", "b", "b", {}, True), event("b"))
+    executor = executor_of(api, ClusterCache(api, None, clock), clock)
+    first = (event("a"), removal("old-a"), status_reserving("a"), creation("a-0", uid="a"))
+    second = (removal("old-b"), WriteStatus("default", "b", "b", {}, urgent=True), event("b"))
     executor.run(
         [
             TopologyActions("", (removal("zombie"),)),
@@ -303,7 +324,7 @@ def test_pods_are_created_in_the_order_of_the_plan() -> None:
     decisions = [
         TopologyActions(
             name,
-            (reserving(name), creation(f"{name}-0", uid=name)),
+            (status_reserving(name), creation(f"{name}-0", uid=name)),
             ranks={f"{name}-0": Rank(*rank)},
         )
         for name, rank in (("a", (0, 2)), ("b", (1, 0)), ("c", (0, 1)), ("d", (-1, 0)))
@@ -317,7 +338,7 @@ def test_pods_are_created_in_the_order_of_the_plan() -> None:
 def test_an_action_that_keeps_failing_is_reported() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
     cluster = ClusterCache(api, None, clock)
-    executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
+    executor = executor_of(api, cluster, clock)
     decision = TopologyActions("default/t", (OpenGate("default", "p", "u", "node", ()),))
     executor.run([decision])
     assert cluster.snapshot().failures == {}, "one failure is most often a conflict"
@@ -333,7 +354,7 @@ def test_an_action_that_keeps_failing_is_reported() -> None:
 def test_a_failed_action_is_forgotten_when_not_retried() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
     cluster = ClusterCache(api, None, clock)
-    executor = Executor(api, cluster, "me", 2.0, clock, lambda: True, workers=1)
+    executor = executor_of(api, cluster, clock)
     for _ in range(2):
         executor.run([TopologyActions("default/t", (OpenGate("default", "p", "u", "node", ()),))])
         clock.now += 1.0

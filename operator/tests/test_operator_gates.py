@@ -8,7 +8,7 @@ from typing import Any
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
-from rekindle_operator.cluster.refusals import Refusals
+from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.reconcile.core import reconcile_all
 from rekindle_operator.reconcile.schedule import schedule
 
@@ -84,7 +84,7 @@ def test_a_failed_create_at_first_start_is_no_loss(cluster: ModelCluster) -> Non
         cluster.pass_time(31.0)
         cluster.settle()
     assert cluster.status()["phase"] == "Starting"
-    assert "BurstDetected" not in cluster.reasons()
+    assert "BurstDetected" not in cluster.event_reasons()
     cluster.quota = None
     cluster.pass_time(31.0)
     cluster.settle()
@@ -98,11 +98,11 @@ def test_pods_never_created_are_no_loss_after_a_restart(cluster: ModelCluster) -
         cluster.add_node(name)
     cluster.quota = 0
     cluster.settle()
-    cluster.quota, cluster.refused = None, Refusals({})
+    cluster.quota, cluster.uncreated_pods = None, UncreatedPods({})
     cluster.settle()
     assert cluster.status()["phase"] == "Running"
     assert "recovery" not in cluster.status()
-    assert not {"BurstDetected", "RecoveryPlanned"} & set(cluster.reasons())
+    assert not {"BurstDetected", "RecoveryPlanned"} & set(cluster.event_reasons())
 
 
 def with_greedy(cluster: ModelCluster, **more: Any) -> None:

@@ -57,7 +57,7 @@ def test_an_outdated_image_is_reported(running: ModelCluster) -> None:
     assert valid["status"] == "True"
     assert OLD in valid["message"]
     assert NEW in valid["message"]
-    assert running.reasons().count("ImageOutdated") == 1
+    assert running.event_reasons().count("ImageOutdated") == 1
 
 
 def test_the_next_generation_takes_the_new_image(running: ModelCluster) -> None:
@@ -149,13 +149,13 @@ def test_a_pod_that_a_roll_deletes_is_no_loss(running: ModelCluster) -> None:
     """Its replacement says so, whatever the pod itself had replaced before."""
     running.kill_node_not_ready("a")
     running.settle()
-    assert any(p.lost_at is not None for p in running.tasks().values())
+    assert any(p.predecessor_lost_at is not None for p in running.tasks().values())
     running.edit("flights", image=NEW)
     request_rollout(running)
     done = settle_pod_by_pod(running)
     deleted = [a.why for a in done if isinstance(a, DeletePod) and "coordinator" not in a.name]
     assert set(deleted) == {"a roll replaces it"}
-    assert {p.lost_at for p in running.tasks().values()} == {None}
+    assert {p.predecessor_lost_at for p in running.tasks().values()} == {None}
 
 
 def test_a_roll_takes_one_replica_at_a_time(running: ModelCluster) -> None:
@@ -254,7 +254,7 @@ def test_a_new_coordinator_gets_the_place_of_the_old_one(
     assert set(images(running, "coordinator").values()) == {NEW}
 
 
-def test_an_incarnation_that_was_only_reserved_stops_no_roll(running: ModelCluster) -> None:
+def test_a_reserved_incarnation_without_a_pod_stops_no_roll(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
     request_rollout(running)
     running.refused_in.add("default")  # a quota

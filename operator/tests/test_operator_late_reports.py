@@ -32,7 +32,18 @@ SILENT = ProbeResults(sent_at=NOW - 0.2, responded_at=NOW - 8.0, unanswered_sinc
 def node(name: str) -> NodeView:
     amounts = ResourceAmounts.parse({"cpu": "4"})
     kubelet = Endpoint("127.0.0.1", 10250)
-    return NodeView(name, name, 1, True, NOW - 600, False, (), {}, amounts, kubelet)
+    return NodeView(
+        name=name,
+        uid=name,
+        version=1,
+        ready=True,
+        ready_since=NOW - 600,
+        cordoned=False,
+        taints=(),
+        labels={},
+        allocatable=amounts,
+        kubelet=kubelet,
+    )
 
 
 def pod(name: str, on: str) -> PodView:

@@ -33,9 +33,9 @@ def test_a_report_about_to_expire_makes_no_busy_loop() -> None:
 def test_standby_passes_take_a_small_share_of_a_core() -> None:
     passes = StandbyPasses()
     assert passes.is_due(0.0)
-    passes.done(0.0, 0.01)
+    passes.record_pass(began=0.0, ended=0.01)
     assert not passes.is_due(4.0)
     assert passes.is_due(6.0)
-    passes.done(6.0, 8.0)
+    passes.record_pass(began=6.0, ended=8.0)
     assert not passes.is_due(100.0)
     assert passes.is_due(109.0)

@@ -21,7 +21,15 @@ SETTINGS = Settings(
 
 def node(name: str, ready: bool) -> NodeView:
     return NodeView(
-        name, name, 1, ready, NOW - 60, False, (), {}, ResourceAmounts.parse({"cpu": "4"})
+        name=name,
+        uid=name,
+        version=1,
+        ready=ready,
+        ready_since=NOW - 60,
+        cordoned=False,
+        taints=(),
+        labels={},
+        allocatable=ResourceAmounts.parse({"cpu": "4"}),
     )
 
 

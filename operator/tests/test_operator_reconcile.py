@@ -90,7 +90,7 @@ def test_pods_of_a_lost_node_are_replaced_and_force_deleted(running: ModelCluste
     running.settle()
     assert all(p.node in ("b", "c") for p in running.tasks().values())
     assert running.status()["redundancy"] == "8/8"
-    assert "NodeLost" in running.reasons()
+    assert "NodeLost" in running.event_reasons()
 
 
 def test_surviving_replicas_are_reported_to_take_over(running: ModelCluster) -> None:
@@ -98,8 +98,8 @@ def test_surviving_replicas_are_reported_to_take_over(running: ModelCluster) -> 
     running.settle()
     entry = running.status()["recovery"]["history"][0]
     assert entry["lostNodes"] == ["a"]
-    assert "TakeOver" in running.reasons()
-    assert "RedundancyRestored" in running.reasons()
+    assert "TakeOver" in running.event_reasons()
+    assert "RedundancyRestored" in running.event_reasons()
 
 
 def test_under_a_full_quota_lost_pods_are_still_replaced(running: ModelCluster) -> None:
@@ -169,7 +169,7 @@ def test_a_refused_coordinator_takes_one_incarnation(running: ModelCluster) -> N
     running.quota = None
     running.settle()
     assert running.coordinator().name == "flights-coordinator-2"
-    assert running.reasons().count("CoordinatorReplaced") == 1
+    assert running.event_reasons().count("CoordinatorReplaced") == 1
 
 
 def test_more_lost_partitions_than_the_threshold_make_a_burst(running: ModelCluster) -> None:
@@ -177,8 +177,8 @@ def test_more_lost_partitions_than_the_threshold_make_a_burst(running: ModelClus
     running.kill_node_not_ready("b")
     running.settle()
     assert running.status()["recovery"]["history"][0]["mode"] == "Progressive"
-    assert "BurstDetected" in running.reasons()
-    assert "RecoveryPlanned" in running.reasons()
+    assert "BurstDetected" in running.event_reasons()
+    assert "RecoveryPlanned" in running.event_reasons()
 
 
 def test_a_query_that_an_edit_removes_leaves_the_plan(running: ModelCluster) -> None:
@@ -197,7 +197,7 @@ def test_a_single_loss_is_no_burst(running: ModelCluster) -> None:
     running.raw_pods.pop(victim)
     running.settle()
     assert running.status()["recovery"]["history"][0]["mode"] == "Direct"
-    assert "BurstDetected" not in running.reasons()
+    assert "BurstDetected" not in running.event_reasons()
 
 
 def test_with_capacity_for_one_query_the_densest_comes_back() -> None:
@@ -366,7 +366,7 @@ def test_a_diverged_replica_is_replaced_once(running: ModelCluster) -> None:
     running.settle()
     assert "flights-alarms-0-1-2" in running.tasks()
     assert "flights-alarms-0-1-3" not in running.tasks()
-    assert "Diverged" in running.reasons()
+    assert "Diverged" in running.event_reasons()
 
 
 def test_a_disagreement_is_reported_before_a_replica_is_replaced(running: ModelCluster) -> None:

@@ -120,7 +120,14 @@ def now() -> list[float]:
 
 def executor(api: Recording, now: list[float]) -> Executor:
     cluster = ClusterCache(api, None, lambda: now[0])
-    return Executor(api, cluster, "me", 2.0, lambda: now[0], lambda: True)
+    return Executor(
+        api,
+        cluster,
+        identity="me",
+        status_interval_s=2.0,
+        clock=lambda: now[0],
+        allowed=lambda: True,
+    )
 
 
 def token(name: str) -> TopologyActions:

@@ -109,7 +109,7 @@ def test_a_pod_that_cannot_pull_its_image_is_replaced_elsewhere(cluster: Refusin
     cluster.run_for(60.0)
     assert "a" not in cluster.places()
     assert cluster.status()["phase"] == "Running"
-    assert "BurstDetected" not in cluster.reasons()
+    assert "BurstDetected" not in cluster.event_reasons()
 
 
 def test_the_reason_of_a_container_becomes_an_event_once(cluster: RefusingCluster) -> None:
@@ -164,7 +164,7 @@ def test_a_query_reports_that_it_waits_for_containers(cluster: RefusingCluster) 
     cluster.run_for(10.0)
     waiting = [q["waitingFor"] for q in cluster.status()["queries"]]
     assert all("on a: containers: not created after 60 s: its volumes" in w for w in waiting)
-    assert "TaskCannotStart" in cluster.reasons()
+    assert "TaskCannotStart" in cluster.event_reasons()
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ class World:
         """Report a fake checkpoint of all tasks to the coordinator `who`."""
         for task in self.tasks.values():
             done = CheckpointDone(
-                epoch=task.position, object=f"made-up-{task.slot.key}", digest="f", bytes=1
+                epoch=task.state_epoch, object=f"made-up-{task.slot.key}", digest="f", bytes=1
             )
             who.committer.entries_saved(task.slot, [done])
         self.feed(Ticked(), who)
@@ -227,9 +227,9 @@ class World:
         task.head_advanced(self.released_to(task))
         task.wake()
         for _ in range(epochs):
-            if not task.takes or not self.can_take(task, task.position + 1):
+            if not task.takes or not self.can_take(task, task.state_epoch + 1):
                 return
-            task.take(self.read(task, task.position + 1))
+            task.take(self.read(task, task.state_epoch + 1))
 
     def released_to(self, task: SimulatedTask) -> int:
         """The newest epoch that time, or its upstreams, have released to a task."""
@@ -296,7 +296,7 @@ class World:
             return found
         for partition in self.graph.partitions:
             positions = [oldest_epoch(newest.entries[partition.key])]
-            positions += [t.position for t in self.serving(partition)]
+            positions += [t.state_epoch for t in self.serving(partition)]
             for source in self.graph.inputs[partition]:
                 bases = [t.log_base - 1 for t in self.serving(source)]
                 bases.append(oldest_epoch(newest.entries[source.key]))

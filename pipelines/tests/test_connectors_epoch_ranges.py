@@ -24,9 +24,15 @@ from rekindle.topology.kinds.files import FilesSinkSpec
 from rekindle.topology.spec import SinkSpec
 
 SCHEMA = pa.schema([("by", pa.string())])
-INTERVAL_EPOCHS = 4
-OLD = Definition("old", 1, 0, INTERVAL_EPOCHS)
-NEW = Definition("new", 2, 12, INTERVAL_EPOCHS)
+CHECKPOINT_INTERVAL_EPOCHS = 4
+
+
+def make_definition(id: str, *, generation: int, from_epoch: int) -> Definition:
+    return Definition(id, generation, from_epoch, CHECKPOINT_INTERVAL_EPOCHS)
+
+
+OLD = make_definition("old", generation=1, from_epoch=0)
+NEW = make_definition("new", generation=2, from_epoch=12)
 
 
 def batch(epoch: int, by: str = "x", rows: int = 1) -> EpochBatch:
@@ -97,7 +103,7 @@ def test_an_old_task_that_restarts_is_refused(place: Path) -> None:
 def test_a_definition_that_returns_is_a_newer_one(place: Path) -> None:
     zombie = write(place, OLD, 0, range(10))
     write(place, NEW, 0, range(12, 18))
-    again = sink(place, Definition("old", 3, 14, INTERVAL_EPOCHS))
+    again = sink(place, make_definition("old", generation=3, from_epoch=14))
     assert again.last_epoch() == 19
     again.write(batch(20))
     with pytest.raises(SinkRefused, match="generation 3"):
@@ -119,7 +125,10 @@ def test_an_old_sink_is_opened_without_a_listing_of_its_files(
     assert sink(place, OLD).last_epoch(after=300) == 399
     assert sink(place, OLD).last_epoch() == 399
     assert sink(place, OLD, partition=1).last_epoch(after=7) == 7
-    assert sink(place, Definition("new", 2, 900, INTERVAL_EPOCHS)).last_epoch(after=300) == 899
+    assert (
+        sink(place, make_definition("new", generation=2, from_epoch=900)).last_epoch(after=300)
+        == 899
+    )
     assert set(listed) == {f"{FOLDER}/q/"}
 
 
@@ -132,7 +141,7 @@ def test_files_of_a_release_without_ranges_are_found(place: Path) -> None:
 
 def test_a_definition_begins_with_its_first_epoch(place: Path) -> None:
     write(place, OLD, 0, range(10))
-    assert sink(place, Definition("new", 2, 40, INTERVAL_EPOCHS)).last_epoch() == 39
+    assert sink(place, make_definition("new", generation=2, from_epoch=40)).last_epoch() == 39
 
 
 def test_replicas_and_restarts_share_their_ranges(place: Path) -> None:
@@ -252,7 +261,7 @@ def test_a_range_before_the_newest_one_is_not_acquired() -> None:
     new = ranges(InterleavedObjects(held, lambda: None), NEW)
 
     def others_go_on() -> None:
-        for epoch in range(12, 60, INTERVAL_EPOCHS):
+        for epoch in range(12, 60, CHECKPOINT_INTERVAL_EPOCHS):
             new.acquire(epoch)
 
     class Sleeping(InterleavedObjects):
@@ -279,7 +288,9 @@ class Race:
         self.ranges: dict[tuple[int, int], EpochRanges] = {}
         held: dict[str, bytes] = {}
         for generation in (1, 2, 3):
-            definition = Definition(f"d{generation}", generation, 3 * generation, INTERVAL_EPOCHS)
+            definition = make_definition(
+                f"d{generation}", generation=generation, from_epoch=3 * generation
+            )
             for partition in (0, 1):
                 objects = InterleavedObjects(held, self.meanwhile)
                 key = generation, partition

@@ -95,7 +95,7 @@ def test_rows_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [json.loads(line) for line in whole.splitlines()] == table.to_pylist()
 
 
-def test_a_time_without_a_year_is_refused_by_column() -> None:
+def test_not_a_time_is_refused_by_column() -> None:
     worst = pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("us"))
     with pytest.raises(UnencodableValue, match="column t has a"):
         encode_lines(pa.table({"t": worst}))

@@ -285,7 +285,7 @@ def test_the_lag_of_a_query_is_an_age() -> None:
     rows = {q["name"]: q for q in world.reports[-1]["queries"]}
     assert rows["q-both"]["stableEpoch"] >= 8
     world.tasks[BOTH].frozen = True
-    stable = world.tasks[BOTH].position
+    stable = world.tasks[BOTH].state_epoch
     world.run_with_idle(BOTH, 6)
     row = next(q for q in world.reports[-1]["queries"] if q["name"] == "q-both")
     assert row["stableEpoch"] == stable

@@ -251,7 +251,7 @@ def test_readers_of_a_wrong_epoch_compute_again(corrupt: int) -> None:
 
 def test_readers_of_a_contradicted_result_compute_again() -> None:
     world = started()
-    newest = world.tasks[REPLICAS[0]].position
+    newest = world.tasks[REPLICAS[0]].state_epoch
     result = Contradiction(epoch=newest, message="epoch differs")
     world.tasks[REPLICAS[0]].contradiction = result
     world.poll_rounds(8)
@@ -267,7 +267,7 @@ def test_readers_of_a_contradicted_result_compute_again() -> None:
 def test_sinks_wait_while_replicas_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"
-    agreed = world.tasks[REPLICAS[0]].position
+    agreed = world.tasks[REPLICAS[0]].state_epoch
     world.release_epoch()
     for slot in (Slot("src", 0, 0), *REPLICAS):
         world.work(slot, 1)
@@ -376,7 +376,7 @@ def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit
     assert world.reports[-1]["inconsistent"] == []
     assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
     assert world.store[-1].epoch > world.head - 8
-    assert world.tasks[Slot(f"both{edit}", 0, 0)].position > world.head - 4
+    assert world.tasks[Slot(f"both{edit}", 0, 0)].state_epoch > world.head - 4
 
 
 def test_a_new_coordinator_finds_the_dispute_again() -> None:
@@ -468,7 +468,7 @@ def test_a_new_coordinator_lets_diverged_replicas_recompute() -> None:
 
 def test_sinks_of_a_task_that_computes_again_write_nothing() -> None:
     world = started()
-    newest = world.tasks[REPLICAS[0]].position
+    newest = world.tasks[REPLICAS[0]].state_epoch
     world.tasks[REPLICAS[0]].contradiction = Contradiction(epoch=newest, message="epoch differs")
     world.poll(REPLICAS[0])
     poll = next_polls(world)[BOTH]
@@ -480,7 +480,7 @@ def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
     first, second = (world.tasks[slot] for slot in REPLICAS)
     world.run_with_idle(REPLICAS[1], 6)  # it stays at its epoch, and reports Live
     entry = world.store[-1].entries[LEFT.key][0]
-    assert entry.epoch <= second.position < first.position
+    assert entry.epoch <= second.state_epoch < first.state_epoch
     world.run_with_idle(REPLICAS[1], 24)
     assert world.store[-1].entries[LEFT.key][0].epoch > entry.epoch
 

@@ -79,7 +79,7 @@ def test_no_entry_is_committed_before_a_new_query_is_known() -> None:
     world.start_coordinator()  # the first coordinator ends before any task gets a restore point
     world.tasks[Slot("right", 0, 0)].sink_lag = 100
     world.run_epochs(3 * world.interval_epochs)
-    assert world.tasks[Slot("right", 0, 0)].position > first_epoch
+    assert world.tasks[Slot("right", 0, 0)].state_epoch > first_epoch
     assert world.store[-1].entries["right/0"][0].epoch < first_epoch
     world.tasks[Slot("right", 0, 0)].sink_lag = 0
     world.run_epochs(2 * world.interval_epochs)
@@ -107,7 +107,7 @@ def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:
     world.start_task(new)
     world.run_epochs(5 * world.interval_epochs)
     first_epoch = world.store[-1].queries["q-both"].epoch
-    assert world.tasks[old].position > first_epoch
+    assert world.tasks[old].state_epoch > first_epoch
     assert written_by(world, old) < first_epoch
     assert written_by(world, new) > first_epoch
     given = next_polls(world)[old]
@@ -360,7 +360,7 @@ def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     old = opened_sink(world, tmp_path, Slot("both", 0, 0))
     world.store_up = False
     world.run_epochs(30)
-    written = world.tasks[Slot("both", 0, 0)].position
+    written = world.tasks[Slot("both", 0, 0)].state_epoch
     rows = pa.table({"a": [1]}, arrow_schema(SCHEMA))
     for epoch in range(written + 1):
         old.write(EpochBatch("s", 0, epoch, 0, rows, ""))

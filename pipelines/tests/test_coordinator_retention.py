@@ -139,7 +139,9 @@ def lags(world: World) -> list[str]:
     """Partitions that do not run, are not checkpointed, or keep more than without failures."""
     newest = world.store[-1]
     found = [
-        f"{s.key} is at {t.position}" for s, t in world.tasks.items() if t.position < world.head
+        f"{s.key} is at {t.state_epoch}"
+        for s, t in world.tasks.items()
+        if t.state_epoch < world.head
     ]
     found += [f"{key} keeps {refs}" for key, refs in newest.entries.items() if len(refs) > 1]
     if newest.epoch < world.head - 2 * world.interval_epochs:
@@ -168,10 +170,10 @@ def test_a_log_of_an_earlier_boot_does_not_move_the_position() -> None:
     assert world.tasks[mid].restored_from == 7
     world.work(mid, 1)
     world.run_with_idle(mid, 8)  # `end` reads from the log of `mid`, whose engine is still at 8
-    assert world.tasks[end].position > 11
+    assert world.tasks[end].state_epoch > 11
     assert not world.undeliverable_epochs()
     world.run_epochs(10)
-    assert world.tasks[mid].position == world.head
+    assert world.tasks[mid].state_epoch == world.head
 
 
 def test_a_floor_is_the_least_of_its_readers_holds() -> None:

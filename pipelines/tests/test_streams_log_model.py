@@ -21,7 +21,7 @@ from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochBatch
 from rekindle.streams.log import OutputLog, Result
 from rekindle.streams.log_reading import READ_EPOCHS
 from rekindle.streams.records import WATERMARK_CHANGE, Record, RecordKind, encode_header
-from rekindle.streams.tail import WATERMARK_CHANGES_BYTES
+from rekindle.streams.tail import MAX_WATERMARK_CHANGES_BYTES
 from rekindle_testing.fixtures.examples import scaled_examples
 
 PLACES = st.floats(0, 1, exclude_max=True)
@@ -183,26 +183,26 @@ def test_any_history_equals_a_model_or_is_found_damaged(
         history.log.close()
 
 
-def write_waiting(directory: Path, epochs: int) -> None:
-    """The file of a log of empty epochs whose watermark moves in each, as appends would leave it:
-    the case that takes most bytes."""
+def write_idle_query_log(directory: Path, epochs: int) -> None:
+    """The file of a log of epochs without rows whose watermark moves in each, as appends would
+    leave it: the case that takes most bytes."""
     digest = digest_table(SCHEMA.empty_table())
-    in_record = WATERMARK_CHANGES_BYTES // WATERMARK_CHANGE.size + 1
+    in_record = MAX_WATERMARK_CHANGES_BYTES // WATERMARK_CHANGE.size + 1
     content = bytearray()
     before = 0
     for first in range(0, epochs, in_record):
         count = min(in_record, epochs - first)
         payload = b"".join(WATERMARK_CHANGE.pack(first + i, i + 1) for i in range(count - 1))
         record = Record(
-            RecordKind.STABLE,
-            0,
-            first,
-            count,
-            first + count - 1,
-            digest,
-            len(content),
-            len(payload),
-            before,
+            kind=RecordKind.STABLE,
+            branch=0,
+            epoch=first,
+            epochs=count,
+            watermark=first + count - 1,
+            digest=digest,
+            start=len(content),
+            length=len(payload),
+            previous=before,
         )
         content += encode_header(record, zlib.crc32(payload)) + payload
         content += bytes(-len(content) % 64)
@@ -210,8 +210,8 @@ def write_waiting(directory: Path, epochs: int) -> None:
     (directory / f"{0:012d}.log").write_bytes(content)
 
 
-def test_the_log_of_a_waiting_query_takes_little_memory(tmp_path: Path) -> None:
-    write_waiting(tmp_path, 600_000)
+def test_the_log_of_an_idle_query_takes_little_memory(tmp_path: Path) -> None:
+    write_idle_query_log(tmp_path, 600_000)
     gc.collect()
     tracemalloc.start()
     log = open_log(tmp_path)

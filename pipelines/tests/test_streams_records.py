@@ -32,7 +32,7 @@ from rekindle.streams.records import (
     watermarks,
 )
 from rekindle.streams.sparse_index import SPACING_BYTES, SparseIndex
-from rekindle.streams.tail import WATERMARK_CHANGES_BYTES, Appended, Tail, append_epoch
+from rekindle.streams.tail import MAX_WATERMARK_CHANGES_BYTES, Appended, Tail, append_epoch
 
 DIGESTS = ("0" * 32, "f" * 32)
 
@@ -197,9 +197,9 @@ def test_consecutive_empty_epochs_are_one_record_of_64_bytes() -> None:
 
 
 def test_an_empty_record_takes_16_bytes_for_each_new_watermark() -> None:
-    count = 4 * (WATERMARK_CHANGES_BYTES // 16 + 1)
+    count = 4 * (MAX_WATERMARK_CHANGES_BYTES // 16 + 1)
     data, tail = filled(Epoch(i, DIGESTS[0], b"") for i in range(count))
-    assert (len(data), tail.records) == (4 * (ALIGN + WATERMARK_CHANGES_BYTES), 4)
+    assert (len(data), tail.records) == (4 * (ALIGN + MAX_WATERMARK_CHANGES_BYTES), 4)
 
 
 def test_control_records_leave_the_epochs_consecutive() -> None:

@@ -203,7 +203,7 @@ def test_results_do_not_depend_on_how_epochs_are_released(
         fast.release(40)
     for slot, task in slow.tasks.items():
         other = fast.tasks[slot]
-        assert task.position == other.position == 119
+        assert task.state_epoch == other.state_epoch == 119
         assert task.logged == other.logged
         assert task.response().chained == other.response().chained
 

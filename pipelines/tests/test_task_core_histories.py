@@ -101,7 +101,7 @@ class World(SimulatedTask):
     def work(self) -> None:
         self.start()
         self.head_advanced(self.head)
-        while self.takes and self.position < self.head:
+        while self.takes and self.state_epoch < self.head:
             self.take([""])
 
     def pass_time(self) -> None:

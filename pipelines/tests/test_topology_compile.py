@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topology_specs import manifest_spec, query, random_specs, source, spec_of, sql, window
+from topology_specs import query, random_specs, source, spec_of, sql, topology_spec, window
 
 from rekindle.errors import InvalidTopology
 from rekindle.topology.compile import compile_topology
@@ -133,29 +133,29 @@ def test_a_changed_operator_changes_the_ids_downstream(
 )
 def test_ids_do_not_depend_on_how_a_topology_runs(change: dict[str, Any]) -> None:
     parts = ([source()], [sql("a", "s"), window("w", "a")], [query("q", "w")])
-    before, after = compiled(manifest_spec(*parts)), compiled(manifest_spec(*parts, **change), "u")
+    before, after = compiled(topology_spec(*parts)), compiled(topology_spec(*parts, **change), "u")
     assert ids(before) == ids(after)
     assert [s.id for s in before.segments] == [s.id for s in after.segments]
 
 
 def test_ids_do_not_depend_on_priority_sink_or_an_operators_own_resources() -> None:
-    before = compiled(manifest_spec([source()], [sql("a", "s")], [query("q", "a")]))
+    before = compiled(topology_spec([source()], [sql("a", "s")], [query("q", "a")]))
     other = query("q", "a", priority=7, sink={"files": {"url": "s3://bucket/elsewhere"}})
     own = sql("a", "s", resources={"requests": {"memory": "2Gi"}})
-    after = compiled(manifest_spec([source()], [own], [other]))
+    after = compiled(topology_spec([source()], [own], [other]))
     assert ids(before) == ids(after)
 
 
 def test_ids_are_the_same_in_every_version() -> None:
     """Names of checkpoints contain them: a change would lose state in an upgrade."""
-    topology = compiled(manifest_spec([source()], [window("w", "s")], [query("q", "w")]))
+    topology = compiled(topology_spec([source()], [window("w", "s")], [query("q", "w")]))
     assert ids(topology) == {"s": "a05809b005d6ae4c", "w": "f7cd614c3960a800"}
 
 
 def test_partitions_of_a_source_are_those_of_what_is_fused_with_it() -> None:
     parts = [sql("f", "s"), window("w", "f"), window("k", "f", keyBy=["origin"], partitions=2)]
     queries = [query("q", "w"), query("r", "k")]
-    topology = compiled(manifest_spec([source(partitions=3)], parts, queries))
+    topology = compiled(topology_spec([source(partitions=3)], parts, queries))
     shape = {s.name: (s.partitions, [i.exchange for i in s.inputs]) for s in topology.segments}
     assert shape == {"f": (3, []), "w": (1, [Exchange.GATHER]), "k": (2, [Exchange.HASH])}
     assert len(topology.slots()) == 3 + 1 + 2
@@ -165,7 +165,7 @@ def test_the_number_of_a_sources_partitions_is_in_all_ids_that_follow() -> None:
     def of(**more: Any) -> dict[str, str]:
         sources = [source(**more), source("other")]
         nodes = [sql("f", "s"), sql("o", "other")]
-        return ids(compiled(manifest_spec(sources, nodes, [query("q", "f"), query("r", "o")])))
+        return ids(compiled(topology_spec(sources, nodes, [query("q", "f"), query("r", "o")])))
 
     assert of(partitions=1) == of()
     changed = {name for name, id in of(partitions=2).items() if id != of()[name]}
@@ -175,7 +175,7 @@ def test_the_number_of_a_sources_partitions_is_in_all_ids_that_follow() -> None:
 def test_a_sql_operator_inherits_partitions_and_a_window_without_keys_gathers() -> None:
     keyed = sql("k", "s", keyBy=["origin"], partitions=3)
     topology = compiled(
-        manifest_spec([source()], [keyed, sql("f", "k"), window("w", "f")], [query("q", "w")])
+        topology_spec([source()], [keyed, sql("f", "k"), window("w", "f")], [query("q", "w")])
     )
     assert [(s.name, s.partitions) for s in topology.segments] == [("s", 1), ("f", 3), ("w", 1)]
     assert topology.segments[2].inputs[0].exchange is Exchange.GATHER
@@ -183,7 +183,7 @@ def test_a_sql_operator_inherits_partitions_and_a_window_without_keys_gathers() 
 
 def test_a_query_in_the_middle_of_a_chain_ends_a_segment() -> None:
     operators = [sql("a", "s"), sql("b", "a")]
-    topology = compiled(manifest_spec([source()], operators, [query("q", "a"), query("r", "b")]))
+    topology = compiled(topology_spec([source()], operators, [query("q", "a"), query("r", "b")]))
     assert [s.nodes for s in topology.segments] == [("s", "a"), ("b",)]
 
 
@@ -227,7 +227,7 @@ def test_a_bad_topology_is_refused_with_all_its_problems() -> None:
 
 
 def test_a_local_run_may_use_a_local_disk() -> None:
-    data = manifest_spec([source()], [], [query("q", "s")])
+    data = topology_spec([source()], [], [query("q", "s")])
     del data["checkpoint"]["volume"]
     with pytest.raises(InvalidTopology, match="lost with the node"):
         compiled(data)

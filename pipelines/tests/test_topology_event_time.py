@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from topology_specs import manifest_spec, query, source, window
+from topology_specs import query, source, topology_spec, window
 
 from rekindle.errors import Problem
 from rekindle.topology.checks.streams import derive_streams
@@ -16,7 +16,7 @@ from rekindle.topology.validate import validate
 
 OTHER = {"schema": "origin STRING, seen TIMESTAMP", "eventTime": {"column": "seen"}}
 
-BY_ALL = {"size": "1d", "aggregate": "sum(rows) AS rows"}
+UNGROUPED_DAILY = {"size": "1d", "aggregate": "sum(rows) AS rows"}
 
 
 def spec_of(sql: str, *inputs: str) -> TopologySpec:
@@ -28,7 +28,7 @@ def spec_of(sql: str, *inputs: str) -> TopologySpec:
     operator = {"name": "o", "inputs": list(inputs), "sql": sql}
     used = [s for s in sources if s["name"] in inputs]
     used = [{k: v for k, v in s.items() if v is not None} for s in used]
-    return load_spec(manifest_spec(used, [operator, window("w", "o")], [query("q", "w")]))
+    return load_spec(topology_spec(used, [operator, window("w", "o")], [query("q", "w")]))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def union_spec(sql: str) -> TopologySpec:
     operator = {"name": "o", "inputs": ["a", "b"], "sql": sql}
     daily = window("w", "o", window={"size": "1d", "aggregate": "count(*) AS n"})
     sources = [source("a", **timed, files=files), source("b", **timed, files=files)]
-    return load_spec(manifest_spec(sources, [operator, daily], [query("q", "w")]))
+    return load_spec(topology_spec(sources, [operator, daily], [query("q", "w")]))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_a_window_refuses_a_union_of_window_ends_and_row_times() -> None:
     kept = {"name": "kept", "inputs": ["mixed"], "sql": "SELECT * FROM mixed WHERE rows > 0"}
 
     def found(*operators: dict[str, Any]) -> list[Problem]:
-        manifest = manifest_spec([source()], [hours, ends, plain, *operators], [query("q", "w")])
-        return validate(load_spec(manifest), "t", skip_cluster_checks=True)
+        spec = topology_spec([source()], [hours, ends, plain, *operators], [query("q", "w")])
+        return validate(load_spec(spec), "t", skip_cluster_checks=True)
 
-    (problem,) = found(mixed, kept, window("w", "kept", window=BY_ALL))
+    (problem,) = found(mixed, kept, window("w", "kept", window=UNGROUPED_DAILY))
     assert (problem.path, problem.reason) == ("spec.operators[5].inputs[0]", "InputsDiffer")
-    assert found(window("w", "ends", "plain", window=BY_ALL)) == []
+    assert found(window("w", "ends", "plain", window=UNGROUPED_DAILY)) == []
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,6 @@ def test_added_columns_have_names_of_their_own_for_spark(
     files = {**source()["files"], "orderBy": column, "fileNameColumn": file_name}
     files = {k: v for k, v in files.items() if v is not None}
     trips = source("trips", schema="started STRING", eventTime=made, files=files)
-    spec = load_spec(manifest_spec([trips], [], [query("q", "trips")]))
+    spec = load_spec(topology_spec([trips], [], [query("q", "trips")]))
     found = [(p.path, p.reason) for p in validate(spec, "t", skip_cluster_checks=True)]
     assert found == [(f"spec.sources[0].{field}", reason)]

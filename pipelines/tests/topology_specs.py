@@ -1,4 +1,4 @@
-"""Topologies for tests: small manifests and random ones. No test in here."""
+"""Topologies for tests: small specs and random ones. No test in here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def query(name: str, node: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "from": node, "sink": sink} | more
 
 
-def manifest_spec(
+def topology_spec(
     sources: list[dict[str, Any]],
     operators: list[dict[str, Any]],
     queries: list[dict[str, Any]],
@@ -49,7 +49,7 @@ def manifest_spec(
 
 
 def spec_of(*args: Any, **more: Any) -> TopologySpec:
-    return load_spec(manifest_spec(*args, **more))
+    return load_spec(topology_spec(*args, **more))
 
 
 @st.composite
@@ -78,4 +78,4 @@ def random_specs(draw: st.DrawFn) -> dict[str, Any]:
         for name in partitions
         if name not in read or draw(st.booleans())
     ]
-    return manifest_spec(sources, operators, queries)
+    return topology_spec(sources, operators, queries)

@@ -92,7 +92,7 @@ class Executor:
         action = scheduled.action
         try:
             if isinstance(action, CreatePod):
-                self._cluster.remember_attempt(action.ref, action.lost_at)
+                self._cluster.remember_attempt(action.ref, action.predecessor_lost_at)
             self._do(action)
         except (ApiException, HTTPError) as error:
             ACTIONS.labels(f"{METRIC_KINDS[type(action)]}Failed").inc()
@@ -108,7 +108,9 @@ class Executor:
                 self._cluster.action_failed(scheduled.topology_key, scheduled.key, _describe(error))
             if not isinstance(action, CreatePod):
                 return Outcome.FAILED
-            self._cluster.remember_refusal(action.ref, _message(error), action.lost_at)
+            self._cluster.remember_failed_create(
+                action.ref, _message(error), action.predecessor_lost_at
+            )
             return Outcome.REFUSED
         ACTIONS.labels(METRIC_KINDS[type(action)]).inc()
         self._cluster.action_succeeded(scheduled.key)
@@ -117,7 +119,9 @@ class Executor:
     def _skipped(self, scheduled: ScheduledAction) -> None:
         """The status may have been written: then the incarnation is reserved and still unused."""
         if isinstance(scheduled.action, CreatePod):
-            self._cluster.remember_attempt(scheduled.action.ref, scheduled.action.lost_at)
+            self._cluster.remember_attempt(
+                scheduled.action.ref, scheduled.action.predecessor_lost_at
+            )
 
     def _do(self, action: Action) -> None:
         match action:
@@ -137,7 +141,7 @@ class Executor:
                 self._create_token_secret(action)
             case CreatePod(namespace, manifest, ref):
                 self._create(f"/api/v1/namespaces/{namespace}/pods", manifest)
-                self._cluster.forget_refusal(ref)
+                self._cluster.forget_uncreated_pod(ref)
             case DeletePod():
                 self._delete_pod(action)
             case OpenGate():

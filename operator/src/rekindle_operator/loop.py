@@ -151,7 +151,7 @@ class ControlLoop:
             reconcile_all(self._cluster.snapshot(), self._clock(), self._settings)
         except Exception:  # reported once this replica leads
             logger.debug("a standby pass failed", exc_info=True)
-        self._standby_passes.done(began, time.monotonic())
+        self._standby_passes.record_pass(began=began, ended=time.monotonic())
 
     def run_pass(self) -> None:
         with RECONCILE_SECONDS.time():

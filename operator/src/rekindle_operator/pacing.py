@@ -29,5 +29,5 @@ class StandbyPasses:
     def is_due(self, now: float) -> bool:
         return now >= self.next_at
 
-    def done(self, began: float, ended: float) -> None:
+    def record_pass(self, *, began: float, ended: float) -> None:
         self.next_at = ended + max(_STANDBY_INTERVAL_S, (ended - began) / _STANDBY_SHARE)

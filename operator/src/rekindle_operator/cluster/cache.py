@@ -40,15 +40,15 @@ from rekindle_operator.cluster.model import (
     LeaseView,
     NodeView,
     PodView,
-    Refusal,
     SlotRef,
     Snapshot,
     TopologyView,
+    UncreatedPod,
 )
 from rekindle_operator.cluster.phase_times import PhaseTime, phase_times
 from rekindle_operator.cluster.probes import ProbeState
-from rekindle_operator.cluster.refusals import Refusals
 from rekindle_operator.cluster.reports import ReportAges
+from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 
 _STALLED_S = 10.0  # twice the time to end a watch and open it again
@@ -88,7 +88,7 @@ class ClusterCache:
         self.pod_probes = ProbeState()
         self._quarantined: dict[str, float] = {}
         self._dry_runs: dict[tuple[str, int], DryRunResult] = {}
-        self._refusals = Refusals({})
+        self._uncreated_pods = UncreatedPods({})
         self._unsuitable = UnsuitableNodes({})
         self._phases: Mapping[str, PhaseTime] = {}
         self._failing_since: dict[str, float] = {}
@@ -189,7 +189,7 @@ class ClusterCache:
         with self._lock:
             self._topologies.pop(uid, None)
             self._reports.forget(uid)
-            self._refusals = self._refusals.without_topology(uid)
+            self._uncreated_pods = self._uncreated_pods.without_topology(uid)
         self.mark_dirty()
 
     def replace_topologies(self, items: list[Json], version: int) -> None:
@@ -246,9 +246,13 @@ class ClusterCache:
             self._dry_runs[uid, generation] = dry_run
         self.mark_dirty()
 
-    def remember_refusal(self, ref: SlotRef, message: str, lost_at: float | None) -> None:
+    def remember_failed_create(
+        self, ref: SlotRef, message: str, predecessor_lost_at: float | None
+    ) -> None:
         with self._lock:
-            self._refusals = self._refusals.with_one(ref, message, self._clock(), lost_at)
+            self._uncreated_pods = self._uncreated_pods.with_failed_create(
+                ref, message, self._clock(), predecessor_lost_at
+            )
 
     def remember_unsuitable(self, shape: str, node: str, node_uid: str, pod_uid: str) -> None:
         with self._lock:
@@ -256,18 +260,20 @@ class ClusterCache:
                 shape, node, node_uid, pod_uid, self._clock()
             )
 
-    def remember_attempt(self, ref: SlotRef, lost_at: float | None) -> None:
+    def remember_attempt(self, ref: SlotRef, predecessor_lost_at: float | None) -> None:
         with self._lock:
-            self._refusals = self._refusals.with_attempt(ref, self._clock(), lost_at)
+            self._uncreated_pods = self._uncreated_pods.with_attempt(
+                ref, self._clock(), predecessor_lost_at
+            )
 
     def forget_attempts(self) -> None:
         """At the start of a term: another leader may have created the pods."""
         with self._lock:
-            self._refusals = Refusals({})
+            self._uncreated_pods = UncreatedPods({})
 
-    def forget_refusal(self, ref: SlotRef) -> None:
+    def forget_uncreated_pod(self, ref: SlotRef) -> None:
         with self._lock:
-            self._refusals = self._refusals.without(ref)
+            self._uncreated_pods = self._uncreated_pods.without(ref)
 
     def reset_timers(self) -> None:
         """The API server did not respond or this process was paused: silence until now proves
@@ -295,11 +301,11 @@ class ClusterCache:
             self._phases = phase_times(self._phases, pods, self._clock())
             return {uid: phase.at for uid, phase in self._phases.items()}
 
-    def _refusals_without(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, Refusal]:
+    def _uncreated_pods_without(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, UncreatedPod]:
         with self._lock:
-            if self._refusals.by_ref:
-                self._refusals = self._refusals.without_created({p.ref for p in pods})
-            return self._refusals.by_ref
+            if self._uncreated_pods.by_ref:
+                self._uncreated_pods = self._uncreated_pods.without_created({p.ref for p in pods})
+            return self._uncreated_pods.by_ref
 
     def snapshot(self) -> Snapshot:
         with self._lock:
@@ -331,7 +337,7 @@ class ClusterCache:
             own_node=self._own_node,
             quarantined=quarantined,
             dry_runs=dry_runs,
-            refusals=self._refusals_without(pods),
+            uncreated_pods=self._uncreated_pods_without(pods),
             unsuitable=self._unsuitable.by_shape({n.name: n.uid for n in nodes}, self._clock()),
             phase_since=self._pods_in_phase_since(pods),
             failing_since=self._pods_failing_since(pods),

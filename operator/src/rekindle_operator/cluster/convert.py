@@ -123,7 +123,7 @@ def pod_view(raw: Json) -> PodView:
         required_node=None if bound else required_node(spec.get("affinity")),
         failed_placements=_integer(annotations.get(names.ANNOTATION_FAILED_PLACEMENTS)),
         refusal=_failure_message(status) if bound else _scheduler_message(status),
-        lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
+        predecessor_lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
         annotations={} if bound else annotations,
         selector={} if bound else spec.get("nodeSelector") or {},
         tolerations=() if bound else tolerations_of(spec),

@@ -105,7 +105,7 @@ class PodView:
     failed_placements: int = 0
     """Earlier incarnations that were not bound, or that a kubelet refused."""
     refusal: str = ""  # message of the scheduler; of its kubelet if it has failed
-    lost_at: float | None = None  # when the pod it replaces was lost
+    predecessor_lost_at: float | None = None  # when the pod it replaces was lost, if it was
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
     selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
@@ -222,14 +222,14 @@ class DryRunResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class UncreatedPod:
     """The API server has not created the pod of a reserved incarnation, as far as is known.
     `attempts` is 0 while there is no response to the first request."""
 
     message: str
     attempts: int
     retry_at: float
-    lost_at: float | None  # when the pod that it was to replace was lost
+    predecessor_lost_at: float | None  # when the pod that it was to replace was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class Snapshot:
     dry_runs: Mapping[tuple[str, int], DryRunResult] = field(
         default_factory=dict
     )  # (uid, generation)
-    refusals: Mapping[SlotRef, Refusal] = field(default_factory=dict)
+    uncreated_pods: Mapping[SlotRef, UncreatedPod] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid: `cluster.phase_times`
     failing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid

@@ -65,13 +65,13 @@ class CreateTokenSecret:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """`ref`: slot and incarnation, to remember a refusal; `lost_at`: when the pod that it replaces
-    was lost."""
+    """`ref`: slot and incarnation, to remember a refusal. `predecessor_lost_at`: when the pod that
+    it replaces was lost; None if it replaces no lost pod."""
 
     namespace: str
     manifest: Manifest
     ref: SlotRef
-    lost_at: float | None = None
+    predecessor_lost_at: float | None = None
 
     @property
     def name(self) -> str:
@@ -109,16 +109,17 @@ class OpenGate:
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
     """Server-side apply of all that the operator owns of the status. Not urgent: only numbers that
-    change with every epoch have changed. `reserves`: incarnations that no status has had before.
-    `accepts`: it has the digest of a generation record that no status has had before."""
+    change with every epoch have changed. `new_incarnations`: those that it reserves, and that no
+    status has had before: their pods wait for it. `accepts_generation`: it has the digest of a
+    generation record that no status has had before, and the record waits for it."""
 
     namespace: str
     name: str
     uid: str
     status: Mapping[str, Any]
     urgent: bool
-    reserves: frozenset[SlotRef] = frozenset()
-    accepts: bool = False
+    new_incarnations: frozenset[SlotRef] = frozenset()
+    accepts_generation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from rekindle_operator.resources.coordinator import COORDINATOR_REQUESTS
 
 
 def measure_capacity(
-    inputs: PassInputs,
+    pass_inputs: PassInputs,
     cancelled: Collection[str],
     coordinators: Iterable[Manifest],
 ) -> Capacity:
@@ -33,7 +33,7 @@ def measure_capacity(
     pass creates.
     """
     used: dict[str, list[PodView]] = defaultdict(list)
-    snapshot, losses, limits = inputs.snapshot, inputs.losses, inputs.settings.limits
+    snapshot, losses, limits = pass_inputs.snapshot, pass_inputs.losses, pass_inputs.settings.limits
     unplaced = [_from_coordinator(m["spec"]) for m in coordinators]
     for pod in snapshot.pods:
         node = _capacity_of(pod)

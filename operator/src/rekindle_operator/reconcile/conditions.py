@@ -141,7 +141,7 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
 
 def _older_crd(context: ReconcileContext) -> Iterator[str]:
     """What may be missing from the spec, and is from this status."""
-    if missing := context.inputs.snapshot.missing_fields:
+    if missing := context.pass_inputs.snapshot.missing_fields:
         shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
         yield f"the CRD in the cluster is older than the operator and lacks {shown}: upgrade it"
 

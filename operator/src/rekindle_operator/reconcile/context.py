@@ -74,7 +74,7 @@ class Running:
 class ReconcileContext:
     """One topology in one pass."""
 
-    inputs: PassInputs
+    pass_inputs: PassInputs
     view: TopologyView
     running: Running | None
     problems: tuple[Problem, ...]  # of the newest generation
@@ -112,18 +112,20 @@ class ReconcileContext:
         return self.running is not None and not self.suspended and not self.view.deleting
 
 
-def build_context(view: TopologyView, inputs: PassInputs) -> tuple[ReconcileContext, list[Action]]:
+def build_context(
+    view: TopologyView, pass_inputs: PassInputs
+) -> tuple[ReconcileContext, list[Action]]:
     """The context, and the actions that accept its newest generation."""
-    snapshot, settings = inputs.snapshot, inputs.settings
+    snapshot, settings = pass_inputs.snapshot, pass_inputs.settings
     records = find_generation_records(view, snapshot)
     running = _newest_running(view, records)
     previous_slots = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
     accepted = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
-        accepted = _accept(view, running, records, inputs)
-    is_reported = view.uid in inputs.losses.fresh
+        accepted = _accept(view, running, records, pass_inputs)
+    is_reported = view.uid in pass_inputs.losses.fresh
     context = ReconcileContext(
-        inputs=inputs,
+        pass_inputs=pass_inputs,
         view=view,
         running=accepted.running,
         problems=accepted.problems,
@@ -150,11 +152,11 @@ class _Acceptance:
 
 
 def _accept(
-    view: TopologyView, running: Running | None, records: GenerationRecords, inputs: PassInputs
+    view: TopologyView, running: Running | None, records: GenerationRecords, pass_inputs: PassInputs
 ) -> _Acceptance:
     """Compile it, check it against the administrator's policy, check its pods by a dry run in the
     API server; then record it."""
-    defaults = inputs.settings.pods
+    defaults = pass_inputs.settings.pods
     try:
         compiled = compile_spec(view.name, view.spec)
     except StillCompiling:
@@ -169,10 +171,10 @@ def _accept(
     )
     if refused:
         return _Acceptance(running, tuple(refused))
-    result = inputs.snapshot.dry_runs.get((view.uid, view.generation))
+    result = pass_inputs.snapshot.dry_runs.get((view.uid, view.generation))
     if result is not None and not result.problems:
         return _record(candidate, running, records, defaults)
-    if result is not None and inputs.now - result.at < _DRY_RUN_RETRY_S:
+    if result is not None and pass_inputs.now - result.at < _DRY_RUN_RETRY_S:
         return _Acceptance(running, result.problems)
     dry_run = _dry_run(candidate, defaults)
     if isinstance(dry_run, Problem):
@@ -235,7 +237,7 @@ def _dry_run(candidate: Running, defaults: PodDefaults) -> DryRunPods | Problem:
 
 def _unused_records(context: ReconcileContext, records: GenerationRecords) -> list[Action]:
     """Deletes accepted records that no pod mounts and that are older than the newest few."""
-    pods = context.inputs.snapshot.pods
+    pods = context.pass_inputs.snapshot.pods
     mounted = {p.generation for p in pods if p.owner_uid == context.view.uid}
     return [
         DeleteGenerationRecord(c.namespace, c.name)
@@ -254,7 +256,7 @@ def reserved_incarnations(context: ReconcileContext, taken: Mapping[str, int]) -
     for slot, incarnation in taken.items():
         highest[slot] = max(incarnation, highest.get(slot, 0))
     if context.running is not None:
-        pods = (p for p in context.inputs.snapshot.pods if p.owner_uid == context.view.uid)
+        pods = (p for p in context.pass_inputs.snapshot.pods if p.owner_uid == context.view.uid)
         kept = {names.COORDINATOR_KEY, *(p.slot.key for p in pods if p.slot is not None)}
         kept |= {slot.key for slot in context.running.topology.slots()}
         for slot in highest.keys() - kept:
@@ -276,6 +278,6 @@ def coordinator_pods(context: ReconcileContext) -> list[PodView]:
     """Of all incarnations."""
     return [
         p
-        for p in context.inputs.snapshot.pods
+        for p in context.pass_inputs.snapshot.pods
         if p.owner_uid == context.view.uid and p.role == names.ROLE_COORDINATOR
     ]

@@ -77,18 +77,18 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
 def _next_coordinator(
     context: ReconcileContext, newest: PodView | None, why: str
 ) -> CoordinatorReplacement:
-    """The pod of the next incarnation, or again that of one which the API server refused."""
+    """The pod of the next incarnation, or again that of one that was not created."""
     assert context.running is not None
-    view, inputs = context.running.view, context.inputs
-    losses, defaults = inputs.losses, inputs.settings.pods
+    view, pass_inputs = context.running.view, context.pass_inputs
+    losses, defaults = pass_inputs.losses, pass_inputs.settings.pods
     reserved = coordinator_incarnation(context)
     ref = SlotRef(view.uid, names.COORDINATOR_KEY, reserved)
-    refused = inputs.snapshot.refusals.get(ref)
-    if refused is None:
+    uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
+    if uncreated is None:
         incarnation = max(reserved, newest.incarnation if newest else 0) + 1
         ref = SlotRef(view.uid, names.COORDINATOR_KEY, incarnation)
     prepare: list[Action] = []
-    avoided = set(inputs.snapshot.unsuitable.get(coordinator_shape(view, defaults), ()))
+    avoided = set(pass_inputs.snapshot.unsuitable.get(coordinator_shape(view, defaults), ()))
     if newest is not None and newest.node is not None and not newest.terminating:
         avoided.add(newest.node)  # its node may be the reason why it does not work
         rolled = coordinator_rolls(context, newest)
@@ -97,7 +97,7 @@ def _next_coordinator(
             prepare.append(AvoidNode(newest.shape, node.name, node.uid, newest.uid, why))
     pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, avoid=avoided)
     create: tuple[CreatePod, ...] = ()
-    if refused is None or inputs.now >= refused.retry_at:
+    if uncreated is None or pass_inputs.now >= uncreated.retry_at:
         prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
         create = (CreatePod(view.namespace, pod, ref),)
     return CoordinatorReplacement(why, ref.incarnation, tuple(prepare), create, pod=pod)
@@ -113,7 +113,7 @@ def _removals(
     """All of them if the newest is replaced, else those before it. In a roll, the one that works
     stays until the next one has taken its Lease: it may take minutes to pull the new image, or
     there may be no such image."""
-    losses = context.inputs.losses
+    losses = context.pass_inputs.losses
     kept = _working_meanwhile(context, pods, newest, lease, why)
     return tuple(
         DeletePod(
@@ -138,7 +138,7 @@ def _working_meanwhile(
 ) -> PodView | None:
     """The pod that holds the Lease and is replaced for its image alone. None if its successor may
     need what it uses of a node or a quota."""
-    inputs = context.inputs
+    pass_inputs = context.pass_inputs
     holder = next(
         (p for p in pods if lease is not None and lease.holder == str(p.incarnation)), None
     )
@@ -148,16 +148,16 @@ def _working_meanwhile(
         return None
     if holder is newest:
         ref = SlotRef(context.view.uid, names.COORDINATOR_KEY, coordinator_incarnation(context))
-        refused = inputs.snapshot.refusals.get(ref)
-        is_refused = refused is not None and refused.attempts > 0
+        uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
+        is_refused = uncreated is not None and uncreated.attempts > 0
         return holder if why == _OTHER_IMAGE and not is_refused else None
-    is_old = inputs.now - newest.created_at >= inputs.timing.unbound_s
+    is_old = pass_inputs.now - newest.created_at >= pass_inputs.timing.unbound_s
     return None if newest.node is None and is_old else holder
 
 
 def _lease(context: ReconcileContext) -> LeaseView | None:
     key = context.view.namespace, names.coordinator_name(context.view.name)
-    leases = context.inputs.snapshot.leases
+    leases = context.pass_inputs.snapshot.leases
     return next((x for x in leases if (x.namespace, x.name) == key), None)
 
 
@@ -177,7 +177,7 @@ def _why_replaced(
 
 
 def _pod_lost(context: ReconcileContext, pod: PodView) -> str:
-    losses = context.inputs.losses
+    losses = context.pass_inputs.losses
     if pod.terminating:
         return "its pod is being deleted"
     if pod.ended:
@@ -188,16 +188,20 @@ def _pod_lost(context: ReconcileContext, pod: PodView) -> str:
 
 
 def _never_accepted(context: ReconcileContext, pod: PodView) -> str:
-    inputs = context.inputs
-    is_old = inputs.now - pod.created_at >= inputs.timing.unbound_s
-    if inputs.losses.is_out_of_reach(pod) and is_old:
+    pass_inputs = context.pass_inputs
+    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.unbound_s
+    if pass_inputs.losses.is_out_of_reach(pod) and is_old:
         return f"the kubelet of its node {pod.node} neither accepts its pod nor responds"
     return ""
 
 
 def _is_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None) -> str:
     """All ages are by this operator's clock."""
-    snapshot, now, timing = context.inputs.snapshot, context.inputs.now, context.inputs.timing
+    snapshot, now, timing = (
+        context.pass_inputs.snapshot,
+        context.pass_inputs.now,
+        context.pass_inputs.timing,
+    )
     if lease is not None and lease.holder == str(pod.incarnation):
         is_old = now - lease.seen_at > timing.coordinator_silent_s
         return "it does not renew its Lease" if is_old else ""
@@ -221,11 +225,11 @@ def _is_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None)
 def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
     """A pod whose template has not changed waits: the scheduler keeps trying."""
     assert context.running is not None
-    inputs = context.inputs
+    pass_inputs = context.pass_inputs
     template = coordinator_template(
-        context.running.view, inputs.losses.avoided, inputs.settings.pods
+        context.running.view, pass_inputs.losses.avoided, pass_inputs.settings.pods
     )
-    is_old = inputs.now - pod.created_at >= inputs.timing.unbound_s
+    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.unbound_s
     if pod.node is None and pod.template != template and is_old:
         return "its pod was not scheduled, and its template has changed"
     return ""

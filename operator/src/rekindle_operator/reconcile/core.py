@@ -106,25 +106,25 @@ def reconcile_all(
     start_pass()
     snapshot = without_forged(snapshot)
     losses = assess_nodes(snapshot, now, settings.timing)
-    inputs = PassInputs(snapshot, losses, now, settings)
+    pass_inputs = PassInputs(snapshot, losses, now, settings)
     topologies = IsolatedTopologies()
 
     # 2. Open the context of each topology, and observe its slots.
     views = {view.uid: view for view in snapshot.topologies}
-    observed = topologies.run(lambda view: _observe(view, inputs), views)
+    observed = topologies.run(lambda view: _observe(view, pass_inputs), views)
 
     # 3. Find what each topology needs: pods, a coordinator.
     needs = topologies.run(_find_needs, observed)
 
     # 4. Make one plan over all topologies: which queries come back, on which nodes.
-    plan = _make_plan(inputs, list(needs.values()))
+    plan = _make_plan(pass_inputs, list(needs.values()))
 
     # 5. Decide the actions of each topology: status, Events, pods, gates.
     decisions = topologies.run(lambda found: _decide(found, plan), needs)
 
     # 6. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [
-        _report_failure(view, error, observed.get(uid), inputs)
+        _report_failure(view, error, observed.get(uid), pass_inputs)
         for uid, view in views.items()
         if (error := topologies.errors.get(uid)) is not None
     ]
@@ -173,13 +173,20 @@ def report_undecided(
     status = failed_status(view, problem, now, generations, missing)
     if view.deleting or status == owned(view.status):
         return TopologyActions(view.key, ())
-    accepts = has_new_digest(view, generations or {})
-    write = WriteStatus(view.namespace, view.name, view.uid, status, urgent=True, accepts=accepts)
+    accepts_generation = has_new_digest(view, generations or {})
+    write = WriteStatus(
+        view.namespace,
+        view.name,
+        view.uid,
+        status,
+        urgent=True,
+        accepts_generation=accepts_generation,
+    )
     return TopologyActions(view.key, (write,))
 
 
-def _observe(view: TopologyView, inputs: PassInputs) -> ObservedTopology:
-    context, accepting = build_context(view, inputs)
+def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
+    context, accepting = build_context(view, pass_inputs)
     return ObservedTopology(context, tuple(accepting), roll_next(context, observe_slots(context)))
 
 
@@ -195,12 +202,12 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
     return TopologyNeeds(observed.accepting, with_candidates(plan_input), coordinator)
 
 
-def _make_plan(inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
+def _make_plan(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
     plan_inputs = [n.plan_input for n in needs]
     states = [s for plan_input in plan_inputs for s in plan_input.states]
     cancelled = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.counts_as_failure}
     coordinators = [n.coordinator.pod for n in needs if n.coordinator.pod is not None]
-    return plan_all(plan_inputs, measure_capacity(inputs, cancelled, coordinators))
+    return plan_all(plan_inputs, measure_capacity(pass_inputs, cancelled, coordinators))
 
 
 def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
@@ -221,7 +228,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     replaced = plan_input.replacements
     if coordinator.create or any(m.due for m in replaced):
         actions.append(CreateTokenSecret(context.view.namespace, token_secret(context.view)))
-    actions += nodes_to_avoid((m.state for m in replaced), context.inputs.losses)
+    actions += nodes_to_avoid((m.state for m in replaced), context.pass_inputs.losses)
     actions += [m.create for m in replaced if m.due]
     actions += open_gates(plan_input, plan)
 
@@ -259,15 +266,21 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     actions: list[Action] = []
     if built.written != owned(view.status):
         urgent = without_per_epoch_fields(built.written) != without_per_epoch_fields(view.status)
-        reserves = frozenset(
+        new_incarnations = frozenset(
             SlotRef(view.uid, slot, incarnation)
             for slot, incarnation in taken.items()
             if incarnation > context.reserved.get(slot, 0)
         )
-        accepts = has_new_digest(view, context.generations)
+        accepts_generation = has_new_digest(view, context.generations)
         actions.append(
             WriteStatus(
-                view.namespace, view.name, view.uid, built.written, urgent, reserves, accepts
+                view.namespace,
+                view.name,
+                view.uid,
+                built.written,
+                urgent=urgent,
+                new_incarnations=new_incarnations,
+                accepts_generation=accepts_generation,
             )
         )
     change = Change(context, states, plan, built.status, coordinator)
@@ -275,7 +288,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
 
 
 def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
-    snapshot, losses = context.inputs.snapshot, context.inputs.losses
+    snapshot, losses = context.pass_inputs.snapshot, context.pass_inputs.losses
     if losses.problem:
         return OperatorProblem("NodesNotReady", losses.problem)
     if snapshot.stalled:
@@ -287,9 +300,9 @@ def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
 
 
 def _report_failure(
-    view: TopologyView, error: Exception, observed: ObservedTopology | None, inputs: PassInputs
+    view: TopologyView, error: Exception, observed: ObservedTopology | None, pass_inputs: PassInputs
 ) -> TopologyActions:
-    now, missing = inputs.now, inputs.snapshot.missing_fields
+    now, missing = pass_inputs.now, pass_inputs.snapshot.missing_fields
     if isinstance(error, StillCompiling):
         return report_undecided(view, OperatorProblem("Compiling", str(error)), now, missing)
     problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {error!r}")

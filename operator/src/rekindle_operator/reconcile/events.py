@@ -120,7 +120,7 @@ def _lost_nodes(change: Change) -> Iterator[EventText]:
     for node in entry.lost_nodes:
         if node not in known:
             lost = [s for s in change.states if s.pod is not None and s.pod.node == node]
-            why = change.context.inputs.losses.lost_nodes.get(node, "is lost")
+            why = change.context.pass_inputs.losses.lost_nodes.get(node, "is lost")
             note = f"node {node} {why}; tasks on it: {_names(lost)}"
             yield EventText(True, "NodeLost", "Assess", note, f"{entry.started_at} {node}")
 

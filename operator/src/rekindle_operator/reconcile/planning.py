@@ -57,8 +57,8 @@ def partition_key(uid: str, slot: Slot) -> str:
 
 
 def with_candidates(plan_input: PlanInput) -> PlanInput:
-    uid, inputs = plan_input.context.view.uid, plan_input.context.inputs
-    usable, unsuitable = inputs.losses.usable, inputs.snapshot.unsuitable
+    uid, pass_inputs = plan_input.context.view.uid, plan_input.context.pass_inputs
+    usable, unsuitable = pass_inputs.losses.usable, pass_inputs.snapshot.unsuitable
     manifests = {m.state.slot.key: m.create.manifest for m in plan_input.replacements}
     found = {}
     for state in plan_input.states:
@@ -72,7 +72,7 @@ def with_candidates(plan_input: PlanInput) -> PlanInput:
         else:
             continue
         to_place = replace(to_place, namespace=plan_input.context.view.namespace)
-        if state.creation_refused is not None and state.creation_refused.attempts >= _MAX_REFUSALS:
+        if state.uncreated_pod is not None and state.uncreated_pod.attempts >= _MAX_REFUSALS:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
         elif bad := unsuitable.get(shape):
@@ -188,19 +188,21 @@ def _partitions(plan_input: PlanInput, query: QuerySpec) -> set[str]:
 
 
 def _priority(plan_input: PlanInput, query: QuerySpec) -> int:
-    limits = plan_input.context.inputs.settings.limits
+    limits = plan_input.context.pass_inputs.settings.limits
     return limits.priority(plan_input.context.view.namespace, query.priority)
 
 
 def _has_waited_long(plan_input: PlanInput, candidates: Iterable[PodCandidate]) -> bool:
-    inputs = plan_input.context.inputs
-    hold_s = inputs.timing.redundancy_hold_s
-    return all(c.pod is not None and inputs.now - c.pod.created_at >= hold_s for c in candidates)
+    pass_inputs = plan_input.context.pass_inputs
+    hold_s = pass_inputs.timing.redundancy_hold_s
+    return all(
+        c.pod is not None and pass_inputs.now - c.pod.created_at >= hold_s for c in candidates
+    )
 
 
 def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
     """For the gated pods that the plan gives a node."""
-    found, now = [], plan_input.context.inputs.now
+    found, now = [], plan_input.context.pass_inputs.now
     for candidate in plan_input.candidates.values():
         pod, node = candidate.pod, plan.nodes.get(candidate.to_place.key)
         if pod is not None and node is not None:

@@ -38,7 +38,7 @@ def update_recovery(
 ) -> RecoveryStatus:
     """Of a topology that runs."""
     assert context.running is not None
-    now, old = context.inputs.now, context.last_status.recovery
+    now, old = context.pass_inputs.now, context.last_status.recovery
     has_losses = any(_is_loss(s) for s in states)
     entry = old.newest if old.newest is not None and not old.newest.finished_at else None
     if entry is None and not has_losses:
@@ -56,12 +56,12 @@ def _updated(
     context: ReconcileContext, entry: RecoveryEntry, states: Sequence[SlotState], health: Health
 ) -> RecoveryEntry:
     assert context.running is not None
-    now, spec = context.inputs.now, context.running.topology.spec.recovery
+    now, spec = context.pass_inputs.now, context.running.topology.spec.recovery
     elapsed_s = now - parse_time(entry.started_at)
     return replace(
         entry,
         mode=_mode(spec, entry.mode, _lost_partitions(states, now), now),
-        lost_nodes=_first_lost(entry, _lost_nodes(states, context.inputs.losses)),
+        lost_nodes=_first_lost(entry, _lost_nodes(states, context.pass_inputs.losses)),
         queries=_queries(entry.queries, health, elapsed_s),
     )
 
@@ -77,10 +77,10 @@ def _lost_partitions(states: Sequence[SlotState], now: float) -> dict[str, float
     lost: dict[str, float] = {}
     for state in states:
         at = now if _is_loss(state) else None
-        if state.creation_refused is not None:
-            at = state.creation_refused.lost_at
+        if state.uncreated_pod is not None:
+            at = state.uncreated_pod.predecessor_lost_at
         if at is None and state.pod is not None:
-            at = state.pod.lost_at
+            at = state.pod.predecessor_lost_at
         if at is not None:
             key = f"{state.slot.segment}/{state.slot.partition}"
             lost[key] = max(at, lost.get(key, 0.0))
@@ -132,7 +132,7 @@ def _is_over(context: ReconcileContext, states: Sequence[SlotState], entry: Reco
     is_starting = any(
         s.holds_capacity
         and s.pod is not None
-        and s.pod.lost_at is not None
+        and s.pod.predecessor_lost_at is not None
         and replica_state(context, s) not in settled
         for s in states
     )

@@ -50,33 +50,33 @@ def replacements(
 def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement:
     assert context.running is not None
     state.check_event(SlotEvent.POD_CREATED)
-    now, incarnation = context.inputs.now, state.next_incarnation
-    lost_at = _lost_at(state, now)
+    now, incarnation = context.pass_inputs.now, state.next_incarnation
+    predecessor_lost_at = _predecessor_lost_at(state, now)
     manifest = task_pod(
         context.running.view,
         context.running.topology,
         context.running.generation,
         state.slot,
         incarnation,
-        context.inputs.settings.pods,
-        lost_at=lost_at,
+        context.pass_inputs.settings.pods,
+        predecessor_lost_at=predecessor_lost_at,
         failed_placements=_failed_placements(state),
     )
     ref = SlotRef(context.view.uid, state.slot.key, incarnation)
-    create = CreatePod(context.view.namespace, manifest, ref, lost_at)
-    due = state.creation_refused is None or now >= state.creation_refused.retry_at
+    create = CreatePod(context.view.namespace, manifest, ref, predecessor_lost_at)
+    due = state.uncreated_pod is None or now >= state.uncreated_pod.retry_at
     return TaskReplacement(state, incarnation, create, _removal(context, state), due)
 
 
-def _lost_at(state: SlotState, now: float) -> float | None:
+def _predecessor_lost_at(state: SlotState, now: float) -> float | None:
     """When the partition's replica was lost. A replacement without a node passes it on to the next
     one."""
-    if state.creation_refused is not None:
-        return state.creation_refused.lost_at
+    if state.uncreated_pod is not None:
+        return state.uncreated_pod.predecessor_lost_at
     if state.loss is None or state.loss is Loss.ROLLED:
         return None
     if not state.loss.counts_as_failure and state.pod is not None:
-        return state.pod.lost_at
+        return state.pod.predecessor_lost_at
     return now
 
 
@@ -87,7 +87,7 @@ def _failed_placements(state: SlotState) -> int:
 
 
 def _removal(context: ReconcileContext, state: SlotState) -> DeletePod | None:
-    pod, loss, losses = state.pod, state.loss, context.inputs.losses
+    pod, loss, losses = state.pod, state.loss, context.pass_inputs.losses
     if pod is None or loss is None or pod.terminating:
         return None  # Terminating on a lost node: see `terminating_on_lost_nodes`
     grace_s = 0 if losses.is_on_lost_node(pod) else _SHORT_GRACE_S
@@ -105,7 +105,7 @@ def incarnations_to_reserve(replaced: Iterable[TaskReplacement]) -> Mapping[str,
 def surplus_replicas(context: ReconcileContext, states: Iterable[SlotState]) -> tuple[PodView, ...]:
     """Replicas that an edit removes from partitions that it keeps, and that are not lost. They
     serve until a replica that stays is live, since only they may have the state."""
-    inputs = context.inputs
+    pass_inputs = context.pass_inputs
     current = {s.slot for s in states}
     partitions = {(slot.segment, slot.partition) for slot in current}
     return tuple(
@@ -115,7 +115,10 @@ def surplus_replicas(context: ReconcileContext, states: Iterable[SlotState]) -> 
         and p.slot not in current
         and (p.slot.segment, p.slot.partition) in partitions
         and (p.node is not None and not p.ended)
-        and loss_of_pod(p, inputs.losses, inputs.snapshot, inputs.now, inputs.timing) is None
+        and loss_of_pod(
+            p, pass_inputs.losses, pass_inputs.snapshot, pass_inputs.now, pass_inputs.timing
+        )
+        is None
         and not has_diverged(context, p.slot, p)
     )
 
@@ -125,7 +128,7 @@ def unneeded_pods(
 ) -> list[Action]:
     """Deletes fenced incarnations, and pods of slots that are no longer in the topology, except
     those that are still `serving`."""
-    losses = context.inputs.losses
+    losses = context.pass_inputs.losses
     current = {s.slot: s.pod for s in states}
     found: list[Action] = []
     for pod in task_pods(context):
@@ -140,10 +143,10 @@ def unneeded_pods(
 
 def suspend_pods(context: ReconcileContext) -> list[Action]:
     """Tasks first, then the coordinator, which commits the checkpoints that they saved."""
-    pods = [p for p in context.inputs.snapshot.pods if p.owner_uid == context.view.uid]
+    pods = [p for p in context.pass_inputs.snapshot.pods if p.owner_uid == context.view.uid]
     tasks = [p for p in pods if p.role == names.ROLE_TASK]
     chosen = tasks or [p for p in pods if p.role == names.ROLE_COORDINATOR]
-    losses = context.inputs.losses
+    losses = context.pass_inputs.losses
     return [_delete(p, losses, None, "suspended") for p in chosen if not p.terminating]
 
 

@@ -51,7 +51,7 @@ def _coordinator_is_new(context: ReconcileContext) -> bool:
     newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
     if newest is None or newest.terminating or newest.ended:
         return False
-    if context.inputs.losses.is_on_lost_node(newest) or coordinator_rolls(context, newest):
+    if context.pass_inputs.losses.is_on_lost_node(newest) or coordinator_rolls(context, newest):
         return False
     return context.report.fence == newest.incarnation
 

@@ -124,7 +124,11 @@ def _order(action: Action) -> ActionOrder:
         case CreateGenerationRecord() | CreateTokenSecret() | EnsureAccess() | EnsureLease():
             return ActionOrder.PREPARE
         case WriteStatus():
-            return ActionOrder.PREPARE if action.reserves or action.accepts else ActionOrder.REPORT
+            return (
+                ActionOrder.PREPARE
+                if action.new_incarnations or action.accepts_generation
+                else ActionOrder.REPORT
+            )
         case DeletePod():
             return ActionOrder.PREPARE if action.frees_planned_capacity else ActionOrder.CLEAN_UP
         case CreatePod() | OpenGate():
@@ -148,12 +152,12 @@ def _after(
             needed = [
                 a for a in siblings if isinstance(a, (CreateGenerationRecord, CreateTokenSecret))
             ]
-            if status is not None and action.ref in status.reserves:
+            if status is not None and action.ref in status.new_incarnations:
                 needed.append(status)
             if action.is_coordinator:
                 needed += [a for a in siblings if isinstance(a, EnsureAccess)]
         case CreateGenerationRecord():
-            needed = [status] if status is not None and status.accepts else []
+            needed = [status] if status is not None and status.accepts_generation else []
         case EmitEvent():
             needed = [status] if status is not None else []
         case _:

@@ -13,7 +13,7 @@ from functools import cache
 from rekindle import names
 from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Segment, Slot
-from rekindle_operator.cluster.model import PodView, Refusal, SlotRef
+from rekindle_operator.cluster.model import PodView, SlotRef, UncreatedPod
 from rekindle_operator.reconcile.context import ReconcileContext, Running, partition_and_replica
 from rekindle_operator.reconcile.phases import BEFORE_RUNNING, SlotEvent, SlotPhase, next_slot_phase
 from rekindle_operator.recovery.losses import Loss, loss_of_pod
@@ -32,7 +32,7 @@ class SlotState:
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
     start_problem: str = ""  # why the containers of its pod do not run
-    creation_refused: Refusal | None = None  # of the reserved incarnation, which was never created
+    uncreated_pod: UncreatedPod | None = None  # of the reserved incarnation
     outdated: bool = False  # its template has changed since it was created
 
     @property
@@ -61,9 +61,9 @@ class SlotState:
         if pod is not None:
             node = f"on node {pod.node}" if pod.node else "without a node"
             parts.append(f"pod {pod.name} (incarnation {pod.incarnation}) is {pod.phase} {node}")
-        if self.creation_refused is not None:
-            refusal = self.creation_refused
-            parts.append(f"its pod was refused {refusal.attempts} times: {refusal.message}")
+        if self.uncreated_pod is not None:
+            uncreated = self.uncreated_pod
+            parts.append(f"its pod was refused {uncreated.attempts} times: {uncreated.message}")
         if self.loss is not None:
             parts.append(f"lost: {self.loss.value}")
         return "; ".join(parts)
@@ -77,8 +77,8 @@ class SlotState:
     @property
     def refusal(self) -> str:
         """What refuses its pod or cannot run it, and why."""
-        if self.creation_refused is not None:
-            return f"API server: {self.creation_refused.message}"
+        if self.uncreated_pod is not None:
+            return f"API server: {self.uncreated_pod.message}"
         if self.pod is not None and self.pod.node is not None and self.start_problem:
             return f"{self.pod.name} on {self.pod.node}: {self.start_problem}"
         if self.pod is None or self.pod.was_ready or not self.pod.refusal:
@@ -89,7 +89,7 @@ class SlotState:
 
     @property
     def next_incarnation(self) -> int:
-        if self.creation_refused is not None:
+        if self.uncreated_pod is not None:
             return self.reserved
         return max(self.reserved, self.pod.incarnation if self.pod else 0, self.taken) + 1
 
@@ -105,7 +105,7 @@ class SlotState:
 def task_pods(context: ReconcileContext) -> list[PodView]:
     return [
         p
-        for p in context.inputs.snapshot.pods
+        for p in context.pass_inputs.snapshot.pods
         if p.owner_uid == context.view.uid and p.role == names.ROLE_TASK and p.slot is not None
     ]
 
@@ -114,8 +114,10 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
     """None while the topology needs no pods."""
     if context.running is None or not context.needs_pods:
         return ()
-    inputs = context.inputs
-    start_failures = StartFailures(inputs.snapshot, inputs.losses, inputs.now, inputs.timing)
+    pass_inputs = context.pass_inputs
+    start_failures = StartFailures(
+        pass_inputs.snapshot, pass_inputs.losses, pass_inputs.now, pass_inputs.timing
+    )
     pods: dict[Slot, list[PodView]] = defaultdict(list)
     for pod in task_pods(context):
         if pod.slot is not None:
@@ -123,7 +125,7 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
     topology, states = context.running.topology, []
     segments = {s.id: s for s in topology.segments}
     taken = _taken_names(context, topology.slots())
-    template = _templates(context.running, segments, inputs.settings)
+    template = _templates(context.running, segments, pass_inputs.settings)
     for slot in topology.slots():
         reserved = context.reserved.get(slot.key, 0)
         state = SlotState(
@@ -131,7 +133,7 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
             segments[slot.segment],
             reserved,
             taken.get(partition_and_replica(slot.key), 0),
-            creation_refused=inputs.snapshot.refusals.get(
+            uncreated_pod=pass_inputs.snapshot.uncreated_pods.get(
                 SlotRef(context.view.uid, slot.key, reserved)
             ),
         )
@@ -152,11 +154,13 @@ def _with_pod(
     template: Callable[[str], str],
 ) -> SlotState:
     assert context.running is not None
-    inputs = context.inputs
+    pass_inputs = context.pass_inputs
     is_old = pod.generation != context.running.generation
     outdated = is_old and pod.template != template(state.slot.segment)
     state = replace(state, pod=pod, start_problem=start_failures.problem_of(pod), outdated=outdated)
-    loss = loss_of_pod(pod, inputs.losses, inputs.snapshot, inputs.now, inputs.timing)
+    loss = loss_of_pod(
+        pod, pass_inputs.losses, pass_inputs.snapshot, pass_inputs.now, pass_inputs.timing
+    )
     if loss is None and has_diverged(context, state.slot, pod):
         loss = Loss.DIVERGED
     if loss is None:
@@ -170,7 +174,7 @@ def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
     """False for a slot that an edit adds, whose pod was refused, after a suspension, and while the
     topology starts: then its pod may never have been created."""
     is_new = state.slot.key not in context.previous_slots
-    may_be_missing = is_new or state.creation_refused is not None or was_suspended(context)
+    may_be_missing = is_new or state.uncreated_pod is not None or was_suspended(context)
     return bool(state.reserved) and not may_be_missing and _has_run(context, state)
 
 

@@ -63,7 +63,7 @@ def build_status(
     """`recovery`: None keeps what is written."""
     kept = context.last_status.recovery if recovery is None else recovery
     conditions = conditions_of(context, states, health, kept, problem)
-    entries = condition_entries(context.view, conditions, context.inputs.now)
+    entries = condition_entries(context.view, conditions, context.pass_inputs.now)
     status = TopologyStatus(
         phase=_phase(context, health, kept),
         conditions={entry.type: entry for entry in entries},
@@ -88,7 +88,7 @@ def build_status(
     }
     if lags := [q.lag_s for q in health.queries if q.lag_s is not None]:
         written["lag"] = f"{max(lags):.1f}s"
-    if not (missing := context.inputs.snapshot.missing_fields):
+    if not (missing := context.pass_inputs.snapshot.missing_fields):
         return BuiltStatus(status, owned(written))
     declared = owned(without_missing(written, missing))
     return BuiltStatus(read_topology_status(declared), declared)

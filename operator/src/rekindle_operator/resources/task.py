@@ -50,7 +50,7 @@ def task_pod(
     incarnation: int,
     defaults: PodDefaults,
     *,
-    lost_at: float | None = None,
+    predecessor_lost_at: float | None = None,
     failed_placements: int = 0,
 ) -> Manifest:
     """`view`: owner and spec of the accepted generation. `topology`: the same, compiled."""
@@ -72,8 +72,8 @@ def task_pod(
     annotations = dict(own.get("annotations") or {})
     annotations[names.ANNOTATION_TEMPLATE] = task_template(view, topology, segment, defaults)
     annotations[names.ANNOTATION_SHAPE] = _shape(view, merged["spec"])
-    if lost_at is not None:
-        annotations[names.ANNOTATION_LOST] = f"{lost_at:.3f}"
+    if predecessor_lost_at is not None:
+        annotations[names.ANNOTATION_LOST] = f"{predecessor_lost_at:.3f}"
     if failed_placements:
         annotations[names.ANNOTATION_FAILED_PLACEMENTS] = str(failed_placements)
     meta["annotations"] = annotations

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from rekindle.streams.records import ALIGN, WATERMARK_CHANGE, Record, RecordKind, encode_header
 
-WATERMARK_CHANGES_BYTES = 4096
+MAX_WATERMARK_CHANGES_BYTES = 4096
 """An empty record with more changes of its watermark is continued by another record."""
 _MAX_EPOCHS = (1 << 32) - 1
 
@@ -113,7 +113,7 @@ def _grown(
     writes: tuple[tuple[int, bytes], ...] = ()
     changes, changes_sum = growing.changes, growing.changes_sum
     if watermark != old.watermark:
-        if len(changes) >= WATERMARK_CHANGES_BYTES:
+        if len(changes) >= MAX_WATERMARK_CHANGES_BYTES:
             return None
         change = WATERMARK_CHANGE.pack(old.watermark, old.epochs)
         at = old.payload + len(changes)

@@ -14,41 +14,47 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from rekindle.backoff import BackoffPolicy
-from rekindle_operator.cluster.model import Refusal, SlotRef
+from rekindle_operator.cluster.model import SlotRef, UncreatedPod
 
 _BACKOFF = BackoffPolicy(first_s=1.0, longest_s=30.0)
 _NO_RESPONSE = "no response yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusals:
-    by_ref: Mapping[SlotRef, Refusal]
+class UncreatedPods:
+    by_ref: Mapping[SlotRef, UncreatedPod]
 
-    def with_one(self, ref: SlotRef, message: str, now: float, lost_at: float | None) -> Refusals:
+    def with_failed_create(
+        self, ref: SlotRef, message: str, now: float, predecessor_lost_at: float | None
+    ) -> UncreatedPods:
         """Each further refusal of the same incarnation doubles the wait."""
         known = self.by_ref.get(ref)
         attempts = known.attempts + 1 if known is not None else 1
         wait_s = _BACKOFF.wait_s(attempts)
-        fresh = Refusal(message, attempts, now + wait_s, lost_at)
-        return Refusals({**self.without(ref).by_ref, ref: fresh})
+        fresh = UncreatedPod(message, attempts, now + wait_s, predecessor_lost_at)
+        return UncreatedPods({**self.without(ref).by_ref, ref: fresh})
 
-    def with_attempt(self, ref: SlotRef, now: float, lost_at: float | None) -> Refusals:
+    def with_attempt(
+        self, ref: SlotRef, now: float, predecessor_lost_at: float | None
+    ) -> UncreatedPods:
         """A request was sent; its result is not known. It may be sent again at once."""
         known = self.by_ref.get(ref)
         attempts, message = (
             (known.attempts, known.message) if known is not None else (0, _NO_RESPONSE)
         )
-        fresh = Refusal(message, attempts, now, lost_at)
-        return Refusals({**self.without(ref).by_ref, ref: fresh})
+        fresh = UncreatedPod(message, attempts, now, predecessor_lost_at)
+        return UncreatedPods({**self.without(ref).by_ref, ref: fresh})
 
-    def without_created(self, created: Container[SlotRef]) -> Refusals:
+    def without_created(self, created: Container[SlotRef]) -> UncreatedPods:
         """Without those whose pod exists: its incarnation is used."""
-        return Refusals({ref: x for ref, x in self.by_ref.items() if ref not in created})
+        return UncreatedPods({ref: x for ref, x in self.by_ref.items() if ref not in created})
 
-    def without(self, ref: SlotRef) -> Refusals:
+    def without(self, ref: SlotRef) -> UncreatedPods:
         """Without the slot, whatever the incarnation."""
         slot = ref.topology_uid, ref.slot
-        return Refusals({r: x for r, x in self.by_ref.items() if (r.topology_uid, r.slot) != slot})
+        return UncreatedPods(
+            {r: x for r, x in self.by_ref.items() if (r.topology_uid, r.slot) != slot}
+        )
 
-    def without_topology(self, uid: str) -> Refusals:
-        return Refusals({r: x for r, x in self.by_ref.items() if r.topology_uid != uid})
+    def without_topology(self, uid: str) -> UncreatedPods:
+        return UncreatedPods({r: x for r, x in self.by_ref.items() if r.topology_uid != uid})
