@@ -175,7 +175,11 @@ def test_what_a_task_found_damaged_is_neither_committed_nor_restored(
     path.write_bytes(whole[:-8])
     manifests.collect_garbage(1)
     assert manifests.unrestorable == {}, "nobody has said so"
-    manifests.collect_garbage(1, suspects={shared})
+    (tmp_path / "store").rename(tmp_path / "away")
+    with pytest.raises(StoreError):
+        manifests.collect_garbage(1, suspects={shared})
+    (tmp_path / "away").rename(tmp_path / "store")
+    manifests.collect_garbage(1)
     for _ in range(2):
         assert manifests.unrestorable.keys() == {old.object, new.object}
         assert "is damaged" in manifests.unrestorable[old.object]

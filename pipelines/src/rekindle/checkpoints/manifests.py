@@ -52,11 +52,12 @@ class ManifestStore:
         self._complete: dict[str, frozenset[str]] = {}
         self._refusals = 0
         # of the thread that collects garbage: state objects by entry that was kept, manifests; the
-        # refusals that it knows
+        # refusals that it knows; what it has not looked at yet
         self._references: dict[str, frozenset[str]] = {}
         self._manifests: dict[int, Manifest] = {}
         self._full_scan_at: float | None = None
         self._known_refusals = 0
+        self._suspects: frozenset[str] = frozenset()
         # written by it, and read by both: what is being deleted, which no entry may need that is
         # committed now; needed state objects that were missing, or damaged, at the last collection
         self._deleting: frozenset[str] = frozenset()
@@ -165,20 +166,19 @@ class ManifestStore:
         list the whole store: for state without an entry, for spilled logs, and for what is missing.
         Sets `unrestorable`.
         """
+        self._suspects |= suspects  # until a call comes so far that it looks at them
         began, full_scan_at = self._clock(), self._full_scan_at
         due = full_scan_at is None or began - full_scan_at >= FULL_SCAN_S
         refusals = self._refusals  # read once: one that comes later is for the next call
-        more_may_be_missing = not suspects <= self._present(suspects, 0)
+        more_may_be_missing = not self._suspects <= self._present(self._suspects, 0)
         full_scan = full_scan or due or refusals != self._known_refusals or more_may_be_missing
         self._known_refusals = refusals
         self._full_scan_at = None  # a failure may leave state whose entry is deleted
-        deleted = self._collect(retain, full_scan, in_use, suspects)
+        deleted = self._collect(retain, full_scan, in_use)
         self._full_scan_at = began if full_scan else full_scan_at
         return deleted
 
-    def _collect(
-        self, retain: int, full_scan: bool, in_use: AbstractSet[str], suspects: AbstractSet[str]
-    ) -> int:
+    def _collect(self, retain: int, full_scan: bool, in_use: AbstractSet[str]) -> int:
         parts = ("",) if full_scan else ("manifests/", "entries/")
         objects = [info for part in parts for info in self._list(part)]
         manifests = self._retained(objects, retain)
@@ -186,7 +186,7 @@ class ManifestStore:
         names = {info.name for info in objects}
         entries = needed_entries(objects, manifests) | (in_use & names)
         unusable = self._update_references(entries, names)
-        self._find_unrestorable(names if full_scan else None, unusable, suspects)
+        self._find_unrestorable(names if full_scan else None, unusable)
         unreadable = next((e for e in unusable.values() if isinstance(e, UnreadableObject)), None)
         references = {name: self._references.get(name, frozenset()) for name in entries}
         garbage = find_garbage(objects, manifests, references)
@@ -258,20 +258,18 @@ class ManifestStore:
         return unusable
 
     def _find_unrestorable(
-        self,
-        listed: AbstractSet[str] | None,
-        unusable: Mapping[str, StoreError],
-        suspects: AbstractSet[str],
+        self, listed: AbstractSet[str] | None, unusable: Mapping[str, StoreError]
     ) -> None:
         """`listed`: names in the whole store. A listing may lack what is written meanwhile, so that
         what is not in it is looked for; without a listing, what was missing before."""
         needed = _union(self._references.values())
-        suspects = needed & (suspects | self._damaged)
+        suspects = needed & (self._suspects | self._damaged)
         missing = needed & (self._missing | suspects) if listed is None else needed - listed
         if missing and (listed is not None or len(missing) <= _MAX_LOOK_UPS):
             missing -= self._present(missing, 0)
         self._missing = missing
         self._damaged = frozenset(name for name in suspects - missing if self._is_damaged(name))
+        self._suspects = frozenset()
         lost = {
             name: _lost(refs, missing, self._damaged) for name, refs in self._references.items()
         }

@@ -97,7 +97,7 @@ class Committer:
         self._garbage_problem: CheckpointProblem | None = None
         self._restore_failed = False
         self._suspects: frozenset[str] = frozenset()  # no collection has looked at them
-        self._looked_at: frozenset[str] = frozenset()  # the last collection, or that in progress
+        self._looked_at: frozenset[str] = frozenset()  # by the last collection
         self.generation_problems: tuple[str, ...] = ()
         self.newest: Manifest | None = None
         self.store_id: str | None = None
@@ -230,7 +230,6 @@ class Committer:
         """Whether other entries than before cannot be restored."""
         self._garbage_problem = None
         if problem:
-            self._suspects |= self._looked_at
             text = f"checkpoint store: garbage collection: {problem}"
             self._garbage_problem = CheckpointProblem(
                 CheckpointProblemKind.GARBAGE_COLLECTION_FAILED, text
