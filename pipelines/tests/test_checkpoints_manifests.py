@@ -191,6 +191,30 @@ def test_what_a_task_found_damaged_is_neither_committed_nor_restored(
     assert manifests.unusable([new.object]) == {}
 
 
+def test_many_damaged_objects_are_read_again_by_listings_alone(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, now = StateStore(store, "u"), 0.0
+    manifests = ManifestStore(store, "u", clock=lambda: now)
+    refs = [states.save("seg", p, 9, 0, ("op",), count_state("op", p), None) for p in range(20)]
+    assert manifests.write(manifest(0, 9, **{f"seg__{p}": ref for p, ref in enumerate(refs)}))
+    files = (tmp_path / "store" / "u" / "state").rglob("*.arrow")
+    whole = {path: path.read_bytes() for path in files}
+    assert manifests.collect_garbage(1) == 0
+    for path, data in whole.items():
+        path.write_bytes(data[:-8])
+    names = {info.name.removeprefix("u/") for info in store.list("u/state/")}
+    manifests.collect_garbage(1, suspects=names)
+    assert manifests.unrestorable.keys() == {ref.object for ref in refs}
+    for path, data in whole.items():
+        path.write_bytes(data)
+    manifests.collect_garbage(1)
+    assert len(manifests.unrestorable) == 20
+    now += FULL_SCAN_S
+    manifests.collect_garbage(1)
+    assert manifests.unrestorable == {}
+
+
 def test_a_missing_object_that_a_task_names_makes_a_collection_look_for_others(
     store: Store,
 ) -> None:

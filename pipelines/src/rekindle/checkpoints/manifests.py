@@ -35,6 +35,8 @@ FULL_SCAN_S = 900.0
 """Seconds between listings of the whole store."""
 PARALLEL = 8
 _MAX_LOOK_UPS = 256
+_MAX_READS = 16
+"""If more objects are damaged, they are read again by listings of the whole store alone."""
 _LISTED_PER_LOOK_UP = 100
 """Objects that are listed in the time of one look-up."""
 
@@ -158,7 +160,7 @@ class ManifestStore:
         `in_use`, which a task still reads. Returns the number of objects. If an entry cannot be
         read, no state is deleted, and UnreadableObject is raised in the end. `suspects`: state
         objects that tasks found damaged or missing; those that are needed are read, and again by
-        each call as long as they are damaged.
+        each call as long as they are damaged; if they are many, by each listing of the whole store.
 
         Lists manifests and entries, of which there are few, and deletes with an entry the state
         that it alone needed. The first call, the first one after a failure or after an entry was
@@ -263,12 +265,14 @@ class ManifestStore:
         """`listed`: names in the whole store. A listing may lack what is written meanwhile, so that
         what is not in it is looked for; without a listing, what was missing before."""
         needed = _union(self._references.values())
-        suspects = needed & (self._suspects | self._damaged)
-        missing = needed & (self._missing | suspects) if listed is None else needed - listed
+        missing = needed & self._missing if listed is None else needed - listed
         if missing and (listed is not None or len(missing) <= _MAX_LOOK_UPS):
             missing -= self._present(missing, 0)
         self._missing = missing
-        self._damaged = frozenset(name for name in suspects - missing if self._is_damaged(name))
+        known, suspects = self._damaged & needed, (self._suspects & needed) - missing
+        if listed is not None or len(known) <= _MAX_READS:
+            known, suspects = frozenset(), (known | suspects) - missing
+        self._damaged = known | frozenset(name for name in suspects if self._is_damaged(name))
         self._suspects = frozenset()
         lost = {
             name: _lost(refs, missing, self._damaged) for name, refs in self._references.items()
