@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -197,7 +198,8 @@ def test_many_damaged_objects_are_read_again_by_listings_alone(
     states, now = StateStore(store, "u"), 0.0
     manifests = ManifestStore(store, "u", clock=lambda: now)
     refs = [states.save("seg", p, 9, 0, ("op",), count_state("op", p), None) for p in range(20)]
-    assert manifests.write(manifest(0, 9, **{f"seg__{p}": ref for p, ref in enumerate(refs)}))
+    entries = {f"seg/{p}": (ref,) for p, ref in enumerate(refs)}
+    assert manifests.write(replace(manifest(0, 9), entries=entries))
     files = (tmp_path / "store" / "u" / "state").rglob("*.arrow")
     whole = {path: path.read_bytes() for path in files}
     assert manifests.collect_garbage(1) == 0

@@ -226,6 +226,11 @@ class Replica:
         if self.fetch is not None and (missing := self.fetch.missing):
             self.fetch.get(missing[number % len(missing)])
 
+    def fetch_all(self) -> None:
+        """In the background, from now on."""
+        if self.fetch is not None:
+            self.fetch.start()
+
     def read_all(self) -> None:
         """A reader of the whole state: what it finds is right at any time."""
         state, epoch = self.state, self.epoch
@@ -416,7 +421,7 @@ def act(world: World, action: str, number: int) -> None:
         case "read_all":
             world.attempt(which, Replica.read_all)
         case "background":
-            world.attempt(which, lambda r: r.fetch.start() if r.fetch is not None else None)
+            world.attempt(which, Replica.fetch_all)
         case "together":
             world.together(which, number)
         case "faults":

@@ -120,7 +120,8 @@ class FetchQueue:
 
     def _next(self, now: float = float("-inf")) -> tuple[str | None, float]:
         """The first object that is due at a time, otherwise the one that is due next; and when."""
-        name, earliest = None, float("inf")
+        name: str | None = None
+        earliest = float("inf")
         for other in self._waiting:
             failed = self._failed.get(other)
             due_at = failed.retry_at if failed is not None else float("-inf")
