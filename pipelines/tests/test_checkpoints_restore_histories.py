@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +243,14 @@ class Replica:
             self.step(StateComplete())
 
 
+def _outcome(result: Future[None], _: Replica) -> None:
+    result.result()
+
+
+def _has_ended(fetch: Fetch) -> bool:
+    return fetch.complete or fetch.lost is not None
+
+
 class World:
     def __init__(self, directory: str, known: Model) -> None:
         self.model = known
@@ -250,7 +258,8 @@ class World:
         self.store = Store(self.disk.url, objects=self.disk, retry=Retry(attempts=1))
         self.files = FullFiles(Path(directory), memory_bytes=2_000)
         self.manifests = ManifestStore(self.store, "u")
-        self.seq, self.refs = 0, (EntryRef(NO_EPOCH, None, ""),)  # the newest first
+        self.seq = 0
+        self.refs: tuple[EntryRef, ...] = (EntryRef(NO_EPOCH, None, ""),)  # the newest first
         self.suspects: set[str] = set()
         self.damaged: dict[str, bytes] = {}
         self.digests: dict[int, str] = {}  # of all entries of an epoch
@@ -323,7 +332,7 @@ class World:
         with ThreadPoolExecutor(len(actions)) as pool:
             results = [pool.submit(action) for action in actions]
         for result in results:
-            self.attempt(number, lambda _, result=result: result.result())
+            self.attempt(number, partial(_outcome, result))
 
     # -- the coordinator -------------------------------------------------------------------------
 
@@ -463,7 +472,7 @@ def recover(world: World) -> None:
     for number, replica in list(world.replicas.items()):
         if replica.fetch is not None:
             replica.fetch.start()
-            eventually(lambda fetch=replica.fetch: fetch.complete or fetch.lost is not None, 10)
+            eventually(partial(_has_ended, replica.fetch), 10)
         world.attempt(number, Replica.note_fetched)
     for number in REPLICAS:
         world.start(number)  # one whose state was lost before the repair

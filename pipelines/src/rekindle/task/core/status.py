@@ -257,8 +257,10 @@ class TaskStatus:
         problem = self._failure or next(iter(self._problems.copy().values()), None)
         fetch = self.fetch
         if problem is None and fetch is not None and fetch.problem is not None:
-            message = f"some of the state is not here: {fetch.problem}"
-            problem = TaskProblem(message=message, saving=components is not None)
+            problem = TaskProblem(
+                message=f"some of the state is not here: {fetch.problem}",
+                saving=components is not None,
+            )
         if problem is not None or components is None:
             return problem
         for message in (components.inputs.problem(), components.sinks.problem()):
