@@ -214,8 +214,12 @@ class BenchTask:
         return done[-1] if (done := self._saver.done()) else None
 
     def restore(self, saved: CheckpointDone) -> TaskState:
-        """What a task does when it starts from a checkpoint."""
-        return self._states.restore(RestorePoint(epoch=saved.epoch, object=saved.object))
+        """What a task does when it starts from a checkpoint, until all of its state is there."""
+        point = RestorePoint(epoch=saved.epoch, object=saved.object)
+        state, fetch = self._states.restore(point)
+        if fetch is not None:
+            fetch.finish()
+        return state
 
     def acknowledge_checkpoint(self) -> None:
         """What the coordinator and the supervisor do: the newest saved checkpoint is committed,

@@ -233,6 +233,8 @@ class PollResponse(_Versioned):
     head_epoch: int = -1  # newest epoch that time or upstreams have released
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
+    restoring: str | None = None  # entry whose objects it still has to fetch: they must stay
+    lost: str | None = None  # state object of that entry that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log
     # Of the newest (at most 16) epochs, and the requested ones; `chained`: of all since a base.
     digests: dict[int, str] = Field(default_factory=dict)

@@ -280,11 +280,15 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
-    """Delete what the newest `retain` manifests do not need. `full_scan`: this collection lists the
-    whole store, to find what is missing. The shell feeds GarbageCollected."""
+    """Delete what the newest `retain` manifests do not need, nor an entry `in_use`, which a task
+    still reads. `full_scan`: this collection lists the whole store, to find what is missing;
+    `suspects`: it reads these state objects, which tasks found damaged or missing. The shell feeds
+    GarbageCollected."""
 
     retain: int
     full_scan: bool = False
+    in_use: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

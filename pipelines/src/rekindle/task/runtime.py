@@ -189,19 +189,29 @@ class TaskRuntime:
             return self._go_on_starting()
         if self._core.phase is not ProcessPhase.RUNNING or running is None:
             return Woken()
+        self._note_fetched(running)
         self.status.update_phase()
         if running.earlier.compare_from is not None and running.sinks.compared():
             running.earlier.compared()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
+
+    def _note_fetched(self, running: Running) -> None:
+        fetch = self._startup.fetch
+        if self.status.restoring is not None and (fetch is None or fetch.complete):
+            self.status.restoring = self.status.fetch = None
+            running.saver.state_complete()
 
     def _new_poll(self) -> PollRequest | None:
         before, self._applied = self._applied, self.polls.desired
         return self._applied if self._applied is not before else None
 
     def _find_failure(self) -> None:
-        """Fail if the engine could not start, if the log is damaged, or if nobody serves it."""
-        running = self._running
+        """Fail if the engine could not start, if the log is damaged, if restored state is lost, or if
+        nobody serves the log."""
+        running, fetch = self._running, self._startup.fetch
         died = self._server_death
+        if fetch is not None and (lost := fetch.lost) is not None:
+            raise lost
         if died is not None:
             self._fail(f"{died}; nothing is served any more, so the task starts again")
         elif running is not None and running.log.damage is not None:
@@ -219,6 +229,7 @@ class TaskRuntime:
         match effect:
             case StartTask(restore):
                 self.status.restored_from = restore.epoch
+                self.status.restoring = restore.object
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 self._startup.begin(restore)
             case RouteInputs(upstreams) if running is None:
@@ -270,7 +281,11 @@ class TaskRuntime:
         state, log = started.state, started.log
         sinks = SinkWriters(log, state.epoch, self._open_sink, started.earlier.compare_from)
         saver = CheckpointSaver(self._store)
+        if self.status.restoring is not None:
+            saver.state_incomplete()
         call_size_file = CallSizeFile(self._config.data)
+        if self._startup.fetch is not None:
+            self._startup.fetch.during_wait = call_size_file.waiting
         loop = EpochLoop(
             chain=started.chain,
             state=state,
@@ -285,6 +300,7 @@ class TaskRuntime:
             call_size_file=call_size_file,
             earlier=started.earlier,
         )
+        self.status.snapshots = lambda: saver.held(loop.state.operators)
         self.status.engine_epoch = state.epoch
         self.status.dropped = started.chain.dropped
         self.status.components = TaskComponents(log, started.inputs, sinks, saver)
@@ -335,6 +351,8 @@ class TaskRuntime:
         self.status.step(TaskEvent.STOP_REQUESTED)
         started = time.monotonic()
         self._halt.set()
+        if self._startup.fetch is not None:
+            self._startup.fetch.stop()  # the loop may wait for it
         if running is not None:
             if running.loop_thread.ident is not None:
                 running.loop_thread.join(end.loop_s)

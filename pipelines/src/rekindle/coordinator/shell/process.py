@@ -168,7 +168,7 @@ class Process:
     async def _collect(self, effect: CollectGarbage) -> None:
         problem = None
         try:
-            await self._store.collect_garbage(effect.retain, effect.full_scan)
+            await self._store.collect_garbage(effect)
         except RekindleError as error:
             problem = str(error)
         self.feed(GarbageCollected(problem, self._store.unrestorable))

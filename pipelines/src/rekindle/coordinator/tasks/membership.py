@@ -227,6 +227,12 @@ class Membership:
         responses = [task.response for task in self if task.response is not None]
         return frozenset(done.object for r in responses for done in r.checkpoints)
 
+    def entries_in_use(self) -> frozenset[str]:
+        """Entries that tasks are restored from, and of which they do not have all state yet."""
+        assigned = (t.assigned.object for t in self if t.assigned is not None and t.restores)
+        fetched = (t.response.restoring for t in self if t.response is not None)
+        return frozenset(entry for entry in (*assigned, *fetched) if entry is not None)
+
     def polling_started(self, now: float) -> None:
         """The first polls are sent now."""
         self._last_tick = now

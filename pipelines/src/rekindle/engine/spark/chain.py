@@ -34,7 +34,8 @@ from rekindle.engine.spark.steps import (
     plan_steps,
     step_sql,
 )
-from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState, read
+from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState
+from rekindle.engine.state.reading import read
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_state import WINDOW, WindowShape, advance, conform
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
