@@ -48,7 +48,6 @@ from rekindle.transitions import StateMachine
 
 INTERVAL_S = 1.0
 CALL_S = 0.02
-EPOCH_S = 0.002
 SCHEMA = pa.schema([("n", pa.int64())])
 NO_ROWS = SCHEMA.empty_table()
 MODULUS = 2**61 - 1
@@ -86,11 +85,12 @@ class Record:
 
 
 class Stream:
-    """An output log: all records, and the stable ones by epoch."""
+    """An output log: all records; the stable ones by epoch; these with REC_DONE."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.stable: list[Record] = []
+        self.corrected: list[Record] = []
         self.tentative = NO_EPOCH  # newest tentative epoch that was not corrected
         self.grew: list[Callable[[], None]] = []
 
@@ -99,6 +99,10 @@ class Stream:
         match record.kind:
             case Kind.STABLE:
                 self.stable.append(record)
+                self.corrected.append(record)
+            case Kind.RECONCILIATION_DONE:
+                self.corrected.append(record)
+                self.tentative = NO_EPOCH
             case Kind.TENTATIVE:
                 self.tentative = max(self.tentative, record.epoch)
         for callback in self.grew:
@@ -122,7 +126,7 @@ class Link:
     stream: Stream
     latency_s: float = 0.01
     cut: bool = False
-    stable_next: int = 0
+    stable_at: int = 0
     live_from: int | None = None
     live_at: int = 0
     reported: tuple[int, int] = (NO_EPOCH, NO_EPOCH)
@@ -161,12 +165,12 @@ class Link:
         return True
 
     def _stable(self) -> bool:
-        if self.stable_next >= len(self.stream.stable):
+        if self.stable_at >= len(self.stream.corrected):
             return False
-        record = self.stream.stable[self.stable_next]
+        record = self.stream.corrected[self.stable_at]
         if not self._is_here(record) or not self.task.core.may_read(self.channel):
             return False
-        self.stable_next += 1
+        self.stable_at += 1
         self.task.receive(self.channel, record, live=False)
         return True
 
@@ -225,7 +229,8 @@ class Task:
         now = self.world.now
         match effect:
             case ProcessStable(epochs):
-                self.world.at(now + CALL_S + EPOCH_S * len(epochs), partial(self._stable, epochs))
+                took_s = CALL_S + self.world.chain.epoch_s * len(epochs)
+                self.world.at(now + took_s, partial(self._stable, epochs))
             case ProcessTentative():
                 self.world.at(now + CALL_S, partial(self._tentative, effect))
             case ForkState(attempt, after):
@@ -237,14 +242,15 @@ class Task:
             case EmitUndo(from_epoch):
                 self._append(Kind.UNDO, from_epoch)
             case EmitReconciliationDone(through):
-                self.stream.tentative = NO_EPOCH
                 self._append(Kind.RECONCILIATION_DONE, through)
             case ReadLive(channel, from_epoch):
                 self.links[channel].read_live(from_epoch)
             case StopLive(channel):
                 self.links[channel].live_from = None
             case ReadAgain(channel, from_epoch):
-                assert self.links[channel].stable_next == from_epoch
+                link = self.links[channel]
+                read = link.stream.corrected[: link.stable_at]
+                assert len([r for r in read if r.kind is Kind.STABLE]) == from_epoch
                 self.read_again += 1
             case RequestPostponement() | EndPostponement() | AnswerPartner():
                 self.asked.append(effect)
@@ -286,6 +292,8 @@ class Chain:
     max_buffered_epochs: int = 1024
     latencies: tuple[float, ...] = ()  # of the links, first task first; 0.01 if left out
     has_partner: bool = False
+    call_epochs: int = 16  # of a stable call, at most
+    epoch_s: float = 0.002  # of an epoch in it
 
 
 class World:
@@ -319,7 +327,7 @@ class World:
             has_partner=chain.has_partner,
             read_ahead_bytes=chain.read_ahead_bytes,
             max_buffered_epochs=chain.max_buffered_epochs,
-            max_call_epochs=16,
+            max_call_epochs=chain.call_epochs,
         )
         core = ConsistencyCore(settings, 0, NO_EPOCH)
         core.machine = Recording("consistency", TRANSITIONS, ConsistencyState.STABLE)

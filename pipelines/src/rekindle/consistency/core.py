@@ -284,7 +284,8 @@ class ConsistencyCore:
     # -- from UP_FAILURE to STABILIZATION --------------------------------------------------------
 
     def _try_to_stabilize(self, now: float) -> list[ConsistencyEffect]:
-        if not self._are_inputs_corrected():
+        """Not while an epoch is being processed: UNDO follows what it undoes."""
+        if self._call is not None or not self._are_inputs_corrected():
             return []
         match self._partners.permission(now):
             case Permission.WAIT:

@@ -55,8 +55,8 @@ class ConsistencySettings:
 @dataclass(frozen=True, slots=True)
 class BatchReceived:
     """A batch of a channel; an UNDO names the first epoch undone, a REC_DONE the last one
-    corrected. `live`: from the subscription that `ReadLive` began; the other one delivers stable
-    epochs in order, without gaps."""
+    corrected. `live`: from the subscription that `ReadLive` began, which delivers all kinds in the
+    upstream's order. The other one delivers stable epochs in order, without gaps, and REC_DONE."""
 
     channel: Channel
     batch: EpochBatch
