@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -29,9 +29,13 @@ from rekindle.consistency.messages import (
     EmitUndo,
     EndPostponement,
     ForkState,
+    PartnerPromised,
+    PartnerRefused,
     Policy,
+    PostponementRequested,
     ProcessStable,
     ProcessTentative,
+    PromiseEnded,
     ReadAgain,
     ReadLive,
     RequestPostponement,
@@ -315,7 +319,9 @@ class World:
             self.tasks.append(task)
             upstream = task.stream
 
-    def _task(self, streams: list[Stream], latencies: itertools.chain[float]) -> Task:
+    def _task(
+        self, streams: list[Stream], latencies: itertools.chain[float], replica: int = 0
+    ) -> Task:
         chain = self.chain
         settings = ConsistencySettings(
             inputs=[[0] for _ in streams],
@@ -325,6 +331,7 @@ class World:
             during_failure=chain.during_failure,
             during_stabilization=chain.during_stabilization,
             has_partner=chain.has_partner,
+            replica=replica,
             read_ahead_bytes=chain.read_ahead_bytes,
             max_buffered_epochs=chain.max_buffered_epochs,
             max_call_epochs=chain.call_epochs,
@@ -371,6 +378,32 @@ class World:
     def heal_all(self) -> None:
         for at in range(len(self.links)):
             self.heal(at)
+
+
+class Replicas(World):
+    """Two replicas of the one task of a chain, with links of their own, that ask each other."""
+
+    MESSAGE_S = 0.05
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(replace(chain, has_partner=True))
+        latencies = itertools.chain(chain.latencies[2:], itertools.repeat(0.01))
+        self.tasks.append(self._task(self.sources, latencies, replica=1))
+        self.asked = self._send
+
+    def _send(self, task: Task, effect: ConsistencyEffect) -> None:
+        replica = self.tasks.index(task)
+        match effect:
+            case RequestPostponement(lease_s):
+                self._deliver(1 - replica, PostponementRequested(replica, lease_s))
+            case EndPostponement():
+                self._deliver(1 - replica, PromiseEnded())
+            case AnswerPartner(promised, lease_s):
+                answer = PartnerPromised(lease_s) if promised else PartnerRefused()
+                self._deliver(1 - replica, answer)
+
+    def _deliver(self, replica: int, event: ConsistencyInput) -> None:
+        self.at(self.now + self.MESSAGE_S, partial(self.tasks[replica].step, event))
 
 
 def failure_free(chain: Chain, epochs: int) -> list[list[int]]:
