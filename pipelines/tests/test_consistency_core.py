@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from consistency_world import SCHEMA, Chain, Record, Task, World, failure_free
 
-from rekindle.consistency.core import ConsistencyCore, InvalidInput
+from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.messages import (
     BatchReceived,
     ConsistencySettings,
@@ -13,6 +13,7 @@ from rekindle.consistency.messages import (
     EmitReconciliationDone,
     EmitUndo,
     ForkState,
+    InvalidInput,
     MaxDelayChanged,
     Policy,
     ProcessTentative,

@@ -13,13 +13,11 @@ Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
 from typing import assert_never
 
-from rekindle.consistency.channels import ChannelState
 from rekindle.consistency.deadlines import Deadlines
-from rekindle.consistency.live_union import LiveUnion
+from rekindle.consistency.inputs import Inputs
 from rekindle.consistency.messages import (
     AnswerPartner,
     BatchReceived,
@@ -31,6 +29,7 @@ from rekindle.consistency.messages import (
     EmitUndo,
     EndPostponement,
     ForkState,
+    InvalidInput,
     MaxDelayChanged,
     PartnerChanged,
     PartnerPromised,
@@ -40,24 +39,23 @@ from rekindle.consistency.messages import (
     ProcessStable,
     ProcessTentative,
     PromiseEnded,
-    ReadAgain,
-    ReadLive,
     RequestPostponement,
     StableProcessed,
-    StopLive,
     TentativeProcessed,
     UpstreamReported,
     Woken,
 )
 from rekindle.consistency.partners import Partners, Permission
 from rekindle.consistency.states import ConsistencyEvent, ConsistencyState, consistency_machine
-from rekindle.errors import RekindleError
-from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
-from rekindle.streams.sunion import Channel, SUnion
+from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.sunion import Channel
 
-
-class InvalidInput(RekindleError):
-    """An event that contradicts the effects before it: a bug in the task."""
+_ARRIVED = {
+    Kind.STABLE: ConsistencyEvent.STABLE_ARRIVED,
+    Kind.TENTATIVE: ConsistencyEvent.TENTATIVE_ARRIVED,
+    Kind.UNDO: ConsistencyEvent.UNDO_ARRIVED,
+    Kind.RECONCILIATION_DONE: ConsistencyEvent.RECONCILIATION_DONE_ARRIVED,
+}
 
 
 @dataclass(slots=True)
@@ -91,15 +89,9 @@ class ConsistencyCore:
         self.machine = consistency_machine()
         self.stable_epoch = next_epoch - 1
         self._settings = settings
-        self._union = SUnion(settings.inputs, next_epoch, watermark, settings.read_ahead_bytes)
-        self._live = LiveUnion(settings.inputs, settings.schemas, next_epoch)
-        self._channels = {
-            c: ChannelState(next_epoch - 1, next_epoch - 1) for c in self._union.channels
-        }
+        self._inputs = Inputs(settings, next_epoch, watermark)
         self._deadlines = Deadlines(settings.delay_fraction, settings.max_delay_s, next_epoch)
         self._partners = Partners(settings.replica, settings.has_partner, settings.lease_s)
-        self._ready: deque[EpochInput] = deque()  # complete, not processed on the stable branch
-        self._ready_bytes = 0
         self._watermark = watermark  # after `stable_epoch`
         self._attempt = settings.first_attempt - 1
         self._fork: Fork | None = None
@@ -117,7 +109,7 @@ class ConsistencyCore:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        return tuple(self._channels)
+        return tuple(self._inputs.channels)
 
     @property
     def tentative_epoch(self) -> int | None:
@@ -126,33 +118,18 @@ class ConsistencyCore:
 
     def missing(self) -> tuple[Channel, ...]:
         """The channels that the next stable epoch waits for."""
-        return self._union.missing()
+        return self._inputs.missing()
 
     def buffered(self) -> tuple[int, int]:
         """Epochs and bytes of rows that are kept, in all buffers."""
-        next_epoch = self._union.next_epoch
-        ahead = [c.received + 1 - next_epoch for c in self._channels.values()]
-        live = [self._live.buffered(c) for c in self._channels]
-        return (
-            len(self._ready) + sum(ahead) + sum(epochs for epochs, _ in live),
-            self._ready_bytes + self._union.buffered_bytes + sum(size for _, size in live),
-        )
+        return self._inputs.buffered()
 
     def may_read(self, channel: Channel, live: bool = False) -> bool:
         """Whether a subscription may deliver more. One that has what is needed next always may,
         unless complete epochs wait; so no bound blocks another."""
-        state = self._channels[channel]
         if live:
-            epochs, size = self._live.buffered(channel)
-            full = epochs >= self._settings.max_buffered_epochs or size >= self._union.channel_bytes
-            needed = not self._live.has(channel, self._live_epoch())
-            return state.live_next is not None and (needed or not full)
-        ahead = state.received + 1 - self._union.next_epoch
-        return (
-            not self._is_ready_full()
-            and self._union.has_buffer_space(channel)
-            and ahead < self._settings.max_buffered_epochs
-        )
+            return self._inputs.may_read_live(channel, self._live_epoch())
+        return self._inputs.may_read(channel)
 
     @property
     def wake_at(self) -> float | None:
@@ -171,7 +148,11 @@ class ConsistencyCore:
             case ConsistencyState.STABILIZATION:
                 effects += self._follow_stabilization(now)
         effects += self._schedule(now)
-        effects += self._subscribe()
+        effects += self._inputs.subscribe(
+            self.state is not ConsistencyState.STABLE,
+            self._deadlines.max_delay_s is not None,
+            self._live_epoch(),
+        )
         self._deadlines.forget_before(self._live_epoch(), now)
         return effects
 
@@ -182,7 +163,7 @@ class ConsistencyCore:
                 self._batch_received(channel, batch, live, now)
             case UpstreamReported(channel, stable, tentative):
                 self.machine.step(happened.UPSTREAM_REPORTED)
-                self._channels[channel].reported(stable, tentative)
+                self._inputs.channels[channel].reported(stable, tentative)
             case StableProcessed(through):
                 self.machine.step(happened.STABLE_PROCESSED)
                 self._stable_processed(through, now)
@@ -215,63 +196,22 @@ class ConsistencyCore:
         return []
 
     def _batch_received(self, channel: Channel, batch: EpochBatch, live: bool, now: float) -> None:
-        state = self._channels[channel]
-        match batch.kind:
-            case Kind.STABLE:
-                self.machine.step(ConsistencyEvent.STABLE_ARRIVED)
-                if not live:
-                    self._receive_stable(channel, batch, now)
-                state.stable_received(batch.epoch, live)
-                self._receive_live(channel, batch, live, now)
-            case Kind.TENTATIVE:
-                self.machine.step(ConsistencyEvent.TENTATIVE_ARRIVED)
-                state.tentative_received(batch.epoch)
-                self._receive_live(channel, batch, live, now)
-            case Kind.UNDO:
-                self.machine.step(ConsistencyEvent.UNDO_ARRIVED)
-                state.undone(batch.epoch)
-                self._live.undo(channel, batch.epoch)
-            case Kind.RECONCILIATION_DONE:
-                self.machine.step(ConsistencyEvent.RECONCILIATION_DONE_ARRIVED)
-                state.corrected(batch.epoch)
-            case _:
-                assert_never(batch.kind)
-
-    def _receive_stable(self, channel: Channel, batch: EpochBatch, now: float) -> None:
-        """Raises InvalidInput if an epoch was left out, Diverged."""
-        received = self._channels[channel].received
-        if batch.epoch > received + 1:
-            raise InvalidInput(
-                f"stable epoch {batch.epoch} of stream {batch.stream}/{batch.partition} follows "
-                f"{received}: epochs between them are missing"
-            )
-        if batch.epoch == self._union.next_epoch:
+        self.machine.step(_ARRIVED[batch.kind])
+        if self._inputs.receive(channel, batch, live):
             self._progress_at = now
-        for complete in self._union.add(channel, batch):
-            self._ready.append(complete)
-            self._ready_bytes += complete.nbytes
-
-    def _receive_live(self, channel: Channel, batch: EpochBatch, live: bool, now: float) -> None:
-        """For the tentative branch."""
-        state = self._channels[channel]
-        if live and state.live_next is not None:
-            state.live_next = max(state.live_next, batch.epoch + 1)
-        self._deadlines.arrived(batch.epoch, now)
-        if self._deadlines.deadline(batch.epoch) > now:
-            state.failed = False
-        self._live.add(channel, batch)
+        if batch.kind in (Kind.STABLE, Kind.TENTATIVE):
+            self._deadlines.arrived(batch.epoch, now)
+            if self._deadlines.deadline(batch.epoch) > now:
+                self._inputs.channels[channel].failed = False
 
     def _stable_processed(self, through: int, now: float) -> None:
         call, self._call = self._call, None
         if not isinstance(call, StableCall) or not self.stable_epoch < through <= call.through:
             raise InvalidInput(f"stable epoch {through} was processed, the call was {call}")
-        while self._ready and self._ready[0].epoch <= through:
-            epoch = self._ready.popleft()
-            self._ready_bytes -= epoch.nbytes
-            self._watermark = epoch.watermark
+        self._watermark = self._inputs.processed(through)
         self.stable_epoch = through
         self._progress_at = now
-        self._live.advance(self._live_epoch())
+        self._inputs.live.advance(self._live_epoch())
         if self.state is ConsistencyState.STABLE:
             self._deadlines.processed(now - call.began)
 
@@ -285,7 +225,8 @@ class ConsistencyCore:
 
     def _try_to_stabilize(self, now: float) -> list[ConsistencyEffect]:
         """Not while an epoch is being processed: UNDO follows what it undoes."""
-        if self._call is not None or not self._are_inputs_corrected():
+        corrected = self._inputs.are_corrected(self._tentative_through(), self.stable_epoch + 1)
+        if self._call is not None or not corrected:
             return []
         match self._partners.permission(now):
             case Permission.WAIT:
@@ -296,12 +237,6 @@ class ConsistencyCore:
             case Permission.BEGIN:
                 return self._stabilize(now)
 
-    def _are_inputs_corrected(self) -> bool:
-        """Also if no more can be buffered: then only the stable branch makes space."""
-        through, next_epoch = self._tentative_through(), self.stable_epoch + 1
-        corrected = (c.is_corrected(through, next_epoch) for c in self._channels.values())
-        return self._is_ready_full() or all(corrected)
-
     def _tentative_through(self) -> int:
         """The newest epoch that has to be corrected."""
         last = self._fork.last if self._fork is not None else self.stable_epoch
@@ -310,17 +245,8 @@ class ConsistencyCore:
     def _stabilize(self, now: float) -> list[ConsistencyEffect]:
         self.machine.step(ConsistencyEvent.INPUTS_CORRECTED)
         self._progress_at = now
-        through = self._tentative_through()
-        ended = [c.corrected_through for c in self._channels.values() if c.stable < through]
-        self._corrected_through = min(ended, default=None) if not self._is_ready_full() else None
-        return [
-            EmitUndo(self.stable_epoch + 1),
-            *(
-                ReadAgain(channel, state.received + 1)
-                for channel, state in self._channels.items()
-                if state.live_next is not None and state.received + 1 < state.live_next
-            ),
-        ]
+        self._corrected_through = self._inputs.corrected_through(self._tentative_through())
+        return [EmitUndo(self.stable_epoch + 1), *self._inputs.read_again()]
 
     # -- the end of STABILIZATION ----------------------------------------------------------------
 
@@ -334,7 +260,7 @@ class ConsistencyCore:
             return effects
         if fork is not None and fork.last <= self.stable_epoch:
             effects += self._drop_fork()
-        if self._call is not None or self._ready:
+        if self._call is not None or self._inputs.has_ready:
             return effects
         if self._is_interrupted() or now >= self._stalled_at():
             return [*effects, *self._fail_again(now)]
@@ -344,14 +270,13 @@ class ConsistencyCore:
 
     def _is_interrupted(self) -> bool:
         """An input was corrected only in part before it failed again, and that part is done."""
-        corrected, next_epoch = self._corrected_through, self._union.next_epoch
-        if self._fork is None or corrected is None or self.stable_epoch < corrected:
-            return False
-        return any(self._channels[c].stable < next_epoch for c in self._union.missing())
+        corrected = self._corrected_through
+        done = corrected is not None and self.stable_epoch >= corrected
+        return done and self._fork is not None and self._inputs.are_missing_upstream()
 
     def _stalled_at(self) -> float:
         """When the next stable epoch has waited too long for a channel."""
-        next_epoch = self._union.next_epoch
+        next_epoch = self._inputs.next_epoch
         if next_epoch > self._deadlines.newest:
             return math.inf
         since = max(self._deadlines.first_arrival(next_epoch), self._progress_at)
@@ -359,7 +284,7 @@ class ConsistencyCore:
 
     def _fail_again(self, now: float) -> list[ConsistencyEffect]:
         effects = self._end(ConsistencyEvent.INPUT_FAILED_AGAIN, now)
-        self._forget_announcements()
+        self._inputs.forget_announcements()
         return effects
 
     def _end(self, event: ConsistencyEvent, now: float) -> list[ConsistencyEffect]:
@@ -371,12 +296,8 @@ class ConsistencyCore:
     def _drop_fork(self) -> list[ConsistencyEffect]:
         assert self._fork is not None
         attempt, self._fork, self._due = self._fork.attempt, None, None
-        self._live.advance(self._live_epoch())
+        self._inputs.live.advance(self._live_epoch())
         return [DropFork(attempt)]
-
-    def _forget_announcements(self) -> None:
-        for channel in self._union.missing():
-            self._channels[channel].lost()
 
     # -- which epoch next ------------------------------------------------------------------------
 
@@ -386,7 +307,8 @@ class ConsistencyCore:
         if self._call is not None:
             return []
         is_failure = self.state is ConsistencyState.UP_FAILURE
-        if self._due is None or (self._fork is None and self._ready and not is_failure):
+        is_stable_next = self._fork is None and self._inputs.has_ready and not is_failure
+        if self._due is None or is_stable_next:
             return self._process_stable(now)
         effects: list[ConsistencyEffect] = []
         if self.state is ConsistencyState.STABILIZATION and self._fork is None:
@@ -394,16 +316,16 @@ class ConsistencyCore:
         return [*effects, *self._process_tentative(now)]
 
     def _process_stable(self, now: float) -> list[ConsistencyEffect]:
-        if self.state is ConsistencyState.UP_FAILURE or not self._ready:
+        if self.state is ConsistencyState.UP_FAILURE or not self._inputs.has_ready:
             return []
-        epochs = tuple(self._ready)[: self._settings.max_call_epochs]
+        epochs = self._inputs.ready(self._settings.max_call_epochs)
         self._call = StableCall(now, epochs[-1].epoch)
         return [ProcessStable(epochs)]
 
     def _process_tentative(self, now: float) -> list[ConsistencyEffect]:
         assert self._due is not None
         if self.state is ConsistencyState.STABLE:
-            self._forget_announcements()
+            self._inputs.forget_announcements()
         self.machine.step(ConsistencyEvent.TENTATIVE_DUE)
         (epoch, due), self._due = self._due, None
         effects: list[ConsistencyEffect] = []
@@ -412,12 +334,11 @@ class ConsistencyCore:
             self._attempt += 1
             fork = self._fork = Fork(self._attempt, self.stable_epoch, self._watermark)
             effects.append(ForkState(fork.attempt, self.stable_epoch))
-        overdue = self._deadlines.deadline(epoch) <= now
-        for channel, state in self._channels.items():
-            state.failed |= overdue and self._is_awaited(channel, epoch)
-        formed, present = self._live.form(epoch, fork.watermark)
+        if self._deadlines.deadline(epoch) <= now:
+            self._inputs.fail_awaited(epoch)
+        formed, present = self._inputs.live.form(epoch, fork.watermark)
         fork.last, fork.watermark = epoch, formed.watermark
-        self._live.advance(epoch + 1)
+        self._inputs.live.advance(epoch + 1)
         self._call = TentativeCall(due, fork.attempt, epoch)
         return [*effects, ProcessTentative(fork.attempt, formed, present)]
 
@@ -437,11 +358,9 @@ class ConsistencyCore:
         """When an epoch is processed with what is there; infinite if it has to wait."""
         policy = self._policy(now)
         deadline = self._deadlines.deadline(epoch)
-        if policy is Policy.SUSPEND or deadline == math.inf or not self._can_form(epoch):
+        if policy is Policy.SUSPEND or deadline == math.inf or not self._inputs.can_form(epoch):
             return math.inf
-        waits = self._fork is None or any(
-            self._is_awaited(c, epoch) and not s.failed for c, s in self._channels.items()
-        )
+        waits = self._fork is None or self._inputs.awaits_any(epoch)
         return deadline if policy is Policy.DELAY or waits else -math.inf
 
     def _policy(self, now: float) -> Policy:
@@ -453,49 +372,6 @@ class ConsistencyCore:
             case ConsistencyState.STABILIZATION:
                 served = self._partners.served(now)
                 return Policy.SUSPEND if served else self._settings.during_stabilization
-
-    def _is_awaited(self, channel: Channel, epoch: int) -> bool:
-        return not (self._live.has(channel, epoch) or self._live.passed(channel, epoch))
-
-    def _can_form(self, epoch: int) -> bool:
-        """Whether an epoch has all of its blocking inputs."""
-        return all(
-            self._live.has(channel, epoch)
-            for channel in self._channels
-            if channel.input in self._settings.blocking
-        )
-
-    # -- subscriptions and time ------------------------------------------------------------------
-
-    def _is_ready_full(self) -> bool:
-        settings = self._settings
-        return (
-            self._ready_bytes >= settings.read_ahead_bytes
-            or len(self._ready) >= settings.max_buffered_epochs
-        )
-
-    def _subscribe(self) -> list[ConsistencyEffect]:
-        """A channel is read live when its upstream is tentative, when its stable epochs come too
-        late for the tentative branch, and when no more of them can be kept for later."""
-        effects: list[ConsistencyEffect] = []
-        for channel, state in self._channels.items():
-            wanted = self._wants_live(channel, state)
-            if wanted and state.live_next is None:
-                state.live_next = max(state.received + 1, self._live_epoch())
-                effects.append(ReadLive(channel, state.live_next))
-            elif not wanted and state.live_next is not None:
-                state.live_next = None
-                effects.append(StopLive(channel))
-        return effects
-
-    def _wants_live(self, channel: Channel, state: ChannelState) -> bool:
-        if self._deadlines.max_delay_s is None:
-            return False
-        if self.state is ConsistencyState.STABLE:
-            return state.is_tentative
-        behind = state.stable >= self._live_epoch() > state.received + 1
-        kept = state.live_next is not None
-        return kept or behind or state.is_tentative or not self.may_read(channel)
 
     def _wakes(self) -> list[float]:
         wakes = [self._due_at(self._live_epoch(), self._now)]

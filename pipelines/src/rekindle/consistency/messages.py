@@ -8,8 +8,13 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from rekindle.errors import RekindleError
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel
+
+
+class InvalidInput(RekindleError):
+    """An event that contradicts the effects before it: a bug in the task."""
 
 
 class Policy(StrEnum):
