@@ -133,7 +133,7 @@ def test_tasks_stabilize_one_after_another() -> None:
     assert done == sorted(done)
 
 
-def test_inputs_that_heal_at_different_times_are_corrected_in_parts() -> None:
+def test_inputs_that_heal_apart_are_corrected_in_parts() -> None:
     """Input 0 is missing from epoch 10 on, input 1 from epoch 15 on; input 0 is back first."""
     world = World(Chain())
     world.run(10.5)

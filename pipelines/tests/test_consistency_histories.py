@@ -59,7 +59,7 @@ def drawn_chain(random: Random) -> Chain:
 def drawn_cuts(random: Random, links: int, until: float) -> list[tuple[float, int, bool]]:
     """Cuts of 0 to 25 s, some of several links at once, and some of one soon after another was
     healed."""
-    cuts = []
+    cuts: list[tuple[float, int, bool]] = []
     for _ in range(random.randint(1, 5)):
         begin = random.uniform(1, until)
         for _ in range(random.choice([1, 1, 2, 4])):

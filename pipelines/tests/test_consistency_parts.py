@@ -13,7 +13,7 @@ from rekindle.consistency.deadlines import Deadlines
 from rekindle.consistency.live_union import LiveUnion
 from rekindle.consistency.partners import ANSWER_S, RETRY_S, Partners, Permission
 from rekindle.consistency.states import ConsistencyState
-from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
 from rekindle.streams.sunion import Channel, SUnion
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -114,7 +114,7 @@ def test_any_order_of_arrival_forms_the_same_epoch(
 @given(st.lists(st.integers(0, 1), min_size=3, max_size=3))
 def test_a_whole_epoch_is_what_sunion_completes(kinds: list[int]) -> None:
     live, stable = union(), SUnion(INPUTS, 0, -5)
-    complete = []
+    complete: list[EpochInput] = []
     for channel, tentative_too in zip(CHANNELS, kinds, strict=True):
         if tentative_too:
             live.add(channel, batch(channel, 0, value=9))
