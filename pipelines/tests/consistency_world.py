@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -270,7 +270,7 @@ class Task:
             Record(self.world.now, kind, epoch, value, attempt, self._newest(), channels)
         )
 
-    def _stable(self, epochs: tuple[EpochInput, ...]) -> None:
+    def _stable(self, epochs: Sequence[EpochInput]) -> None:
         for epoch in epochs:
             self.states[0] = fold(self.states[0], epoch)
             self._append(Kind.STABLE, epoch.epoch, self.states[0])
@@ -344,6 +344,10 @@ class World:
             task.links[link.channel] = link
             stream.grew.append(link.grew)
         return task
+
+    @property
+    def states(self) -> list[ConsistencyState]:
+        return [task.core.state for task in self.tasks]
 
     @property
     def links(self) -> list[Link]:

@@ -21,6 +21,7 @@ from rekindle.consistency.messages import (
     StableProcessed,
     StopLive,
     TentativeProcessed,
+    UpstreamReported,
     Woken,
 )
 from rekindle.consistency.states import ConsistencyState
@@ -145,12 +146,12 @@ def test_inputs_that_heal_apart_are_corrected_in_parts() -> None:
     assert kinds(task) == "ST"
     world.heal(0)
     world.run(40)
-    assert task.core.state is ConsistencyState.UP_FAILURE
+    assert world.states == [ConsistencyState.UP_FAILURE]
     assert kinds(task) == "STUSRT"
     assert task.core.stable_epoch == 14
     world.heal(1)
     world.run(50)
-    assert task.core.state is ConsistencyState.STABLE
+    assert world.states == [ConsistencyState.STABLE]
     values = [record.value for record in task.stream.stable]
     assert values == failure_free(world.chain, len(values))[0]
 
@@ -285,6 +286,25 @@ def test_a_single_tentative_input_is_processed_and_corrected() -> None:
     assert manager.step(received(0), 4.0)[0] == EmitUndo(0)
     done = manager.step(StableProcessed(0), 4.1)
     assert done == [DropFork(1), EmitReconciliationDone(0), StopLive(channel)]
+
+
+def test_stabilization_ends_after_the_fork_is_passed() -> None:
+    """Epoch 1 is tentative, not overdue, and not corrected: REC_DONE would come too early."""
+    here, late = Channel(0, 0), Channel(1, 0)
+    settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=3.0)
+    manager = ConsistencyCore(settings, 0, -1)
+    zero, one = (Record(0.0, Kind.STABLE, epoch).batch for epoch in (0, 1))
+    manager.step(BatchReceived(here, zero), 0.0)
+    manager.step(Woken(), WAIT_S)
+    manager.step(TentativeProcessed(1, 0), 2.8)
+    manager.step(BatchReceived(here, one), 3.0)  # at once: the other channel has failed
+    manager.step(TentativeProcessed(1, 1), 3.1)
+    manager.step(UpstreamReported(late, 1, -1), 3.2)
+    manager.step(BatchReceived(late, zero), 3.2)
+    manager.step(StableProcessed(0), 3.3)
+    assert manager.state is ConsistencyState.STABILIZATION
+    manager.step(BatchReceived(late, one), 3.4)
+    assert EmitReconciliationDone(1) in manager.step(StableProcessed(1), 3.5)
 
 
 def test_undo_waits_for_the_epoch_that_is_being_processed() -> None:

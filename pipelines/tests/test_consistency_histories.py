@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.consistency.messages import (
+    ConsistencyInput,
     MaxDelayChanged,
     PartnerChanged,
     PartnerPromised,
@@ -92,19 +93,15 @@ def play(random: Random, chain: Chain, *, partners: bool = False) -> World:
 
 def disturb(random: Random, world: World) -> None:
     """What partners may say, at any time."""
-    task = random.choice(world.tasks)
-    task.step(
-        random.choice(
-            [
-                PostponementRequested(1, random.uniform(0.1, 5)),
-                PromiseEnded(),
-                PartnerPromised(random.uniform(0.1, 5)),
-                PartnerRefused(),
-                PartnerChanged(random.random() < 0.8),
-                MaxDelayChanged(random.choice([X_S, None])),
-            ]
-        )
-    )
+    events: list[ConsistencyInput] = [
+        PostponementRequested(1, random.uniform(0.1, 5)),
+        PromiseEnded(),
+        PartnerPromised(random.uniform(0.1, 5)),
+        PartnerRefused(),
+        PartnerChanged(random.random() < 0.8),
+        MaxDelayChanged(random.choice([X_S, None])),
+    ]
+    random.choice(world.tasks).step(random.choice(events))
 
 
 def drawn(seed: int) -> World:

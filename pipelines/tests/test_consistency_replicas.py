@@ -44,10 +44,10 @@ def test_replicas_stabilize_one_after_another() -> None:
 def test_a_replica_stabilizes_when_its_partner_is_lost() -> None:
     world = common_failure(40)
     world.run(50.5)
-    assert world.tasks[0].core.state is ConsistencyState.STABILIZATION
-    assert world.tasks[1].core.state is ConsistencyState.UP_FAILURE
+    stabilization = ConsistencyState.STABILIZATION
+    assert world.states == [stabilization, ConsistencyState.UP_FAILURE]
     world.tasks[1].step(PartnerChanged(False))
-    assert world.tasks[1].core.state is ConsistencyState.STABILIZATION
+    assert world.states == [stabilization, stabilization]
 
 
 def play(random: Random) -> Replicas:
@@ -66,11 +66,10 @@ def play(random: Random) -> Replicas:
 def advance(world: Replicas, until: float) -> None:
     while world.now < until:
         world.run(min(until, world.now + 0.05))
-        states = [task.core.state for task in world.tasks]
         served = [task.core._partners.served(world.now) for task in world.tasks]
-        for replica, state in enumerate(states):
+        for replica, state in enumerate(world.states):
             if state is ConsistencyState.STABILIZATION and served[replica]:
-                assert states[1 - replica] is not ConsistencyState.STABILIZATION
+                assert world.states[1 - replica] is not ConsistencyState.STABILIZATION
 
 
 @given(SEEDS)
