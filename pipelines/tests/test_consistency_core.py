@@ -221,6 +221,14 @@ def test_a_long_failure_costs_bounded_memory() -> None:
     assert task.core.state is ConsistencyState.STABLE
 
 
+@pytest.mark.parametrize("max_delay_s", [None, 3.0])
+def test_epochs_are_bounded_as_well_as_bytes(max_delay_s: float | None) -> None:
+    chain = Chain(max_delay_s=max_delay_s, max_buffered_epochs=20)
+    (task,) = cut(chain, 150).tasks
+    assert task.most_buffered[0] <= 100
+    assert task.core.stable_epoch >= 150
+
+
 def test_a_delay_that_becomes_infinite_ends_tentative_output() -> None:
     world = World(Chain())
     world.run(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from consistency_world import Chain, Replicas, failure_free
@@ -19,8 +20,8 @@ X_S = 3.0
 SLOW = Chain(max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, epoch_s=0.1)
 
 
-def common_failure(length_s: float) -> Replicas:
-    world = Replicas(SLOW)
+def common_failure(length_s: float, chain: Chain = SLOW) -> Replicas:
+    world = Replicas(chain)
     world.run(10)
     for link in (1, 3):
         world.cut(link)
@@ -39,6 +40,14 @@ def test_replicas_stabilize_one_after_another() -> None:
         for t in (first, second)
     ]
     assert undone[0][0] < done[0][0] <= undone[1][0] < done[1][0]
+
+
+def test_new_input_is_the_partners_while_it_serves() -> None:
+    world = common_failure(40, replace(SLOW, during_stabilization=Policy.PROCESS))
+    world.run(60)
+    kinds = [record.kind for record in world.tasks[0].stream.records]
+    correction = kinds[kinds.index(Kind.UNDO) : kinds.index(Kind.RECONCILIATION_DONE)]
+    assert Kind.TENTATIVE not in correction
 
 
 def test_a_replica_stabilizes_when_its_partner_is_lost() -> None:
