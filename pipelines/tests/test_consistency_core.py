@@ -315,6 +315,20 @@ def test_stabilization_ends_after_the_fork_is_passed() -> None:
     assert EmitReconciliationDone(1) in manager.step(StableProcessed(1), 3.5)
 
 
+def test_a_part_is_corrected_when_the_upstream_says_it_is_done() -> None:
+    """Epochs 0 and 1 are tentative; the upstream has corrected 0, and failed again."""
+    manager = core()
+    manager.step(received(0, Kind.TENTATIVE), 0.0)
+    manager.step(Woken(), WAIT_S)
+    manager.step(received(1, Kind.TENTATIVE), 2.8)
+    manager.step(TentativeProcessed(1, 0), 2.9)
+    manager.step(TentativeProcessed(1, 1), 3.0)
+    assert manager.step(received(0), 3.1) == []
+    assert EmitUndo(0) in manager.step(received(0, Kind.RECONCILIATION_DONE), 3.2)
+    assert EmitReconciliationDone(0) in manager.step(StableProcessed(0), 3.3)
+    assert manager.state is ConsistencyState.UP_FAILURE
+
+
 def test_undo_waits_for_the_epoch_that_is_being_processed() -> None:
     manager = core()
     manager.step(received(0, Kind.TENTATIVE), 0.0)
