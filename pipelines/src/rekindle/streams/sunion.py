@@ -3,8 +3,8 @@
 An epoch is complete when every input partition has delivered it; its rows are then merged in the
 order (input, partition, row) and its watermark is the minimum over all of them (DPC's boundary
 rule), so every replica and every replay sees the same epochs whatever the interleaving, duplication
-or order of arrival. Pure: no I/O, no clock, no threads. Tentative batches, which DPC's consistency
-manager produces when an input is missing, are not supported and refused.
+or order of arrival. Pure: no I/O, no clock, no threads. Only stable batches are accepted: tentative
+epochs are formed beside it, by `rekindle.consistency.live_union`.
 
 Design: docs/design/streams.md#sunion.
 Paper: DPC (Balazinska et al. 2005), section 3.2.
@@ -68,6 +68,10 @@ class SUnion:
     def channels(self) -> tuple[Channel, ...]:
         return tuple(self._inboxes)
 
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(inbox.bytes for inbox in self._inboxes.values())
+
     def has_buffer_space(self, channel: Channel) -> bool:
         """Whether the channel may be read further. A channel that lacks the next epoch always may,
         so the bound cannot block the union."""
@@ -115,10 +119,11 @@ class SUnion:
         self._watermark = max(before, min(watermarks))
         self.next_epoch += 1
         self._missing = len(self.missing())
-        return EpochInput(epoch, before, self._watermark, tuple(map(_merge, tables)))
+        return EpochInput(epoch, before, self._watermark, tuple(map(merge_rows, tables)))
 
 
-def _merge(tables: list[pa.Table]) -> pa.Table:
+def merge_rows(tables: list[pa.Table]) -> pa.Table:
+    """The rows of at least one table, in order."""
     rows = [table for table in tables if table.num_rows]
     return pa.concat_tables(rows) if rows else tables[0]
 

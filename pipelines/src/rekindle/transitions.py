@@ -1,6 +1,7 @@
 """State machines as transition tables; any other event raises with the transitions so far. Pure.
 
-`checkpoints.phases` and `agreement.disputes` have the tables.
+The tables are with what they are about: `consistency/states.py`, and in the coordinator
+`checkpoints/phases.py` and `agreement/disputes.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ _HISTORY_LENGTH = 16
 
 
 class InvalidTransition(RekindleError):
-    """An event that is invalid in a state: a bug in the coordinator. Contains the transitions
-    before it."""
+    """An event that is invalid in a state: a bug. Contains the transitions before it."""
 
 
 def next_state(
