@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
 from rekindle.coordinator.model import Partition
-from rekindle.coordinator.transitions import Table, next_state
+from rekindle.transitions import Table, next_state
 from rekindle.topology.model import Slot
 
 Result = tuple[Computation, EpochDigests]
