@@ -32,12 +32,18 @@ def usable_donors(
 
 
 def choose(
-    donors: Collection[ReplicaView], busy: Mapping[Replica, int], per_donor: int
+    donors: Collection[ReplicaView],
+    busy: Mapping[Replica, int],
+    per_donor: int,
+    failed: Collection[DonorBoot],
 ) -> ReplicaView | None:
-    """One that is heard and free; one that stays is better than one that retires, then one that is
-    further ahead."""
+    """One that is heard and free: rather one that stays than one that retires, then one of which no
+    earlier boot has failed, then the one that is furthest ahead."""
+    restarted = {replica for replica, _ in failed}
     free = [v for v in donors if not v.suspected and busy.get(v.replica, 0) < per_donor]
-    return min(free, key=lambda v: (v.retiring, -v.epoch, v.slot.key), default=None)
+    return min(
+        free, key=lambda v: (v.retiring, v.replica in restarted, -v.epoch, v.slot.key), default=None
+    )
 
 
 def waits_for_inputs(partition: Partition, views: Views, in_session: Collection[Partition]) -> bool:

@@ -130,7 +130,13 @@ class MovementCore:
 
     def redundancy(self, partition: Partition) -> int:
         """Replicas that count: Live ones that are trusted, and stay."""
-        return sum(self._counts(view) for view in self._views.of(partition))
+        return sum(self.counts(view.replica) for view in self._views.of(partition))
+
+    def counts(self, replica: Replica) -> bool:
+        view = self._views.get(replica)
+        if view is None or not self._views.is_current(view) or view.retiring or not view.trusted:
+            return False
+        return view.phase is TaskPhase.LIVE and not view.suspected
 
     def may_retire(self, replica: Replica) -> bool:
         """Whether a retiring replica has handed over: as many others count as are wanted."""
@@ -234,7 +240,8 @@ class MovementCore:
             if waits_for_inputs(movement.partition, self._views, in_session):
                 continue
             busy = Counter(m.donor for m in self._movements.values() if m.phase.holds and m.donor)
-            if (donor := choose(donors, busy, self._limits.per_donor)) is not None:
+            donor = choose(donors, busy, self._limits.per_donor, movement.failed)
+            if donor is not None:
                 self._numbers += 1
                 movement.begin(donor, Version(self._fence, self._numbers), now)
 
@@ -271,11 +278,6 @@ class MovementCore:
         if movement is not None and movement.session == session:
             return movement.phase.holds
         return view.boot is None or not has_left(view, session)
-
-    def _counts(self, view: ReplicaView) -> bool:
-        if not self._views.is_current(view) or view.retiring or not view.trusted:
-            return False
-        return view.phase is TaskPhase.LIVE and not view.suspected
 
     def _notes(self, before: Mapping[Replica, MovementPhase]) -> Iterator[NoteMovement]:
         for replica, movement in self._movements.items():

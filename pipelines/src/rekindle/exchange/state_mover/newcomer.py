@@ -133,7 +133,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class StoreChunk:
-    """Write it behind the one before. Answer with ChunkStored or StoringFailed."""
+    """Write it behind the one before; one at a time. Answer with ChunkStored or StoringFailed."""
 
     session: Session
     number: int
@@ -177,15 +177,15 @@ class _Request:
 
 @dataclass(slots=True)
 class _Receiving:
-    """One session at the newcomer. `next_number`: the first chunk that was not handed to the shell.
-    `stored`: how many chunks the shell has stored."""
+    """One session at the newcomer. `stored`: how many chunks the shell has stored. `storing`:
+    whether it stores the next one."""
 
     order: Order
     needed: int | None
     machine: StateMachine[NewcomerPhase, NewcomerEvent] = field(init=False)
     offer: Offer | None = None
-    next_number: int = 0
     stored: int = 0
+    storing: bool = False
     asked: dict[int, _Request] = field(default_factory=dict)
     arrived: dict[int, bytes] = field(default_factory=dict)
     offer_request: _Request | None = None
@@ -208,7 +208,7 @@ class _Receiving:
     @property
     def in_memory(self) -> int:
         """Chunks that are asked for, have arrived, or are being stored."""
-        return len(self.asked) + len(self.arrived) + self.next_number - self.stored
+        return len(self.asked) + len(self.arrived) + self.storing
 
 
 class NewcomerCore:
@@ -378,8 +378,9 @@ class NewcomerCore:
 
     def _chunk_stored(self, session: Session, number: int, now: float) -> list[NewcomerEffect]:
         current = self._find(session)
-        if current is None or number != current.stored:
+        if current is None or not current.storing or number != current.stored:
             return []
+        current.storing = False
         current.stored += 1
         return self._go_on(current, now)
 
@@ -400,16 +401,18 @@ class NewcomerCore:
     # -- requests --------------------------------------------------------------------------------
 
     def _go_on(self, current: _Receiving, now: float) -> list[NewcomerEffect]:
-        """Store what is next in order, ask for what fits into the window, install when all is
-        there."""
+        """Store the next chunk, one at a time; ask for what fits into the window; install when all
+        is stored."""
         offer = current.offer
         assert offer is not None
         effects: list[NewcomerEffect] = []
-        while (data := current.arrived.pop(current.next_number, None)) is not None:
-            effects.append(StoreChunk(current.session, current.next_number, data))
-            current.next_number += 1
+        if not current.storing:
+            data = current.arrived.pop(current.stored, None)
+            if data is not None:
+                current.storing = True
+                effects.append(StoreChunk(current.session, current.stored, data))
         upto = min(offer.chunks, current.stored + self._limits.window)
-        for number in range(current.next_number, upto):
+        for number in range(current.stored + current.storing, upto):
             if number not in current.asked and number not in current.arrived:
                 current.asked[number] = _Request(now)
                 effects.append(self._ask_for_chunk(current, number))
@@ -463,7 +466,7 @@ class NewcomerCore:
         current.asked.clear()
         current.arrived.clear()
         current.offer_request = None
-        current.next_number = current.stored
+        current.storing = False
         effects: list[NewcomerEffect] = [DiscardState(current.session)]
         if asked_donor:
             effects.append(Ask(current.order.donor, Release(current.session)))
