@@ -176,6 +176,7 @@ class Node:
     fence: int = 0
     frozen: bool = False
     speed: int = 2
+    pace: int = 1
     holds: Holds = field(default_factory=Holds)
     donor: DonorCore | None = None
     stored: bytes = b""
@@ -225,7 +226,8 @@ class Node:
             return
         self._receive()
         before = self.epoch
-        for _ in range(min(self.speed, self.received - self.epoch)):
+        busy = self.world.step % self.pace  # it processes what it has received in larger calls
+        for _ in range(0 if busy else min(self.speed * self.pace, self.received - self.epoch)):
             self.epoch += 1
             if self.epoch >= self.base:
                 self.log[self.epoch] = self.world.model.output(self.slot.segment, self.epoch)
@@ -617,7 +619,8 @@ class World:
     def _create(self, replica: Replica) -> Node:
         self._boots += 1
         self.pods[replica] = self.step
-        node = Node(self, replica, f"boot{self._boots}", speed=self.random.randint(1, 3))
+        speed, pace = self.random.randint(1, 3), self.random.choice((1, 1, 4, 12))
+        node = Node(self, replica, f"boot{self._boots}", speed=speed, pace=pace)
         self.nodes[replica] = node
         return node
 

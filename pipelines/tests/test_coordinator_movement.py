@@ -52,7 +52,7 @@ def waiting(
     replica: Replica = NEWCOMER, progress: Progress | None = None, **fields: Any
 ) -> ReplicaView:
     abandoned = fields.pop("abandoned", None)
-    known = {"boot": "new", "phase": TaskPhase.WAITING}
+    known: dict[str, Any] = {"boot": "new", "phase": TaskPhase.WAITING}
     known["newcomer"] = NewcomerReport(progress, abandoned)
     return ReplicaView(replica.slot, replica.incarnation, **{**known, **fields})
 

@@ -14,8 +14,8 @@ from rekindle.coordinator.checkpoints import phases
 from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase
 from rekindle.coordinator.model import Partition
-from rekindle.transitions import InvalidTransition, StateMachine, next_state
 from rekindle.topology.model import Slot
+from rekindle.transitions import InvalidTransition, StateMachine, next_state
 
 LEFT = Partition("left", 0)
 

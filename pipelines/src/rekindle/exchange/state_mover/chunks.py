@@ -27,7 +27,7 @@ class Slice:
 
 
 class ChunkPlan:
-    """The chunks of one transfer: 16 bytes of memory a piece, none a chunk."""
+    """The chunks of one transfer. Costs one number of memory a piece, nothing a chunk."""
 
     def __init__(self, sizes: Sequence[int], chunk_bytes: int) -> None:
         """`sizes`: bytes of each piece, in their order. Raises ValueError."""
