@@ -250,6 +250,15 @@ def test_a_session_without_progress_is_given_up() -> None:
     assert world.phase() is MovementPhase.ABANDONING
 
 
+def test_installing_may_take_longer_than_a_stall() -> None:
+    world = moving()
+    world.show(waiting(progress=progress(NewcomerPhase.INSTALLING, 8)))
+    world.wait(LIMITS.stall_s)
+    assert world.phase() is MovementPhase.MOVING
+    world.wait(LIMITS.session_s)
+    assert world.phase() is MovementPhase.ABANDONING
+
+
 def test_a_session_that_is_slow_for_ever_is_given_up() -> None:
     world = moving()
     for stored in range(1, 12):

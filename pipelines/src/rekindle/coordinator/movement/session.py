@@ -23,8 +23,8 @@ _GIVES = (TaskPhase.LIVE, TaskPhase.CATCHING_UP)
 class MovementLimits:
     """When an attempt, and when all of them, end.
 
-    `holds_s`: until all upstream replicas have confirmed. `stall_s`: without progress.
-    `session_s`: of one attempt. `attempts`: of one boot of a newcomer. `wait_s`: for the inputs'
+    `holds_s`: until all upstream replicas have confirmed. `stall_s`: without progress, until all is
+    stored. `session_s`: of one attempt. `attempts`: of one boot of a newcomer. `wait_s`: for the inputs'
     newcomers and for a free donor, all attempts included. `per_donor`: sessions at a time.
     """
 
@@ -119,7 +119,8 @@ class Movement:
             return lost
         if self.phase is MovementPhase.HOLDING and now - self.began_at >= limits.holds_s:
             return f"not all upstream replicas confirmed its hold within {limits.holds_s:g} s"
-        if self.phase is MovementPhase.MOVING and now - self.progress_at >= limits.stall_s:
+        moves = self.phase is MovementPhase.MOVING and not installs
+        if moves and now - self.progress_at >= limits.stall_s:
             return f"no progress for {limits.stall_s:g} s"
         if now - self.began_at >= limits.session_s:
             return f"it is not complete after {limits.session_s:g} s"
