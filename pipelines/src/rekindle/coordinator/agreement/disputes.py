@@ -14,8 +14,8 @@ from enum import StrEnum
 
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
 from rekindle.coordinator.model import Partition
-from rekindle.transitions import Table, next_state
 from rekindle.topology.model import Slot
+from rekindle.transitions import Table, next_state
 
 Result = tuple[Computation, EpochDigests]
 
