@@ -11,12 +11,15 @@ Paper: Flux (Shah et al. 2004), sections 3.5 and 5.3.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from movement_world import LONGEST_S, REPLAY_S, STEP_S, World
 from random_histories import histories
 
 from rekindle.exchange.state_mover.messages import Replica
+from rekindle.exchange.state_mover.phases import NewcomerPhase
+from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.examples import scaled_examples
 
 ACTIONS = (
@@ -128,6 +131,35 @@ def test_after_any_history_each_session_ends_and_all_is_redundant(
     world.heal()
     assert settles(world) == []
     assert world.violations == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_newcomer_that_does_not_hear_of_the_end_still_finds_its_inputs(seed: int) -> None:
+    world = unheard_end(seed)
+    assert [replica for replica, _ in world.moved] == [Replica(Slot("mid", 0, 1), 2)]
+    assert world.violations == []
+
+
+def unheard_end(seed: int) -> World:
+    """A session is given up while the newcomer, which has all chunks, is frozen and cut off from
+    the coordinator: it goes on later, and starts."""
+    world = World(seed, 1, 2, 1)
+    world.run(12)
+    world.kill(Replica(Slot("mid", 0, 1), 1))
+    newcomer = Replica(Slot("mid", 0, 1), 2)
+    for _ in range(200):
+        world.run(1)
+        node = world.nodes.get(newcomer)
+        progress = node.newcomer.report().progress if node is not None else None
+        if progress is not None and progress.phase is NewcomerPhase.INSTALLING:
+            world.nodes[newcomer].frozen = True
+            break
+    world.cut |= {(None, newcomer), (newcomer, None)}
+    world.diverged.add(Replica(Slot("mid", 0, 0), 1))
+    world.run(60)
+    world.thaw(newcomer)
+    world.run(60)
+    return world
 
 
 def settles(world: World) -> list[str]:
