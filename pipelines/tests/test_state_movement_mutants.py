@@ -39,32 +39,10 @@ def holds_end_when_a_session_is_given_up(patch: Patch) -> None:
     patch.setattr(MovementPhase, "holds", property(lambda phase: phase in early))
 
 
-def one_upstream_replica_is_enough(patch: Patch) -> None:
-    """The hold is confirmed by one of them, not by all."""
-
-    def confirm(self: MovementCore, movement: Movement, now: float) -> None:
-        upstream = self._views.upstream(movement.partition)
-        holds = [h for views in upstream for v in views for h in v.holds]
-        bases = [hold.base for hold in holds if hold.session == movement.session]
-        if bases or not upstream:
-            movement.confirmed(min(bases, default=0), now)
-
-    patch.setattr(MovementCore, "_confirm", confirm)
-
-
 def holds_keep_nothing(patch: Patch) -> None:
     """They are confirmed, and neither upstream replicas nor floors observe them."""
     patch.setattr(Holds, "floor", lambda self, floor: floor)
     patch.setattr(MovementCore, "with_holds", lambda self, progress: progress)
-
-
-def sessions_of_an_earlier_coordinator_are_forgotten(patch: Patch) -> None:
-    def is_needed(self: MovementCore, session: Any) -> bool:
-        held = [m.session for m in self._movements.values() if m.phase.holds]
-        return session in held
-
-    patch.setattr(MovementCore, "_is_needed", is_needed)
-    patch.setattr(MovementCore, "_adopt", lambda self, movement, view, now: None)
 
 
 def digests_are_not_compared(patch: Patch) -> None:
@@ -146,9 +124,7 @@ def _end_without_unpinning(self: DonorCore, sending: Any, event: Any) -> list[An
 MUTANTS: list[tuple[Mutant, int]] = [
     (any_epoch_is_early_enough, 1),
     (holds_end_when_a_session_is_given_up, 0),
-    (one_upstream_replica_is_enough, 0),
     (holds_keep_nothing, 1),
-    (sessions_of_an_earlier_coordinator_are_forgotten, 0),
     (digests_are_not_compared, 6),
     (chunks_are_stored_as_they_come, 0),
     (everything_is_asked_for_at_once, 1),
