@@ -1,7 +1,7 @@
 """State machines as transition tables; any other event raises with the transitions so far. Pure.
 
-The tables are with what they are about: `consistency/states.py`, and in the coordinator
-`checkpoints/phases.py` and `agreement/disputes.py`.
+Each package that has state machines has their tables in a module of its own (`phases.py`, or beside
+what goes through them).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _HISTORY_LENGTH = 16
 
 
 class InvalidTransition(RekindleError):
-    """An event that is invalid in a state: a bug. Contains the transitions before it."""
+    """An event that is invalid in a state: a bug in the caller. Contains the transitions
+    before it."""
 
 
 def next_state(
