@@ -75,7 +75,7 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
         return True
 
     leader: Any = SimpleNamespace(begin_pass=lambda: 1)
-    store: Any = SimpleNamespace(relist=relist, forget_attempts=lambda: None)
+    store: Any = SimpleNamespace(relist=relist, forget_uncreated_pods=lambda: None)
     arguments = (store, operator.executor, operator.live, operator.model.settings, leader)
     assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
     terms: list[str] = []

@@ -99,7 +99,7 @@ def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
 
 def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
     """Capacity of nodes that the query cannot use, and what is left after all that it lacks."""
-    big = PodToPlace("big", ResourceAmounts(8, 1, 1), "big", 0, selector=(("disk", "ssd"),))
+    big = PodToPlace("big", ResourceAmounts(8, 1, 1), "big", 0, node_selector=(("disk", "ssd"),))
     spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
     plain, ssd = node("plain", 8), node("ssd", 8, labels={"disk": "ssd"})
     used = NodeCapacity(ssd, ssd.allocatable - ResourceAmounts(4, 1, 1))
@@ -134,7 +134,7 @@ def test_no_spare_takes_what_a_waiting_query_may_need(
     """Whatever capacity the nodes get: what would fit without the spares fits beside them."""
     pods = {
         f"i{n}": PodToPlace(
-            f"i{n}", ResourceAmounts(cpu, 1, 1), f"i{n}", 0, selector=(("disk", "ssd"),)
+            f"i{n}", ResourceAmounts(cpu, 1, 1), f"i{n}", 0, node_selector=(("disk", "ssd"),)
         )
         for n, cpu in enumerate(missing)
     }
@@ -267,7 +267,7 @@ def test_a_spare_that_fits_nowhere_changes_no_placement(
         SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), rank, "")
         for n, (cpu, rank) in enumerate(spares)
     ]
-    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, selector=(("disk", "none"),))
+    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, node_selector=(("disk", "none"),))
     without = make_plan(queries, pods, others, available)
     impossible = make_plan(queries, pods, [*others, SpareReplica(nowhere, priority, "")], available)
     assert impossible == without
@@ -353,7 +353,7 @@ def test_an_overcommitted_node_reduces_no_other_capacity() -> None:
 
 def test_a_query_that_fits_no_node_leaves_the_others_spread() -> None:
     pods = {f"x{n}": pod(f"x{n}", 5, memory=5) for n in range(4)}
-    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 0, selector=(("disk", "none"),))
+    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 0, node_selector=(("disk", "none"),))
     nodes = capacity(*(node(f"n{n}", 50) for n in range(4)))
     plan = make_plan(
         [query("q", 1, *pods), query("other", 9, "z", has_waited_long=True)],

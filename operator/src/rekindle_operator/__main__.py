@@ -15,6 +15,7 @@ import kopf
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
+from rekindle_operator.clock import SteadyClock
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.crd_check import CrdCheck
 from rekindle_operator.dispatch import WORKERS
@@ -28,7 +29,6 @@ from rekindle_operator.metrics import serve
 from rekindle_operator.nesting import raise_recursion_limit
 from rekindle_operator.probe import KubeletProbe
 from rekindle_operator.settings import Settings, read_settings
-from rekindle_operator.steady import SteadyClock
 
 logger = logging.getLogger(__name__)
 

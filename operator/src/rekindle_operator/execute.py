@@ -92,7 +92,7 @@ class Executor:
         action = scheduled.action
         try:
             if isinstance(action, CreatePod):
-                self._cluster.remember_attempt(action.ref, action.predecessor_lost_at)
+                self._cluster.remember_create_attempt(action.ref, action.predecessor_lost_at)
             self._do(action)
         except (ApiException, HTTPError) as error:
             ACTIONS.labels(f"{METRIC_KINDS[type(action)]}Failed").inc()
@@ -119,7 +119,7 @@ class Executor:
     def _skipped(self, scheduled: ScheduledAction) -> None:
         """The status may have been written: then the incarnation is reserved and still unused."""
         if isinstance(scheduled.action, CreatePod):
-            self._cluster.remember_attempt(
+            self._cluster.remember_create_attempt(
                 scheduled.action.ref, scheduled.action.predecessor_lost_at
             )
 

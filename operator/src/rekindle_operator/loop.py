@@ -137,7 +137,7 @@ class ControlLoop:
             if not (self._cluster.relist() and self._list_topologies()):
                 return False
             self._term, self._passed_at = term, time.monotonic()
-            self._cluster.forget_attempts()
+            self._cluster.forget_uncreated_pods()
             self._errors.clear()
             self._on_new_term()
         self._reset_timers_after_pause()

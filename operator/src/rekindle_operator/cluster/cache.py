@@ -22,7 +22,10 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from rekindle import names
-from rekindle_operator.cluster.addresses import nodes_with_own_addresses, pods_with_own_addresses
+from rekindle_operator.cluster.addresses import (
+    without_taken_over_ips,
+    without_taken_over_kubelets,
+)
 from rekindle_operator.cluster.containers import creating_containers_since, failing_since
 from rekindle_operator.cluster.convert import (
     Json,
@@ -260,13 +263,13 @@ class ClusterCache:
                 shape, node, node_uid, pod_uid, self._clock()
             )
 
-    def remember_attempt(self, ref: SlotRef, predecessor_lost_at: float | None) -> None:
+    def remember_create_attempt(self, ref: SlotRef, predecessor_lost_at: float | None) -> None:
         with self._lock:
-            self._uncreated_pods = self._uncreated_pods.with_attempt(
+            self._uncreated_pods = self._uncreated_pods.with_create_attempt(
                 ref, self._clock(), predecessor_lost_at
             )
 
-    def forget_attempts(self) -> None:
+    def forget_uncreated_pods(self) -> None:
         """At the start of a term: another leader may have created the pods."""
         with self._lock:
             self._uncreated_pods = UncreatedPods({})
@@ -299,7 +302,7 @@ class ClusterCache:
     def _pods_in_phase_since(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
             self._phases = phase_times(self._phases, pods, self._clock())
-            return {uid: phase.at for uid, phase in self._phases.items()}
+            return {uid: phase.since for uid, phase in self._phases.items()}
 
     def _uncreated_pods_without(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, UncreatedPod]:
         with self._lock:
@@ -312,12 +315,12 @@ class ClusterCache:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
-            renewed = self.leases.views()
-            reports = dict(self._reports.as_of(topologies, renewed))
+            lease_views = self.leases.views()
+            reports = dict(self._reports.as_of(topologies, lease_views))
             failures = self._failures.by_topology(self._clock())
-        leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in renewed)
-        pods = pods_with_own_addresses(self.pods.views())
-        nodes = nodes_with_own_addresses(self.nodes.views())
+        leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in lease_views)
+        pods = without_taken_over_ips(self.pods.views())
+        nodes = without_taken_over_kubelets(self.nodes.views())
         if self._namespace is not None:
             # Tasks of another operator only use capacity, as all other pods do.
             pods = tuple(p if p.namespace == self._namespace else p.as_foreign() for p in pods)

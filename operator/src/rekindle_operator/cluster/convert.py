@@ -101,7 +101,8 @@ def pod_view(raw: Json) -> PodView:
         node=bound,
         requests=pod_requests(spec),
         terminating=bool(meta.get("deletionTimestamp")),
-        accepted=bool(status.get("startTime")) or status.get("phase", "Pending") != "Pending",
+        accepted_by_kubelet=bool(status.get("startTime"))
+        or status.get("phase", "Pending") != "Pending",
         ready=_condition(status, "Ready") == "True",
         was_ready=_was_ready(status),
         owner_uid=_controller(meta),
@@ -114,7 +115,7 @@ def pod_view(raw: Json) -> PodView:
         segment_name=labels.get(names.LABEL_SEGMENT_NAME, ""),
         incarnation=_integer(labels.get(names.LABEL_INCARNATION)),
         generation=_integer(labels.get(names.LABEL_GENERATION)),
-        template=annotations.get(names.ANNOTATION_TEMPLATE, ""),
+        template_digest=annotations.get(names.ANNOTATION_TEMPLATE, ""),
         shape=annotations.get(names.ANNOTATION_SHAPE, ""),
         container_error=container_error(status),
         creating_containers=is_creating_containers(spec, status),
@@ -122,10 +123,10 @@ def pod_view(raw: Json) -> PodView:
         opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
         required_node=None if bound else required_node(spec.get("affinity")),
         failed_placements=_integer(annotations.get(names.ANNOTATION_FAILED_PLACEMENTS)),
-        refusal=_failure_message(status) if bound else _scheduler_message(status),
+        placement_failure=_failure_message(status) if bound else _scheduler_message(status),
         predecessor_lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
         annotations={} if bound else annotations,
-        selector={} if bound else spec.get("nodeSelector") or {},
+        node_selector={} if bound else spec.get("nodeSelector") or {},
         tolerations=() if bound else tolerations_of(spec),
         affinity=None if bound else spec.get("affinity"),
     )
@@ -180,7 +181,7 @@ def lease_view(raw: Json, seen_at: float) -> LeaseView:
         version=version_of(raw),
         holder=str(holder),
         seen_at=seen_at,
-        report=None if number is None else _integer(number, -1),
+        report_number=None if number is None else _integer(number, -1),
     )
 
 
@@ -206,7 +207,7 @@ def topology_view(raw: Json) -> TopologyView:
         uid=meta["uid"],
         version=version_of(raw),
         generation=int(meta.get("generation") or 1),
-        created=meta["creationTimestamp"],
+        creation_timestamp=meta["creationTimestamp"],
         deleting=bool(meta.get("deletionTimestamp")),
         spec=raw.get("spec") or {},
         status=raw.get("status") or {},
@@ -235,7 +236,7 @@ def as_of_generation(view: TopologyView, record: GenerationRecordView) -> Topolo
         uid=view.uid,
         version=view.version,
         generation=record.generation,
-        created=view.created,
+        creation_timestamp=view.creation_timestamp,
         deleting=view.deleting,
         spec=spec,
         status=view.status,

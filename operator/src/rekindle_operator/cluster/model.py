@@ -82,7 +82,7 @@ class PodView:
     node: str | None
     requests: ResourceAmounts
     terminating: bool = False
-    accepted: bool = False  # the kubelet of its node has started to handle it
+    accepted_by_kubelet: bool = False  # that of its node has started to handle it
     ready: bool = False
     was_ready: bool = False  # now, or earlier
     owner_uid: str | None = None
@@ -95,7 +95,7 @@ class PodView:
     segment_name: str = ""
     incarnation: int = 0
     generation: int = 0
-    template: str = ""  # digest of what it was made from
+    template_digest: str = ""  # of what it was made from
     shape: str = ""  # digest of its spec, see `resources.shape`
     container_error: str = ""  # why its containers do not run
     creating_containers: bool = False  # its node has created none yet, and no error is known
@@ -104,10 +104,10 @@ class PodView:
     required_node: str | None = None  # the node that an open gate requires
     failed_placements: int = 0
     """Earlier incarnations that were not bound, or that a kubelet refused."""
-    refusal: str = ""  # message of the scheduler; of its kubelet if it has failed
+    placement_failure: str = ""  # message of the scheduler; of its kubelet if it has failed
     predecessor_lost_at: float | None = None  # when the pod it replaces was lost, if it was
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
-    selector: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     affinity: Mapping[str, Any] | None = None  # of pods that are not bound yet
 
@@ -136,8 +136,8 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """`seen_at`: when this process saw its last renewal. `report`: the number of the report that
-    its holder wrote last and that is still valid; -1 if there is none, None if the holder's version
+    """`seen_at`: when this process saw its last renewal. `report_number`: of the report that its
+    holder wrote last and that is still valid; -1 if there is none, None if the holder's version
     does not number reports."""
 
     namespace: str
@@ -145,7 +145,7 @@ class LeaseView:
     version: int
     holder: str
     seen_at: float
-    report: int | None = None
+    report_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class TopologyView:
     uid: str
     version: int
     generation: int
-    created: str  # RFC 3339, as the API server wrote it
+    creation_timestamp: str  # RFC 3339, as the API server wrote it
     deleting: bool
     spec: Mapping[str, Any]
     status: Mapping[str, Any]  # as the API server has it; `own_status` and `report` are parsed
@@ -252,7 +252,8 @@ class Snapshot:
     uncreated_pods: Mapping[SlotRef, UncreatedPod] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid: `cluster.phase_times`
-    failing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
+    # By the pod's uid; `failing`: its containers have errors, see `cluster.containers`.
+    failing_since: Mapping[str, float] = field(default_factory=dict)
     creating_containers_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action

@@ -34,7 +34,7 @@ class UncreatedPods:
         fresh = UncreatedPod(message, attempts, now + wait_s, predecessor_lost_at)
         return UncreatedPods({**self.without(ref).by_ref, ref: fresh})
 
-    def with_attempt(
+    def with_create_attempt(
         self, ref: SlotRef, now: float, predecessor_lost_at: float | None
     ) -> UncreatedPods:
         """A request was sent; its result is not known. It may be sent again at once."""

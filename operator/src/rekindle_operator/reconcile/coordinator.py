@@ -226,10 +226,10 @@ def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
     """A pod whose template has not changed waits: the scheduler keeps trying."""
     assert context.running is not None
     pass_inputs = context.pass_inputs
-    template = coordinator_template(
+    template_digest = coordinator_template(
         context.running.view, pass_inputs.losses.avoided, pass_inputs.settings.pods
     )
     is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.unbound_s
-    if pod.node is None and pod.template != template and is_old:
+    if pod.node is None and pod.template_digest != template_digest and is_old:
         return "its pod was not scheduled, and its template has changed"
     return ""

@@ -87,7 +87,7 @@ def _from_pod(uid: str, state: SlotState, pod: PodView) -> PodToPlace:
         requests=pod.requests,
         group=partition_key(uid, state.slot),
         replica=state.slot.replica,
-        selector=tuple(sorted(pod.selector.items())),
+        node_selector=tuple(sorted(pod.node_selector.items())),
         tolerations=pod.tolerations,
         affinity=required_terms(pod.affinity),
     )
@@ -100,7 +100,7 @@ def _from_manifest(uid: str, state: SlotState, manifest: Manifest) -> PodToPlace
         requests=pod_requests(spec),
         group=partition_key(uid, state.slot),
         replica=state.slot.replica,
-        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
+        node_selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         tolerations=tolerations_of(spec),
         affinity=required_terms(spec.get("affinity")),
     )

@@ -81,11 +81,11 @@ class SlotState:
             return f"API server: {self.uncreated_pod.message}"
         if self.pod is not None and self.pod.node is not None and self.start_problem:
             return f"{self.pod.name} on {self.pod.node}: {self.start_problem}"
-        if self.pod is None or self.pod.was_ready or not self.pod.refusal:
+        if self.pod is None or self.pod.was_ready or not self.pod.placement_failure:
             return ""
         if self.pod_phase is SlotPhase.OPEN:
-            return f"scheduler: {self.pod.refusal}"
-        return f"kubelet of {self.pod.node}: {self.pod.refusal}" if self.pod.ended else ""
+            return f"scheduler: {self.pod.placement_failure}"
+        return f"kubelet of {self.pod.node}: {self.pod.placement_failure}" if self.pod.ended else ""
 
     @property
     def next_incarnation(self) -> int:
@@ -125,7 +125,7 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
     topology, states = context.running.topology, []
     segments = {s.id: s for s in topology.segments}
     taken = _taken_names(context, topology.slots())
-    template = _templates(context.running, segments, pass_inputs.settings)
+    template_digest = _template_digests(context.running, segments, pass_inputs.settings)
     for slot in topology.slots():
         reserved = context.reserved.get(slot.key, 0)
         state = SlotState(
@@ -139,7 +139,7 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
         )
         if slot in pods:
             pod = max(pods[slot], key=lambda p: p.incarnation)
-            state = _with_pod(context, state, pod, start_failures, template)
+            state = _with_pod(context, state, pod, start_failures, template_digest)
         elif _had_pod(context, state):
             state = state.lost(Loss.GONE)
         states.append(state)
@@ -151,12 +151,12 @@ def _with_pod(
     state: SlotState,
     pod: PodView,
     start_failures: StartFailures,
-    template: Callable[[str], str],
+    template_digest: Callable[[str], str],  # of a segment
 ) -> SlotState:
     assert context.running is not None
     pass_inputs = context.pass_inputs
     is_old = pod.generation != context.running.generation
-    outdated = is_old and pod.template != template(state.slot.segment)
+    outdated = is_old and pod.template_digest != template_digest(state.slot.segment)
     state = replace(state, pod=pod, start_problem=start_failures.problem_of(pod), outdated=outdated)
     loss = loss_of_pod(
         pod, pass_inputs.losses, pass_inputs.snapshot, pass_inputs.now, pass_inputs.timing
@@ -204,16 +204,16 @@ def _taken_names(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[st
     return highest
 
 
-def _templates(
+def _template_digests(
     running: Running, segments: Mapping[str, Segment], settings: Settings
 ) -> Callable[[str], str]:
-    """Template digest of pods of a segment that would be created now; computed on demand."""
+    """The template digest of pods of a segment that would be created now; computed on demand."""
 
     @cache
-    def template(segment: str) -> str:
+    def template_digest(segment: str) -> str:
         return task_template(running.view, running.topology, segments[segment], settings.pods)
 
-    return template
+    return template_digest
 
 
 def _has_started(context: ReconcileContext, pod: PodView) -> bool:

@@ -97,7 +97,7 @@ class LossAssessment:
     def is_out_of_reach(self, pod: PodView) -> bool:
         """It never ran: the kubelet of the node that the scheduler chose has not accepted it, and
         does not respond. Nothing is lost with it."""
-        return pod.node in self.unresponsive and not pod.accepted
+        return pod.node in self.unresponsive and not pod.accepted_by_kubelet
 
 
 def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessment:
