@@ -265,7 +265,9 @@ class ModelCluster(ModelState):
             case QuarantineNode(node, at):
                 self.quarantined[node] = at
             case AvoidNode(shape, node, node_uid, pod_uid):
-                self.unsuitable = self.unsuitable.with_one(shape, node, node_uid, pod_uid, self.now)
+                self.unsuitable = self.unsuitable.with_refusal(
+                    shape, node, node_uid, pod_uid, self.now
+                )
             case EnsureAccess() | CreateTokenSecret():
                 pass
 
@@ -276,7 +278,7 @@ class ModelCluster(ModelState):
                 action.ref, "exceeded quota", self.now, action.predecessor_lost_at
             )
         else:
-            self.uncreated_pods = self.uncreated_pods.without(action.ref)
+            self.uncreated_pods = self.uncreated_pods.without_slot(action.ref)
             self.create_pod(copy.deepcopy(action.manifest))
 
     def create_record(self, manifest: dict[str, Any]) -> None:

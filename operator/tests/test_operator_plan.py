@@ -147,7 +147,7 @@ def test_no_spare_takes_what_a_waiting_query_may_need(
     available = Capacity(made, total(b.node.allocatable for b in made.values()))
     extra = [SpareReplica(pod(f"s{n}", cpu), 5, "") for n, cpu in enumerate(spares)]
     plan = make_plan([query("Q", 1, *pods)], pods, extra, available)
-    if plan.order:
+    if plan.starting_now:
         return  # nothing waits
     if not all(available.fits_when_empty(i) for i in pods.values()):
         return  # it waits for more than capacity
@@ -208,13 +208,13 @@ def test_no_waiting_query_fits_and_no_node_is_overcommitted(
         free[place] -= sizes[key]
     assert min(free.values()) >= 0
     by_name = {d.key: d for d in queries}
-    for ranked in plan.order:
+    for ranked in plan.starting_now:
         assert by_name[ranked.key].needs <= set(plan.nodes), "all of a query or nothing"
     for ranked in plan.waiting:
         left = [sizes[n] for n in by_name[ranked.key].needs - set(plan.nodes)]
         assert left
         assert not _fits(left, list(free.values())), f"{ranked.key} would fit"
-    assert len(plan.order) + len(plan.waiting) == len(queries)
+    assert len(plan.starting_now) + len(plan.waiting) == len(queries)
 
 
 @settings(max_examples=scaled_examples(150), deadline=None)
@@ -239,7 +239,7 @@ def test_a_plan_is_worth_no_less_than_the_best_single_query(
     )
     priorities = {d.key: d.priority for d in queries}
     singles = [d.priority for d in queries if _fits([sizes[n] for n in d.needs], list(nodes))]
-    assert sum(priorities[r.key] for r in plan.order) >= max(singles, default=0)
+    assert sum(priorities[r.key] for r in plan.starting_now) >= max(singles, default=0)
 
 
 def test_a_small_dense_query_displaces_no_important_one() -> None:

@@ -27,7 +27,7 @@ from rekindle_operator.logs import set_up_logging
 from rekindle_operator.loop import ControlLoop, Relister
 from rekindle_operator.metrics import serve
 from rekindle_operator.nesting import raise_recursion_limit
-from rekindle_operator.probe import KubeletProbe
+from rekindle_operator.probe import HealthProber
 from rekindle_operator.settings import Settings, read_settings
 
 logger = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ def main() -> None:
     crd.compare()
     threading.Thread(target=crd.run, name="crd", daemon=True).start()
     if settings.probe_kubelets:
-        probe = KubeletProbe(cluster, settings.timing, clock)
-        threading.Thread(target=probe.run, name="kubelets", daemon=True).start()
+        prober = HealthProber(cluster, settings.timing, clock)
+        threading.Thread(target=prober.run, name="kubelets", daemon=True).start()
     threading.Thread(target=_exit_if_it_ends, args=(loop.run,), name="control", daemon=True).start()
     _watch(cluster, settings)
     leader.release()

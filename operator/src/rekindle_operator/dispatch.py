@@ -87,7 +87,7 @@ class Dispatcher:
         do: Callable[[ScheduledAction], Outcome],
         skipped: Callable[[ScheduledAction], None],
         clock: Callable[[], float],
-        allowed: Callable[[], bool],
+        may_act: Callable[[], bool],
         retries: Retries,
         workers: int = WORKERS,
         stall_s: float = STALL_S,
@@ -95,7 +95,7 @@ class Dispatcher:
         self._do = do
         self._skipped = skipped
         self._clock = clock
-        self._allowed = allowed
+        self._may_act = may_act
         self._retries = retries
         self._workers = workers
         self._stall_s = stall_s
@@ -227,7 +227,7 @@ class Dispatcher:
 
     def _outcome(self, action: ScheduledAction) -> Outcome | None:
         """None: this replica no longer leads, and must not change anything."""
-        if not self._allowed():
+        if not self._may_act():
             return None
         try:
             return self._do(action)

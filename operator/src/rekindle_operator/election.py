@@ -73,7 +73,7 @@ class Candidate:
     known_uid: str | None = None  # of the Lease that it read or wrote last
     known_since: float = -inf
     led_uid: str | None = None  # of the Lease by which it led last
-    unchanged_s: float = 0.0
+    unchanged_s: float = 0.0  # of the Lease, as it was read; 0: it was renewed since the last read
     last_read_ended: float | None = None
     renewed_at: float | None = None  # begin of the last renewal by which it leads
     term: int = 0

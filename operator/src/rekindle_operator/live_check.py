@@ -155,7 +155,7 @@ class _Check:
         view = preconditions.topology
         if view is None:
             # All are read, since each goes into the cache.
-            same = [self._is_same_pod(a) for a in preconditions.deleted]
+            same = [self._is_same_pod(a) for a in preconditions.deletions]
             return all(same)
         selector = [("labelSelector", f"{names.LABEL_TOPOLOGY}={view.name}")]
         listed = self._read(f"/api/v1/namespaces/{view.namespace}/pods", selector) or {}
@@ -167,7 +167,7 @@ class _Check:
             if uid not in versions:
                 self._cluster.pods.drop(view.namespace, name, uid)
         return preconditions.pods.keys() == versions.keys() and all(
-            versions[a.uid] == a.version for a in preconditions.deleted if a.uid in versions
+            versions[a.uid] == a.version for a in preconditions.deletions if a.uid in versions
         )
 
     def _is_same_pod(self, action: DeletePod) -> bool:
@@ -182,7 +182,9 @@ class _Check:
         if self._monotonic() - self._responded_at >= _UNREACHABLE_S:
             raise ReadFailed(f"{path} cannot be read: the API server does not respond")
         try:
-            response = call(self._api, "GET", path, query=query, ok=404, timeout_s=_TIMEOUT_S)
+            response = call(
+                self._api, "GET", path, query=query, none_for_status=404, timeout_s=_TIMEOUT_S
+            )
         except ApiException as error:
             self._responded_at = self._monotonic()
             raise ReadFailed(f"{path} cannot be read: {error.status} {error.reason}") from error

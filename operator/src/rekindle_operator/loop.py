@@ -112,14 +112,14 @@ class ControlLoop:
 
     def run(self) -> None:
         while not self._cluster.synced:
-            self._cluster.wait_dirty(self._settings.timing.tick_s)
+            self._cluster.wait_for_pass_request(self._settings.timing.tick_s)
         while True:
             if not self._leader.wait_leading(self._settings.timing.tick_s):
                 self._passed_at = None
                 self._run_standby_pass()
                 continue
             if self._passed_at is not None:
-                self._cluster.wait_dirty(self._wait_s)
+                self._cluster.wait_for_pass_request(self._wait_s)
             time.sleep(_COALESCE_S)
             if not self._begin_pass():
                 time.sleep(_RELIST_RETRY_S)
@@ -197,7 +197,7 @@ class ControlLoop:
 
     def _observe_recoveries(self, snapshot: Snapshot) -> None:
         for topology in snapshot.topologies:
-            for entry in topology.own_status.recovery.history:
+            for entry in topology.operator_status.recovery.history:
                 key = (topology.uid, entry.started_at)
                 if entry.finished_at and key not in self._finished:
                     self._finished.add(key)

@@ -2,7 +2,8 @@
 
 Reconcile is a function of a `Snapshot` and a time. Times are seconds since 1970 by the operator's
 clock. Ages of facts from other machines (a Lease, a suspicion) are measured from when this process
-first saw them, so that a skewed clock cannot cause a loss.
+first saw them, so that a skewed clock cannot cause a loss. The `version` of a view is the object's
+resourceVersion as a number.
 
 Design: docs/design/kubernetes.md#time.
 """
@@ -100,7 +101,7 @@ class PodView:
     container_error: str = ""  # why its containers do not run
     creating_containers: bool = False  # its node has created none yet, and no error is known
     gates: tuple[str, ...] = ()
-    opened_at: float | None = None
+    gate_opened_at: float | None = None
     required_node: str | None = None  # the node that an open gate requires
     failed_placements: int = 0
     """Earlier incarnations that were not bound, or that a kubelet refused."""
@@ -175,13 +176,13 @@ class TopologyView:
     creation_timestamp: str  # RFC 3339, as the API server wrote it
     deleting: bool
     spec: Mapping[str, Any]
-    status: Mapping[str, Any]  # as the API server has it; `own_status` and `report` are parsed
+    status: Mapping[str, Any]  # as the API server has it; `operator_status` and `report` are parsed
     roll: bool = False  # outdated running pods are to be replaced
-    own_status: TopologyStatus = field(init=False, compare=False, repr=False)
+    operator_status: TopologyStatus = field(init=False, compare=False, repr=False)
     report: DataPlane = field(init=False, compare=False, repr=False)  # of the coordinator
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "own_status", read_topology_status(self.status))
+        object.__setattr__(self, "operator_status", read_topology_status(self.status))
         object.__setattr__(self, "report", read_data_plane(self.data_plane))
 
     @property
@@ -239,6 +240,7 @@ class Snapshot:
     nodes: tuple[NodeView, ...] = ()
     leases: tuple[LeaseView, ...] = ()
     generation_records: tuple[GenerationRecordView, ...] = ()
+    # Since when the report of its coordinator calls a task silent.
     silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
     # By the topology's uid: when its coordinator's report was last known to be true.
     reports: Mapping[str, float] = field(default_factory=dict)

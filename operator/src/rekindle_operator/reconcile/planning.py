@@ -152,30 +152,32 @@ def _add_queries(
     uid, topology = plan_input.context.view.uid, plan_input.context.running.topology
     held = {partition_key(uid, s.slot) for s in plan_input.states if s.holds_capacity}
     held |= {partition_key(uid, p.slot) for p in plan_input.surplus if p.slot is not None}
-    first: dict[str, PodCandidate] = {}
+    first_replicas: dict[str, PodCandidate] = {}  # of partitions that have none, by partition
     for candidate in sorted(
         plan_input.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)
     ):
         key = candidate.to_place.group
         if key not in held:
-            first.setdefault(key, candidate)
-    pods_to_place |= {key: c.to_place for key, c in first.items()}
+            first_replicas.setdefault(key, candidate)
+    pods_to_place |= {key: c.to_place for key, c in first_replicas.items()}
     highest_priority: dict[str, int] = defaultdict(int)
     for query in topology.spec.queries:
         wanted, priority = _partitions(plan_input, query), _priority(plan_input, query)
         for key in wanted:
             highest_priority[key] = max(highest_priority[key], priority)
-        if needs := wanted & set(first):
-            has_waited_long = _has_waited_long(plan_input, (first[key] for key in needs))
+        if needs := wanted & set(first_replicas):
+            has_waited_long = _has_waited_long(plan_input, (first_replicas[key] for key in needs))
             name = (plan_input.context.view.key, query.name)
             down.append(DownQuery(name, priority, frozenset(needs), has_waited_long))
-    firsts = {c.to_place.key for c in first.values()}
+    first_replica_keys = {c.to_place.key for c in first_replicas.values()}
     for candidate in plan_input.candidates.values():
-        if candidate.to_place.key not in firsts:
+        if candidate.to_place.key not in first_replica_keys:
             group = candidate.to_place.group
             spares.append(
                 SpareReplica(
-                    candidate.to_place, highest_priority[group], group if group in first else ""
+                    candidate.to_place,
+                    highest_priority[group],
+                    group if group in first_replicas else "",
                 )
             )
 
@@ -193,10 +195,11 @@ def _priority(plan_input: PlanInput, query: QuerySpec) -> int:
 
 
 def _has_waited_long(plan_input: PlanInput, candidates: Iterable[PodCandidate]) -> bool:
+    """So long that spare replicas may use the capacity that was reserved for these."""
     pass_inputs = plan_input.context.pass_inputs
-    hold_s = pass_inputs.timing.redundancy_hold_s
+    reserved_s = pass_inputs.timing.capacity_reservation_s
     return all(
-        c.pod is not None and pass_inputs.now - c.pod.created_at >= hold_s for c in candidates
+        c.pod is not None and pass_inputs.now - c.pod.created_at >= reserved_s for c in candidates
     )
 
 

@@ -14,7 +14,11 @@ from rekindle import names
 from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Segment, Slot
 from rekindle_operator.cluster.model import PodView, SlotRef, UncreatedPod
-from rekindle_operator.reconcile.context import ReconcileContext, Running, partition_and_replica
+from rekindle_operator.reconcile.context import (
+    ReconcileContext,
+    RunningGeneration,
+    partition_and_replica,
+)
 from rekindle_operator.reconcile.phases import BEFORE_RUNNING, SlotEvent, SlotPhase, next_slot_phase
 from rekindle_operator.recovery.losses import Loss, loss_of_pod
 from rekindle_operator.recovery.start import StartFailures
@@ -28,7 +32,7 @@ class SlotState:
     slot: Slot
     segment: Segment
     reserved: int  # the highest incarnation in the status
-    taken: int = 0  # the highest incarnation of an older segment whose pods have the same names
+    used_by_removed_slot: int = 0  # highest incarnation of one whose pods have the same names
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
     start_problem: str = ""  # why the containers of its pod do not run
@@ -91,7 +95,8 @@ class SlotState:
     def next_incarnation(self) -> int:
         if self.uncreated_pod is not None:
             return self.reserved
-        return max(self.reserved, self.pod.incarnation if self.pod else 0, self.taken) + 1
+        of_pod = self.pod.incarnation if self.pod else 0
+        return max(self.reserved, of_pod, self.used_by_removed_slot) + 1
 
     def check_event(self, event: SlotEvent) -> None:
         """Raises InvalidTransition if the event cannot happen in this phase."""
@@ -111,7 +116,7 @@ def task_pods(context: ReconcileContext) -> list[PodView]:
 
 
 def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
-    """None while the topology needs no pods."""
+    """Empty while the topology needs no pods."""
     if context.running is None or not context.needs_pods:
         return ()
     pass_inputs = context.pass_inputs
@@ -124,7 +129,7 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
             pods[pod.slot].append(pod)
     topology, states = context.running.topology, []
     segments = {s.id: s for s in topology.segments}
-    taken = _taken_names(context, topology.slots())
+    used_by_removed = _used_by_removed_slots(context, topology.slots())
     template_digest = _template_digests(context.running, segments, pass_inputs.settings)
     for slot in topology.slots():
         reserved = context.reserved.get(slot.key, 0)
@@ -132,7 +137,7 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
             slot,
             segments[slot.segment],
             reserved,
-            taken.get(partition_and_replica(slot.key), 0),
+            used_by_removed.get(partition_and_replica(slot.key), 0),
             uncreated_pod=pass_inputs.snapshot.uncreated_pods.get(
                 SlotRef(context.view.uid, slot.key, reserved)
             ),
@@ -189,7 +194,7 @@ def _has_run(context: ReconcileContext, state: SlotState) -> bool:
     return any(state.segment in context.running.topology.ancestry(q) for q in queries)
 
 
-def _taken_names(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[str, int]:
+def _used_by_removed_slots(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[str, int]:
     """Partition and replica -> highest incarnation of slots that an edit has removed.
 
     A changed segment is another segment of the same name, and its pods would have the same names:
@@ -205,7 +210,7 @@ def _taken_names(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[st
 
 
 def _template_digests(
-    running: Running, segments: Mapping[str, Segment], settings: Settings
+    running: RunningGeneration, segments: Mapping[str, Segment], settings: Settings
 ) -> Callable[[str], str]:
     """The template digest of pods of a segment that would be created now; computed on demand."""
 
