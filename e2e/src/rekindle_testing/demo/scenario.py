@@ -64,7 +64,7 @@ def choose_loss(
             for q in queries
             if any(
                 placed[s.id, p] <= set(victims)
-                for s in topology.ancestry(q)
+                for s in topology.needed_segments(q)
                 for p in range(s.partitions)
             )
         )
@@ -179,7 +179,7 @@ class Scenario:
         return {
             q.name: min(
                 newest.get((s.id, p), -1)
-                for s in self.topology.ancestry(q)
+                for s in self.topology.needed_segments(q)
                 for p in range(s.partitions)
                 if (s.id, p) in loss.gone
             )

@@ -241,7 +241,7 @@ def _incarnations(result: PassResult, query: str) -> int:
         return 0
     topology = result.context.running.topology
     spec = next(q for q in topology.spec.queries if q.name == query)
-    segments = {s.id for s in topology.ancestry(spec)}
+    segments = {s.id for s in topology.needed_segments(spec)}
     taken = result.new.incarnations
     return sum(taken.get(s.slot.key, 0) for s in result.states if s.slot.segment in segments)
 

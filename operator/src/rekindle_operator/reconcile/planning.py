@@ -185,7 +185,7 @@ def _add_queries(
 def _partitions(plan_input: PlanInput, query: QuerySpec) -> set[str]:
     assert plan_input.context.running is not None
     uid = plan_input.context.view.uid
-    wanted = {s.id for s in plan_input.context.running.topology.ancestry(query)}
+    wanted = {s.id for s in plan_input.context.running.topology.needed_segments(query)}
     return {partition_key(uid, s.slot) for s in plan_input.states if s.slot.segment in wanted}
 
 
@@ -224,7 +224,7 @@ def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> di
     best: dict[str, int] = {}
     for query in topology.spec.queries:
         position = positions.get((key, query.name), positions.get((key, ""), len(positions)))
-        for segment in topology.ancestry(query):
+        for segment in topology.needed_segments(query):
             best[segment.id] = min(position, best.get(segment.id, position))
     names = {m.state.slot.key: m.create.name for m in plan_input.replacements}
     seen = {

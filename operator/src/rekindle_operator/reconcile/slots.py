@@ -191,7 +191,7 @@ def _has_run(context: ReconcileContext, state: SlotState) -> bool:
     not_live = (None, QueryState.WAITING, QueryState.UNKNOWN)
     live = {q.name for q in context.last_status.queries.values() if q.state not in not_live}
     queries = (q for q in context.running.topology.spec.queries if q.name in live)
-    return any(state.segment in context.running.topology.ancestry(q) for q in queries)
+    return any(state.segment in context.running.topology.needed_segments(q) for q in queries)
 
 
 def _used_by_removed_slots(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[str, int]:

@@ -233,7 +233,7 @@ def _queries(
         name = _text(query.get("name"))
         needs: tuple[SegmentLine, ...] = ()
         if topology is not None and name in specs:
-            needs = tuple(segments[s.id] for s in topology.ancestry(specs[name]))
+            needs = tuple(segments[s.id] for s in topology.needed_segments(specs[name]))
         lines.append(
             QueryLine(
                 name=name,

@@ -27,7 +27,7 @@ from rekindle.connectors.line_blocks import (
     BLOCK_BYTES,
     BYTE_ORDER_MARK,
     NotInBlocks,
-    whole_lines,
+    blocks_of_lines,
 )
 from rekindle.errors import SchemaMismatch
 from rekindle.topology.kinds.files import UTF_8, FilesSourceSpec
@@ -90,12 +90,12 @@ def read_csv_blocks(
     schema: pa.Schema,
     where: str,
     block_bytes: int,
-    most_bytes: int,
+    max_line_bytes: int,
 ) -> tuple[list[str], Iterator[tuple[int, bytes, pa.RecordBatch]]]:
     """The names of the values of a row; and as `read_csv`, each batch with the offset and the bytes
     of its lines. Raises NotInBlocks if a line may not be a row: because of line ends in quotes,
     escapes, line ends other than \\n and \\r\\n, another encoding than UTF-8, or more than
-    `most_bytes`; or if a row cannot be read."""
+    `max_line_bytes`; or if a row cannot be read."""
     dialect = _dialect(options)
     if options.encoding != UTF_8:
         raise NotInBlocks(f"{where}: the encoding is {options.encoding}")
@@ -110,7 +110,7 @@ def read_csv_blocks(
     def blocks() -> Iterator[tuple[int, bytes, pa.RecordBatch]]:
         header_lines = first.empty_lines + 1 if options.header else 0
         with fs.open(path, "rb") as file:
-            for offset, lines in whole_lines(file, block_bytes, most_bytes):
+            for offset, lines in blocks_of_lines(file, block_bytes, max_line_bytes):
                 _require_rows(lines, dialect, where)
                 start = _end_of_lines(lines, header_lines, where)
                 header_lines = 0

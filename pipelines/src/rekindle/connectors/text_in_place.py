@@ -45,16 +45,16 @@ def scan_blocks(
     options: FilesSourceSpec,
     schema: pa.Schema,
     source: str,
-    most_bytes: int,
+    max_line_bytes: int,
     found: TextBlocks,
 ) -> NumberedBatches:
     """All rows of a file; its blocks are added to `found` on the way. Raises NotInBlocks if the
-    file, or blocks of at most `most_bytes`, cannot be read from any place; SourceFailed."""
+    file cannot be read from any place, or a line has more than `max_line_bytes`; SourceFailed."""
     where = f"source {source}: {path}"
     if infer_compression(path) is not None:
         raise NotInBlocks(f"{where}: it is compressed")
     with reading(where):
-        raw = numbered(_scanned(fs, path, options, schema, where, most_bytes, found))
+        raw = numbered(_scanned(fs, path, options, schema, where, max_line_bytes, found))
         yield from typed(raw, schema, where, text_rules(options))
         with fs.open(path, "rb") as file:
             _require_seekable(file, where)
@@ -66,16 +66,16 @@ def _scanned(
     options: FilesSourceSpec,
     schema: pa.Schema,
     where: str,
-    most_bytes: int,
+    max_line_bytes: int,
     found: TextBlocks,
 ) -> Iterator[pa.RecordBatch]:
     if options.format == "csv":
         found.names, parts = read_csv_blocks(
-            fs, path, options, schema, where, BLOCK_BYTES, most_bytes
+            fs, path, options, schema, where, BLOCK_BYTES, max_line_bytes
         )
     else:
         opened = partial(fs.open, path, "rb")
-        parts = read_json_blocks(opened, schema, BLOCK_BYTES, where, most_bytes)
+        parts = read_json_blocks(opened, schema, BLOCK_BYTES, where, max_line_bytes)
     for offset, data, batch in parts:
         found.blocks.append(Block(offset, len(data), batch.num_rows, digest_of(data)))
         yield batch

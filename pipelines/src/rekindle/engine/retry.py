@@ -38,7 +38,7 @@ class CallSizes:
     memory: MemoryPlan
     bounds: CallBounds
     spark_job_input_bytes: int
-    _most_epochs: int | None = None  # in calls up to epoch `_reduced_through`
+    _max_epochs: int | None = None  # in calls up to epoch `_reduced_through`
     _reduced_through: int = 0
     _crashes: int = 0
 
@@ -50,7 +50,7 @@ class CallSizes:
 
     @property
     def next_call(self) -> CallBounds:
-        return self.bounds.within(self._most_epochs or self.bounds.max_epochs)
+        return self.bounds.within(self._max_epochs or self.bounds.max_epochs)
 
     def killed_in(self, epochs: int, size: int) -> None:
         """The task's process was killed in a call of so many epochs and bytes. The cause may have
@@ -68,7 +68,7 @@ class CallSizes:
     def succeeded(self, through: int) -> None:
         """A call whose last epoch is `through` succeeded."""
         if through >= self._reduced_through:
-            self._most_epochs = None
+            self._max_epochs = None
         self._crashes = 0
 
     def failed(self, call: Sequence[EpochInput], error: EngineUnavailable | OutOfMemory) -> None:
@@ -78,7 +78,7 @@ class CallSizes:
             half = sum(e.nbytes for e in call) // 2
             if by_memory or half >= SMALL_BYTES:
                 self.bounds = replace(self.bounds, max_bytes=max(1, half))
-            self._most_epochs = len(call) // 2
+            self._max_epochs = len(call) // 2
             self._reduced_through = max(self._reduced_through, call[-1].epoch)
             return
         if not by_memory:

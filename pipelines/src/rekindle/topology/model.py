@@ -116,7 +116,7 @@ class Topology:
         """The segment whose stream a query writes."""
         return next(s for s in self.segments if query.name in s.queries)
 
-    def ancestry(self, query: QuerySpec) -> tuple[Segment, ...]:
+    def needed_segments(self, query: QuerySpec) -> tuple[Segment, ...]:
         """The segments that a query needs, itself included, in topological order."""
         wanted = {self.queried(query).id}
         for segment in reversed(self.segments):

@@ -37,7 +37,7 @@ _CONSEQUENCES = {
 """Reasons that are left out if the field cannot be parsed."""
 
 
-def problems_of_valid_fields(data: Any, unparsable: Sequence[str]) -> list[Problem]:
+def problems_of_parsed_fields(data: Any, unparsable: Sequence[str]) -> list[Problem]:
     """Further problems of a spec whose fields at these paths cannot be parsed; [] if it cannot be
     validated at all. `file://` URLs are accepted: whether this is a local run is not known."""
     spec = _with_placeholders(data)

@@ -22,8 +22,8 @@ from rekindle.topology.kinds.unsupported import UnsupportedSink, UnsupportedSour
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
 UNITS_REQUIRED: Final = {"units_required": True}
-"""Context of the validation of a manifest: Python may write a duration as microseconds, a manifest
-may not."""
+"""Context of the validation of a resource: Python may write a duration as microseconds, a resource
+has to name the unit."""
 
 
 def _read_duration(value: Any, info: ValidationInfo) -> int:

@@ -63,9 +63,9 @@ class Pollers:
         self._wakeups: dict[Slot, asyncio.Event] = {}
 
     async def open(self) -> None:
-        deadline = aiohttp.ClientTimeout(total=self._settings.poll_deadline_s)
+        timeout = aiohttp.ClientTimeout(total=self._settings.poll_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-        self._session = aiohttp.ClientSession(timeout=deadline, connector=connector)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
 
     async def close(self) -> None:
         for loop in self._loops.values():

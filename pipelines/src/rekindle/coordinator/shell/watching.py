@@ -27,7 +27,7 @@ from rekindle.coordinator.shell.objects import (
 from rekindle.coordinator.shell.settings import Settings
 from rekindle.topology.model import Topology
 
-Feed = Callable[[Event], None]
+Feed = Callable[[Event], None]  # gives the core an event, and executes the effects
 _log = logging.getLogger(__name__)
 _GONE = 410
 

@@ -130,9 +130,10 @@ def parse_column(text: str, kind: DataType | None) -> Column:
     try:
         return _column(parse_expression(text), kind)
     except ExpressionError as error:
-        raise ExpressionError(str(error), error.hint or suitable(kind)) from error
+        raise ExpressionError(str(error), error.hint or expression_hint(kind)) from error
     except (OverflowError, ValueError) as error:
-        raise ExpressionError(f"does not give {type_to_ddl(kind)}", suitable(kind)) from error
+        what = f"does not give {type_to_ddl(kind)}"
+        raise ExpressionError(what, expression_hint(kind)) from error
 
 
 def event_start(text: str) -> int:
@@ -146,7 +147,7 @@ def event_start(text: str) -> int:
     return _start_us(call)
 
 
-def suitable(kind: DataType | None) -> str:
+def expression_hint(kind: DataType | None) -> str:
     """A hint with expressions of a type."""
     if is_nested(kind):
         return "the generator has no arrays and structs; build them with a sql operator"

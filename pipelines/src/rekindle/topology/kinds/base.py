@@ -57,7 +57,8 @@ class SourceOptions(Spec):
 
     @property
     def replay_speed(self) -> tuple[str, float] | None:
-        """The field that says how fast it is replayed, and its value; None if it is not."""
+        """The field that sets how fast its rows come, and its value; None if they come as they
+        are read."""
         return None
 
     def reading(self, url: str) -> Self:
