@@ -17,7 +17,7 @@ import yaml
 from cluster_types import storms
 
 from rekindle_testing.embedded.control_plane import KubectlError
-from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+from rekindle_testing.embedded.kubelet_node.node import KubeletNode
 from rekindle_testing.fixtures.present import present
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster, pod_processes

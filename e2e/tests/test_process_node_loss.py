@@ -24,7 +24,7 @@ from rekindle_operator import probe
 from rekindle_operator.cluster.convert import node_view
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods, condition_of, container_of
-from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.embedded.process_node.network_partition import cgroup2_mount
 from rekindle_testing.waiting import wait_for
 
@@ -335,7 +335,7 @@ def test_a_node_ends_with_the_process_that_created_it(
     script = f"""
         import json, sys, time
         from pathlib import Path
-        from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+        from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
         facts = json.loads({json.dumps(json.dumps(facts))})
         class Cluster:
             kubeconfig, ca_file = Path(facts["kubeconfig"]), Path(facts["ca_file"])

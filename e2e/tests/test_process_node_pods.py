@@ -18,7 +18,7 @@ from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.pods import Pods, condition_of, container_of
 from rekindle_testing.embedded.process_node.api import ApiClient
-from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.embedded.process_node.pod_object import PodObject
 from rekindle_testing.waiting import wait_for
 

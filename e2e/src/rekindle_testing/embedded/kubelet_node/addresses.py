@@ -59,7 +59,8 @@ class ClusterAddresses:
 
 def mac_of(address: IPv4Address) -> str:
     """A locally administered hardware address. As it follows from the IP address, neighbours can
-    be entered as permanent: a partitioned node is silent, and not "unreachable" after 3 s."""
+    be entered as permanent: a node in a network partition is silent, and not
+    "unreachable" after 3 s."""
     return ":".join(f"{byte:02x}" for byte in (2, 0, *address.packed))
 
 

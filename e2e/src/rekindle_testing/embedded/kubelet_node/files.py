@@ -36,7 +36,7 @@ _DISABLED = (
 Json = dict[str, Any]
 
 # What the kubelet would write into the machine's kernel; a node sees them as set already.
-KERNEL_TUNABLES: Mapping[str, int] = {
+KUBELET_SYSCTLS: Mapping[str, int] = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
     "kernel/panic": 10,

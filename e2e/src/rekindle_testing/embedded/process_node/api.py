@@ -21,8 +21,8 @@ from rekindle_testing.embedded.process_node.fields import Json
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 
-# A partition drops packets without errors: with keepalive, a watch detects a dead
-# connection.
+# A network partition drops packets without errors: with keepalive, a watch detects a
+# dead connection.
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 2),
     (socket.TCP_KEEPINTVL, 1),

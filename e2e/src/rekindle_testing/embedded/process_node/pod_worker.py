@@ -32,13 +32,13 @@ from rekindle_testing.embedded.process_node.containers import ImageError, PodCon
 from rekindle_testing.embedded.process_node.environment import ConfigError
 from rekindle_testing.embedded.process_node.events import EventRecorder
 from rekindle_testing.embedded.process_node.fields import DownwardValues, Json
-from rekindle_testing.embedded.process_node.mounts import Mounts
 from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
 from rekindle_testing.embedded.process_node.pod_object import PodObject
 from rekindle_testing.embedded.process_node.probe_executor import ProbeExecutor
 from rekindle_testing.embedded.process_node.restarts import should_restart
 from rekindle_testing.embedded.process_node.settings import NodeSettings
 from rekindle_testing.embedded.process_node.status import PodView
+from rekindle_testing.embedded.process_node.volume_manager import VolumeManager
 from rekindle_testing.embedded.process_node.volumes import Volumes
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _FOREVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeServices:
+class WorkerContext:
     """What all workers of an agent share."""
 
     settings: NodeSettings
@@ -64,24 +64,26 @@ class NodeServices:
 class PodWorker:
     """Handles a pod from its first event to the deletion of its object and files."""
 
-    def __init__(self, pod: Json, directory: Path, pod_ip: str, services: NodeServices) -> None:
+    def __init__(
+        self, pod: Json, directory: Path, pod_ip: str, worker_context: WorkerContext
+    ) -> None:
         self.pod = pod
         self.directory = directory
         self.pod_ip = pod_ip
         self.removed = False
         self.failure: tuple[str, str] | None = None
-        self._services = services
+        self._worker_context = worker_context
         self._wake = asyncio.Event()
         self._deleted_at: float | None = None
         self._stop_began: float | None = None
         self._start_time = time.time()
         self._admitted = False
-        self._object = PodObject(services.api, pod)
+        self._object = PodObject(worker_context.api, pod)
         self._stale = asyncio.Event()
         self._publishing = asyncio.Lock()
-        self._mounts = Mounts(
-            Volumes(directory / "volumes", services.objects, services.tokens),
-            services.settings.timing.volume_refresh_s,
+        self._volume_manager = VolumeManager(
+            Volumes(directory / "volumes", worker_context.objects, worker_context.tokens),
+            worker_context.settings.timing.volume_refresh_s,
             lambda problem: self._event("Warning", "FailedMount", problem),
             lambda problem: self.fail("Evicted", problem),
         )
@@ -89,7 +91,7 @@ class PodWorker:
         self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
         self.main = [self._container(c, False) for c in spec["containers"]]
         self.downward_values = DownwardValues(
-            pod_ip, services.settings.address, services.settings.capacity
+            pod_ip, worker_context.settings.address, worker_context.settings.capacity
         )
         # Before other pods are admitted, since this one uses capacity.
         self._adopt()
@@ -130,7 +132,7 @@ class PodWorker:
         """Stop the pod permanently: refused or evicted."""
         if self.failure is None:
             self.failure = (reason, message)
-            self._services.events.record(self.pod, "Warning", reason, message)
+            self._worker_context.events.record(self.pod, "Warning", reason, message)
             self._save()
             self._wake.set()
 
@@ -174,7 +176,7 @@ class PodWorker:
         return next_at
 
     def _admit(self) -> None:
-        if refusal := self._services.admit(self.pod):
+        if refusal := self._worker_context.admit(self.pod):
             self.fail(refusal.reason, f"Pod was rejected: {refusal.message}")
             return
         self._admitted = True
@@ -194,7 +196,7 @@ class PodWorker:
         return min(deadline, await self._advance_containers())
 
     async def _advance_containers(self) -> float:
-        if (refresh_at := await self._mounts.sync(self.pod, self.downward_values)) is None:
+        if (refresh_at := await self._volume_manager.sync(self.pod, self.downward_values)) is None:
             return time.time() + _RETRY_S
         next_at = refresh_at
         for container in self.init:
@@ -222,7 +224,7 @@ class PodWorker:
             if not should_restart(policy, ended):
                 container.waiting = None
                 return _FOREVER
-            backoff = self._services.settings.timing.backoff
+            backoff = self._worker_context.settings.timing.backoff
             start_at = ended.finished_at + container.crashes.delay_s(backoff)
             if time.time() < start_at:
                 self._back_off(container, container.crashes.delay_s(backoff))
@@ -240,9 +242,9 @@ class PodWorker:
         namespace = self.pod["metadata"]["namespace"]
         try:
             wanted = environment.references(container.spec)
-            objects = await self._services.objects.read(namespace, wanted)
+            objects = await self._worker_context.objects.read(namespace, wanted)
             directory = container.next_directory()
-            spec = containers.shim_spec(self._context(), container.spec, objects, directory)
+            shim_spec = containers.shim_spec(self._context(), container.spec, objects, directory)
         except ImageError as error:
             again = container.waiting is not None
             self._event("Warning", "Failed", f"Failed to pull image: {error}")
@@ -257,7 +259,7 @@ class PodWorker:
             # Objects that this container refers to cannot be read; the others are not affected.
             log.warning("container %s: %s", container.name, error)
             return time.time() + _RETRY_S
-        container.start(spec, self.pod_ip)
+        container.start(shim_spec, self.pod_ip)
         return _FOREVER
 
     # --- termination ------------------------------------------------------
@@ -275,20 +277,20 @@ class PodWorker:
             await self._publish()
             await self._object.delete()
         self._publisher.cancel()
-        self._mounts.remove()
+        self._volume_manager.remove()
         shutil.rmtree(self.directory, ignore_errors=True)
         if self._cgroup is not None:
             with contextlib.suppress(OSError):
                 self._cgroup.rmdir()
-        self._services.events.forget(self.uid)
-        self._services.tokens.forget(self.uid)
+        self._worker_context.events.forget(self.uid)
+        self._worker_context.tokens.forget(self.uid)
         self.removed = True
         return _FOREVER
 
     def _deadline(self) -> float:
         assert self._stop_began is not None
         if self._deleted_at is not None:
-            return self._deleted_at + self._services.settings.timing.orphan_grace_s
+            return self._deleted_at + self._worker_context.settings.timing.orphan_grace_s
         grace_s: float | None = self.pod["metadata"].get("deletionGracePeriodSeconds")
         return self._stop_began + (self._grace_s() if grace_s is None else grace_s)
 
@@ -323,10 +325,10 @@ class PodWorker:
             init=[c.view() for c in self.init],
             main=[c.view() for c in self.main],
             pod_ip=self.pod_ip,
-            host_ip=self._services.settings.address,
+            host_ip=self._worker_context.settings.address,
             start_time=self._start_time,
             failure=self.failure,
-            prepared=bool(self._mounts.paths) or not self.pod["spec"].get("volumes"),
+            prepared=bool(self._volume_manager.paths) or not self.pod["spec"].get("volumes"),
             conditions=self._object.conditions,
         )
 
@@ -340,8 +342,8 @@ class PodWorker:
             spec,
             is_init,
             self.directory / "containers" / spec["name"],
-            self._services.probe_executor,
-            self._services.settings.timing.backoff,
+            self._worker_context.probe_executor,
+            self._worker_context.settings.timing.backoff,
             self._wake.set,
             self._event,
         )
@@ -376,13 +378,13 @@ class PodWorker:
         syscalls.write_json(self.directory / "pod.json", content)
 
     def _context(self) -> PodContext:
-        settings = self._services.settings
+        settings = self._worker_context.settings
         return PodContext(
             pod=self.pod,
             downward_values=self.downward_values,
             images=settings.images,
-            volumes=self._mounts.paths,
-            service_variables=self._services.service_variables,
+            volumes=self._volume_manager.paths,
+            service_variables=self._worker_context.service_variables,
             hosts_file=self.directory / "hosts",
             data_directory=Path(settings.directory),
             log_limit_bytes=settings.log_limit_bytes,
@@ -390,9 +392,9 @@ class PodWorker:
         )
 
     def _event(self, kind: str, reason: str, message: str) -> None:
-        self._services.events.record(self.pod, kind, reason, message)
+        self._worker_context.events.record(self.pod, kind, reason, message)
 
     @property
     def _cgroup(self) -> Path | None:
-        node = self._services.settings.cgroup
+        node = self._worker_context.settings.cgroup
         return Path(node) / self.uid if node else None

@@ -1,4 +1,4 @@
-"""The settings of an agent, which the host writes into a JSON file."""
+"""The settings of an agent, which `ProcessNode` writes into a JSON file."""
 
 from __future__ import annotations
 

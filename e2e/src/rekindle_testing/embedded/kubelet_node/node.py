@@ -1,6 +1,6 @@
 """A kubelet node for the process that creates the node: start it, wait for it, kill it.
 
-Has the methods of `process_node.host.ProcessNode`, with the same meaning. Runs in the process of
+Has the methods of `process_node.node.ProcessNode`, with the same meaning. Runs in the process of
 the test; the node ends with that process, also if it is killed.
 """
 
@@ -302,11 +302,11 @@ class KubeletNode:
             "directory": str(self.directory),
             "logs": str(self.logs),
             "cgroup_files": [str(f) for f in cgroups.process_files(f"{self._cgroup}/system")],
-            "tunables": dict(files.KERNEL_TUNABLES),
+            "sysctls": dict(files.KUBELET_SYSCTLS),
             "network_ready": str(self._network_ready),
             "containerd_socket": files.CONTAINERD_SOCKET,
             "images": {"source": str(template.root), "target": files.IMAGES},
-            "services": {
+            "programs": {
                 "containerd": ["containerd", "--config", f"{data}/containerd.toml"],
                 "kubelet": kubelet,
                 "kube-proxy": [str(binaries.kube_proxy), f"--config={data}/kube-proxy.json"],
