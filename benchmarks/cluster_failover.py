@@ -28,7 +28,7 @@ from typing import Any
 
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster
 from rekindle_testing.harness.directory import working_directory
-from rekindle_testing.harness.installed import MOUNT, Cluster
+from rekindle_testing.harness.installed import SHARED_MOUNT_PATH, Cluster
 from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
@@ -46,7 +46,7 @@ TOO_SMALL_FOR_TASKS = NodeResources(cpu="450m")
 
 def document(name: str) -> dict[str, Any]:
     """A generator, a replicated segment with a sink, and a reader of its stream with another."""
-    place = f"file://{MOUNT}/{name}"
+    place = f"file://{SHARED_MOUNT_PATH}/{name}"
     columns = {"k": "integer(1, 50)", "v": "uniform(0, 100)", "t": "timestamp"}
     return {
         "apiVersion": "rekindle.dev/v1alpha1",

@@ -38,12 +38,12 @@ def main() -> None:
         flights.prepare_input(cluster.shared / "input")
         cluster.make_volume("rekindle")
         cluster.install()
-        with Run(cluster, flights.manifest("soak", speedup=YEAR_S // epochs)) as run:
+        with Run(cluster, flights.topology_resource("soak", speedup=YEAR_S // epochs)) as run:
             run.wait_live()
             incarnations = run.incarnations()
             samples = [_sample(cluster, run, epoch) for epoch in range(EVERY, epochs, EVERY)]
             assert run.incarnations() == incarnations, "a task was restarted"
-            reference = Reference(run.document, cluster.shared, directory / "oracle")
+            reference = Reference(run.resource, cluster.shared, directory / "oracle")
             reference.execute()
             compared = run.verify(reference)
     rows = [

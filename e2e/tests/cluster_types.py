@@ -107,7 +107,7 @@ def prepare_flights(cluster: Cluster) -> None:
 
 def storms(name: str, claim: str = "rekindle") -> dict[str, Any]:
     """The flights example with its smallest query alone, of two replicas."""
-    document = flights.manifest(name, speedup=86_400)
+    document = flights.topology_resource(name, speedup=86_400)
     spec = document["spec"]
     spec["checkpoint"]["volume"] = claim
     spec["sources"] = [s for s in spec["sources"] if s["name"] == "weather"]

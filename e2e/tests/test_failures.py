@@ -23,7 +23,7 @@ from cluster_types import (
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.installed import MOUNT, Cluster
+from rekindle_testing.harness.installed import SHARED_MOUNT_PATH, Cluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
@@ -49,7 +49,7 @@ def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Clust
 @pytest.fixture(scope="module")
 def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """For all topologies here: they differ only in names and folders, and in one query."""
-    document = flights.manifest("reference", speedup=SPEEDUP)
+    document = flights.topology_resource("reference", speedup=SPEEDUP)
     _add_query_and_raise_priority(document["spec"])
     found = Reference(document, cluster.shared, tmp_path_factory.mktemp("oracle"))
     found.execute()
@@ -59,7 +59,7 @@ def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ref
 @pytest.fixture(scope="class")
 def shared_run(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Run]:
     """One topology for the tests of a class, which follow each other on it."""
-    with Run(cluster, flights.manifest(request.cls.topology, speedup=SPEEDUP)) as run:
+    with Run(cluster, flights.topology_resource(request.cls.topology, speedup=SPEEDUP)) as run:
         run.wait_live()
         run.wait_checkpoint()
         yield run
@@ -261,9 +261,9 @@ class TestEdits:
 
     def test_an_added_query_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
-        _add_query_and_raise_priority(run.document["spec"])
+        _add_query_and_raise_priority(run.resource["spec"])
         edited = max(run.observer.durable_epochs().values())
-        run.cluster.apply(run.document)
+        run.cluster.apply(run.resource)
         run.wait_sinks_advance()
         start = wait_for("rows of the added query", lambda: run.written_epochs(ADDED), 60)[0]
         run.wait_durable(start + 3)
@@ -277,8 +277,8 @@ class TestEdits:
 
     def test_removed_queries_stop_only_their_tasks(self, run: Run, reference: Reference) -> None:
         before = run.incarnations()
-        removed = _remove_queries(run.document["spec"], ADDED, "route-report")
-        run.cluster.apply(run.document)
+        removed = _remove_queries(run.resource["spec"], ADDED, "route-report")
+        run.cluster.apply(run.resource)
         ended = {n for n in before if f"-{removed}-" in n}
         wait_for(f"{ended} to be deleted", lambda: not ended & run.incarnations().keys(), 90)
         run.wait_sinks_advance()
@@ -288,11 +288,11 @@ class TestEdits:
     def test_a_resumed_topology_continues_where_it_stopped(
         self, run: Run, reference: Reference
     ) -> None:
-        run.document["spec"]["suspend"] = True
-        run.cluster.apply(run.document)
+        run.resource["spec"]["suspend"] = True
+        run.cluster.apply(run.resource)
         wait_for("no tasks while suspended", lambda: not run.cluster.tasks(run.name), 90)
-        run.document["spec"]["suspend"] = False
-        run.cluster.apply(run.document)
+        run.resource["spec"]["suspend"] = False
+        run.cluster.apply(run.resource)
         run.wait_sinks_advance(timeout_s=180)
         run.verify(reference)
 
@@ -320,11 +320,12 @@ def test_problems_that_tasks_find_name_their_field(
 
 
 def _misfit() -> dict[str, Any]:
-    files = {"url": f"file://{MOUNT}/misfit.json", "format": "json", "rowsPerSecond": 100}
-    sink = {"files": {"url": f"file://{MOUNT}/misfit/output/days", "format": "json"}}
+    shared = f"file://{SHARED_MOUNT_PATH}"
+    files = {"url": f"{shared}/misfit.json", "format": "json", "rowsPerSecond": 100}
+    sink = {"files": {"url": f"{shared}/misfit/output/days", "format": "json"}}
     sql = "SELECT make_date(k, v, v, v) AS d FROM rows"
     spec = {
-        "checkpoint": {"store": f"file://{MOUNT}/misfit/checkpoints", "volume": "rekindle"},
+        "checkpoint": {"store": f"{shared}/misfit/checkpoints", "volume": "rekindle"},
         "sources": [{"name": "rows", "schema": "k INT, v INT", "files": files}],
         "operators": [{"name": "days", "inputs": ["rows"], "sql": sql}],
         "queries": [{"name": "days", "from": "days", "priority": 1, "sink": sink}],

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rekindle_testing.harness.cluster_programs import Refused
+from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.installed import Unsupported
 from rekindle_testing.harness.kind import cluster as kind_cluster
 from rekindle_testing.harness.kind.cluster import KindCluster
@@ -134,7 +134,7 @@ def test_a_cluster_of_a_killed_run_is_deleted_first(
 def test_a_second_run_is_refused_and_deletes_nothing(
     tmp_path: Path, cluster: KindCluster, commands: Callable[[], list[str]]
 ) -> None:
-    with pytest.raises(Refused, match="another run uses"):
+    with pytest.raises(ClusterNotUsable, match="another run uses"):
         KindCluster(tmp_path / "second", Settings(IMAGES)).start()
     assert commands() == []
 
@@ -234,7 +234,7 @@ def _process(word: str, address: str) -> subprocess.Popen[bytes]:
     ],
 )
 def test_invalid_settings_are_refused(given: dict[str, str], message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ClusterNotUsable, match=message):
         Settings.of(given)
 
 
@@ -242,5 +242,5 @@ def test_a_kind_cluster_without_docker_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Refused, match="needs docker on PATH"):
+    with pytest.raises(ClusterNotUsable, match="needs docker on PATH"):
         KindCluster(tmp_path / "run", Settings(IMAGES)).start()

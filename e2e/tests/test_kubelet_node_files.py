@@ -56,7 +56,7 @@ def test_ranges_of_clusters_and_nodes_do_not_overlap() -> None:
     assert not any(a.overlaps(b) for a in ranges for b in ranges if a != b)
     for cluster in clusters:
         first = IPv4Network((cluster.range.network_address, 24))
-        pods = [node.pods for node in cluster.nodes()]
+        pods = [node.pod_cidr for node in cluster.nodes()]
         assert len(set(pods)) == NODES
         assert not any(network.overlaps(first) for network in pods)
         assert all(network.subnet_of(cluster.range) for network in pods)
@@ -76,7 +76,7 @@ def test_a_node_knows_all_others_that_may_ever_exist() -> None:
     own = cluster.node(2)
     lines = neighbour_commands(cluster, own.address, "eth0", cluster.host)
     text = "\n".join(lines)
-    assert str(own.pods) not in text
+    assert str(own.pod_cidr) not in text
     assert "route replace 198.18.33.0/24 via 198.18.32.2 dev eth0" in lines
     host = mac_of(cluster.host)
     assert f"neigh replace 198.18.32.1 lladdr {host} nud permanent dev eth0" in lines

@@ -57,7 +57,7 @@ def cluster(kubelet_cluster: EmbeddedCluster) -> EmbeddedCluster:
 @pytest.fixture(scope="module")
 def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     found = Reference(
-        flights.manifest("reference", speedup=SPEEDUP),
+        flights.topology_resource("reference", speedup=SPEEDUP),
         cluster.shared,
         tmp_path_factory.mktemp("oracle"),
     )
@@ -67,7 +67,7 @@ def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def shared_run(cluster: EmbeddedCluster) -> Iterator[Run]:
-    document = flights.manifest("flights", speedup=SPEEDUP)
+    document = flights.topology_resource("flights", speedup=SPEEDUP)
     requests = {"cpu": "500m", "memory": "1Gi"}
     document["spec"]["resources"] = {"requests": requests, "limits": {"memory": "1Gi"}}
     with Run(cluster, document) as run:
@@ -162,8 +162,8 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(
     cluster: EmbeddedCluster, run: Run, reference: Reference
 ) -> None:
     before = run.incarnations()
-    run.document["spec"]["image"] = "rekindle/pipelines:absent"
-    run.cluster.apply(run.document)
+    run.resource["spec"]["image"] = "rekindle/pipelines:absent"
+    run.cluster.apply(run.resource)
     pod = run.task_pods("storms")[0]
     run.observer.mark("lost", pod.metadata.name)
     run.cluster.core.delete_namespaced_pod(pod.metadata.name, NAMESPACE)
@@ -175,9 +175,9 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(
     wait_for("the reason in the status", is_explained, 90, 0.25)
     now = run.incarnations()
     assert {n: t for n, t in before.items() if n != pod.metadata.name}.items() <= now.items()
-    del run.document["spec"]["image"]
-    run.document["spec"]["image"] = cluster.node_kind.pipelines_image
-    run.cluster.apply(run.document)
+    del run.resource["spec"]["image"]
+    run.resource["spec"]["image"] = cluster.node_kind.pipelines_image
+    run.cluster.apply(run.resource)
     run.wait_sinks_advance(timeout_s=120)
     run.wait_redundant()
     run.verify(reference)
@@ -196,9 +196,9 @@ def test_an_upgraded_image_leaves_no_gap(
         run.wait_redundant()
         run.wait_sinks_advance(epochs=5)
         began = run.observer.now()
-        run.document["spec"]["image"] = image
-        run.document["metadata"]["annotations"] = {"rekindle.dev/roll": "true"}
-        cluster.apply(run.document)
+        run.resource["spec"]["image"] = image
+        run.resource["metadata"]["annotations"] = {"rekindle.dev/roll": "true"}
+        cluster.apply(run.resource)
 
         def is_rolled() -> bool:
             pods = cluster.tasks(run.name)
@@ -209,7 +209,7 @@ def test_an_upgraded_image_leaves_no_gap(
         seconds = run.observer.now() - began
         gap_s = run.longest_gap("storm-watch", seconds)
         print(f"rolled in {seconds:.0f} s; longest gap of the replicated query {gap_s:.2f} s")
-        reference = Reference(run.document, cluster.shared, tmp_path_factory.mktemp("rolled"))
+        reference = Reference(run.resource, cluster.shared, tmp_path_factory.mktemp("rolled"))
         reference.execute()
         run.verify(reference)
     assert gap_s < GAP_S

@@ -244,7 +244,7 @@ def settings(**more: Any) -> NodeSettings:
         "images": {"i": Image(path=("/x",), env={"A": "1"}, command=("run",))},
         "timing": Timing(backoff=BackoffPolicy(base_s=0.5)),
         "directory": "/d",
-        "kubelet_client_name": "server",
+        "apiserver_client_name": "server",
         **strings,
         **more,
     }

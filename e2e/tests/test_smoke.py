@@ -56,6 +56,6 @@ def test_a_lost_node_loses_no_rows(
         run.observer.mark("lost", victim)
         run.wait_sinks_advance(epochs=10)
         run.wait_redundant()
-        reference = Reference(run.document, cluster.shared, tmp_path_factory.mktemp("oracle"))
+        reference = Reference(run.resource, cluster.shared, tmp_path_factory.mktemp("oracle"))
         reference.execute()
         run.verify(reference)

@@ -87,9 +87,9 @@ class Scenario:
         self.cluster = cluster
         self.screen = screen
         self.build = build
-        self._document = flights.manifest(NAME, SPEEDUP)
-        self._reference = Reference(self._document, cluster.shared, build)
-        name, spec = load_topology(self._document)
+        self._resource = flights.topology_resource(NAME, SPEEDUP)
+        self._reference = Reference(self._resource, cluster.shared, build)
+        name, spec = load_topology(self._resource)
         self.topology = compile_topology(spec, name)
 
     def execute_reference(self) -> None:
@@ -106,7 +106,7 @@ class Scenario:
         self.cluster.install()
         reference.result()
         self.screen.print(f"kubectl apply: examples/flights/topology.yaml, at speedup {SPEEDUP}")
-        self.cluster.apply(self._document)
+        self.cluster.apply(self._resource)
         with Observer(lambda: self.cluster.status(NAME)) as observer:
             self.screen.begin_table()
             try:
@@ -207,7 +207,7 @@ class Scenario:
         last: int,
     ) -> list[str]:
         pauses = self._pauses(observer, lost_at_s, loss)
-        comparisons = self._reference.compare(self._document)
+        comparisons = self._reference.compare(self._resource)
         plan = observer.history.plan_before_return(lost_at_s, loss.lost)
         wrong = failures(
             observer.history,

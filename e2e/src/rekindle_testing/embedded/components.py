@@ -22,7 +22,7 @@ SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 # The common name by which a node's API recognises the API server; any node
 # holds a certificate of the same authority, so the authority alone is no proof.
-KUBELET_CLIENT_NAME = "kube-apiserver-kubelet-client"
+APISERVER_CLIENT_NAME = "kube-apiserver-kubelet-client"
 
 # An address of RFC 5737's documentation range, advertised if there is no real one: without an
 # address the API server searches the machine's interfaces, and refuses to start if it finds none.

@@ -136,7 +136,7 @@ class ControlPlane:
         """Certificate and key for the API of a node's kubelet; the API server trusts them.
 
         The node requires client certificates of `ca_file` and checks that
-        the name is `components.KUBELET_CLIENT_NAME`.
+        the name is `components.APISERVER_CLIENT_NAME`.
         """
         pair = self._installation.authority.issue_server(
             f"server-{name}", f"system:node:{name}", hosts
@@ -234,7 +234,7 @@ class ControlPlane:
                 "kube-apiserver", "kube-apiserver", [*addresses, *names]
             ),
             kubelet_client=authority.issue_client(
-                "kubelet-client", components.KUBELET_CLIENT_NAME, "system:masters"
+                "kubelet-client", components.APISERVER_CLIENT_NAME, "system:masters"
             ),
             manager_and_scheduler=authority.issue_server(
                 "manager-and-scheduler", "manager-and-scheduler", local

@@ -23,14 +23,14 @@ from rekindle_testing.harness.nodes import Node, NodeKind, NodeResources, Proces
 from rekindle_testing.progress import OnProgress, no_progress
 
 NAMESPACE = "default"
-SYSTEM = "rekindle-system"
+OPERATOR_NAMESPACE = "rekindle-system"
 
 
 class EmbeddedCluster(Cluster):
     """A control plane, nodes, a shared volume, and Rekindle."""
 
     namespace = NAMESPACE
-    system = SYSTEM
+    operator_namespace = OPERATOR_NAMESPACE
     nodes: dict[str, Node]
 
     def __init__(
@@ -72,7 +72,7 @@ class EmbeddedCluster(Cluster):
             self._connect()
             self._on_progress(f"starting {self._node_count} {self.node_kind.name} nodes")
             started = [self.launch_node() for _ in range(self._node_count)]
-            for namespace in (NAMESPACE, SYSTEM):
+            for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
                 self.make_restricted(namespace)
             for node in started:
                 node.wait_ready()

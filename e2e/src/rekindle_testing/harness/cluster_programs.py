@@ -12,7 +12,7 @@ from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.toolchain import ensure_control_plane_binaries, ensure_helm
 
 
-class Refused(Exception):
+class ClusterNotUsable(Exception):
     """The tests do not run on this cluster; the message says why and what to do."""
 
 
@@ -68,5 +68,7 @@ def checked_image(environment: Mapping[str, str], name: str) -> str:
     image = environment[name]
     repository, _, tag = image.partition("@")[0].rpartition(":")
     if not repository or "/" in tag:
-        raise Refused(f"{name}={image} has no tag: REPOSITORY:TAG or REPOSITORY:TAG@sha256:DIGEST")
+        raise ClusterNotUsable(
+            f"{name}={image} has no tag: REPOSITORY:TAG or REPOSITORY:TAG@sha256:DIGEST"
+        )
     return image

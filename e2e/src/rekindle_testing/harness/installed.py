@@ -24,7 +24,7 @@ from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import wait_for
 
-MOUNT = "/var/lib/rekindle"
+SHARED_MOUNT_PATH = "/var/lib/rekindle"  # in pods: of the volume that all nodes share
 RELEASE = "rekindle"
 OPERATOR_LEASE = f"{RELEASE}-operator"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
@@ -52,13 +52,14 @@ class ClusterNode(Protocol):
 
 
 class Cluster(ABC):
-    """`namespace` is that of topologies, `system` that of the release. `shared` is the volume as
-    this machine sees it: the volume itself, or a copy that `upload` and `download` keep."""
+    """`namespace` is that of topologies, `operator_namespace` that of the release. `shared` is
+    the volume as this machine sees it: the volume itself, or a copy that `upload` and `download`
+    keep."""
 
     directory: Path
     shared: Path
     namespace: str
-    system: str
+    operator_namespace: str
     nodes: Mapping[str, ClusterNode]
     core: client.CoreV1Api
     custom: client.CustomObjectsApi
@@ -167,7 +168,7 @@ class Cluster(ABC):
     def helm(self, verb: str, *arguments: str, timeout_s: float) -> None:
         command = [
             *(str(ensure_helm(self._on_progress)), verb, RELEASE, *arguments),
-            *("--namespace", self.system, "--wait", "--timeout", f"{timeout_s:.0f}s"),
+            *("--namespace", self.operator_namespace, "--wait", "--timeout", f"{timeout_s:.0f}s"),
         ]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -179,7 +180,7 @@ class Cluster(ABC):
         arguments = (
             "logs",
             "-n",
-            self.system,
+            self.operator_namespace,
             "-l",
             names.LABEL_OPERATOR_RELEASE,
             "--tail=20",
@@ -192,7 +193,7 @@ class Cluster(ABC):
 
     def describe_system(self) -> str:
         """Pods and Events of both namespaces."""
-        namespaces = (self.namespace, self.system)
+        namespaces = (self.namespace, self.operator_namespace)
         found = [self.kubectl("get", "pods,events", "-n", n, "-o", "wide") for n in namespaces]
         return "\n".join(found)
 
@@ -238,14 +239,15 @@ class Cluster(ABC):
 
     def operator_pods(self) -> list[Any]:
         selector = names.LABEL_OPERATOR_RELEASE
-        return list(self.core.list_namespaced_pod(self.system, label_selector=selector).items)
+        pods = self.core.list_namespaced_pod(self.operator_namespace, label_selector=selector)
+        return list(pods.items)
 
     def leading_operator_pod(self) -> Any:
         """The replica of the operator that holds its Lease: only its loss has an effect."""
         return wait_for("an operator pod that leads", self._leading_operator_pod, 60)
 
     def _leading_operator_pod(self) -> Any:
-        lease = self.coordination.read_namespaced_lease(OPERATOR_LEASE, self.system)
+        lease = self.coordination.read_namespaced_lease(OPERATOR_LEASE, self.operator_namespace)
         # The chart makes the pod's name its identity.
         holder = lease.spec and lease.spec.holder_identity
         return next((p for p in self.operator_pods() if p.metadata.name == holder), None)

@@ -20,14 +20,14 @@ from rekindle_testing.waiting import wait_for
 class Run:
     """Applies the manifest, observes it, and deletes it at the end."""
 
-    def __init__(self, cluster: Cluster, document: dict[str, Any]) -> None:
+    def __init__(self, cluster: Cluster, resource: dict[str, Any]) -> None:
         self.cluster = cluster
-        self.document = document
-        self.name: str = document["metadata"]["name"]
+        self.resource = resource
+        self.name: str = resource["metadata"]["name"]
         self.observer = Observer(lambda: cluster.status(self.name))
 
     def __enter__(self) -> Run:
-        self.cluster.apply(self.document)
+        self.cluster.apply(self.resource)
         self.observer.__enter__()
         return self
 
@@ -46,7 +46,7 @@ class Run:
 
     def queries(self) -> list[str]:
         """Names of the queries of the manifest as it is now."""
-        return [query["name"] for query in self.document["spec"]["queries"]]
+        return [query["name"] for query in self.resource["spec"]["queries"]]
 
     def wait_live(self, timeout_s: float = 120) -> None:
         wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, 0.25)
@@ -136,7 +136,7 @@ class Run:
         durable = self.observer.durable_epochs()
         until = min(durable[query] for query in self.queries())
         self.cluster.download(f"{self.name}/output")
-        return reference.check(self.document, until, since)
+        return reference.check(self.resource, until, since)
 
     def _check_lost_in_time(self, last: int) -> None:
         """A loss after the end of the input would have no effect on the output."""
@@ -154,7 +154,7 @@ class Run:
     def longest_gap(self, sink: str, last_s: float) -> float:
         """Seconds of the longest pause of a sink's partition in the last `last_s` seconds: from
         one file to the next, as if every epoch had rows. Without a gap it is an epoch."""
-        _, spec = load_topology(self.document)
+        _, spec = load_topology(self.resource)
         self.cluster.download(f"{self.name}/output/{sink}")
         folder = self.cluster.shared / self.name / "output" / sink
         files = [(f.stat().st_mtime, found) for f in folder.rglob("*") if (found := _parse(f))]

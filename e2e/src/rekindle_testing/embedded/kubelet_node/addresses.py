@@ -23,7 +23,7 @@ class NodeAddresses:
 
     number: int
     address: IPv4Address
-    pods: IPv4Network
+    pod_cidr: IPv4Network
 
     @property
     def mac(self) -> str:
@@ -88,7 +88,7 @@ def neighbour_commands(
         f"neigh replace {address} lladdr {mac_of(address)} nud permanent dev {device}"
         for address in (*host, *(node.address for node in others))
     ]
-    lines += [f"route replace {node.pods} via {node.address} dev {device}" for node in others]
+    lines += [f"route replace {node.pod_cidr} via {node.address} dev {device}" for node in others]
     if gateway is not None:
         lines.append(f"route replace default via {gateway} dev {device}")
     return lines

@@ -21,7 +21,7 @@ IMAGES = "/run/rekindle/images"
 
 _CTR = ("ctr", "--namespace", "k8s.io")
 # The label is set by the part of containerd that serves the kubelet.
-UNMANAGED_IMAGES = (
+IMAGES_UNKNOWN_TO_CRI = (
     *(*_CTR, "images", "list", "--quiet"),
     'labels."io.cri-containerd.image"!=managed',
 )
@@ -54,7 +54,7 @@ class KubeletSettings:
     cgroup: str
     certificate: Path
     key: Path
-    client_authority: Path
+    client_ca_file: Path
     pods: int
     lease_duration_s: int
     # What is kept from pods, so that a node looks smaller than the machine.
@@ -148,7 +148,7 @@ def kubelet(settings: KubeletSettings) -> str:
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True},
-                "x509": {"clientCAFile": str(settings.client_authority)},
+                "x509": {"clientCAFile": str(settings.client_ca_file)},
             },
             "authorization": {"mode": "Webhook"},
             "tlsCertFile": str(settings.certificate),

@@ -112,9 +112,10 @@ def import_archive(archive: Path, snapshotter: str, init_pid: int) -> None:
         raise _unreadable(archive, error) from error
 
 
-def unmanaged(init_pid: int) -> list[str]:
+def images_unknown_to_cri(init_pid: int) -> list[str]:
     """Images that containerd has, and its part that serves the kubelet does not know yet."""
-    return commands.run([*commands.enter_namespaces(init_pid), *files.UNMANAGED_IMAGES]).split()
+    command = [*commands.enter_namespaces(init_pid), *files.IMAGES_UNKNOWN_TO_CRI]
+    return commands.run(command).split()
 
 
 def _contents(archives: Sequence[Path]) -> list[bytes]:

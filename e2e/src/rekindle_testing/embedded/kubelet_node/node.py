@@ -23,7 +23,7 @@ from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplat
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_while_running
 from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
-from rekindle_testing.embedded.process_node.quantities import milli, parse_rounded_up
+from rekindle_testing.embedded.process_node.quantities import parse_millis, parse_rounded_up
 from rekindle_testing.embedded.process_node.remote import NodeInApi
 from rekindle_testing.embedded.processes import Process
 from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_kubelet_binaries
@@ -140,7 +140,9 @@ class KubeletNode:
                 f"node {self.name} cannot import image archive {archive}: {error}"
             ) from error
         # The kubelet would fail to start a pod before, and try again after ten seconds only.
-        self._await("has its new images", lambda: not image_store.unmanaged(pid), _TIMEOUT_S)
+        self._await(
+            "has its new images", lambda: not image_store.images_unknown_to_cri(pid), _TIMEOUT_S
+        )
 
     def stop(self) -> None:
         """Kill the node and delete its Node: only its logs are kept."""
@@ -266,20 +268,20 @@ class KubeletNode:
             cgroup=f"/{self._cgroup}",
             certificate=certificate,
             key=key,
-            client_authority=self._cluster.ca_file,
+            client_ca_file=self._cluster.ca_file,
             pods=self._pods,
             lease_duration_s=self._lease_duration_s,
             reserved=files.reserved(
                 (os.cpu_count() or 1) * 1000,
                 os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-                None if self._cpu is None else milli(self._cpu),
+                None if self._cpu is None else parse_millis(self._cpu),
                 None if self._memory is None else parse_rounded_up(self._memory),
             ),
         )
         proxy = data / "kube-proxy.kubeconfig"
         contents = {
             "containerd.toml": files.containerd(data, template.snapshotter),
-            "cni/10-pods.conflist": files.cni(data, addresses.pods),
+            "cni/10-pods.conflist": files.cni(data, addresses.pod_cidr),
             "kubelet.json": files.kubelet(settings),
             "kube-proxy.json": files.kube_proxy(self.name, proxy, self._network.addresses.range),
             "resolv.conf": "",

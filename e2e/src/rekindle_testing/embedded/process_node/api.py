@@ -76,7 +76,7 @@ class ApiClient:
     async def merge(self, path: str, body: Json) -> Json:
         return await self._call("PATCH", path, body, kind=_MERGE)
 
-    async def merge_strategically(self, path: str, body: Json) -> Json:
+    async def strategic_merge_patch(self, path: str, body: Json) -> Json:
         """Lists with a merge key (conditions) keep the entries of others."""
         return await self._call("PATCH", path, body, kind=_STRATEGIC)
 

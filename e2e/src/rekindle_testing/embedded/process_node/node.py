@@ -276,7 +276,7 @@ class ProcessNode:
             ca_file=str(self._cluster.ca_file),
             serving_certificate=str(certificate),
             serving_key=str(key),
-            kubelet_client_name=_kubelet_client_name(),
+            apiserver_client_name=_apiserver_client_name(),
             cgroup=str(self._cgroup or ""),
         )
 
@@ -332,10 +332,10 @@ def _site_packages() -> list[str]:
     return [path for path in sys.path if path.endswith("site-packages")]
 
 
-def _kubelet_client_name() -> str:
-    from rekindle_testing.embedded.components import KUBELET_CLIENT_NAME
+def _apiserver_client_name() -> str:
+    from rekindle_testing.embedded.components import APISERVER_CLIENT_NAME
 
-    return KUBELET_CLIENT_NAME
+    return APISERVER_CLIENT_NAME
 
 
 __all__ = ["QUICK", "Image", "ProcessNode", "ProcessNodeError", "Timing"]

@@ -55,7 +55,7 @@ class KubeletServer:
         # The CA also signs for nodes, which must not read each other's logs.
         certificate = (request.transport and request.transport.get_extra_info("peercert")) or {}
         names = [value for part in certificate.get("subject", ()) for _, value in part]
-        if self._settings.kubelet_client_name not in names:
+        if self._settings.apiserver_client_name not in names:
             return web.Response(
                 status=403, text="only the API server may send requests to a node\n"
             )

@@ -70,7 +70,8 @@ class NodeSettings:
     ca_file: str
     serving_certificate: str
     serving_key: str
-    kubelet_client_name: str
+    # The common name in the certificate by which the API server calls a node.
+    apiserver_client_name: str
     # In cgroup v2; empty where there is none.
     cgroup: str = ""
     log_limit_bytes: int = 10 * 1024 * 1024

@@ -20,8 +20,8 @@ import yaml
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness.cluster_programs import (
+    ClusterNotUsable,
     ClusterPrograms,
-    Refused,
     find_kubectl,
     run,
 )
@@ -53,7 +53,7 @@ class ExistingCluster(Cluster):
         self._settings = settings
         self._on_progress = on_progress
         self._run = RunNames(secrets.token_hex(3))
-        self.namespace, self.system = self._run.namespace, self._run.system
+        self.namespace, self.operator_namespace = self._run.namespace, self._run.operator_namespace
         self._volume: Volume | None = None
         self._cleanup = contextlib.ExitStack()
         self._programs = ClusterPrograms(self.kubeconfig)
@@ -70,7 +70,7 @@ class ExistingCluster(Cluster):
             self._remove_earlier()
             self._refuse_if_unsuitable()
             self._cleanup.callback(self._remove)
-            for namespace in (self.namespace, self.system):
+            for namespace in (self.namespace, self.operator_namespace):
                 self.make_restricted(namespace, self._run.labels)
             holder = f"{getpass.getuser()}@{socket.gethostname()}, process {os.getpid()}"
             heartbeat = Heartbeat(self.kubectl, self._run, holder, _now)
@@ -127,7 +127,7 @@ class ExistingCluster(Cluster):
                 owner = (
                     role["metadata"].get("annotations", {}).get("meta.helm.sh/release-namespace")
                 )
-                raise Refused(
+                raise ClusterNotUsable(
                     f"the Rekindle in namespace {owner} watches all namespaces, and a second "
                     "operator for a topology is not allowed: use another cluster"
                 )
@@ -137,7 +137,7 @@ class ExistingCluster(Cluster):
                 name = node["metadata"]["name"]
                 self.nodes[name] = ExistingNode(name, self._run, self.kubectl, self.core)
         if len(self.nodes) < _MIN_NODES:
-            raise Refused(
+            raise ClusterNotUsable(
                 f"{len(self.nodes)} nodes take pods, and replicas need {_MIN_NODES}: uncordon or "
                 "add nodes"
             )
@@ -145,7 +145,7 @@ class ExistingCluster(Cluster):
             *("get", "storageclass", self._settings.storage_class),
             *("--ignore-not-found", "-o", "name"),
         ):
-            raise Refused(
+            raise ClusterNotUsable(
                 f"there is no StorageClass {self._settings.storage_class}: set STORAGE_CLASS to "
                 "one of `kubectl get storageclass`"
             )
@@ -159,7 +159,7 @@ class ExistingCluster(Cluster):
             *("-f", str(CHART / "crds")),
         )
         if json.loads(applied)["spec"]["versions"] != json.loads(found)["spec"]["versions"]:
-            raise Refused(
+            raise ClusterNotUsable(
                 f"the cluster has a {CRD} of another release of Rekindle: use another cluster, or "
                 "tests of that release"
             )
@@ -223,7 +223,7 @@ class ExistingCluster(Cluster):
         )
         # Also what binds the claim, if its class waits for a first pod.
         if entries := volume.entries():
-            raise Refused(
+            raise ClusterNotUsable(
                 f"the volume of claim {name} is not empty ({', '.join(entries[:5])}): delete its "
                 "files, or set STORAGE_CLASS to a class that provisions new volumes"
             )

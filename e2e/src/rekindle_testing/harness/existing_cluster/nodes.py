@@ -58,7 +58,7 @@ class ExistingNode:
         return not pods
 
     def _pods(self) -> list[Any]:
-        namespaces = (self._run.namespace, self._run.system)
+        namespaces = (self._run.namespace, self._run.operator_namespace)
         here = f"spec.nodeName={self.name}"
         lists = [self._core.list_namespaced_pod(n, field_selector=here).items for n in namespaces]
         return [pod for found in lists for pod in found]

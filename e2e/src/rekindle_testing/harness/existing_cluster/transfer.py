@@ -22,7 +22,7 @@ from typing import Any
 from kubernetes import client
 
 from rekindle_testing.harness.existing_cluster import in_pod
-from rekindle_testing.harness.installed import MOUNT
+from rekindle_testing.harness.installed import SHARED_MOUNT_PATH
 from rekindle_testing.waiting import wait_for
 
 _MAP_PART_BYTES = 700_000  # of an archive in a ConfigMap
@@ -145,7 +145,7 @@ def pod_manifest(
     volumes: list[dict[str, Any]] = [
         {"name": "volume", "persistentVolumeClaim": {"claimName": claim}}
     ]
-    mounts = [{"name": "volume", "mountPath": MOUNT}]
+    mounts = [{"name": "volume", "mountPath": SHARED_MOUNT_PATH}]
     if maps:
         sources = [{"configMap": {"name": each}} for each in maps]
         volumes.append({"name": "parts", "projected": {"sources": sources}})
@@ -154,7 +154,7 @@ def pod_manifest(
     container = {
         "name": "volume",
         "image": image,
-        "args": ["python", "-c", program, MOUNT, "/var/lib/parts", *words],
+        "args": ["python", "-c", program, SHARED_MOUNT_PATH, "/var/lib/parts", *words],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rekindle_testing.embedded.cache import cache_root
-from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM
-from rekindle_testing.harness.cluster_programs import ClusterPrograms, ProgramError, Refused, run
+from rekindle_testing.harness.cluster import NAMESPACE, OPERATOR_NAMESPACE
+from rekindle_testing.harness.cluster_programs import (
+    ClusterNotUsable,
+    ClusterPrograms,
+    ProgramError,
+    run,
+)
 from rekindle_testing.harness.installed import Cluster, Unsupported
 from rekindle_testing.harness.kind.nodes import KindNode, docker
 from rekindle_testing.harness.kind.settings import Settings
@@ -36,7 +41,7 @@ class KindCluster(Cluster):
     """From `start` (or `with`) to `stop`. `nodes`: how many workers, which are all that fails."""
 
     namespace = NAMESPACE
-    system = SYSTEM
+    operator_namespace = OPERATOR_NAMESPACE
     nodes: dict[str, KindNode]
 
     def __init__(
@@ -61,7 +66,7 @@ class KindCluster(Cluster):
     def start(self) -> None:
         for program in ("docker", "kind"):
             if shutil.which(program) is None:
-                raise Refused(f"NODES=kind needs {program} on PATH")
+                raise ClusterNotUsable(f"NODES=kind needs {program} on PATH")
         try:
             self._cleanup.enter_context(_exclusive_lock())
             if NAME in _kind("get", "clusters").split():
@@ -70,7 +75,7 @@ class KindCluster(Cluster):
             self._create()
             self._connect()
             self._load_images()
-            for namespace in (NAMESPACE, SYSTEM):
+            for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
                 self.make_restricted(namespace)
             for name in sorted(_kind("get", "nodes", "--name", NAME).split()):
                 if not name.startswith(f"{NAME}-control-plane"):
@@ -206,5 +211,7 @@ def _exclusive_lock() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Refused(f"another run uses the kind cluster {NAME}: wait for its end") from error
+            raise ClusterNotUsable(
+                f"another run uses the kind cluster {NAME}: wait for its end"
+            ) from error
         yield
