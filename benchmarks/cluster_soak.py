@@ -40,9 +40,9 @@ def main() -> None:
         cluster.install()
         with Run(cluster, flights.topology_resource("soak", speedup=YEAR_S // epochs)) as run:
             run.wait_live()
-            incarnations = run.incarnations()
+            starts = run.container_starts()
             samples = [_sample(cluster, run, epoch) for epoch in range(EVERY, epochs, EVERY)]
-            assert run.incarnations() == incarnations, "a task was restarted"
+            assert run.container_starts() == starts, "a task was restarted"
             reference = Reference(run.resource, cluster.shared, directory / "oracle")
             reference.execute()
             compared = run.verify(reference)

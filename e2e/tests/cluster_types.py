@@ -15,10 +15,10 @@ from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.harness import flights
+from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
 from rekindle_testing.harness.existing_cluster.settings import Settings as ExistingSettings
-from rekindle_testing.harness.installed import Cluster
 from rekindle_testing.harness.kind.cluster import KindCluster
 from rekindle_testing.harness.kind.settings import Settings as KindSettings
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes

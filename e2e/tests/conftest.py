@@ -14,7 +14,7 @@ import pytest
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods
 from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
-from rekindle_testing.harness.installed import Unsupported
+from rekindle_testing.harness.any_cluster import Unsupported
 
 if TYPE_CHECKING:
     from rekindle_testing.harness.cluster import EmbeddedCluster

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from rekindle_testing.harness.any_cluster import image_values
 from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.existing_cluster import leftovers
 from rekindle_testing.harness.existing_cluster.cluster import with_fs_group
 from rekindle_testing.harness.existing_cluster.leftovers import LABEL_RUN, RunNames
 from rekindle_testing.harness.existing_cluster.settings import Settings
-from rekindle_testing.harness.installed import image_values
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUN = RunNames("abc")

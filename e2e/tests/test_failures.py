@@ -23,7 +23,7 @@ from cluster_types import (
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.installed import SHARED_MOUNT_PATH, Cluster
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
@@ -109,17 +109,17 @@ class TestProcesses:
         run.verify(reference)
 
     def test_a_killed_coordinator_restarts_no_task(self, run: Run, reference: Reference) -> None:
-        before = run.incarnations()
+        before = run.container_starts()
         run.kill_pod_processes(run.coordinator_pod())
         run.wait_sinks_advance(epochs=5)
-        assert run.incarnations() == before
+        assert run.container_starts() == before
         run.verify(reference)
 
     def test_a_killed_operator_restarts_no_task(self, run: Run, reference: Reference) -> None:
-        before = run.incarnations()
+        before = run.container_starts()
         run.kill_pod_processes(run.cluster.leading_operator_pod())
         run.wait_sinks_advance(epochs=5)
-        assert run.incarnations() == before
+        assert run.container_starts() == before
         run.verify(reference)
 
 
@@ -260,14 +260,14 @@ class TestEdits:
     topology = "edited"
 
     def test_an_added_query_restarts_no_task(self, run: Run, reference: Reference) -> None:
-        before = run.incarnations()
+        before = run.container_starts()
         _add_query_and_raise_priority(run.resource["spec"])
         edited = max(run.observer.durable_epochs().values())
         run.cluster.apply(run.resource)
         run.wait_sinks_advance()
         start = wait_for("rows of the added query", lambda: run.written_epochs(ADDED), 60)[0]
         run.wait_durable(start + 3)
-        assert run.incarnations() == before
+        assert run.container_starts() == before
         priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
         assert priorities["storm-watch"] == 75
         # It has all rows from a checkpoint epoch soon after the edit on, not from epoch 0.
@@ -276,13 +276,13 @@ class TestEdits:
         run.verify(reference, {ADDED: start})
 
     def test_removed_queries_stop_only_their_tasks(self, run: Run, reference: Reference) -> None:
-        before = run.incarnations()
+        before = run.container_starts()
         removed = _remove_queries(run.resource["spec"], ADDED, "route-report")
         run.cluster.apply(run.resource)
         ended = {n for n in before if f"-{removed}-" in n}
-        wait_for(f"{ended} to be deleted", lambda: not ended & run.incarnations().keys(), 90)
+        wait_for(f"{ended} to be deleted", lambda: not ended & run.container_starts().keys(), 90)
         run.wait_sinks_advance()
-        assert run.incarnations() == {n: t for n, t in before.items() if n not in ended}
+        assert run.container_starts() == {n: t for n, t in before.items() if n not in ended}
         run.verify(reference)
 
     def test_a_resumed_topology_continues_where_it_stopped(

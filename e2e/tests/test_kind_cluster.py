@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from rekindle_testing.harness.any_cluster import Unsupported
 from rekindle_testing.harness.cluster_programs import ClusterNotUsable
-from rekindle_testing.harness.installed import Unsupported
 from rekindle_testing.harness.kind import cluster as kind_cluster
 from rekindle_testing.harness.kind.cluster import KindCluster
 from rekindle_testing.harness.kind.nodes import KILL_PROCESSES

@@ -25,11 +25,11 @@ from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubelet_node import cgroups, commands, removal
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.files import IMAGES
-from rekindle_testing.embedded.kubelet_node.node import KubeletNode
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
 from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, acquire_template
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
+from rekindle_testing.embedded.kubelet_node.node import KubeletNode
 from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.embedded.kubelet_node.state_file import parse
 from rekindle_testing.embedded.pods import Pods

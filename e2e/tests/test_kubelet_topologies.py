@@ -152,7 +152,7 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
             if seen[-1] == EVICTED:
                 break
     assert EVICTED in seen
-    wait_for("another pod", lambda: pod not in run.incarnations(), 60)
+    wait_for("another pod", lambda: pod not in run.container_starts(), 60)
     run.wait_sinks_advance(timeout_s=120)
     run.wait_redundant()
     run.verify(reference)
@@ -161,7 +161,7 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
 def test_an_image_that_cannot_be_pulled_stops_no_task(
     cluster: EmbeddedCluster, run: Run, reference: Reference
 ) -> None:
-    before = run.incarnations()
+    before = run.container_starts()
     run.resource["spec"]["image"] = "rekindle/pipelines:absent"
     run.cluster.apply(run.resource)
     pod = run.task_pods("storms")[0]
@@ -173,7 +173,7 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(
         return any("ImagePull" in str(query.get("waitingFor")) for query in queries)
 
     wait_for("the reason in the status", is_explained, 90, 0.25)
-    now = run.incarnations()
+    now = run.container_starts()
     assert {n: t for n, t in before.items() if n != pod.metadata.name}.items() <= now.items()
     del run.resource["spec"]["image"]
     run.resource["spec"]["image"] = cluster.node_kind.pipelines_image
@@ -189,7 +189,7 @@ def test_an_upgraded_image_leaves_no_gap(
     """Beside the flights topology, whose tasks keep their image."""
     document = storms("rolled")
     document["spec"]["sources"][0]["replicas"] = 2
-    others, image = shared_run.incarnations(), _next(cluster.node_kind.pipelines_image)
+    others, image = shared_run.container_starts(), _next(cluster.node_kind.pipelines_image)
     _tag(cluster, cluster.node_kind.pipelines_image, image)
     with Run(cluster, document) as run:
         run.wait_live()
@@ -213,7 +213,7 @@ def test_an_upgraded_image_leaves_no_gap(
         reference.execute()
         run.verify(reference)
     assert gap_s < GAP_S
-    assert shared_run.incarnations() == others
+    assert shared_run.container_starts() == others
 
 
 def test_an_upgraded_chart_restarts_no_task(
@@ -221,11 +221,11 @@ def test_an_upgraded_chart_restarts_no_task(
 ) -> None:
     image = _next(cluster.node_kind.operator_image)
     _tag(cluster, cluster.node_kind.operator_image, image)
-    before = run.incarnations()
+    before = run.container_starts()
     run.cluster.upgrade(_newer_chart(tmp_path), image)
     wait_for("replicas of the new operator alone", lambda: _operator_images(run) == {image}, 60)
     run.wait_sinks_advance(epochs=5)
-    assert run.incarnations() == before
+    assert run.container_starts() == before
     assert "NEWER" in run.cluster.kubectl("get", "topo", run.name)
     run.verify(reference)
 

@@ -89,7 +89,7 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
     with Run(cluster, storms("hanging")) as run:
         run.wait_live()
         run.wait_checkpoint()
-        before = run.incarnations()
+        before = run.container_starts()
         until = run.observer.mark("lost", "the volume") + HANGS_S
         server.hang()
         try:
@@ -100,7 +100,7 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
         finally:
             server.respond()
         run.wait_sinks_advance(timeout_s=120)
-        assert run.incarnations() == before
+        assert run.container_starts() == before
         wait_for("no more problem", lambda: not _mentions(run, "does not respond"), 30)
         run.verify(reference)
 
@@ -108,7 +108,7 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
 def test_a_slow_volume_loses_no_rows(
     cluster: EmbeddedCluster, slow: FuseVolume, reference: Reference
 ) -> None:
-    flights.prepare_input(slow.behind / "input")
+    flights.prepare_input(slow.backing_directory / "input")
     cluster.make_volume("slow", slow.directory)
     with Run(cluster, storms("slow", claim="slow")) as run:
         run.wait_live()

@@ -12,8 +12,8 @@ from cluster_types import cluster_of_type, every_cluster_type
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.fixtures.present import name_of, present
+from rekindle_testing.harness.any_cluster import OPERATOR_LEASE, Cluster
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.installed import OPERATOR_LEASE, Cluster
 from rekindle_testing.waiting import DeadlineError, wait_for
 
 pytestmark = [every_cluster_type, pytest.mark.failures, pytest.mark.timeout(600)]

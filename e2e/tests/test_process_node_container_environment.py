@@ -14,8 +14,8 @@ import pytest
 
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods, container_of
-from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.embedded.process_node.network_partition import cgroup2_mount
+from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster

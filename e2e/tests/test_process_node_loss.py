@@ -24,8 +24,8 @@ from rekindle_operator import probe
 from rekindle_operator.cluster.convert import node_view
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods, condition_of, container_of
-from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.embedded.process_node.network_partition import cgroup2_mount
+from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster

@@ -24,8 +24,8 @@ from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
 from rekindle_testing.chaos.progress import Progress, StalledLive
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.processes import ChildProcesses
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.installed import SHARED_MOUNT_PATH
 from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.pod_log_archive import PodLogArchive

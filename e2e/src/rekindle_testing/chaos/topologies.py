@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from rekindle_testing.harness.installed import SHARED_MOUNT_PATH
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 
 METERS, TRIPS = "meters", "trips"
 NAMES = (METERS, TRIPS)

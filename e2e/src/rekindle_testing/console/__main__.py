@@ -75,7 +75,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
             ready.set()
             if _has_terminal():
                 prompt(session)
-                interruption.ignore()
+                interruption.ignore_signals()
             else:
                 threading.Event().wait()  # for a signal
 

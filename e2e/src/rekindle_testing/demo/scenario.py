@@ -71,7 +71,7 @@ def choose_loss(
         if operators <= set(victims):
             continue
         survivors = tuple(q.name for q in queries if q.name not in lost)
-        gone = frozenset(part for part, where in placed.items() if where <= set(victims))
+        gone = frozenset(partition for partition, where in placed.items() if where <= set(victims))
         loss = Loss(victims, lost, survivors, gone)
         if queries[0].name in survivors and (best is None or len(lost) > len(best.lost)):
             best = loss
@@ -170,12 +170,12 @@ class Scenario:
         return self._restored_from(observer.status, loss)
 
     def _restored_from(self, status: dict[str, Any], loss: Loss) -> dict[str, int]:
-        """The oldest epoch that a lost part of each lost query was restored from; -1: from none."""
+        """The oldest epoch that a lost partition of each lost query was restored from; -1: none."""
         newest: dict[tuple[str, int], int] = {}
         for task in (status.get("dataPlane") or {}).get("tasks", []):
-            segment, partition, _ = task["slot"].rsplit("/", 2)
-            part = segment, int(partition)
-            newest[part] = max(newest.get(part, -1), task.get("restoredFrom", -1))
+            segment, index, _ = task["slot"].rsplit("/", 2)
+            partition = segment, int(index)
+            newest[partition] = max(newest.get(partition, -1), task.get("restoredFrom", -1))
         return {
             q.name: min(
                 newest.get((s.id, p), -1)
@@ -277,13 +277,13 @@ class Scenario:
         return placed
 
     def _watch(
-        self, observer: Observer, what: str, probe: Callable[[], T | None], timeout_s: float
+        self, observer: Observer, what: str, condition: Callable[[], T | None], timeout_s: float
     ) -> T:
-        def probe_and_show() -> T | None:
+        def show_and_check() -> T | None:
             self.screen.update(observer.now(), observer.status, list(self.cluster.nodes))
-            return probe()
+            return condition()
 
-        return wait_for(what, probe_and_show, timeout_s, every_s=0.25)
+        return wait_for(what, show_and_check, timeout_s, every_s=0.25)
 
     def _background(self, observer: Observer, work: Callable[[], T]) -> T:
         """Run `work` while the table keeps updating."""

@@ -34,7 +34,8 @@ _CHANGES = (0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 5)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A manifest as it is sent. `derived_from`: what it was made of."""
+    """A manifest as it is sent. `derived_from`: what it was made of; `strict`: with strict
+    validation of fields by the API server."""
 
     seed: int
     index: int

@@ -28,7 +28,7 @@ _BY_FIELD: Mapping[str, Sequence[Any]] = {
     "expression": values.EXPRESSIONS,
     "schema": values.SCHEMAS,
     "stateSchema": values.SCHEMAS,
-    "columns": values.GENERATED,
+    "columns": values.GENERATOR_EXPRESSIONS,
     **dict.fromkeys(("column", "orderBy", "groupBy", "keyBy", "keys"), values.COLUMNS),
     **dict.fromkeys(("fileNameColumn", "on"), values.COLUMNS),
     **dict.fromkeys(("url", "store"), values.URLS),
@@ -112,7 +112,7 @@ def value(path: Path, schema: Schema, rng: random.Random) -> Any:
     return rng.choice(pool(path, schema))
 
 
-def limits(schema: Schema) -> list[Any]:
+def boundary_values(schema: Schema) -> list[Any]:
     """Values at the limits that the schema declares, and beyond them."""
     found: list[Any] = []
     for key, step in (("minimum", -1), ("maximum", 1)):

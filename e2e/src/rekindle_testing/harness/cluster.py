@@ -18,7 +18,7 @@ from typing import Any
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.harness.installed import Cluster
+from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.nodes import Node, NodeKind, NodeResources, ProcessNodes
 from rekindle_testing.progress import OnProgress, no_progress
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rekindle_testing.harness.installed import SHARED_MOUNT_PATH
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.paths import ROOT
 
 EXAMPLE = ROOT / "examples" / "flights"

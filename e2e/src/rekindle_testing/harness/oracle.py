@@ -19,7 +19,7 @@ from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.spec import SourceSpec
 from rekindle_testing.embedded.processes import ChildProcesses
-from rekindle_testing.harness.installed import SHARED_MOUNT_PATH
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 
 _REFERENCE_S = 600  # at the lowest priority, beside whatever else runs
 

@@ -11,7 +11,7 @@ from typing import Any
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
 from rekindle.topology.load import load_topology
-from rekindle_testing.harness.installed import Cluster
+from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.observe import Observer
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.waiting import wait_for
@@ -111,7 +111,7 @@ class Run:
     def coordinator_pod(self) -> Any:
         return self.coordinator_pods()[0]
 
-    def incarnations(self) -> dict[str, str]:
+    def container_starts(self) -> dict[str, str]:
         """Pod name -> start time of its container: equal maps mean that nothing was restarted."""
         return {
             p.metadata.name: str(p.status.container_statuses[0].state.running.started_at)
@@ -132,13 +132,13 @@ class Run:
     def verify(self, reference: Reference, since: Mapping[str, int] = MappingProxyType({})) -> int:
         """Compare the rows of the sinks with the reference execution; returns their number.
         `since`: the first epochs of queries that were added later."""
-        self._check_lost_in_time(reference.last_epoch)
+        self._require_losses_before_end(reference.last_epoch)
         durable = self.observer.durable_epochs()
         until = min(durable[query] for query in self.queries())
         self.cluster.download(f"{self.name}/output")
         return reference.check(self.resource, until, since)
 
-    def _check_lost_in_time(self, last: int) -> None:
+    def _require_losses_before_end(self, last: int) -> None:
         """A loss after the end of the input would have no effect on the output."""
         lost = [m for m in self.observer.history.events if m.kind == "lost"]
         if lost:
@@ -190,10 +190,10 @@ def _parse(file: Path) -> tuple[int, int] | None:
 
 def _summary(status: dict[str, Any]) -> list[str]:
     """The queries and tasks of a status, a line for each."""
-    plane = status.get("dataPlane") or {}
+    data_plane = status.get("dataPlane") or {}
     rows = [("query", row, "name") for row in status.get("queries", [])]
-    rows += [("task", row, "pod") for row in plane.get("tasks", [])]
-    lines = [f"head epoch {plane.get('headEpoch')}, problems: {plane.get('problems')}"]
+    rows += [("task", row, "pod") for row in data_plane.get("tasks", [])]
+    lines = [f"head epoch {data_plane.get('headEpoch')}, problems: {data_plane.get('problems')}"]
     for kind, row, name in rows:
         details = ", ".join(f"{k}: {v}" for k, v in row.items() if k not in (name, "slot"))
         lines.append(f"{kind} {row.get(name)}: {details}")

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from rekindle_testing.embedded.control_plane import KubectlError
+from rekindle_testing.harness.any_cluster import CHART, Cluster, Unsupported
 from rekindle_testing.harness.cluster_programs import (
     ClusterNotUsable,
     ClusterPrograms,
@@ -30,7 +31,6 @@ from rekindle_testing.harness.existing_cluster.leftovers import CRD, Heartbeat, 
 from rekindle_testing.harness.existing_cluster.nodes import NO_MACHINES, ExistingNode
 from rekindle_testing.harness.existing_cluster.settings import Settings
 from rekindle_testing.harness.existing_cluster.transfer import Volume
-from rekindle_testing.harness.installed import CHART, Cluster, Unsupported
 from rekindle_testing.progress import OnProgress, no_progress
 from rekindle_testing.waiting import wait_for
 
@@ -230,16 +230,16 @@ class ExistingCluster(Cluster):
         self._volume = volume
 
     def upload(self, path: str) -> None:
-        self._files.write(self.shared, path)
+        self._made_volume.write(self.shared, path)
 
     def download(self, path: str) -> None:
-        self._files.read(path, self.shared)
+        self._made_volume.read(path, self.shared)
 
     def move(self, path: str, to: str) -> None:
-        self._files.move(path, to)
+        self._made_volume.move(path, to)
 
     @property
-    def _files(self) -> Volume:
+    def _made_volume(self) -> Volume:
         assert self._volume is not None, "make_volume was called"
         return self._volume
 

@@ -15,7 +15,7 @@ from pathlib import Path
 _PARTS = ".transfer"  # archives that are read in parts
 
 
-def main(root: Path, parts: Path, verb: str, *words: str) -> dict[str, object]:
+def main(root: Path, parts: Path, verb: str, *arguments: str) -> dict[str, object]:
     answer: dict[str, object] = {}
     if verb == "write":
         content = b"".join(part.read_bytes() for part in sorted(parts.glob("transfer-*")))
@@ -24,9 +24,9 @@ def main(root: Path, parts: Path, verb: str, *words: str) -> dict[str, object]:
                 # The user of the pod becomes the owner.
                 tar.extract(member, root, set_attrs=False)
     elif verb == "read":
-        answer = _read(root, *words)
+        answer = _read(root, *arguments)
     elif verb == "move":
-        (root / words[0]).rename(root / words[1])
+        (root / arguments[0]).rename(root / arguments[1])
     elif verb == "list":
         answer = {"names": sorted(p.name for p in root.iterdir() if p.name != "lost+found")}
     elif verb == "clear":

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from rekindle import names
 from rekindle_testing.embedded.control_plane import KubectlError
+from rekindle_testing.harness.any_cluster import RELEASE
 from rekindle_testing.harness.cluster_programs import ClusterNotUsable
-from rekindle_testing.harness.installed import RELEASE
 from rekindle_testing.progress import OnProgress
 
 LABEL_RUN = "harness.rekindle.dev/run"

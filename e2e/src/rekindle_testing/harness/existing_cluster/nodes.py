@@ -7,8 +7,8 @@ from typing import Any
 
 from kubernetes import client
 
+from rekindle_testing.harness.any_cluster import Unsupported
 from rekindle_testing.harness.existing_cluster.leftovers import LABEL_RUN, Kubectl, RunNames
-from rekindle_testing.harness.installed import Unsupported
 from rekindle_testing.waiting import wait_for
 
 NO_MACHINES = "an existing cluster gives access to its API, not to its machines"

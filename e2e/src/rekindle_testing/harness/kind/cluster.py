@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle_testing.embedded.cache import cache_root
+from rekindle_testing.harness.any_cluster import Cluster, Unsupported
 from rekindle_testing.harness.cluster import NAMESPACE, OPERATOR_NAMESPACE
 from rekindle_testing.harness.cluster_programs import (
     ClusterNotUsable,
@@ -23,7 +24,6 @@ from rekindle_testing.harness.cluster_programs import (
     ProgramError,
     run,
 )
-from rekindle_testing.harness.installed import Cluster, Unsupported
 from rekindle_testing.harness.kind.nodes import KindNode, docker
 from rekindle_testing.harness.kind.settings import Settings
 from rekindle_testing.harness.nodes import POD_USER

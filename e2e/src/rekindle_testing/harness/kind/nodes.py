@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rekindle_testing.harness.any_cluster import Unsupported
 from rekindle_testing.harness.cluster_programs import ClusterPrograms, run
-from rekindle_testing.harness.installed import Unsupported
 
 # At the node's only interface, for its pods too. `docker network disconnect` would take the address
 # away: pods would get errors instead of silence, and another address when it is connected again.

@@ -43,8 +43,12 @@ class ClusterNode(Protocol):
     def volume(self, pod_uid: str, name: str) -> Path:
         """Directory, on this machine, of a pod's emptyDir."""
 
-    def freeze(self) -> None: ...
-    def thaw(self) -> None: ...
+    def freeze(self) -> None:
+        """Stop all processes; connections stay open, and there are no responses."""
+
+    def thaw(self) -> None:
+        """Let them run again."""
+
     def partition_network(self) -> None: ...
     def heal_network(self) -> None: ...
     def drain(self, timeout_s: float = ...) -> None:
