@@ -109,7 +109,7 @@ class StatusView:
     conditions: tuple[ConditionLine, ...]
     problems: tuple[str, ...]
     queries: tuple[QueryLine, ...]
-    others: tuple[SegmentLine, ...]
+    unqueried_segments: tuple[SegmentLine, ...]
 
 
 def read_status(
@@ -139,7 +139,7 @@ def read_status(
         conditions=tuple(_conditions(status)),
         problems=tuple(_text(p) for p in _entries(data_plane, "problems")),
         queries=queries,
-        others=tuple(s for s in segments.values() if s.name not in shown),
+        unqueried_segments=tuple(s for s in segments.values() if s.name not in shown),
     )
 
 

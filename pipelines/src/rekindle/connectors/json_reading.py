@@ -117,7 +117,7 @@ def read_json_blocks(
     max_line_bytes: int | None = None,
 ) -> Iterator[tuple[int, bytes, pa.RecordBatch]]:
     """As `read_json_lines`, each batch with the offset and the bytes of its lines. Raises
-    NotInBlocks for a line of more than `max_line_bytes`."""
+    NotReadableInBlocks for a line of more than `max_line_bytes`."""
     raw = raw_schema(schema)
     fields = DeclaredFields(raw)
     line = 1

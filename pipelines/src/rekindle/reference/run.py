@@ -32,7 +32,7 @@ from rekindle.reference.execute import (
     input_batches,
     last_epoch_to_run,
 )
-from rekindle.reference.overlap import ahead, behind, set_on_error
+from rekindle.reference.overlap import prefetch, set_on_error, write_behind
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.termination import keeping_signal_handlers
@@ -155,9 +155,9 @@ def run_reference(
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
         ended = threading.Event()
-        batches = ahead(input_batches(sources, last, epochs_per_call, ended.is_set))
+        batches = prefetch(input_batches(sources, last, epochs_per_call, ended.is_set))
         output_of = partial(execution.write, is_stopping=ended.is_set)
-        with contextlib.closing(batches), behind(output_of) as write, set_on_error(ended):
+        with contextlib.closing(batches), write_behind(output_of) as write, set_on_error(ended):
             for batch in batches:
                 write(execution.run_batch(batch))
                 reported, rows = batch.epochs[-1], rows + batch.rows

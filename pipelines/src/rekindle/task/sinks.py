@@ -88,6 +88,7 @@ class SinkWriter:
     def _run(self) -> None:
         with self._lock:
             if self._pending_call is None:
+                # This thread has ended in a call, and was started again.
                 self.step(CallAbandoned())
         while not self._stopping.is_set():
             if (call := self._next()) is None:

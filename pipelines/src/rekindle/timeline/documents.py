@@ -50,7 +50,7 @@ class Timeline:
     since_creation: bool
 
     @property
-    def axis(self) -> str:
+    def axis_label(self) -> str:
         if self.since_creation:
             return "seconds since the topology was created"
         return f"seconds since {self.began:%Y-%m-%d %H:%M:%S} UTC"

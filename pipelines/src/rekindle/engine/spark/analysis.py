@@ -178,7 +178,7 @@ class Analyzer:
 
 
 def system_fields(step: Step) -> list[pa.Field]:
-    return [SYSTEM.field(name) for name in step.system]
+    return [SYSTEM.field(name) for name in step.system_columns]
 
 
 def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:

@@ -23,7 +23,7 @@ from rekindle.engine.spark import session
 from rekindle.engine.spark.cds import copies_of, key_file, key_of
 from rekindle.engine.spark.jvm import JvmSpec
 
-DIRECTORY = "appcds"
+ARCHIVE_DIRECTORY = "appcds"
 """Name of the archives' directory in a cache."""
 _UNUSED_S = 30 * 86400
 """An archive (150 MB) that was not used for this time is removed."""

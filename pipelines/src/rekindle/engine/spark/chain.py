@@ -184,7 +184,7 @@ class SparkChain:
         """`to_view`: what a view has of its table, or of consecutive rows of it."""
         if not any(t.num_rows for t in tables.values()):
             return None
-        hidden = [name for name in SYSTEM.names if name not in prepared.step.system]
+        hidden = [name for name in SYSTEM.names if name not in prepared.step.system_columns]
 
         def views_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
             return {name: to_view(table).drop_columns(hidden) for name, table in tables.items()}

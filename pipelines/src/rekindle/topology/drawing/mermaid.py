@@ -39,7 +39,7 @@ def _lines(topology: Topology) -> Iterator[str]:
             start = ids[topology.producer(stream.stream).id]
             yield f'    {start} -->|"{_escaped(describe_exchange(stream))}"| {ids[segment.id]}'
     for n, query in enumerate(topology.spec.queries):
-        yield f"    {ids[topology.queried(query).id]} --> q{n}"
+        yield f"    {ids[topology.queried_segment(query).id]} --> q{n}"
     for kind, style in _STYLES.items():
         yield f"    classDef {kind} {style}"
 

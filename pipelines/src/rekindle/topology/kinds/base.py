@@ -61,7 +61,7 @@ class SourceOptions(Spec):
         are read."""
         return None
 
-    def reading(self, url: str) -> Self:
+    def with_url(self, url: str) -> Self:
         """A copy of this source that reads another URL."""
         return self.model_copy(update={"url": url})
 

@@ -21,7 +21,12 @@ from rekindle.topology.schema import Array, DataType, Field, Scalar, Schema, Str
 from rekindle.topology.sql.casts_without_date import may_lack_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.functions import WITHOUT_PARENTHESES
-from rekindle.topology.sql.inference import infer_types, is_large, is_timestamp, refused_type
+from rekindle.topology.sql.inference import (
+    infer_types,
+    is_timestamp,
+    is_too_large_to_infer,
+    refused_type,
+)
 from rekindle.topology.sql.tokens import DIALECT, MAX_UNKNOWN
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
@@ -286,7 +291,7 @@ def _type_of(item: exp.Expr, visible: VisibleColumns) -> DataType | None:
         return Scalar.BOOLEAN
     if isinstance(tree, exp.Literal) and tree.is_string:
         return Scalar.STRING
-    if is_large(tree):
+    if is_too_large_to_infer(tree):
         return None
     return infer_types([_with_names_of(tree, visible)], visible.columns)[0]
 
