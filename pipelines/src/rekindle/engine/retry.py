@@ -33,7 +33,7 @@ MAX_CRASHES = 2
 
 @dataclass(slots=True)
 class CallSizes:
-    """Sizes of calls and Spark jobs, reduced after failures."""
+    """Limits of the sizes of calls and Spark jobs, reduced after failures."""
 
     memory: MemoryPlan
     bounds: CallBounds
