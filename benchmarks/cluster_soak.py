@@ -22,8 +22,8 @@ from rekindle_testing.harness.run import Run
 from rekindle_testing.harness.usage import Usage, usage
 from rekindle_testing.waiting import wait_for
 
-YEAR_S = 365 * 86_400
-EVERY = 25
+YEAR_S = 365 * 86_400  # of the data; an epoch is one second
+SAMPLE_INTERVAL_EPOCHS = 25
 MEMORY_TARGET, DISK_TARGET = 1.1, 1.25
 
 
@@ -41,7 +41,8 @@ def main() -> None:
         with Run(cluster, flights.topology_resource("soak", speedup=YEAR_S // epochs)) as run:
             run.wait_live()
             starts = run.container_starts()
-            samples = [_sample(cluster, run, epoch) for epoch in range(EVERY, epochs, EVERY)]
+            sampled = range(SAMPLE_INTERVAL_EPOCHS, epochs, SAMPLE_INTERVAL_EPOCHS)
+            samples = [_sample(cluster, run, epoch) for epoch in sampled]
             assert run.container_starts() == starts, "a task was restarted"
             reference = Reference(run.resource, cluster.shared, directory / "oracle")
             reference.execute()
@@ -51,8 +52,8 @@ def main() -> None:
         for kind in ("jvm", "task", "coordinator", "operator")
     ]
     rows += [
-        _growth("local disk", [s.local for s in samples], "MiB", DISK_TARGET),
-        _growth("checkpoint store", [s.store for s in samples], "MiB", DISK_TARGET),
+        _growth("local disk", [s.local_disk_mib for s in samples], "MiB", DISK_TARGET),
+        _growth("checkpoint store", [s.store_mib for s in samples], "MiB", DISK_TARGET),
         _growth("objects in the store", [float(s.store_files) for s in samples], "", DISK_TARGET),
         Row("rows equal to the reference", {"rows": compared}),
     ]
@@ -63,7 +64,7 @@ def _sample(cluster: EmbeddedCluster, run: Run, epoch: int) -> Usage:
     wait_for(
         f"epoch {epoch}",
         lambda: min(run.observer.durable_epochs().values()) >= epoch,
-        timeout_s=5 * EVERY,
+        timeout_s=5 * SAMPLE_INTERVAL_EPOCHS,
         every_s=0.5,
     )
     found = usage(cluster, run.name)

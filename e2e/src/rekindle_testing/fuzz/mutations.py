@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle_testing.fuzz import values
-from rekindle_testing.fuzz.schema import Path, boundary_values, pool, schema_at, value
+from rekindle_testing.fuzz.schema import Path, boundary_values, pool, random_value, schema_at
 
 _SHOWN_CHARS = 60  # characters of a value in the name of a change
 _FORMATS = 4  # placeholders of a SELECT
@@ -81,7 +81,7 @@ def _of_schema(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     schema = schema_at(path)
     if schema is None:
         return _of_anything(manifest, path, rng)
-    return _put(manifest, path, value(path, schema, rng))
+    return _put(manifest, path, random_value(path, schema, rng))
 
 
 def _of_limit(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:

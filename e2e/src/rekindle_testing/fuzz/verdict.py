@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from rekindle import names
+
 _NAMES_A_FIELD = re.compile(r"(spec|metadata)\b")
 
 
 class Verdict(StrEnum):
     REJECTED = "rejected by the API server"
     REFUSED = "refused by the operator"
-    RUNS = "accepted and reconciled"
+    ACCEPTED = "accepted and reconciled"
 
 
 def verdict(topology: Mapping[str, Any]) -> Verdict | None:
@@ -23,7 +25,7 @@ def verdict(topology: Mapping[str, Any]) -> Verdict | None:
         return None
     match valid.get("status"):
         case "True":
-            return Verdict.RUNS
+            return Verdict.ACCEPTED
         case "False":
             return Verdict.REFUSED
     return None
@@ -49,14 +51,16 @@ def violations(topology: Mapping[str, Any], pods: int) -> list[str]:
         found.append("has no phase")
     if outcome is Verdict.REFUSED and not _NAMES_A_FIELD.match(message):
         found.append(f"the message names no field: {message}")
-    if outcome is Verdict.RUNS and generation not in digests:
+    if outcome is Verdict.ACCEPTED and generation not in digests:
         found.append(f"generation {generation} is accepted without a record")
     if not digests and pods:
         found.append(f"{pods} pods of a topology that was never accepted")
     if (degraded := condition(topology, "Degraded")).get("status") != "False":
         found.append(f"Degraded: {degraded.get('reason')}: {degraded.get('message')}")
-    wanted = len([s for s in status.get("slots") or () if not s["slot"].startswith("-/")])
-    if outcome is Verdict.RUNS:
+    slots = [str(s["slot"]) for s in status.get("slots") or ()]
+    # Removed slots have no pods.
+    wanted = sum(not slot.startswith(f"{names.REMOVED_SEGMENT}/") for slot in slots)
+    if outcome is Verdict.ACCEPTED:
         suspended = bool(topology["spec"].get("suspend"))
         if suspended and pods:
             found.append(f"{pods} pods of a suspended topology")

@@ -20,7 +20,7 @@ from rekindle_testing.images.starts import IMAGES, Image
 from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
 
-WORK = ROOT / "build" / "images"
+BUILD_DIRECTORY = ROOT / "build" / "images"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _BUILD_S = 3600.0
 _COMMAND_S = 600.0
@@ -44,7 +44,7 @@ class Builder:
         )
 
     @classmethod
-    def here(cls, on_progress: OnProgress) -> Self:
+    def for_this_machine(cls, on_progress: OnProgress) -> Self:
         """With the container engine of this machine."""
         engine = find_container_engine(on_progress)
         on_progress(f"building with {engine.kind}")
@@ -53,7 +53,7 @@ class Builder:
     def build(self, image: Image) -> str:
         """Its tag."""
         tag = self.engine.tag(image.name, self._version)
-        log = WORK / f"{image.name}.log"
+        log = BUILD_DIRECTORY / f"{image.name}.log"
         shown = log.relative_to(ROOT)
         self._on_progress(f"{tag}: building (the first time takes minutes), log in {shown}")
         command = self.engine.build(
@@ -69,14 +69,14 @@ class Builder:
             self.prepared(command),
             log,
             timeout_s=_BUILD_S,
-            environment={"TMPDIR": str(WORK / "tmp")} if is_buildah else None,
+            environment={"TMPDIR": str(BUILD_DIRECTORY / "tmp")} if is_buildah else None,
         )
         self._on_progress(f"{tag}: built in {done.seconds:.0f} s")
         return tag
 
     def save(self, image: Image, tag: str) -> Path:
         """The archive with the image."""
-        archive = WORK / f"{image.name}.tar"
+        archive = BUILD_DIRECTORY / f"{image.name}.tar"
         archive.unlink(missing_ok=True)
         self.run(self.engine.save(tag, archive))
         self._on_progress(f"{tag}: written to {archive.relative_to(ROOT)}")
@@ -100,8 +100,8 @@ class Builder:
         """Remove what an interrupted run has left, and layers that have become too many."""
         if self.engine.kind is not EngineKind.BUILDAH:
             return
-        shutil.rmtree(WORK / "tmp", ignore_errors=True)
-        (WORK / "tmp").mkdir(parents=True)
+        shutil.rmtree(BUILD_DIRECTORY / "tmp", ignore_errors=True)
+        (BUILD_DIRECTORY / "tmp").mkdir(parents=True)
         if _size(self.engine.storage) > _STORAGE_BYTES:
             shown = self.engine.storage.relative_to(ROOT)
             self._on_progress(f"emptying {shown}: it has more than 12 GB of old layers")
@@ -114,9 +114,11 @@ class Builder:
         there = programs.run(self.prepared(self.engine.inspect(tag)), timeout_s=_COMMAND_S)
         if there.exit_code == 0:
             return tag
-        context = base.make_root(cache_root(os.environ), self._on_progress, WORK / "base.log")
+        log = BUILD_DIRECTORY / "base.log"
+        context = base.make_root(cache_root(os.environ), self._on_progress, log)
         command = self.prepared(self.engine.build(tag, base.DIRECTORY / "Dockerfile", context))
-        programs.run_or_fail("the base image", command, WORK / "base-image.log", timeout_s=_BUILD_S)
+        log = BUILD_DIRECTORY / "base-image.log"
+        programs.run_or_fail("the base image", command, log, timeout_s=_BUILD_S)
         return tag
 
 
@@ -130,14 +132,14 @@ def find_container_engine(on_progress: OnProgress) -> ContainerEngine:
 
     kind = choose(os.environ, works)
     if kind is None and programs.can_install():
-        programs.install(["buildah"], on_progress, WORK / "install.log")
+        programs.install(["buildah"], on_progress, BUILD_DIRECTORY / "install.log")
         kind = choose(os.environ, works)
     if kind is None:
         raise NoContainerEngine(
             "neither Docker nor podman works here, nor buildah as root. Start or install one "
             "of them; as root on Debian or Ubuntu, `make images` installs buildah itself"
         )
-    return ContainerEngine(kind, WORK)
+    return ContainerEngine(kind, BUILD_DIRECTORY)
 
 
 def version() -> str:
@@ -149,8 +151,8 @@ def version() -> str:
 @contextlib.contextmanager
 def exclusive_lock() -> Iterator[None]:
     """For builds in this checkout."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    with (WORK / "lock").open("a") as lock:
+    BUILD_DIRECTORY.mkdir(parents=True, exist_ok=True)
+    with (BUILD_DIRECTORY / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -39,7 +39,6 @@ from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings, Timing
 from rekindle_operator.topology_status import TopologyStatus
 
-_REMOVED_SEGMENT = "-"  # in place of a segment's id
 _DRY_RUN_RETRY_S = 30.0  # a quota or a webhook may have been the reason for a refusal
 
 
@@ -269,7 +268,7 @@ def reserved_incarnations(context: ReconcileContext, taken: Mapping[str, int]) -
         kept = {names.COORDINATOR_KEY, *(p.slot.key for p in pods if p.slot is not None)}
         kept |= {slot.key for slot in context.running.topology.slots()}
         for slot in highest.keys() - kept:
-            merged = f"{_REMOVED_SEGMENT}/{partition_and_replica(slot)}"
+            merged = f"{names.REMOVED_SEGMENT}/{partition_and_replica(slot)}"
             incarnation = highest.pop(slot)
             highest[merged] = max(incarnation, highest.get(merged, 0))
     return {slot: highest[slot] for slot in sorted(highest)}
