@@ -42,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise RekindleError(f"no {error.name}: install rekindle[cli]") from error
     cluster = open_cluster(args)
-    document = cluster.topology(args.topology)
+    resource = cluster.topology(args.topology)
     now = datetime.now(UTC)
     timeline = read_timeline(
-        document,
-        cluster.events(document),
+        resource,
+        cluster.events(resource),
         cluster.nodes(),
         now,
         now - timedelta(microseconds=args.since) if args.since is not None else None,
