@@ -20,7 +20,7 @@ from cluster_failover import (
     TASK_NODES,
     TOO_SMALL_FOR_TASKS,
     coordinators_node,
-    document,
+    topology_resource,
 )
 
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -64,7 +64,7 @@ def _losses(kind: NodeKind) -> Sequence[Times]:
             cluster.add_node(TOO_SMALL_FOR_TASKS)
         cluster.make_volume("rekindle")
         cluster.install()
-        with Run(cluster, document("kinds")) as run:
+        with Run(cluster, topology_resource("kinds")) as run:
             wait_for("the coordinator's node", lambda: coordinators_node(run), 60)
             cluster.control_plane.kubectl("uncordon", *for_tasks)
             run.wait_live()
