@@ -96,11 +96,13 @@ def template_digest(parts: Mapping[str, Any]) -> str:
 
 
 def secure_pod() -> Manifest:
-    """The images have a numeric user, as the kubelet needs it to check `runAsNonRoot`."""
+    """Its securityContext. The images have a numeric user, as the kubelet needs it to check
+    `runAsNonRoot`."""
     return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def secure_container() -> Manifest:
+    """Its securityContext."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 

@@ -264,7 +264,7 @@ class TaskRuntime:
             inputs=started.inputs,
             log=log,
             checkpoint_interval_epochs=self._config.topology.spec.checkpoint_interval_epochs,
-            save=lambda reached: saver.offer(reached) if self._core.saves else None,
+            save=lambda reached: saver.offer(reached) if self._core.is_saver else None,
             status=self.status,
             wait=self._halt.wait,
             sizes=call_sizes(self._config, call_size_file),

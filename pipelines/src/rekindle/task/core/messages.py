@@ -65,7 +65,7 @@ class TaskRestored:
     state: TaskState
     log_base: int
     log_last: int
-    compare_from: int | None = None
+    compare_from: int | None = None  # see `task.earlier_boots`
 
 
 @dataclass(frozen=True, slots=True)
