@@ -201,7 +201,7 @@ def test_an_api_server_without_responses_costs_one_timeout(started: ModelOperato
         raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
 
     started.api.call_api = hang  # type: ignore[method-assign]
-    live = LiveCheck(started.api, started.cache, readers=1, monotonic=lambda: now[0])
+    live = LiveCheck(started.api, started.cache, max_reads=1, monotonic=lambda: now[0])
     why = live.unconfirmed(decisions, started.snapshot())
     assert "does not respond" in why["default/flights"]
     assert len(called) == 1

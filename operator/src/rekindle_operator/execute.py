@@ -111,7 +111,7 @@ class Executor:
             self._cluster.remember_failed_create(
                 action.ref, _message(error), action.predecessor_lost_at
             )
-            return Outcome.REFUSED
+            return Outcome.POD_NOT_CREATED
         ACTIONS.labels(METRIC_KINDS[type(action)]).inc()
         self._cluster.action_succeeded(scheduled.key)
         return Outcome.DONE
