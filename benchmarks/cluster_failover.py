@@ -28,7 +28,7 @@ from typing import Any
 
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster
-from rekindle_testing.harness.directory import working_directory
+from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
@@ -91,14 +91,14 @@ def main() -> None:
 
 def _rows_of_single_losses() -> list[Row]:
     with (
-        working_directory("bench") as directory,
+        temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=TASK_NODES, on_progress=print) as cluster,
     ):
         for_tasks = list(cluster.nodes)
         cluster.control_plane.kubectl("cordon", *for_tasks)
         for _ in range(OTHER_NODES):
             cluster.add_node(TOO_SMALL_FOR_TASKS)
-        cluster.make_volume("rekindle")
+        cluster.create_claim("rekindle")
         cluster.install()
         with Run(cluster, topology_resource("failover")) as run:
             wait_for("the coordinator's node", lambda: coordinators_node(run), 60)
@@ -125,10 +125,10 @@ def _rows_of_single_losses() -> list[Row]:
 
 def _rows_of_burst() -> list[Row]:
     with (
-        working_directory("bench") as directory,
+        temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=BURST_NODES, on_progress=print) as cluster,
     ):
-        cluster.make_volume("rekindle")
+        cluster.create_claim("rekindle")
         cluster.install()
         with Run(cluster, topology_resource("burst")) as run:
             run.wait_live()

@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.directory import working_directory
+from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
@@ -32,11 +32,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1500)
     epochs = parser.parse_args().epochs
     with (
-        working_directory("soak") as directory,
+        temporary_run_directory("soak") as directory,
         EmbeddedCluster(directory, nodes=5, on_progress=print) as cluster,
     ):
         flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume("rekindle")
+        cluster.create_claim("rekindle")
         cluster.install()
         with Run(cluster, flights.topology_resource("soak", speedup=YEAR_S // epochs)) as run:
             run.wait_live()
@@ -63,7 +63,7 @@ def main() -> None:
 def _sample(cluster: EmbeddedCluster, run: Run, epoch: int) -> Usage:
     wait_for(
         f"epoch {epoch}",
-        lambda: min(run.observer.durable_epochs().values()) >= epoch,
+        lambda: min(run.observer.stable_epochs().values()) >= epoch,
         timeout_s=5 * SAMPLE_INTERVAL_EPOCHS,
         every_s=0.5,
     )

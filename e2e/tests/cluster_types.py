@@ -100,7 +100,7 @@ def flights_cluster(directory: Path, kind: NodeKind, **options: Any) -> Iterator
 def prepare_flights(cluster: Cluster) -> None:
     """Rekindle, the claim `rekindle` and the input of the flights example."""
     flights.prepare_input(cluster.shared / "input")
-    cluster.make_volume("rekindle")
+    cluster.create_claim("rekindle")
     cluster.upload("input")
     cluster.install()
 

@@ -119,7 +119,7 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
 ) -> None:
     before = _all_objects(existing)
     with ExistingCluster(tmp_path / "run", Settings.of(environment), print) as cluster:
-        cluster.make_volume("rekindle")
+        cluster.create_claim("rekindle")
         flights.prepare_input(cluster.shared / "input")
         cluster.upload("input")
         cluster.install()
@@ -133,7 +133,7 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
             run.wait_sinks_advance()
             node = run.task_pods("routes")[0].spec.node_name
             cluster.nodes[node].drain()
-            run.observer.mark("lost", f"{node} is drained")
+            run.observer.add_event("lost", f"{node} is drained")
             run.wait_sinks_advance()
             cluster.uncordon(node)
             run.wait_redundant()
@@ -151,7 +151,7 @@ from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
 from rekindle_testing.harness.existing_cluster.settings import Settings
 cluster = ExistingCluster(Path(sys.argv[1]), Settings.of(os.environ), lambda _: None)
 cluster.start()
-cluster.make_volume("rekindle")
+cluster.create_claim("rekindle")
 cluster.install()
 next(iter(cluster.nodes.values())).drain()
 print(cluster.namespace, flush=True)

@@ -196,7 +196,7 @@ class TestNodes:
     def test_a_lost_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
         victim = run.task_pods("routes")[0].spec.node_name
         run.cluster.kill_nodes([victim])
-        run.observer.mark("lost", victim)
+        run.observer.add_event("lost", victim)
         run.wait_sinks_advance()
         run.cluster.add_node()
         run.wait_redundant()
@@ -211,7 +211,7 @@ class TestNodes:
     def test_a_drained_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("routes")[0].spec.node_name
         run.cluster.nodes[node].drain()
-        run.observer.mark("lost", f"{node} is drained")
+        run.observer.add_event("lost", f"{node} is drained")
         run.wait_sinks_advance()
         run.cluster.uncordon(node)
         run.wait_redundant()
@@ -222,7 +222,7 @@ class TestNodes:
         run.cluster.nodes[node].freeze()
         _mark_and_wait(run, 20, f"{node} freezes")
         run.cluster.nodes[node].thaw()
-        run.observer.mark("joined", f"{node} wakes")
+        run.observer.add_event("joined", f"{node} wakes")
         run.wait_sinks_advance(timeout_s=120)
         run.wait_redundant()
         run.verify(reference)
@@ -232,7 +232,7 @@ class TestNodes:
         run.cluster.nodes[node].partition_network()  # its tasks go on, and still reach the sinks
         _mark_and_wait(run, 15, f"the network of {node} is partitioned")
         run.cluster.nodes[node].heal_network()
-        run.observer.mark("joined", f"{node} is back")
+        run.observer.add_event("joined", f"{node} is back")
         run.wait_sinks_advance(timeout_s=120)
         run.wait_redundant()
         run.verify(reference)
@@ -242,7 +242,7 @@ class TestNodes:
     ) -> None:
         victims = sorted(run.cluster.nodes)[:3]
         run.cluster.kill_nodes(victims)
-        run.observer.mark("lost", ", ".join(victims))
+        run.observer.add_event("lost", ", ".join(victims))
         for _ in victims:
             run.cluster.add_node()
         run.wait_sinks_advance(timeout_s=180)
@@ -251,7 +251,7 @@ class TestNodes:
 
 
 def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
-    until = run.observer.mark("lost", what) + seconds
+    until = run.observer.add_event("lost", what) + seconds
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
 
@@ -262,7 +262,7 @@ class TestEdits:
     def test_an_added_query_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.container_starts()
         _add_query_and_raise_priority(run.resource["spec"])
-        edited = max(run.observer.durable_epochs().values())
+        edited = max(run.observer.stable_epochs().values())
         run.cluster.apply(run.resource)
         run.wait_sinks_advance()
         start = wait_for("rows of the added query", lambda: run.written_epochs(ADDED), 60)[0]
@@ -309,13 +309,13 @@ def test_problems_that_tasks_find_name_their_field(
         wait_for("the source's problem", lambda: "spec.sources[0]: " in message(), 60)
         assert "has a field v; the file has k" in message()
         wait_for("the operator's problem", lambda: "spec.operators[0]: " in message(), 60)
-        assert run.observer.condition("Ready") == "False"
+        assert run.observer.condition_status("Ready") == "False"
 
         _write_rows(cluster, "k", "v")
         document["spec"]["operators"][0]["sql"] = "SELECT make_date(k, v, v) AS d FROM rows"
         cluster.apply(document)
         run.wait_live()
-        wait_for("Valid", lambda: run.observer.condition("Valid") == "True", 10)
+        wait_for("Valid", lambda: run.observer.condition_status("Valid") == "True", 10)
         wait_for("rows", lambda: run.written_epochs("days"), 60)
 
 

@@ -107,7 +107,7 @@ def test_containerd_has_its_own_directories() -> None:
 
 
 def test_a_containerd_that_only_unpacks_serves_no_kubelet() -> None:
-    config = tomllib.loads(files.containerd_alone(DATA, "native"))
+    config = tomllib.loads(files.containerd_config_without_cri(DATA, "native"))
     assert config["root"] == "/d"
     disabled = config["disabled_plugins"]
     assert "io.containerd.grpc.v1.cri" in disabled
@@ -253,7 +253,7 @@ def test_a_node_has_copies_of_databases_and_links_to_the_rest(tmp_path: Path) ->
     (root / metadata).write_text("changed")
     assert (template.root / metadata).read_text() == "m"
     for shared in (f"{blobs}/abc", f"{snapshots}/snapshots/1"):
-        assert (root / shared).readlink() == Path(files.IMAGES) / shared
+        assert (root / shared).readlink() == Path(files.IMAGE_TEMPLATE_DIRECTORY) / shared
 
 
 # --- packages, cgroups ------------------------------------------------------

@@ -24,7 +24,7 @@ from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubelet_node import cgroups, commands, removal
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
-from rekindle_testing.embedded.kubelet_node.files import IMAGES
+from rekindle_testing.embedded.kubelet_node.files import IMAGE_TEMPLATE_DIRECTORY
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
 from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, acquire_template
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
@@ -230,7 +230,7 @@ def test_what_a_node_deletes_stays_for_the_others(
     in_node(node, *CTR, "images", "remove", "--sync", *images)
     assert list(snapshots.iterdir()) == []
     with pytest.raises(KubeletNodeError, match="Read-only file system"):
-        in_node(node, "touch", f"{IMAGES}/new")
+        in_node(node, "touch", f"{IMAGE_TEMPLATE_DIRECTORY}/new")
     node.stop()
     assert contents(template.root) == before
 

@@ -97,7 +97,7 @@ def test_a_topology_is_back_before_kubernetes_notices_a_loss(
     cluster.apply(_deployment(cluster.node_kind.pipelines_image, victim))
     wait_for("the plain pod", lambda: _plain_pod(run).status.phase == "Running", 60)
     before = {p.metadata.name for p in cluster.tasks(run.name)}
-    began = run.observer.mark("lost", victim)
+    began = run.observer.add_event("lost", victim)
     cluster.kill_nodes([victim])
     wait_for(
         "a replacement",
@@ -128,7 +128,7 @@ def test_a_task_that_is_killed_for_its_memory_loses_no_rows(
     pod = run.task_pods("routes")[0]
     before = _jvms(cluster, pod)
     assert before
-    run.observer.mark("lost", f"memory of {pod.metadata.name}")
+    run.observer.add_event("lost", f"memory of {pod.metadata.name}")
     # Many small processes: the kernel kills the largest one, which is the task's JVM.
     _exec(run, pod, "python", "-c", _FILLS_MEMORY)
     wait_for("the JVM to be killed", lambda: not before & _jvms(cluster, pod), 60)
@@ -143,7 +143,7 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
     # Not the Event of the eviction: a kubelet drops Events beyond 25 of an object.
     with contextlib.closing(run.cluster.watch_pod(pod, EVICTED_WITHIN_S)) as changes:
         next(changes)  # the operator deletes the evicted pod: the watch has to begin before
-        run.observer.mark("lost", f"disk of {pod}")
+        run.observer.add_event("lost", f"disk of {pod}")
         fill = ("fallocate", "-l", "4G", "/var/lib/rekindle-task/filler")
         run.cluster.kubectl("exec", pod, "--", *fill)
         seen = []
@@ -165,7 +165,7 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(
     run.resource["spec"]["image"] = "rekindle/pipelines:absent"
     run.cluster.apply(run.resource)
     pod = run.task_pods("storms")[0]
-    run.observer.mark("lost", pod.metadata.name)
+    run.observer.add_event("lost", pod.metadata.name)
     run.cluster.core.delete_namespaced_pod(pod.metadata.name, NAMESPACE)
 
     def is_explained() -> bool:

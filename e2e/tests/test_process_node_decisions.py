@@ -18,7 +18,7 @@ from rekindle_testing.embedded.process_node.probes import (
 )
 from rekindle_testing.embedded.process_node.restarts import (
     BackoffPolicy,
-    Crashes,
+    ConsecutiveExits,
     Exit,
     should_restart,
 )
@@ -89,22 +89,22 @@ def ended(code: int = 1, ran_s: float = 1.0) -> Exit:
 
 
 def test_the_first_restart_is_immediate_and_back_off_grows() -> None:
-    policy, crashes = BackoffPolicy(), Crashes()
+    policy, exits = BackoffPolicy(), ConsecutiveExits()
     delays = []
     for _ in range(9):
-        crashes = crashes.after(ended(), policy)
-        delays.append(crashes.delay_s(policy))
+        exits = exits.after(ended(), policy)
+        delays.append(exits.delay_s(policy))
     assert delays == [0, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
 def test_a_long_run_resets_the_back_off() -> None:
     policy = BackoffPolicy()
-    crashes = Crashes(6).after(ended(ran_s=600), policy)
-    assert crashes.delay_s(policy) == 0
+    exits = ConsecutiveExits(6).after(ended(ran_s=600), policy)
+    assert exits.delay_s(policy) == 0
 
 
 def test_the_delay_of_a_container_that_crashed_for_days_is_finite() -> None:
-    assert Crashes(1_000_000).delay_s(BackoffPolicy()) == 300
+    assert ConsecutiveExits(1_000_000).delay_s(BackoffPolicy()) == 300
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,9 @@ class LiveCheck:
         """Results by key. A read that hangs while others succeed is not waited for, and is not
         repeated until it has ended."""
         hanging = {key: read for key, read in self._hanging_reads.items() if not read.done()}
-        started = {key: self._pool.submit(read) for key, read in reads.items() if key not in hanging}
+        started = {
+            key: self._pool.submit(read) for key, read in reads.items() if key not in hanging
+        }
         self._wait(started.values())
         hanging |= {key: read for key, read in started.items() if not read.done()}
         self._hanging_reads = hanging

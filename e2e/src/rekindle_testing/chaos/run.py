@@ -37,10 +37,10 @@ BUILD = ROOT / "build" / "chaos"
 NODES = 5
 ADVANCE_WITHIN_S = 120.0
 START_WITHIN_S = 180.0
-_START_S = 90  # of input, before the first round
-_ROUND_S = 60 + int(ADVANCE_WITHIN_S)  # of input, for each round
+_INPUT_BEFORE_ROUNDS_S = 90
+_INPUT_PER_ROUND_S = 60 + int(ADVANCE_WITHIN_S)
 _NO_STALLED_LIVE = StalledLive("", 0.0, 0.0)
-_END_S = 20  # of input that must be left, or an advance would have to stop
+_SPARE_INPUT_S = 20  # that must be left, or an advance would have to stop
 
 
 class RoundFailure(AssertionError):
@@ -116,7 +116,7 @@ class _Run:
         self.expected = directory / "expected"
         self._on_progress = on_progress
         self._log: list[str] = []
-        self._input_s = _START_S + _ROUND_S * len(plan.rounds)
+        self._input_s = _INPUT_BEFORE_ROUNDS_S + _INPUT_PER_ROUND_S * len(plan.rounds)
         self._resources = topologies.topology_resources(self._input_s)
         # Room for two tasks on each, and for a coordinator and an operator.
         resources = NodeResources(cpu="1300m", memory="4Gi")
@@ -152,10 +152,11 @@ class _Run:
             topologies.write_input(self.cluster.shared, self._input_s, self.plan.seed)
             reference = pool.submit(self._execute_references, children)
             stack.enter_context(self.cluster)
-            self.cluster.make_volume("rekindle")
+            self.cluster.create_claim("rekindle")
             self.cluster.install()
             reference.result()  # so that it does not compete for the cores
             self._sampler = stack.enter_context(self._make_sampler())
+            # A Node object that stays keeps its address.
             self._injector = stack.enter_context(
                 Injector(
                     self.cluster, self._sampler, never_reuse_addresses=self.plan.node_objects_stay
@@ -237,7 +238,7 @@ class _Run:
         """Until every query has passed the newest epoch that any query of its topology has written
         now."""
         goals = {name: progress.newest_written + 1 for name, progress in self._progress.items()}
-        late = max(goals.values()) + _END_S - self._input_s
+        late = max(goals.values()) + _SPARE_INPUT_S - self._input_s
         if late > 0:
             raise RoundFailure(f"round {round.number}: the input ends {late} s too early")
 

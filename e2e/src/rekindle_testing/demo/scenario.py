@@ -101,7 +101,7 @@ class Scenario:
     def run(self, reference: Future[None]) -> list[str]:
         """On a running cluster. The topology is applied after `reference` has ended, so that they
         do not compete for the cores."""
-        self.cluster.make_volume("rekindle")
+        self.cluster.create_claim("rekindle")
         self.screen.print("helm install rekindle")
         self.cluster.install()
         reference.result()
@@ -125,7 +125,7 @@ class Scenario:
         self._watch(
             observer,
             "every replica to be Live",
-            lambda: observer.condition("Redundant") == "True",
+            lambda: observer.condition_status("Redundant") == "True",
             60,
         )
         # An earlier checkpoint may lack the state of partitions that were not Live then.
@@ -143,7 +143,9 @@ class Scenario:
             {p.spec.node_name for p in self.cluster.operator_pods()},
             len(self.cluster.nodes) * 2 // 3,
         )
-        at_s = observer.mark("lost", f"{len(loss.nodes)} of {len(self.cluster.nodes)} nodes die")
+        at_s = observer.add_event(
+            "lost", f"{len(loss.nodes)} of {len(self.cluster.nodes)} nodes die"
+        )
         self.screen.print(f"[red]SIGKILL[/] of {', '.join(loss.nodes)}")
         self.cluster.kill_nodes(list(loss.nodes))
         return at_s, loss
@@ -193,7 +195,7 @@ class Scenario:
         self._watch(
             observer,
             f"epoch {last} in every sink",
-            lambda: min(observer.durable_epochs().values(), default=-1) >= last,
+            lambda: min(observer.stable_epochs().values(), default=-1) >= last,
             240,
         )
         return last
@@ -265,7 +267,7 @@ class Scenario:
 
     def _add_node(self, observer: Observer) -> None:
         name = self._background(observer, self.cluster.add_node)
-        observer.mark("joined", name)
+        observer.add_event("joined", name)
         self.screen.print(f"[blue]{name}[/] joins")
 
     def _placed(self) -> dict[tuple[str, int], set[str]]:

@@ -108,7 +108,7 @@ class Cluster(ABC):
         """Of the operator, and of the pipelines."""
 
     @abstractmethod
-    def make_volume(self, name: str) -> None:
+    def create_claim(self, name: str) -> None:
         """A claim of this name over the shared volume."""
 
     @abstractmethod
@@ -201,7 +201,9 @@ class Cluster(ABC):
         found = [self.kubectl("get", "pods,events", "-n", n, "-o", "wide") for n in namespaces]
         return "\n".join(found)
 
-    def make_restricted(self, namespace: str, labels: Mapping[str, str] | None = None) -> None:
+    def create_restricted_namespace(
+        self, namespace: str, labels: Mapping[str, str] | None = None
+    ) -> None:
         """Pods that need more than the Pod Security Standard `restricted` are refused in it."""
         metadata = {"name": namespace, "labels": {POD_SECURITY: "restricted", **(labels or {})}}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
@@ -271,7 +273,7 @@ class Cluster(ABC):
         found = self.core.read_namespaced_persistent_volume_claim(claim, self.namespace)
         return found.status is not None and found.status.phase == "Bound"
 
-    def make_host_path_volume(self, name: str, path: str, *, local: bool = False) -> None:
+    def create_host_path_claim(self, name: str, path: str, *, local: bool = False) -> None:
         """A claim over a directory that all nodes have. `local`: a volume whose owner the kubelet
         changes for an fsGroup; else a hostPath."""
         size: dict[str, Any] = {"storage": "10Gi"}

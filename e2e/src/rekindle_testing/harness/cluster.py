@@ -51,7 +51,7 @@ class EmbeddedCluster(Cluster):
         self._node_count = nodes
         self._resources = resources or NodeResources()
         self._on_progress = on_progress
-        self._dead: list[Node] = []
+        self._dead: list[Node] = []  # those whose addresses are not reused
         self._cleanup = contextlib.ExitStack()
         self._numbers = itertools.count(1)
         self._settings = settings or Settings()
@@ -73,7 +73,7 @@ class EmbeddedCluster(Cluster):
             self._on_progress(f"starting {self._node_count} {self.node_kind.name} nodes")
             started = [self.launch_node() for _ in range(self._node_count)]
             for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
-                self.make_restricted(namespace)
+                self.create_restricted_namespace(namespace)
             for node in started:
                 node.wait_ready()
         except BaseException:
@@ -171,10 +171,12 @@ class EmbeddedCluster(Cluster):
     def download(self, path: str) -> None:
         """The volume is `shared` itself."""
 
-    def make_volume(self, name: str, directory: Path | None = None, *, local: bool = False) -> None:
+    def create_claim(
+        self, name: str, directory: Path | None = None, *, local: bool = False
+    ) -> None:
         """A PersistentVolumeClaim over a directory of this machine, by default the shared one.
         `local`: a volume whose owner the kubelet changes for an fsGroup; else a hostPath."""
-        self.make_host_path_volume(name, str(directory or self.shared), local=local)
+        self.create_host_path_claim(name, str(directory or self.shared), local=local)
 
 
 def pod_processes(node: Node, address: str, program: bytes = b"rekindle") -> list[int]:

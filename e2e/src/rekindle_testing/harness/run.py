@@ -53,7 +53,7 @@ class Run:
 
     def wait_sinks_advance(self, epochs: int = 3, timeout_s: float = 90) -> None:
         """Until every sink is `epochs` further than now, and every query is Live."""
-        now = self.observer.durable_epochs()
+        now = self.observer.stable_epochs()
         goal = {q: now.get(q, -1) + epochs for q in self.queries()}
         self._wait_reached(goal, timeout_s)
 
@@ -65,7 +65,7 @@ class Run:
         wait_for(
             f"{self.name}: sinks past {goal}, all Live",
             lambda: (
-                all(self.observer.durable_epochs().get(q, -1) >= e for q, e in goal.items())
+                all(self.observer.stable_epochs().get(q, -1) >= e for q, e in goal.items())
                 and self.observer.all_live()
             ),
             timeout_s,
@@ -76,7 +76,7 @@ class Run:
         """Until no replica is missing."""
         wait_for(
             f"{self.name}: condition Redundant",
-            lambda: self.observer.condition("Redundant") == "True",
+            lambda: self.observer.condition_status("Redundant") == "True",
             timeout_s,
             0.25,
         )
@@ -120,11 +120,11 @@ class Run:
         }
 
     def kill_pod_processes(self, pod: Any) -> None:
-        self.observer.mark("lost", f"processes of {pod.metadata.name}")
+        self.observer.add_event("lost", f"processes of {pod.metadata.name}")
         self.cluster.kill_processes(pod)
 
     def delete_pod(self, pod: Any) -> None:
-        self.observer.mark("lost", pod.metadata.name)
+        self.observer.add_event("lost", pod.metadata.name)
         self.cluster.delete_pod(pod)
 
     # -- content of the sinks ------------------------------------------------------------------
@@ -133,8 +133,8 @@ class Run:
         """Compare the rows of the sinks with the reference execution; returns their number.
         `since`: the first epochs of queries that were added later."""
         self._require_losses_before_end(reference.last_epoch)
-        durable = self.observer.durable_epochs()
-        until = min(durable[query] for query in self.queries())
+        stable = self.observer.stable_epochs()
+        until = min(stable[query] for query in self.queries())
         self.cluster.download(f"{self.name}/output")
         return reference.check(self.resource, until, since)
 

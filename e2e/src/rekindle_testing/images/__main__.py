@@ -111,7 +111,7 @@ def _command(
             "writable": image.writable,
         }
         module = [sys.executable, "-m", "rekindle_testing.images.enter", json.dumps(spec)]
-        yield builder.prepared([*IN_NAMESPACES, *module])
+        yield builder.after_clearing_mounts([*IN_NAMESPACES, *module])
     finally:
         builder.run(engine.buildah("rm", name))
 

@@ -22,8 +22,8 @@ from rekindle_testing.progress import OnProgress
 
 BUILD_DIRECTORY = ROOT / "build" / "images"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-_BUILD_S = 3600.0
-_COMMAND_S = 600.0
+_BUILD_TIMEOUT_S = 3600.0
+_COMMAND_TIMEOUT_S = 600.0
 _STORAGE_BYTES = 12_000_000_000
 """Buildah keeps the layers of old builds, for its cache."""
 
@@ -40,7 +40,7 @@ class Builder:
             os.environ,
             (ROOT / "images" / IMAGES[0].name / "Dockerfile").read_text(),
             base.is_registry_reached,
-            self._made_base,
+            self._ensure_base_image,
         )
 
     @classmethod
@@ -66,9 +66,9 @@ class Builder:
         is_buildah = self.engine.kind is EngineKind.BUILDAH
         done = programs.run_or_fail(
             f"building {tag}",
-            self.prepared(command),
+            self.after_clearing_mounts(command),
             log,
-            timeout_s=_BUILD_S,
+            timeout_s=_BUILD_TIMEOUT_S,
             environment={"TMPDIR": str(BUILD_DIRECTORY / "tmp")} if is_buildah else None,
         )
         self._on_progress(f"{tag}: built in {done.seconds:.0f} s")
@@ -84,12 +84,12 @@ class Builder:
 
     def run(self, command: Sequence[str]) -> str:
         """What a command of the container engine prints."""
-        done = programs.run(self.prepared(command), timeout_s=_COMMAND_S)
+        done = programs.run(self.after_clearing_mounts(command), timeout_s=_COMMAND_TIMEOUT_S)
         if done.exit_code:
             raise ImageError(f"{' '.join(command)} failed:\n{done.output}")
         return done.output
 
-    def prepared(self, command: Sequence[str]) -> Sequence[str]:
+    def after_clearing_mounts(self, command: Sequence[str]) -> Sequence[str]:
         """The command, after buildah's record of mounts is deleted: it runs in new namespaces, in
         which nothing is mounted."""
         if self.engine.kind is EngineKind.BUILDAH:
@@ -108,17 +108,21 @@ class Builder:
             shutil.rmtree(self.engine.storage)
         self.run(self.engine.buildah("rm", "--all"))
 
-    def _made_base(self) -> str:
+    def _ensure_base_image(self) -> str:
         """The base for machines without a registry, in the container engine's storage."""
         tag = self.engine.tag("base", base.version())
-        there = programs.run(self.prepared(self.engine.inspect(tag)), timeout_s=_COMMAND_S)
+        there = programs.run(
+            self.after_clearing_mounts(self.engine.inspect(tag)), timeout_s=_COMMAND_TIMEOUT_S
+        )
         if there.exit_code == 0:
             return tag
         log = BUILD_DIRECTORY / "base.log"
-        context = base.make_root(cache_root(os.environ), self._on_progress, log)
-        command = self.prepared(self.engine.build(tag, base.DIRECTORY / "Dockerfile", context))
+        context = base.ensure_root_archive(cache_root(os.environ), self._on_progress, log)
+        command = self.after_clearing_mounts(
+            self.engine.build(tag, base.DIRECTORY / "Dockerfile", context)
+        )
         log = BUILD_DIRECTORY / "base-image.log"
-        programs.run_or_fail("the base image", command, log, timeout_s=_BUILD_S)
+        programs.run_or_fail("the base image", command, log, timeout_s=_BUILD_TIMEOUT_S)
         return tag
 
 
@@ -161,5 +165,7 @@ def exclusive_lock() -> Iterator[None]:
 
 
 def _size(directory: Path) -> int:
-    done = programs.run(["du", "--summarize", "--bytes", str(directory)], timeout_s=_COMMAND_S)
+    done = programs.run(
+        ["du", "--summarize", "--bytes", str(directory)], timeout_s=_COMMAND_TIMEOUT_S
+    )
     return int(done.output.split()[0]) if done.exit_code == 0 else 0

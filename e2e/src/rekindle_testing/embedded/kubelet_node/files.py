@@ -17,7 +17,7 @@ CNI_PLUGINS = Path("/usr/lib/cni")
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PAUSE_IMAGE = "docker.io/rekindle/pause:dev"
 # Where a node sees its unpacked images (`image_store`).
-IMAGES = "/run/rekindle/images"
+IMAGE_TEMPLATE_DIRECTORY = "/run/rekindle/images"
 
 _CTR = ("ctr", "--namespace", "k8s.io")
 # The label is set by the part of containerd that serves the kubelet.
@@ -72,7 +72,7 @@ def import_command(snapshotter: str) -> list[str]:
     return [*_CTR, "images", "import", "--snapshotter", snapshotter]
 
 
-def containerd_alone(root: Path, snapshotter: str) -> str:
+def containerd_config_without_cri(root: Path, snapshotter: str) -> str:
     """Of one that unpacks images and runs nothing."""
     disabled = {*_DISABLED, "io.containerd.grpc.v1.cri"}
     others = {"native", "overlayfs"} - {snapshotter}

@@ -288,7 +288,7 @@ class KubeletNode:
         }
         for name, text in contents.items():
             (data / name).write_text(text)
-        image_store.link(template, data / "containerd")
+        image_store.link_images(template, data / "containerd")
         shutil.copy(self._cluster.node_kubeconfig(self.name), data / "kubelet.kubeconfig")
         shutil.copy(self._cluster.user_kubeconfig(_KUBE_PROXY_USER), proxy)
 
@@ -307,7 +307,7 @@ class KubeletNode:
             "sysctls": dict(files.KUBELET_SYSCTLS),
             "network_ready": str(self._network_ready),
             "containerd_socket": files.CONTAINERD_SOCKET,
-            "images": {"source": str(template.root), "target": files.IMAGES},
+            "images": {"source": str(template.root), "target": files.IMAGE_TEMPLATE_DIRECTORY},
             "programs": {
                 "containerd": ["containerd", "--config", f"{data}/containerd.toml"],
                 "kubelet": kubelet,

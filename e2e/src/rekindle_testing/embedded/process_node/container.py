@@ -27,7 +27,7 @@ from rekindle_testing.embedded.process_node.probes import (
     is_started,
     must_restart,
 )
-from rekindle_testing.embedded.process_node.restarts import BackoffPolicy, Crashes, Exit
+from rekindle_testing.embedded.process_node.restarts import BackoffPolicy, ConsecutiveExits, Exit
 from rekindle_testing.embedded.process_node.status import ContainerView
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Container:
         self._is_init = is_init
         self.attempt: Attempt | None = None
         self.last: Exit | None = None
-        self.crashes = Crashes()
+        self.consecutive_exits = ConsecutiveExits()
         self.waiting: tuple[str, str] | None = None
         self._probe_executor = probe_executor
         self._backoff = backoff
@@ -102,7 +102,7 @@ class Container:
                 self.last = self.attempt.exit()
             self.attempt = Attempt.adopt(self.directory / str(number), self._on_exit)
             if ended := self.attempt.exit():
-                self.crashes = self.crashes.after(ended, self._backoff)
+                self.consecutive_exits = self.consecutive_exits.after(ended, self._backoff)
         if self.running:
             self._start_probes(pod_ip, status)
 
@@ -175,7 +175,7 @@ class Container:
         self._probe_states.clear()
         self._stopping = None
         if ended := self.exit:
-            self.crashes = self.crashes.after(ended, self._backoff)
+            self.consecutive_exits = self.consecutive_exits.after(ended, self._backoff)
             if ended.reason == "StartError":
                 self._record_event("Warning", "Failed", f"Error: {ended.message}")
         self._ended.set()

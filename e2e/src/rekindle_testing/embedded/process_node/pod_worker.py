@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -44,7 +45,7 @@ from rekindle_testing.embedded.process_node.volumes import Volumes
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-_FOREVER = float("inf")
+_NEVER = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class PodWorker:
         self._start_time = time.time()
         self._admitted = False
         self._object = PodObject(worker_context.api, pod)
-        self._stale = asyncio.Event()
+        self._status_outdated = asyncio.Event()
         self._publishing = asyncio.Lock()
         self._volume_manager = VolumeManager(
             Volumes(directory / "volumes", worker_context.objects, worker_context.tokens),
@@ -155,24 +156,24 @@ class PodWorker:
             if self.removed:
                 return
             with contextlib.suppress(TimeoutError):
-                timeout = None if next_at == _FOREVER else max(0.0, next_at - time.time())
+                timeout = None if next_at == _NEVER else max(0.0, next_at - time.time())
                 await asyncio.wait_for(self._wake.wait(), timeout)
 
     async def _sync(self) -> float:
         if self._deleted_at is not None or "deletionTimestamp" in self.pod["metadata"]:
             return await self._terminate()
         if self._admitted and self.failure is None and self._phase() in ("Succeeded", "Failed"):
-            self._stale.set()
-            return _FOREVER
+            self._status_outdated.set()
+            return _NEVER
         if not self._admitted and self.failure is None:
             self._admit()
         if self.failure is not None:
             for container in self.containers:
                 container.kill("")
-            self._stale.set()
-            return _FOREVER
+            self._status_outdated.set()
+            return _NEVER
         next_at = await self._advance()
-        self._stale.set()
+        self._status_outdated.set()
         return next_at
 
     def _admit(self) -> None:
@@ -189,10 +190,10 @@ class PodWorker:
 
     async def _advance(self) -> float:
         """Take all steps that are possible now; returns the time of the next call."""
-        deadline = self._start_time + (self.pod["spec"].get("activeDeadlineSeconds") or _FOREVER)
+        deadline = self._start_time + (self.pod["spec"].get("activeDeadlineSeconds") or math.inf)
         if time.time() >= deadline:
             self.fail("DeadlineExceeded", "Pod was active on the node longer than its deadline")
-            return _FOREVER
+            return _NEVER
         return min(deadline, await self._advance_containers())
 
     async def _advance_containers(self) -> float:
@@ -202,12 +203,12 @@ class PodWorker:
         for container in self.init:
             ended = container.exit
             if ended is None or ended.exit_code != 0:
-                return min(next_at, await self._drive(container, retry_failures=True))
+                return min(next_at, await self._advance_container(container, retry_failures=True))
         for container in self.main:
-            next_at = min(next_at, await self._drive(container, retry_failures=False))
+            next_at = min(next_at, await self._advance_container(container, retry_failures=False))
         return next_at
 
-    async def _drive(self, container: Container, *, retry_failures: bool) -> float:
+    async def _advance_container(self, container: Container, *, retry_failures: bool) -> float:
         """Start or restart a container if needed; returns the time of the next call."""
         if container.running:
             if kind := container.failed_probe():
@@ -215,7 +216,7 @@ class PodWorker:
                 self._event("Normal", "Killing", message)
                 deadline = time.time() + self._grace_s(container, f"{kind}Probe")
                 container.stop(lambda: deadline)
-            return _FOREVER
+            return _NEVER
         policy = self.pod["spec"].get("restartPolicy", "Always")
         if ended := container.exit:
             if retry_failures and policy == "Always":
@@ -223,11 +224,11 @@ class PodWorker:
                 policy = "OnFailure"
             if not should_restart(policy, ended):
                 container.waiting = None
-                return _FOREVER
+                return _NEVER
             backoff = self._worker_context.settings.timing.backoff
-            start_at = ended.finished_at + container.crashes.delay_s(backoff)
+            start_at = ended.finished_at + container.consecutive_exits.delay_s(backoff)
             if time.time() < start_at:
-                self._back_off(container, container.crashes.delay_s(backoff))
+                self._back_off(container, container.consecutive_exits.delay_s(backoff))
                 return start_at
         return await self._start(container)
 
@@ -250,7 +251,7 @@ class PodWorker:
             self._event("Warning", "Failed", f"Failed to pull image: {error}")
             container.waiting = ("ImagePullBackOff" if again else "ErrImagePull", str(error))
             # A node's images do not change while it runs.
-            return time.time() + _RETRY_S if not again else _FOREVER
+            return time.time() + _RETRY_S if not again else _NEVER
         except (ConfigError, OSError) as error:
             self._event("Warning", "Failed", f"Error: {error}")
             container.waiting = ("CreateContainerConfigError", str(error))
@@ -260,7 +261,7 @@ class PodWorker:
             log.warning("container %s: %s", container.name, error)
             return time.time() + _RETRY_S
         container.start(shim_spec, self.pod_ip)
-        return _FOREVER
+        return _NEVER
 
     # --- termination ------------------------------------------------------
 
@@ -272,7 +273,7 @@ class PodWorker:
         if any(container.running for container in self.containers):
             if self._deleted_at is None:
                 await self._publish()
-            return _FOREVER
+            return _NEVER
         if self._deleted_at is None:
             await self._publish()
             await self._object.delete()
@@ -285,12 +286,12 @@ class PodWorker:
         self._worker_context.events.forget(self.uid)
         self._worker_context.tokens.forget(self.uid)
         self.removed = True
-        return _FOREVER
+        return _NEVER
 
     def _deadline(self) -> float:
         assert self._stop_began is not None
         if self._deleted_at is not None:
-            return self._deleted_at + self._worker_context.settings.timing.orphan_grace_s
+            return self._deleted_at + self._worker_context.settings.timing.deleted_object_grace_s
         grace_s: float | None = self.pod["metadata"].get("deletionGracePeriodSeconds")
         return self._stop_began + (self._grace_s() if grace_s is None else grace_s)
 
@@ -306,14 +307,14 @@ class PodWorker:
     async def _keep_published(self) -> None:
         """Whenever the status is outdated; an unavailable API server delays nothing else."""
         while True:
-            await self._stale.wait()
-            self._stale.clear()
+            await self._status_outdated.wait()
+            self._status_outdated.clear()
             try:
                 await self._publish()
             except Exception as error:
                 log.warning("pod %s: status not published: %r", self.pod["metadata"]["name"], error)
                 await asyncio.sleep(_RETRY_S)
-                self._stale.set()
+                self._status_outdated.set()
 
     async def _publish(self) -> None:
         # One after another: a late request must not overwrite a newer status.
@@ -328,7 +329,7 @@ class PodWorker:
             host_ip=self._worker_context.settings.address,
             start_time=self._start_time,
             failure=self.failure,
-            prepared=bool(self._volume_manager.paths) or not self.pod["spec"].get("volumes"),
+            volumes_ready=bool(self._volume_manager.paths) or not self.pod["spec"].get("volumes"),
             conditions=self._object.conditions,
         )
 

@@ -38,7 +38,7 @@ class Timing:
     volume_refresh_s: float = 10.0
     backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
     # For a pod whose object is already gone.
-    orphan_grace_s: float = 1.0
+    deleted_object_grace_s: float = 1.0
 
 
 # Shorter intervals for tests.

@@ -71,7 +71,7 @@ class ExistingCluster(Cluster):
             self._refuse_if_unsuitable()
             self._cleanup.callback(self._remove)
             for namespace in (self.namespace, self.operator_namespace):
-                self.make_restricted(namespace, self._run.labels)
+                self.create_restricted_namespace(namespace, self._run.labels)
             holder = f"{getpass.getuser()}@{socket.gethostname()}, process {os.getpid()}"
             heartbeat = Heartbeat(self.kubectl, self._run, holder, _now)
             heartbeat.start()
@@ -199,7 +199,7 @@ class ExistingCluster(Cluster):
 
     # -- the volume ---------------------------------------------------------------------------
 
-    def make_volume(self, name: str) -> None:
+    def create_claim(self, name: str) -> None:
         """A claim of the StorageClass, which must be empty."""
         claim: dict[str, Any] = {
             "apiVersion": "v1",
@@ -240,7 +240,7 @@ class ExistingCluster(Cluster):
 
     @property
     def _made_volume(self) -> Volume:
-        assert self._volume is not None, "make_volume was called"
+        assert self._volume is not None, "create_claim was called"
         return self._volume
 
     # -- nodes --------------------------------------------------------------------------------
