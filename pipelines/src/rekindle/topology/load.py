@@ -21,9 +21,14 @@ from rekindle.errors import InvalidTopology, Problem
 from rekindle.names import API_VERSION, KIND
 from rekindle.topology.documents import Document, read_documents
 from rekindle.topology.kinds.base import Spec
-from rekindle.topology.partial import field_at, field_path, model_in, problems_of_parsed_fields
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import UNITS_REQUIRED, TopologySpec
+from rekindle.topology.unparsable_fields import (
+    field_at,
+    field_path,
+    model_in,
+    problems_of_parsed_fields,
+)
 
 MAX_SHOWN_CHARS = 60
 """Characters of a value in a message."""
@@ -182,7 +187,7 @@ def _as_written(value: Any) -> str:
 
 def _field_hint(field: str, model: type[BaseModel]) -> str:
     """A hint with the field that was probably meant."""
-    if issubclass(model, Spec) and (meant := model.other_names.get(field)):
+    if issubclass(model, Spec) and (meant := model.wrong_field_names.get(field)):
         return f"write {meant}"
     return nearest(field, [f.alias or n for n, f in model.model_fields.items()])
 

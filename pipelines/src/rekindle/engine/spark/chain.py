@@ -281,7 +281,7 @@ def _same(table: pa.Table) -> pa.Table:
 
 
 def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInput]) -> pa.Table:
-    """What `finals_sql` selects from: system columns, the window's bounds, keys and partials."""
+    """What `output_sql` selects from: system columns, the window's bounds, keys and partials."""
     before = {e.epoch: e.watermark_before for e in epochs}
     numbers = closed.column(EPOCH).to_numpy()
     start = closed.column(WINDOW).to_numpy()

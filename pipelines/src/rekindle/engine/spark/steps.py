@@ -155,7 +155,7 @@ def step_sql(
     """
     blocks: list[tuple[str, str]] = []
     if step.begin is not None:
-        blocks.append((step.begin.node.name, finals_sql(step.begin, step.system_columns)))
+        blocks.append((step.begin.node.name, output_sql(step.begin, step.system_columns)))
     for node in step.sql_nodes:
         sql = time_without_date_as_null(_operator(node).sql or "")
         blocks.append((node.name, with_system_columns(sql, node.inputs, step.system_columns)))
@@ -176,13 +176,13 @@ def is_divisible(step: Step, sources: Sequence[str]) -> bool:
     return all(len(_SELECT.findall(_operator(node).sql or "")) == 1 for node in step.sql_nodes)
 
 
-def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
+def output_sql(window: WindowNode, system: Sequence[str]) -> str:
     """SQL that computes the window operator's rows from closed windows."""
     keys = [f"__k{i} AS {quote(name)}" for i, name in enumerate(window.keys)]
-    finals = [
-        f"{time_without_date_as_null(sql)} AS {quote(a)}" for a, sql in window.decomposition.finals
+    outputs = [
+        f"{time_without_date_as_null(sql)} AS {quote(a)}" for a, sql in window.decomposition.outputs
     ]
-    columns = ", ".join([*system, START, END, *keys, *finals])
+    columns = ", ".join([*system, START, END, *keys, *outputs])
     return f"SELECT {columns} FROM {quote(window.closed_view)}"
 
 

@@ -56,11 +56,11 @@ _UINT64_END = 2**64
 _EXACT_INTEGERS = {Scalar.DOUBLE: 2**53, Scalar.FLOAT: 2**24}
 """The largest integers up to which a floating type has them all."""
 _BIGINT_DIGITS = 19
-_TAKE_BOOLEANS = (Scalar.BOOLEAN, Scalar.STRING, *INTEGER_BITS, *_EXACT_INTEGERS)
+_TYPES_OF_BOOLEANS = (Scalar.BOOLEAN, Scalar.STRING, *INTEGER_BITS, *_EXACT_INTEGERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class SequenceColumn:
     start: int
     step: int
 
@@ -121,7 +121,16 @@ class OrNull:
 
 
 Column = (
-    Sequence | Timestamps | Integers | Uniform | Normal | Booleans | Choice | Cycle | Keys | OrNull
+    SequenceColumn
+    | Timestamps
+    | Integers
+    | Uniform
+    | Normal
+    | Booleans
+    | Choice
+    | Cycle
+    | Keys
+    | OrNull
 )
 
 
@@ -173,7 +182,7 @@ def _column(call: Call, kind: DataType | None) -> Column:
             _require_number(call, kind)
             _require_bigints(start, step)
             _require_integer_of(kind, start)
-            return Sequence(start, step)
+            return SequenceColumn(start, step)
         case "timestamp":
             return _timestamps(call, kind)
         case "integer":
@@ -196,7 +205,7 @@ def _column(call: Call, kind: DataType | None) -> Column:
             return Normal(mean, sd)
         case "boolean":
             below = _threshold(call.numbers(None)[0])
-            if kind not in _TAKE_BOOLEANS:
+            if kind not in _TYPES_OF_BOOLEANS:
                 raise ValueError("true is no value of this type")
             return Booleans(below)
         case "choice":

@@ -26,7 +26,7 @@ class Spec(BaseModel):
         allow_inf_nan=False,
     )
 
-    other_names: ClassVar[Mapping[str, str]] = {}
+    wrong_field_names: ClassVar[Mapping[str, str]] = {}
     """Wrong names that users may write -> the right field name, for a hint."""
 
     @classmethod

@@ -25,7 +25,7 @@ from rekindle.topology.sql.inference import (
     infer_types,
     is_timestamp,
     is_too_large_to_infer,
-    refused_type,
+    unsupported_type,
 )
 from rekindle.topology.sql.tokens import DIALECT, MAX_UNKNOWN
 
@@ -175,7 +175,7 @@ def output_columns(
         if columns is None:
             problems.append(_no_name(item.unalias()))
             return None
-        problems += _refused_types(item, visible)
+        problems += _unsupported_types(item, visible)
         fields += columns
         if len(fields) > MAX_COLUMNS:
             what = f"a SELECT has more than {MAX_COLUMNS} columns"
@@ -226,11 +226,11 @@ def _no_name(item: exp.Expr) -> Problem:
     return Problem("", "MissingAlias", f"{text} has no name", f"write {text} AS {names}")
 
 
-def _refused_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]:
+def _unsupported_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]:
     """Problems of a type that is known not to be supported; the engine finds the others."""
     if item.is_star or isinstance(item, exp.Aliases) or _generated_names(item.unalias()):
         return []
-    kind = refused_type(_with_names_of(item.unalias(), visible), visible.columns)
+    kind = unsupported_type(_with_names_of(item.unalias(), visible), visible.columns)
     if kind is None:
         return []
     text = item.unalias().sql(dialect=DIALECT)

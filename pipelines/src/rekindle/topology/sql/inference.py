@@ -57,7 +57,7 @@ def infer_types(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> li
     return [_type_of(item) for item in _annotated(expressions, columns)]
 
 
-def refused_type(expression: exp.Expr, columns: Iterable[Field]) -> str | None:
+def unsupported_type(expression: exp.Expr, columns: Iterable[Field]) -> str | None:
     """The name of an expression's type if it is known to be unsupported; None otherwise."""
     (item,) = _annotated([expression], columns)
     tree = _innermost_of_same_type(item.unalias())
