@@ -20,7 +20,7 @@ from rekindle.engine.memory import MIB, MemoryPlan, needed_bytes
 from rekindle.errors import EpochTooLarge
 from rekindle.streams.epochs import EpochInput
 
-JOB_FACTOR = 16
+JOB_INPUT_DIVISOR = 16
 SMALL_BYTES = 1 << 20
 """A call of fewer bytes is hardly the reason that a process was killed: larger ones would have
 failed before, and such a bound would allow only one epoch in each call from then on."""
@@ -50,7 +50,7 @@ class CallSizes:
 
     @property
     def next_call(self) -> CallBounds:
-        return self.bounds.within(self._max_epochs or self.bounds.max_epochs)
+        return self.bounds.with_max_epochs(self._max_epochs or self.bounds.max_epochs)
 
     def killed_in(self, epochs: int, size: int) -> None:
         """The task's process was killed in a call of so many epochs and bytes. The cause may have
@@ -58,12 +58,12 @@ class CallSizes:
         if epochs == 1:
             self.bounds = replace(self.bounds, max_bytes=max(SMALL_BYTES, size))
             self.spark_job_input_bytes = max(
-                MIN_SPARK_JOB_INPUT_BYTES, self.spark_job_input_bytes // JOB_FACTOR
+                MIN_SPARK_JOB_INPUT_BYTES, self.spark_job_input_bytes // JOB_INPUT_DIVISOR
             )
         elif size // 2 >= SMALL_BYTES:
             self.bounds = replace(self.bounds, max_bytes=size // 2)
         else:
-            self.bounds = self.bounds.within(epochs // 2)
+            self.bounds = self.bounds.with_max_epochs(epochs // 2)
 
     def succeeded(self, through: int) -> None:
         """A call whose last epoch is `through` succeeded."""
@@ -86,9 +86,9 @@ class CallSizes:
             if self._crashes > MAX_CRASHES:
                 raise error
             return
-        if self.spark_job_input_bytes // JOB_FACTOR < MIN_SPARK_JOB_INPUT_BYTES:
+        if self.spark_job_input_bytes // JOB_INPUT_DIVISOR < MIN_SPARK_JOB_INPUT_BYTES:
             raise EpochTooLarge(self._too_large(call[0], str(error))) from error
-        self.spark_job_input_bytes //= JOB_FACTOR
+        self.spark_job_input_bytes //= JOB_INPUT_DIVISOR
 
     def check(self, epoch: EpochInput) -> None:
         """Raises EpochTooLarge for an epoch of which Python could not hold all copies."""

@@ -181,7 +181,7 @@ class TaskRuntime:
             return Woken()
         self.status.update_phase()
         if running.earlier.compare_from is not None and running.sinks.compared():
-            running.earlier.compared()
+            running.earlier.stop_comparing()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
 
     def _new_poll(self) -> PollRequest | None:

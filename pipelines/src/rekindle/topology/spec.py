@@ -199,10 +199,10 @@ class OperatorSpec(Spec):
 
     @property
     def definition(self) -> str | WindowSpec:
-        """What a valid operator does, of the kinds that are built: SQL, or windows. Who tells kinds
-        apart does so by `match` with `assert_never`, which finds the places for a new kind."""
+        """What a valid operator does, of the kinds that are supported: SQL, or windows. Callers
+        distinguish them by `match` with `assert_never`, which finds the places for a new kind."""
         found = self.sql if self.sql is not None else self.window
-        assert found is not None, f"operator {self.name} is of no kind that is built"
+        assert found is not None, f"operator {self.name} is of no kind that is supported"
         return found
 
 

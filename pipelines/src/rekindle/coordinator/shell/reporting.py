@@ -21,7 +21,7 @@ from rekindle.coordinator.model import FenceRaised, ProblemChanged, Report
 from rekindle.coordinator.shell.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
 from rekindle.coordinator.shell.objects import data_plane_document, holder, lease, status_patch
 from rekindle.coordinator.shell.settings import Settings
-from rekindle.coordinator.shell.watching import Feed
+from rekindle.coordinator.shell.watching import EventHandler
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ async def store_id_from_status(api: KubeApi, settings: Settings) -> str | None:
 class StatusWriter:
     """One write at a time; during a write only the latest report is kept."""
 
-    def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
+    def __init__(self, api: KubeApi, settings: Settings, feed: EventHandler) -> None:
         self._api, self._settings, self._feed = api, settings, feed
         self._path = (
             f"/apis/{names.API_VERSION}/namespaces/{settings.namespace}/{names.PLURAL}/"
@@ -146,7 +146,7 @@ class LeaseKeeper:
         self,
         api: KubeApi,
         settings: Settings,
-        feed: Feed,
+        feed: EventHandler,
         valid_report_number: Callable[[], int | None],
         suspecting: Callable[[], bool],
     ) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.spark import session
-from rekindle.engine.spark.cds import copies_of, key_file, key_of
+from rekindle.engine.spark.cds import key_file, key_of, unsigned_jars_directory
 from rekindle.engine.spark.jvm import JvmSpec
 
 ARCHIVE_DIRECTORY = "appcds"
@@ -71,7 +71,7 @@ def remove_unused(directory: Path, now: float) -> None:
         key.unlink(missing_ok=True)  # first: without it the archive counts as absent
         archive.unlink(missing_ok=True)
         archive.with_suffix(".lock").unlink(missing_ok=True)
-        shutil.rmtree(copies_of(archive), ignore_errors=True)
+        shutil.rmtree(unsigned_jars_directory(archive), ignore_errors=True)
 
 
 def _path(directory: Path, spec: JvmSpec) -> Path:
@@ -79,7 +79,7 @@ def _path(directory: Path, spec: JvmSpec) -> Path:
 
 
 def _is_complete(archive: Path) -> bool:
-    """The key is written last: an archive without one is left from an interrupted training."""
+    """The key is written last: an archive without one is left from an interrupted training run."""
     return archive.exists() and key_file(archive).exists()
 
 
