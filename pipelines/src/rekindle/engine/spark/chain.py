@@ -98,7 +98,7 @@ class SparkChain:
         *steps, last = plan_steps(segment, topology)
         prepared = [self._prepare(step, analyzer) for step in steps]
         self._for_many = [*prepared, self._prepare(last, analyzer)]
-        self._for_one = [*prepared, self._prepare(replace(last, tagged=False), analyzer)]
+        self._for_one = [*prepared, self._prepare(replace(last, has_epoch_column=False), analyzer)]
         self._output_schema = analyzer.schema(segment.nodes[-1])
 
     def _prepare(self, step: Step, analyzer: Analyzer) -> _StepQueries:
