@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rekindle_testing.harness.any_cluster import Unsupported
+from rekindle_testing.harness.any_cluster import UnsupportedByCluster
 from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.kind import cluster as kind_cluster
 from rekindle_testing.harness.kind.cluster import KindCluster
@@ -165,7 +165,7 @@ def test_faults_of_a_node_are_commands_of_docker(
     (moved,) = commands()
     shared = "/mnt/rekindle-shared"
     assert moved.endswith(f" mv {shared}/t/checkpoints {shared}/t/removed")
-    with pytest.raises(Unsupported, match="volume of Docker"):
+    with pytest.raises(UnsupportedByCluster, match="volume of Docker"):
         node.volume("uid", "data")
 
 
@@ -173,7 +173,7 @@ def test_killed_nodes_come_back_one_at_a_time(
     cluster: KindCluster, commands: Callable[[], list[str]]
 ) -> None:
     _answer_as_started(cluster)
-    with pytest.raises(Unsupported, match="kind adds no nodes"):
+    with pytest.raises(UnsupportedByCluster, match="kind adds no nodes"):
         cluster.add_node()
     both = sorted(cluster.nodes)
     cluster.kill_nodes(both)

@@ -210,7 +210,7 @@ class Scenario:
     ) -> list[str]:
         pauses = self._pauses(observer, lost_at_s, loss)
         comparisons = self._reference.compare(self._resource)
-        plan = observer.history.plan_before_return(lost_at_s, loss.lost)
+        plan = observer.history.plan_of_recovery(lost_at_s, loss.lost)
         wrong = failures(
             observer.history,
             lost_at_s=lost_at_s,

@@ -1,8 +1,8 @@
 """Rekindle on a cluster of any kind: what failure scenarios use of it.
 
 It knows kubectl, helm and the API; what a kind of cluster can do to its nodes, and where its volume
-is, is up to the class of that kind. An operation that a kind does not have raises `Unsupported`
-before it changes anything.
+is, is up to the class of that kind. An operation that a kind does not have raises
+`UnsupportedByCluster` before it changes anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POD_SECURITY = "pod-security.kubernetes.io/enforce"
 CHART = ROOT / "charts" / "rekindle"
 
 
-class Unsupported(Exception):
+class UnsupportedByCluster(Exception):
     """This kind of cluster cannot do it; the message says why. Its tests are skipped."""
 
 

@@ -91,8 +91,8 @@ class History:
         live = next((c.at_s for c in later if c.state == "Live"), None)
         return Outage(query, lost.at_s, restored, live)
 
-    def plan_before_return(self, since_s: float, lost: Sequence[str]) -> tuple[str, ...]:
-        """The plan in force when the first of the `lost` queries was Live again."""
+    def plan_of_recovery(self, since_s: float, lost: Sequence[str]) -> tuple[str, ...]:
+        """The plan by which the first of the `lost` queries became Live again."""
         outages = [o for q in lost if (o := self.outage(q, since_s))]
         returned = min((o.live_s for o in outages if o.live_s is not None), default=self.ended_s)
         plans = [plan for at_s, plan in self.plans if since_s <= at_s <= returned]

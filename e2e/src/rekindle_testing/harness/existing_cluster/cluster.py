@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from rekindle_testing.embedded.control_plane import KubectlError
-from rekindle_testing.harness.any_cluster import CHART, Cluster, Unsupported
+from rekindle_testing.harness.any_cluster import CHART, Cluster, UnsupportedByCluster
 from rekindle_testing.harness.cluster_programs import (
     ClusterNotUsable,
     ClusterPrograms,
@@ -249,13 +249,13 @@ class ExistingCluster(Cluster):
         self.nodes[node].uncordon()
 
     def add_node(self) -> str:
-        raise Unsupported(f"no node can be added: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"no node can be added: {NO_MACHINES}")
 
     def kill_nodes(self, names: list[str]) -> None:
-        raise Unsupported(f"nodes cannot be killed: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"nodes cannot be killed: {NO_MACHINES}")
 
     def kill_processes(self, pod: Any) -> None:
-        raise Unsupported(f"processes of a pod cannot be killed: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"processes of a pod cannot be killed: {NO_MACHINES}")
 
 
 def with_fs_group(manifest: dict[str, Any], group: int | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle_testing.embedded.cache import cache_root
-from rekindle_testing.harness.any_cluster import Cluster, Unsupported
+from rekindle_testing.harness.any_cluster import Cluster, UnsupportedByCluster
 from rekindle_testing.harness.cluster import NAMESPACE, OPERATOR_NAMESPACE
 from rekindle_testing.harness.cluster_programs import (
     ClusterNotUsable,
@@ -161,7 +161,9 @@ class KindCluster(Cluster):
     def add_node(self) -> str:
         """The node that was killed first starts again, with its name and its disk."""
         if not self._dead:
-            raise Unsupported("kind adds no nodes to a cluster; those that were killed run again")
+            raise UnsupportedByCluster(
+                "kind adds no nodes to a cluster; those that were killed run again"
+            )
         node = self._dead.pop(0)
         before = self._renewed_at(node.name)
         node.start()

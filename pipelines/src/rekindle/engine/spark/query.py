@@ -57,8 +57,8 @@ class Query:
         return rows
 
     def run_in_order(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
-        """As `run`, by hash aggregation in the order of rows; None if it may not have kept it, which
-        is so once a hash map was full."""
+        """As `run`, by hash aggregation in the order of rows; None if it may not have kept it,
+        which is so once a hash map was full."""
         return self._run(sql, views, what, in_order=True)
 
     def _run(
