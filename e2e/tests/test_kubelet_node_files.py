@@ -31,7 +31,7 @@ from rekindle_testing.embedded.kubelet_node.addresses import (
 from rekindle_testing.embedded.kubelet_node.cgroups import hierarchies
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import archive, fingerprint
-from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, link
+from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, link_images
 from rekindle_testing.embedded.kubelet_node.packages import PACKAGES, missing
 from rekindle_testing.embedded.kubelet_node.state_file import (
     Cgroup,
@@ -247,7 +247,7 @@ def test_a_node_has_copies_of_databases_and_links_to_the_rest(tmp_path: Path) ->
     template = ImageStoreTemplate(
         "overlayfs", acquire(entry, lambda _: pytest.fail("made"), no_progress)
     )
-    link(template, root)
+    link_images(template, root)
     found = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
     assert found == {*written, f"{snapshots}/snapshots/1"}
     (root / metadata).write_text("changed")

@@ -123,9 +123,9 @@ def test_a_crash_is_restarted_with_back_off_and_reported(node: ProcessNode, pods
     pods.wait(
         "crash",
         "backs off",
-        lambda p: container_status_of(p)["state"].get("waiting", {}).get(
-            "reason"
-        ) == "CrashLoopBackOff",
+        lambda p: (
+            container_status_of(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
+        ),
     )
     last = container_status_of(pods.get("crash"))["lastState"]["terminated"]
     assert (last["exitCode"], last["reason"]) == (3, "Error")

@@ -138,9 +138,7 @@ class ControlPlane:
         The node requires client certificates of `ca_file` and checks that
         the name is `components.APISERVER_CLIENT_NAME`.
         """
-        pair = self._installation.ca.issue_server(
-            f"server-{name}", f"system:node:{name}", hosts
-        )
+        pair = self._installation.ca.issue_server(f"server-{name}", f"system:node:{name}", hosts)
         return pair.certificate, pair.key
 
     # --- use --------------------------------------------------------------
@@ -230,9 +228,7 @@ class ControlPlane:
             etcd_ca_certificate=etcd_ca.pair.certificate,
             etcd_member=etcd_ca.issue_server("member", "etcd", local, also_client=True),
             etcd_client=etcd_ca.issue_client("client", "kube-apiserver"),
-            api_server=ca.issue_server(
-                "kube-apiserver", "kube-apiserver", [*addresses, *names]
-            ),
+            api_server=ca.issue_server("kube-apiserver", "kube-apiserver", [*addresses, *names]),
             kubelet_client=ca.issue_client(
                 "kubelet-client", components.APISERVER_CLIENT_NAME, "system:masters"
             ),

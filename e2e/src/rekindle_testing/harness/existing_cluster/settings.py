@@ -30,8 +30,8 @@ class Settings:
         group = environment.get("FS_GROUP", "")
         if group and not group.isdecimal():
             raise ClusterNotUsable(
-            f"FS_GROUP={group} is not the number of a group: write it like 10001"
-        )
+                f"FS_GROUP={group} is not the number of a group: write it like 10001"
+            )
         return cls(
             kubeconfig=environment["KUBECONFIG"],
             operator_image=checked_image(environment, "OPERATOR_IMAGE"),

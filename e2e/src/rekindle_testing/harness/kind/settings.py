@@ -23,8 +23,8 @@ class Settings:
         given = [n for n in ("OPERATOR_IMAGE", "PIPELINES_IMAGE") if environment.get(n)]
         if len(given) == 1:
             raise ClusterNotUsable(
-            f"{given[0]} alone: set OPERATOR_IMAGE and PIPELINES_IMAGE, or neither"
-        )
+                f"{given[0]} alone: set OPERATOR_IMAGE and PIPELINES_IMAGE, or neither"
+            )
         images = None
         if given:
             operator, pipelines = (checked_image(environment, name) for name in given)

@@ -177,8 +177,7 @@ class _Starter:
     def _query_starts(self) -> dict[str, QueryStart]:
         topology = self._generation.topology
         return {
-            q.name: self._query_start(q, topology.queried_segment(q))
-            for q in topology.spec.queries
+            q.name: self._query_start(q, topology.queried_segment(q)) for q in topology.spec.queries
         }
 
     def _query_start(self, query: QuerySpec, segment: Segment) -> QueryStart:

@@ -371,7 +371,7 @@ def _aggregates(
         if i.alias.startswith("__")
     ]
     found += [f for item in items for f in type_problems(item, schema)]
-    problems += [p.at(where) for f in found]
+    problems += [f.at(where) for f in found]
     if found:
         return None
     types = infer_types([item.expression for item in items], schema)
