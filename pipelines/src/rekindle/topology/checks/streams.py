@@ -370,13 +370,8 @@ def _aggregates(
         for i in items
         if i.alias.startswith("__")
     ]
-<<<<<<< Updated upstream
-    found += [f for item in items for f in type_problems(item, schema)]
-    problems += [f.at(where) for f in found]
-=======
     found += [p for item in items for p in type_problems(item, schema)]
     problems += [p.at(where) for p in found]
->>>>>>> Stashed changes
     if found:
         return None
     types = infer_types([item.expression for item in items], schema)
