@@ -93,8 +93,8 @@ class ConditionLine:
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """`conditions`: the unhealthy ones; `others`: segments and tasks that belong to no query of the
-    spec (of another generation, or if the spec does not compile)."""
+    """`conditions`: the unhealthy ones; `unqueried_segments`: segments, with their tasks, that
+    belong to no query of the spec (of another generation, or if the spec does not compile)."""
 
     name: str
     namespace: str
