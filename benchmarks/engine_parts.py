@@ -91,7 +91,7 @@ class PreparedInputs:
         self._epochs.extend(epochs)
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
-        return take_ready(self._epochs, bounds.within(self._max_epochs))
+        return take_ready(self._epochs, bounds.with_max_epochs(self._max_epochs))
 
     def head(self) -> int:
         return self._epochs[-1].epoch

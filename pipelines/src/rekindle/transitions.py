@@ -34,7 +34,7 @@ def next_state(
     if after is None:
         before = "; ".join(history) or "nothing"
         raise InvalidTransition(
-            f"{subject}: event '{event}' is invalid in phase {state}; transitions before: {before}"
+            f"{subject}: event '{event}' is invalid in state {state}; transitions before: {before}"
         )
     return after, (*history, f"{state}: {event}")[-_HISTORY_LENGTH:]
 

@@ -74,7 +74,7 @@ def condition_entries(
     status."""
     entries = []
     for condition in conditions:
-        old = view.own_status.condition(condition.type)
+        old = view.operator_status.condition(condition.type)
         is_same = old.status == condition.status and bool(old.last_transition_time)
         entries.append(
             ConditionEntry(

@@ -192,7 +192,7 @@ class TaskRuntime:
         self._note_fetched(running)
         self.status.update_phase()
         if running.earlier.compare_from is not None and running.sinks.compared():
-            running.earlier.compared()
+            running.earlier.stop_comparing()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
 
     def _note_fetched(self, running: Running) -> None:
@@ -292,7 +292,7 @@ class TaskRuntime:
             inputs=started.inputs,
             log=log,
             checkpoint_interval_epochs=self._config.topology.spec.checkpoint_interval_epochs,
-            save=lambda reached: saver.offer(reached) if self._core.saves else None,
+            save=lambda reached: saver.offer(reached) if self._core.is_saver else None,
             status=self.status,
             wait=self._halt.wait,
             sizes=call_sizes(self._config, call_size_file),

@@ -72,7 +72,7 @@ class TaskRestored:
     state: TaskState
     log_base: int
     log_last: int
-    compare_from: int | None = None
+    compare_from: int | None = None  # see `task.earlier_boots`
     complete: bool = True
 
 

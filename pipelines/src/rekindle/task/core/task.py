@@ -297,7 +297,7 @@ class TaskCore:
                     self.status.update_phase()
                     effects += self._log_grew()
                 case CheckpointReached(state):
-                    if self.supervisor.saves:
+                    if self.supervisor.is_saver:
                         effects += self.saver.step(StateReached(state), self._now)
                 case GiveUp(error):
                     effects += self._give_up(error)
