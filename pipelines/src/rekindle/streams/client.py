@@ -123,10 +123,9 @@ class StreamClient:
         self._unreachable = False
 
         def check_connection() -> None:
-            nonlocal connecting
             left_s = self._socket_made_at + CONNECT_S - loop.time()
             if self._socket is None or left_s > 0:  # the loop was late
-                connecting = loop.call_later(max(left_s, CONNECT_S / 2), check_connection)
+                timers.append(loop.call_later(max(left_s, CONNECT_S / 2), check_connection))
             elif not self._is_connected() and not limit.expired():
                 self._unreachable = True
                 limit.reschedule(loop.time())
@@ -136,13 +135,15 @@ class StreamClient:
             if late_s > HELD_UP_S and not limit.expired():
                 limit.reschedule(loop.time() + min(2 * late_s, timeout_s))
 
-        connecting = loop.call_later(CONNECT_S, check_connection)
-        ending = loop.call_at(passes_at - 0.001, check_late)  # before the limit, if both are late
+        timers = [
+            loop.call_later(CONNECT_S, check_connection),
+            loop.call_at(passes_at - 0.001, check_late),  # before the limit, if both are late
+        ]
         try:
             yield
         finally:
-            connecting.cancel()
-            ending.cancel()
+            for timer in timers:
+                timer.cancel()
 
     def _make_socket(self, address: Any) -> socket.socket:
         family, kind, protocol, _, _ = address
