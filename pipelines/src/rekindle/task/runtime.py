@@ -206,8 +206,8 @@ class TaskRuntime:
         return self._applied if self._applied is not before else None
 
     def _find_failure(self) -> None:
-        """Fail if the engine could not start, if the log is damaged, if restored state is lost, or if
-        nobody serves the log."""
+        """Fail if the engine could not start, if the log is damaged or not served any more, or if
+        restored state is lost."""
         running, fetch = self._running, self._startup.fetch
         died = self._server_death
         if fetch is not None and (lost := fetch.lost) is not None:
