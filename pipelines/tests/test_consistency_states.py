@@ -40,7 +40,7 @@ def test_an_event_outside_the_table_is_refused(
 ) -> None:
     if event in TRANSITIONS[state]:
         return
-    with pytest.raises(InvalidTransition, match=f"event '{event}' is invalid in phase {state}"):
+    with pytest.raises(InvalidTransition, match=f"event '{event}' is invalid in state {state}"):
         next_state("consistency", TRANSITIONS, state, event)
 
 
