@@ -29,7 +29,6 @@ from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.sink import SinkCore
 from rekindle.task.core.supervisor import SupervisorCore
 from rekindle_testing.simulation import outside
-from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.run import simulate
 
 SEEDS = 500
@@ -80,11 +79,11 @@ def _forgets_positions(progress_of: Any) -> Any:
     return staticmethod(wrong)
 
 
-def _saves_too_late(after: Any) -> Any:
+def _saves_too_late(completed: Any) -> Any:
     """The state of an epoch is saved under the number of the one before."""
 
     def wrong(self: LoopCore, now: float) -> Any:
-        effects = after(self, now)
+        effects = completed(self, now)
         return [
             replace(e, state=replace(e.state, epoch=e.state.epoch - 1))
             if type(e).__name__ == "CheckpointReached"
@@ -133,8 +132,8 @@ def _never_saves(saves: Any) -> Any:
     return property(lambda self: False)
 
 
-def _repeats_epochs(completed: Any) -> Any:
-    """After a call of several epochs, its last epoch is computed once more."""
+def _loses_state(completed: Any) -> Any:
+    """After a call of several epochs, the state is the one before it."""
 
     def wrong(self: LoopCore, now: float) -> Any:
         before = self.state
@@ -156,14 +155,6 @@ def _suspicion_stays(answered: Any) -> Any:
     return wrong
 
 
-def _keeps_gaps(start_at: Any) -> Any:
-    def wrong(self: Disk, epoch: int, keep: bool) -> None:
-        if self.last < 0:
-            start_at(self, epoch, keep)
-
-    return wrong
-
-
 def _keeps_newest_entries(keep: Any) -> Any:
     def wrong(graph: Any, available: Any, previous: Any, at: Any) -> Mapping[str, Any]:
         return {p.key: available[p][:1] for p in graph.partitions}
@@ -171,11 +162,11 @@ def _keeps_newest_entries(keep: Any) -> Any:
     return wrong
 
 
-def _loses_call(completed: Any) -> Any:
+def _loses_call(failed: Any) -> Any:
     """A call whose engine died is not made again."""
 
     def wrong(self: LoopCore, event: Any) -> Any:
-        effects = completed(self, event)
+        effects = failed(self, event)
         for _ in self._call:
             self._taken.popleft()
         return effects
@@ -224,11 +215,8 @@ MUTANTS: Mapping[str, Mutant] = {
         SinkCore, "_first_to_write", _trusts_after
     ),
     "no task saves checkpoints": _replaced(SupervisorCore, "is_saver", _never_saves),
-    "the state of a large call is lost": _replaced(LoopCore, "_call_completed", _repeats_epochs),
+    "the state of a large call is lost": _replaced(LoopCore, "_call_completed", _loses_state),
     "suspicion never ends": _replaced(Membership, "answered", _suspicion_stays),
-    "a log is kept though it ends before the restore point": _replaced(
-        Disk, "start_at", _keeps_gaps
-    ),
 }
 
 
