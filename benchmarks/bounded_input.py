@@ -326,12 +326,12 @@ def summary(case: Case, name: str, runs: Runs, starts: Runs) -> Row:
     if BASELINE not in runs or name == BASELINE:
         return Row(what, values)
     theirs = started(BASELINE)
-    values["of PySpark"] = round(whole(BASELINE) / whole(name), 2)
+    values["x PySpark"] = round(whole(BASELINE) / whole(name), 2)
     if ours is not None and theirs is not None:
-        values["of it started"] = round(theirs / ours, 2)
+        values["x PySpark without start"] = round(theirs / ours, 2)
     if name != SUBJECT:
         return Row(what, values)
-    ratios = [values["of PySpark"], values.get("of it started", 0.0)]
+    ratios = [values["x PySpark"], values.get("x PySpark without start", 0.0)]
     return Row(what, values, TARGET_RATIO, min(ratios) >= TARGET_RATIO)
 
 

@@ -26,9 +26,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster
-from rekindle_testing.harness.directory import working_directory
-from rekindle_testing.harness.installed import MOUNT, Cluster
+from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
@@ -44,9 +44,9 @@ OTHER_NODES = 2
 TOO_SMALL_FOR_TASKS = NodeResources(cpu="450m")
 
 
-def document(name: str) -> dict[str, Any]:
+def topology_resource(name: str) -> dict[str, Any]:
     """A generator, a replicated segment with a sink, and a reader of its stream with another."""
-    place = f"file://{MOUNT}/{name}"
+    place = f"file://{SHARED_MOUNT_PATH}/{name}"
     columns = {"k": "integer(1, 50)", "v": "uniform(0, 100)", "t": "timestamp"}
     return {
         "apiVersion": "rekindle.dev/v1alpha1",
@@ -91,21 +91,21 @@ def main() -> None:
 
 def _rows_of_single_losses() -> list[Row]:
     with (
-        working_directory("bench") as directory,
+        temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=TASK_NODES, on_progress=print) as cluster,
     ):
         for_tasks = list(cluster.nodes)
         cluster.control_plane.kubectl("cordon", *for_tasks)
         for _ in range(OTHER_NODES):
             cluster.add_node(TOO_SMALL_FOR_TASKS)
-        cluster.make_volume("rekindle")
+        cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, document("failover")) as run:
+        with Run(cluster, topology_resource("failover")) as run:
             wait_for("the coordinator's node", lambda: coordinators_node(run), 60)
             cluster.control_plane.kubectl("uncordon", *for_tasks)
             run.wait_live()
             run.wait_checkpoint()
-            quiet = [_gaps(run, None) for _ in range(ROUNDS)]
+            undisturbed = [_gaps(run, None) for _ in range(ROUNDS)]
             gaps = [_gaps(run, replica % 2) for replica in range(ROUNDS)]
             losses = [_freeze(run, tasks=2) for _ in range(ROUNDS)]
             single = [_freeze(run, tasks=1) for _ in range(ROUNDS)]
@@ -118,19 +118,19 @@ def _rows_of_single_losses() -> list[Row]:
         _row("coordinator's node: freeze to the next coordinator's pod, s", coordinators, None),
         _row("longest gap, the replicated segment's sink, s", [a for a, _ in gaps], GAP_TARGET_S),
         _row("longest gap, a reader of that stream, s", [b for _, b in gaps], GAP_TARGET_S),
-        _row("nothing killed: the replicated segment's sink, s", [a for a, _ in quiet], None),
-        _row("nothing killed: a reader of that stream, s", [b for _, b in quiet], None),
+        _row("nothing killed: the replicated segment's sink, s", [a for a, _ in undisturbed], None),
+        _row("nothing killed: a reader of that stream, s", [b for _, b in undisturbed], None),
     ]
 
 
 def _rows_of_burst() -> list[Row]:
     with (
-        working_directory("bench") as directory,
+        temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=BURST_NODES, on_progress=print) as cluster,
     ):
-        cluster.make_volume("rekindle")
+        cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, document("burst")) as run:
+        with Run(cluster, topology_resource("burst")) as run:
             run.wait_live()
             run.wait_checkpoint()
             bursts = [_lose_most(run) for _ in range(ROUNDS)]

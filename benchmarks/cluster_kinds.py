@@ -20,11 +20,11 @@ from cluster_failover import (
     TASK_NODES,
     TOO_SMALL_FOR_TASKS,
     coordinators_node,
-    document,
+    topology_resource,
 )
 
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.directory import working_directory
+from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
 from rekindle_testing.harness.report import Row, load_average, report
 from rekindle_testing.harness.run import Run
@@ -55,16 +55,16 @@ def main() -> None:
 
 def _losses(kind: NodeKind) -> Sequence[Times]:
     with (
-        working_directory("bench") as directory,
+        temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=TASK_NODES, node_kind=kind, on_progress=print) as cluster,
     ):
         for_tasks = list(cluster.nodes)
         cluster.control_plane.kubectl("cordon", *for_tasks)
         for _ in range(OTHER_NODES):
             cluster.add_node(TOO_SMALL_FOR_TASKS)
-        cluster.make_volume("rekindle")
+        cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, document("kinds")) as run:
+        with Run(cluster, topology_resource("kinds")) as run:
             wait_for("the coordinator's node", lambda: coordinators_node(run), 60)
             cluster.control_plane.kubectl("uncordon", *for_tasks)
             run.wait_live()

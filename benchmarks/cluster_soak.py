@@ -15,15 +15,15 @@ from dataclasses import asdict
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.directory import working_directory
+from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.report import Row, report
 from rekindle_testing.harness.run import Run
 from rekindle_testing.harness.usage import Usage, usage
 from rekindle_testing.waiting import wait_for
 
-YEAR_S = 365 * 86_400
-EVERY = 25
+YEAR_S = 365 * 86_400  # of the data; an epoch is one second
+SAMPLE_INTERVAL_EPOCHS = 25
 MEMORY_TARGET, DISK_TARGET = 1.1, 1.25
 
 
@@ -32,18 +32,19 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1500)
     epochs = parser.parse_args().epochs
     with (
-        working_directory("soak") as directory,
+        temporary_run_directory("soak") as directory,
         EmbeddedCluster(directory, nodes=5, on_progress=print) as cluster,
     ):
         flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume("rekindle")
+        cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, flights.manifest("soak", speedup=YEAR_S // epochs)) as run:
+        with Run(cluster, flights.topology_resource("soak", speedup=YEAR_S // epochs)) as run:
             run.wait_live()
-            incarnations = run.incarnations()
-            samples = [_sample(cluster, run, epoch) for epoch in range(EVERY, epochs, EVERY)]
-            assert run.incarnations() == incarnations, "a task was restarted"
-            reference = Reference(run.document, cluster.shared, directory / "oracle")
+            starts = run.container_starts()
+            sampled = range(SAMPLE_INTERVAL_EPOCHS, epochs, SAMPLE_INTERVAL_EPOCHS)
+            samples = [_sample(cluster, run, epoch) for epoch in sampled]
+            assert run.container_starts() == starts, "a task was restarted"
+            reference = Reference(run.resource, cluster.shared, directory / "oracle")
             reference.execute()
             compared = run.verify(reference)
     rows = [
@@ -51,8 +52,8 @@ def main() -> None:
         for kind in ("jvm", "task", "coordinator", "operator")
     ]
     rows += [
-        _growth("local disk", [s.local for s in samples], "MiB", DISK_TARGET),
-        _growth("checkpoint store", [s.store for s in samples], "MiB", DISK_TARGET),
+        _growth("local disk", [s.local_disk_mib for s in samples], "MiB", DISK_TARGET),
+        _growth("checkpoint store", [s.store_mib for s in samples], "MiB", DISK_TARGET),
         _growth("objects in the store", [float(s.store_files) for s in samples], "", DISK_TARGET),
         Row("rows equal to the reference", {"rows": compared}),
     ]
@@ -62,8 +63,8 @@ def main() -> None:
 def _sample(cluster: EmbeddedCluster, run: Run, epoch: int) -> Usage:
     wait_for(
         f"epoch {epoch}",
-        lambda: min(run.observer.durable_epochs().values()) >= epoch,
-        timeout_s=5 * EVERY,
+        lambda: min(run.observer.stable_epochs().values()) >= epoch,
+        timeout_s=5 * SAMPLE_INTERVAL_EPOCHS,
         every_s=0.5,
     )
     found = usage(cluster, run.name)

@@ -91,7 +91,7 @@ class PreparedInputs:
         self._epochs.extend(epochs)
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
-        return take_ready(self._epochs, bounds.within(self._max_epochs))
+        return take_ready(self._epochs, bounds.with_max_epochs(self._max_epochs))
 
     def head(self) -> int:
         return self._epochs[-1].epoch
@@ -214,8 +214,12 @@ class BenchTask:
         return done[-1] if (done := self._saver.done()) else None
 
     def restore(self, saved: CheckpointDone) -> TaskState:
-        """What a task does when it starts from a checkpoint."""
-        return self._states.restore(RestorePoint(epoch=saved.epoch, object=saved.object))
+        """What a task does when it starts from a checkpoint, until all of its state is there."""
+        point = RestorePoint(epoch=saved.epoch, object=saved.object)
+        state, fetch = self._states.restore(point)
+        if fetch is not None:
+            fetch.finish()
+        return state
 
     def acknowledge_checkpoint(self) -> None:
         """What the coordinator and the supervisor do: the newest saved checkpoint is committed,

@@ -30,14 +30,14 @@ def sample(session: Any, number: int) -> Row:
     java.System.gc()
     factory = java.management.ManagementFactory
     heap = factory.getMemoryMXBean().getHeapMemoryUsage().getUsed() / MIB
-    other = factory.getMemoryMXBean().getNonHeapMemoryUsage().getUsed() / MIB
+    non_heap = factory.getMemoryMXBean().getNonHeapMemoryUsage().getUsed() / MIB
     classes = factory.getClassLoadingMXBean().getLoadedClassCount()
     threads = factory.getThreadMXBean().getThreadCount()
     jvm = current_jvm()
     assert jvm is not None
     values = {
         "heap": heap,
-        "other": other,
+        "non_heap": non_heap,
         "classes": classes,
         "threads": threads,
         "jvm_rss": psutil.Process(jvm.process.pid).memory_info().rss / MIB,

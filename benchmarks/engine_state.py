@@ -40,7 +40,7 @@ import pyarrow.parquet as pq
 from engine_epochs import STREAMING, percentiles
 from engine_parts import AGGREGATE, GROUPS, MINUTE, SCHEMA, BenchTask, topology
 
-from rekindle.checkpoints.state import encode_runs
+from rekindle.checkpoints.run_objects import encode_runs
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import current_jvm, start_session, stop_session

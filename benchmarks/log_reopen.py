@@ -44,10 +44,10 @@ def timed(action: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def append(log: OutputLog, rows: pa.Table, epochs: int, step: int) -> None:
+def append(log: OutputLog, rows: pa.Table, epochs: int, watermark_step_us: int) -> None:
     digest = digest_table(rows)
     for epoch in range(epochs):
-        log.append(EpochBatch("s", 0, epoch, epoch * step, rows, digest))
+        log.append(EpochBatch("s", 0, epoch, epoch * watermark_step_us, rows, digest))
 
 
 def read(log: OutputLog, max_bytes: int) -> None:
@@ -56,7 +56,7 @@ def read(log: OutputLog, max_bytes: int) -> None:
         epoch += len(batches)
 
 
-def read_anywhere(log: OutputLog, reads: int) -> None:
+def read_random(log: OutputLog, reads: int) -> None:
     for epoch in np.random.default_rng(2).integers(0, log.last + 1, reads).tolist():
         log.read(epoch, 0)
 
@@ -74,17 +74,17 @@ def rates(rows: int, epochs: int) -> Row:
             "appended/s": epochs / timed(lambda: append(log, made, epochs, 1000)),
             "read/s": epochs / timed(lambda: read(log, READ_BYTES)),
             "read one by one/s": epochs / timed(lambda: read(log, 0)),
-            "read anywhere/s": reads / timed(lambda: read_anywhere(log, reads)),
+            "random reads/s": reads / timed(lambda: read_random(log, reads)),
         }
         log.close()
     return Row(f"{epochs} epochs of {rows} rows", {k: round(v) for k, v in values.items()})
 
 
-def waiting(what: str, epochs: int, step: int) -> list[Row]:
+def idle_query_rows(what: str, epochs: int, watermark_step_us: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         log = open_log(path)
-        append(log, table(0), epochs, step)
+        append(log, table(0), epochs, watermark_step_us)
         log.close()
         disk = sum(file.stat().st_size for file in path.iterdir())
         begin = time.perf_counter()
@@ -116,8 +116,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=600_000)
     arguments = parser.parse_args()
     rows = [rates(0, 20_000), rates(3, 10_000), rates(100, 5_000), rates(10_000, 400)]
-    rows += waiting("watermark stays", arguments.epochs, 0)
-    rows += waiting("watermark advances", arguments.epochs, 1_000_000)
+    rows += idle_query_rows("watermark stays", arguments.epochs, 0)
+    rows += idle_query_rows("watermark advances", arguments.epochs, 1_000_000)
     report("log_reopen", [*rows, load_average()])
 
 

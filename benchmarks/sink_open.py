@@ -58,15 +58,16 @@ def fill(directory: Path, epochs: int) -> None:
             source.write_bytes(first.read_bytes())
         else:
             path.hardlink_to(source)
+    # As a task that wrote them has recorded its epoch range.
     if sink._ranges is not None:
         sink._ranges.acquire(epochs - 1)
 
 
-def open_ms(directory: Path, epochs: int, known: int) -> float:
+def open_ms(directory: Path, epochs: int, checkpointed_epoch: int) -> float:
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
-        assert open_sink(directory).last_epoch(known) == epochs - 1
+        assert open_sink(directory).last_epoch(checkpointed_epoch) == epochs - 1
         times.append(time.perf_counter() - begin)
     return 1000 * min(times)
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from rekindle.topology import spec
 from rekindle.topology.checks.unsupported import UNSUPPORTED
-from rekindle.topology.partial import model_in
+from rekindle.topology.unparsable_fields import model_in
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reference.md"

@@ -15,10 +15,10 @@ from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.harness import flights
+from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
 from rekindle_testing.harness.existing_cluster.settings import Settings as ExistingSettings
-from rekindle_testing.harness.installed import Cluster
 from rekindle_testing.harness.kind.cluster import KindCluster
 from rekindle_testing.harness.kind.settings import Settings as KindSettings
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
@@ -100,14 +100,14 @@ def flights_cluster(directory: Path, kind: NodeKind, **options: Any) -> Iterator
 def prepare_flights(cluster: Cluster) -> None:
     """Rekindle, the claim `rekindle` and the input of the flights example."""
     flights.prepare_input(cluster.shared / "input")
-    cluster.make_volume("rekindle")
+    cluster.create_claim("rekindle")
     cluster.upload("input")
     cluster.install()
 
 
 def storms(name: str, claim: str = "rekindle") -> dict[str, Any]:
     """The flights example with its smallest query alone, of two replicas."""
-    document = flights.manifest(name, speedup=86_400)
+    document = flights.topology_resource(name, speedup=86_400)
     spec = document["spec"]
     spec["checkpoint"]["volume"] = claim
     spec["sources"] = [s for s in spec["sources"] if s["name"] == "weather"]

@@ -13,8 +13,8 @@ import pytest
 
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods
-from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
-from rekindle_testing.harness.installed import Unsupported
+from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
+from rekindle_testing.harness.any_cluster import UnsupportedByCluster
 
 if TYPE_CHECKING:
     from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -49,7 +49,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         return (yield)
-    except Unsupported as error:  # by this kind of cluster
+    except UnsupportedByCluster as error:
         pytest.skip(str(error))
 
 

@@ -10,10 +10,10 @@ import pytest
 from rekindle_testing.chaos.plan import (
     FAULTS_END_BY_S,
     MAX_API_PAUSE_S,
-    Action,
     AddNode,
     DeleteNodeObject,
     Fault,
+    FaultAction,
     Freeze,
     HealNetwork,
     KillNodes,
@@ -129,7 +129,7 @@ def test_the_api_server_is_paused_for_a_bounded_time() -> None:
 
 def test_faults_overlap_and_all_kinds_occur() -> None:
     kinds = {type(s.action) for r in _rounds() for s in r.steps}
-    assert kinds == set(get_args(Action))
+    assert kinds == set(get_args(FaultAction))
     overlapping = [r for r in _rounds() if any(_overlap(a, r) for a in r.steps)]
     assert len(overlapping) > len(_rounds()) / 4
 

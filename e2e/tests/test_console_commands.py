@@ -10,7 +10,7 @@ from rekindle_testing.console.commands import (
     HealNetwork,
     Help,
     Kill,
-    Machines,
+    NodeStates,
     PartitionNetwork,
     Quit,
     Status,
@@ -20,7 +20,7 @@ from rekindle_testing.console.commands import (
 )
 from rekindle_testing.console.table import table
 
-MACHINES = Machines(
+NODE_STATES = NodeStates(
     running=("node-1", "node-2", "node-3", "node-4"),
     killed=frozenset({"node-0"}),
     frozen=frozenset({"node-3"}),
@@ -48,7 +48,7 @@ MACHINES = Machines(
     ],
 )
 def test_a_line_is_a_command(line: str, command: object) -> None:
-    assert parse_command(line, MACHINES) == command
+    assert parse_command(line, NODE_STATES) == command
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_a_line_is_a_command(line: str, command: object) -> None:
 )
 def test_an_impossible_command_names_possible_ones(line: str, message: str) -> None:
     with pytest.raises(CommandError) as refused:
-        parse_command(line, MACHINES)
+        parse_command(line, NODE_STATES)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(("line", "message"), [("thaw", "frozen"), ("heal", "partitioned")])
 def test_thaw_and_heal_without_such_a_node_are_errors(line: str, message: str) -> None:
     with pytest.raises(CommandError, match=f"no node is {message}"):
-        parse_command(line, Machines(("node-1",)))
+        parse_command(line, NodeStates(("node-1",)))
 
 
 def test_usage_has_a_line_for_each_command() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.cluster_programs import Refused
+from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
 from rekindle_testing.harness.existing_cluster.leftovers import LEASE
 from rekindle_testing.harness.existing_cluster.settings import Settings
@@ -119,11 +119,11 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
 ) -> None:
     before = _all_objects(existing)
     with ExistingCluster(tmp_path / "run", Settings.of(environment), print) as cluster:
-        cluster.make_volume("rekindle")
+        cluster.create_claim("rekindle")
         flights.prepare_input(cluster.shared / "input")
         cluster.upload("input")
         cluster.install()
-        document = flights.manifest("existing", speedup=SPEEDUP)
+        document = flights.topology_resource("existing", speedup=SPEEDUP)
         reference = Reference(document, cluster.shared, tmp_path / "oracle")
         reference.execute()
         with Run(cluster, document) as run:
@@ -133,7 +133,7 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
             run.wait_sinks_advance()
             node = run.task_pods("routes")[0].spec.node_name
             cluster.nodes[node].drain()
-            run.observer.mark("lost", f"{node} is drained")
+            run.observer.add_event("lost", f"{node} is drained")
             run.wait_sinks_advance()
             cluster.uncordon(node)
             run.wait_redundant()
@@ -151,7 +151,7 @@ from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
 from rekindle_testing.harness.existing_cluster.settings import Settings
 cluster = ExistingCluster(Path(sys.argv[1]), Settings.of(os.environ), lambda _: None)
 cluster.start()
-cluster.make_volume("rekindle")
+cluster.create_claim("rekindle")
 cluster.install()
 next(iter(cluster.nodes.values())).drain()
 print(cluster.namespace, flush=True)
@@ -178,7 +178,7 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(
     assert namespace
     assert len(_all_objects(existing) - before) > 10
 
-    with pytest.raises(Refused, match="runs these tests in namespace"):
+    with pytest.raises(ClusterNotUsable, match="runs these tests in namespace"):
         ExistingCluster(tmp_path / "early", Settings.of(environment), print).start()
     long_ago = json.dumps({"spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}})
     existing.kubectl("patch", "lease", LEASE, "-n", namespace, "--type=merge", "-p", long_ago)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rekindle_testing.harness.cluster_programs import Refused
+from rekindle_testing.harness.any_cluster import image_values
+from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.existing_cluster import leftovers
 from rekindle_testing.harness.existing_cluster.cluster import with_fs_group
 from rekindle_testing.harness.existing_cluster.leftovers import LABEL_RUN, RunNames
 from rekindle_testing.harness.existing_cluster.settings import Settings
-from rekindle_testing.harness.installed import image_values
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUN = RunNames("abc")
@@ -70,7 +70,7 @@ def test_settings_are_those_of_the_variables() -> None:
     ],
 )
 def test_invalid_settings_are_refused(change: dict[str, str], message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ClusterNotUsable, match=message):
         Settings.of({**GIVEN, **change})
 
 
@@ -116,7 +116,7 @@ def test_a_run_that_is_alive_is_left_alone(age_s: int) -> None:
         leftovers.refuse_if_alive(kubectl, RUN, lambda: NOW)
     else:
         with pytest.raises(
-            Refused, match="someone@host runs these tests in namespace rekindle-e2e"
+            ClusterNotUsable, match="someone@host runs these tests in namespace rekindle-e2e"
         ):
             leftovers.refuse_if_alive(kubectl, RUN, lambda: NOW)
 
@@ -136,7 +136,8 @@ def _removal(answers: dict[str, Any], releases: str = "rekindle\n") -> tuple[lis
 
 
 def test_all_that_a_run_made_is_removed_in_order() -> None:
-    own = {"name": "own.rekindle", "annotations": {"meta.helm.sh/release-namespace": RUN.system}}
+    annotations = {"meta.helm.sh/release-namespace": RUN.operator_namespace}
+    own = {"name": "own.rekindle", "annotations": annotations}
     other = {"name": "other", "annotations": {"meta.helm.sh/release-namespace": "team-a"}}
     changed, uninstalled = _removal(
         {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekindle_testing.harness.cluster_programs import Refused
+from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
 from rekindle_testing.harness.existing_cluster.leftovers import CRD
 from rekindle_testing.harness.existing_cluster.settings import Settings
@@ -89,5 +89,5 @@ def test_a_cluster_that_would_not_do_is_refused(
     change: dict[str, Any],
     message: str,
 ) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ClusterNotUsable, match=message):
         _check(cluster, monkeypatch, change)

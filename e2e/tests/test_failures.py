@@ -23,7 +23,7 @@ from cluster_types import (
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
-from rekindle_testing.harness.installed import MOUNT, Cluster
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
@@ -49,7 +49,7 @@ def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Clust
 @pytest.fixture(scope="module")
 def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """For all topologies here: they differ only in names and folders, and in one query."""
-    document = flights.manifest("reference", speedup=SPEEDUP)
+    document = flights.topology_resource("reference", speedup=SPEEDUP)
     _add_query_and_raise_priority(document["spec"])
     found = Reference(document, cluster.shared, tmp_path_factory.mktemp("oracle"))
     found.execute()
@@ -59,7 +59,7 @@ def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ref
 @pytest.fixture(scope="class")
 def shared_run(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Run]:
     """One topology for the tests of a class, which follow each other on it."""
-    with Run(cluster, flights.manifest(request.cls.topology, speedup=SPEEDUP)) as run:
+    with Run(cluster, flights.topology_resource(request.cls.topology, speedup=SPEEDUP)) as run:
         run.wait_live()
         run.wait_checkpoint()
         yield run
@@ -109,17 +109,17 @@ class TestProcesses:
         run.verify(reference)
 
     def test_a_killed_coordinator_restarts_no_task(self, run: Run, reference: Reference) -> None:
-        before = run.incarnations()
+        before = run.container_starts()
         run.kill_pod_processes(run.coordinator_pod())
         run.wait_sinks_advance(epochs=5)
-        assert run.incarnations() == before
+        assert run.container_starts() == before
         run.verify(reference)
 
     def test_a_killed_operator_restarts_no_task(self, run: Run, reference: Reference) -> None:
-        before = run.incarnations()
+        before = run.container_starts()
         run.kill_pod_processes(run.cluster.leading_operator_pod())
         run.wait_sinks_advance(epochs=5)
-        assert run.incarnations() == before
+        assert run.container_starts() == before
         run.verify(reference)
 
 
@@ -196,7 +196,7 @@ class TestNodes:
     def test_a_lost_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
         victim = run.task_pods("routes")[0].spec.node_name
         run.cluster.kill_nodes([victim])
-        run.observer.mark("lost", victim)
+        run.observer.add_event("lost", victim)
         run.wait_sinks_advance()
         run.cluster.add_node()
         run.wait_redundant()
@@ -211,7 +211,7 @@ class TestNodes:
     def test_a_drained_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("routes")[0].spec.node_name
         run.cluster.nodes[node].drain()
-        run.observer.mark("lost", f"{node} is drained")
+        run.observer.add_event("lost", f"{node} is drained")
         run.wait_sinks_advance()
         run.cluster.uncordon(node)
         run.wait_redundant()
@@ -222,7 +222,7 @@ class TestNodes:
         run.cluster.nodes[node].freeze()
         _mark_and_wait(run, 20, f"{node} freezes")
         run.cluster.nodes[node].thaw()
-        run.observer.mark("joined", f"{node} wakes")
+        run.observer.add_event("joined", f"{node} wakes")
         run.wait_sinks_advance(timeout_s=120)
         run.wait_redundant()
         run.verify(reference)
@@ -232,7 +232,7 @@ class TestNodes:
         run.cluster.nodes[node].partition_network()  # its tasks go on, and still reach the sinks
         _mark_and_wait(run, 15, f"the network of {node} is partitioned")
         run.cluster.nodes[node].heal_network()
-        run.observer.mark("joined", f"{node} is back")
+        run.observer.add_event("joined", f"{node} is back")
         run.wait_sinks_advance(timeout_s=120)
         run.wait_redundant()
         run.verify(reference)
@@ -242,7 +242,7 @@ class TestNodes:
     ) -> None:
         victims = sorted(run.cluster.nodes)[:3]
         run.cluster.kill_nodes(victims)
-        run.observer.mark("lost", ", ".join(victims))
+        run.observer.add_event("lost", ", ".join(victims))
         for _ in victims:
             run.cluster.add_node()
         run.wait_sinks_advance(timeout_s=180)
@@ -251,7 +251,7 @@ class TestNodes:
 
 
 def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
-    until = run.observer.mark("lost", what) + seconds
+    until = run.observer.add_event("lost", what) + seconds
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
 
@@ -260,14 +260,14 @@ class TestEdits:
     topology = "edited"
 
     def test_an_added_query_restarts_no_task(self, run: Run, reference: Reference) -> None:
-        before = run.incarnations()
-        _add_query_and_raise_priority(run.document["spec"])
-        edited = max(run.observer.durable_epochs().values())
-        run.cluster.apply(run.document)
+        before = run.container_starts()
+        _add_query_and_raise_priority(run.resource["spec"])
+        edited = max(run.observer.stable_epochs().values())
+        run.cluster.apply(run.resource)
         run.wait_sinks_advance()
         start = wait_for("rows of the added query", lambda: run.written_epochs(ADDED), 60)[0]
         run.wait_durable(start + 3)
-        assert run.incarnations() == before
+        assert run.container_starts() == before
         priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
         assert priorities["storm-watch"] == 75
         # It has all rows from a checkpoint epoch soon after the edit on, not from epoch 0.
@@ -276,23 +276,23 @@ class TestEdits:
         run.verify(reference, {ADDED: start})
 
     def test_removed_queries_stop_only_their_tasks(self, run: Run, reference: Reference) -> None:
-        before = run.incarnations()
-        removed = _remove_queries(run.document["spec"], ADDED, "route-report")
-        run.cluster.apply(run.document)
+        before = run.container_starts()
+        removed = _remove_queries(run.resource["spec"], ADDED, "route-report")
+        run.cluster.apply(run.resource)
         ended = {n for n in before if f"-{removed}-" in n}
-        wait_for(f"{ended} to be deleted", lambda: not ended & run.incarnations().keys(), 90)
+        wait_for(f"{ended} to be deleted", lambda: not ended & run.container_starts().keys(), 90)
         run.wait_sinks_advance()
-        assert run.incarnations() == {n: t for n, t in before.items() if n not in ended}
+        assert run.container_starts() == {n: t for n, t in before.items() if n not in ended}
         run.verify(reference)
 
     def test_a_resumed_topology_continues_where_it_stopped(
         self, run: Run, reference: Reference
     ) -> None:
-        run.document["spec"]["suspend"] = True
-        run.cluster.apply(run.document)
+        run.resource["spec"]["suspend"] = True
+        run.cluster.apply(run.resource)
         wait_for("no tasks while suspended", lambda: not run.cluster.tasks(run.name), 90)
-        run.document["spec"]["suspend"] = False
-        run.cluster.apply(run.document)
+        run.resource["spec"]["suspend"] = False
+        run.cluster.apply(run.resource)
         run.wait_sinks_advance(timeout_s=180)
         run.verify(reference)
 
@@ -309,22 +309,23 @@ def test_problems_that_tasks_find_name_their_field(
         wait_for("the source's problem", lambda: "spec.sources[0]: " in message(), 60)
         assert "has a field v; the file has k" in message()
         wait_for("the operator's problem", lambda: "spec.operators[0]: " in message(), 60)
-        assert run.observer.condition("Ready") == "False"
+        assert run.observer.condition_status("Ready") == "False"
 
         _write_rows(cluster, "k", "v")
         document["spec"]["operators"][0]["sql"] = "SELECT make_date(k, v, v) AS d FROM rows"
         cluster.apply(document)
         run.wait_live()
-        wait_for("Valid", lambda: run.observer.condition("Valid") == "True", 10)
+        wait_for("Valid", lambda: run.observer.condition_status("Valid") == "True", 10)
         wait_for("rows", lambda: run.written_epochs("days"), 60)
 
 
 def _misfit() -> dict[str, Any]:
-    files = {"url": f"file://{MOUNT}/misfit.json", "format": "json", "rowsPerSecond": 100}
-    sink = {"files": {"url": f"file://{MOUNT}/misfit/output/days", "format": "json"}}
+    shared = f"file://{SHARED_MOUNT_PATH}"
+    files = {"url": f"{shared}/misfit.json", "format": "json", "rowsPerSecond": 100}
+    sink = {"files": {"url": f"{shared}/misfit/output/days", "format": "json"}}
     sql = "SELECT make_date(k, v, v, v) AS d FROM rows"
     spec = {
-        "checkpoint": {"store": f"file://{MOUNT}/misfit/checkpoints", "volume": "rekindle"},
+        "checkpoint": {"store": f"{shared}/misfit/checkpoints", "volume": "rekindle"},
         "sources": [{"name": "rows", "schema": "k INT, v INT", "files": files}],
         "operators": [{"name": "days", "inputs": ["rows"], "sql": sql}],
         "queries": [{"name": "days", "from": "days", "priority": 1, "sink": sink}],

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from rekindle_testing.images import base, engines, inside, programs
+from rekindle_testing.images import base, engines, image_checks, programs
 from rekindle_testing.images.engines import ContainerEngine, EngineKind, ImageConfig, choose
 from rekindle_testing.images.errors import ImageError
 from rekindle_testing.images.starts import (
@@ -171,7 +171,7 @@ def test_an_image_has_a_numeric_user_and_tini() -> None:
 
 
 def test_a_start_must_end_and_print_as_expected() -> None:
-    start = Start("it", exit_code=2, says="is not set")
+    start = Start("it", exit_code=2, expected_output="is not set")
     assert wrong_start(start, 2, "X is not set") == []
     (problem,) = wrong_start(start, 1, "Traceback\nImportError: no x")
     assert problem.startswith("it: expected exit code 2 and 'is not set', got exit code 1")
@@ -207,8 +207,8 @@ def test_spark_must_use_the_archive_and_compute_right() -> None:
 
 
 def test_the_script_inside_reports_all_facts_that_are_checked() -> None:
-    assert inside.operator()["version"]
-    assert set(inside.common(file_sizes=[1, 2])) == set(FROM_A_START)
+    assert image_checks.operator()["version"]
+    assert set(image_checks.common(file_sizes=[1, 2])) == set(FROM_A_START)
 
 
 # --- lists of what is not used ----------------------------------------------

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rekindle_testing.harness.cluster_programs import Refused
-from rekindle_testing.harness.installed import Unsupported
+from rekindle_testing.harness.any_cluster import UnsupportedByCluster
+from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.kind import cluster as kind_cluster
 from rekindle_testing.harness.kind.cluster import KindCluster
 from rekindle_testing.harness.kind.nodes import KILL_PROCESSES
@@ -134,7 +134,7 @@ def test_a_cluster_of_a_killed_run_is_deleted_first(
 def test_a_second_run_is_refused_and_deletes_nothing(
     tmp_path: Path, cluster: KindCluster, commands: Callable[[], list[str]]
 ) -> None:
-    with pytest.raises(Refused, match="another run uses"):
+    with pytest.raises(ClusterNotUsable, match="another run uses"):
         KindCluster(tmp_path / "second", Settings(IMAGES)).start()
     assert commands() == []
 
@@ -165,7 +165,7 @@ def test_faults_of_a_node_are_commands_of_docker(
     (moved,) = commands()
     shared = "/mnt/rekindle-shared"
     assert moved.endswith(f" mv {shared}/t/checkpoints {shared}/t/removed")
-    with pytest.raises(Unsupported, match="volume of Docker"):
+    with pytest.raises(UnsupportedByCluster, match="volume of Docker"):
         node.volume("uid", "data")
 
 
@@ -173,7 +173,7 @@ def test_killed_nodes_come_back_one_at_a_time(
     cluster: KindCluster, commands: Callable[[], list[str]]
 ) -> None:
     _answer_as_started(cluster)
-    with pytest.raises(Unsupported, match="kind adds no nodes"):
+    with pytest.raises(UnsupportedByCluster, match="kind adds no nodes"):
         cluster.add_node()
     both = sorted(cluster.nodes)
     cluster.kill_nodes(both)
@@ -234,7 +234,7 @@ def _process(word: str, address: str) -> subprocess.Popen[bytes]:
     ],
 )
 def test_invalid_settings_are_refused(given: dict[str, str], message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(ClusterNotUsable, match=message):
         Settings.of(given)
 
 
@@ -242,5 +242,5 @@ def test_a_kind_cluster_without_docker_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Refused, match="needs docker on PATH"):
+    with pytest.raises(ClusterNotUsable, match="needs docker on PATH"):
         KindCluster(tmp_path / "run", Settings(IMAGES)).start()

@@ -31,7 +31,7 @@ from rekindle_testing.embedded.kubelet_node.addresses import (
 from rekindle_testing.embedded.kubelet_node.cgroups import hierarchies
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import archive, fingerprint
-from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, link
+from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, link_images
 from rekindle_testing.embedded.kubelet_node.packages import PACKAGES, missing
 from rekindle_testing.embedded.kubelet_node.state_file import (
     Cgroup,
@@ -56,7 +56,7 @@ def test_ranges_of_clusters_and_nodes_do_not_overlap() -> None:
     assert not any(a.overlaps(b) for a in ranges for b in ranges if a != b)
     for cluster in clusters:
         first = IPv4Network((cluster.range.network_address, 24))
-        pods = [node.pods for node in cluster.nodes()]
+        pods = [node.pod_cidr for node in cluster.nodes()]
         assert len(set(pods)) == NODES
         assert not any(network.overlaps(first) for network in pods)
         assert all(network.subnet_of(cluster.range) for network in pods)
@@ -76,7 +76,7 @@ def test_a_node_knows_all_others_that_may_ever_exist() -> None:
     own = cluster.node(2)
     lines = neighbour_commands(cluster, own.address, "eth0", cluster.host)
     text = "\n".join(lines)
-    assert str(own.pods) not in text
+    assert str(own.pod_cidr) not in text
     assert "route replace 198.18.33.0/24 via 198.18.32.2 dev eth0" in lines
     host = mac_of(cluster.host)
     assert f"neigh replace 198.18.32.1 lladdr {host} nud permanent dev eth0" in lines
@@ -107,7 +107,7 @@ def test_containerd_has_its_own_directories() -> None:
 
 
 def test_a_containerd_that_only_unpacks_serves_no_kubelet() -> None:
-    config = tomllib.loads(files.containerd_alone(DATA, "native"))
+    config = tomllib.loads(files.containerd_config_without_cri(DATA, "native"))
     assert config["root"] == "/d"
     disabled = config["disabled_plugins"]
     assert "io.containerd.grpc.v1.cri" in disabled
@@ -247,13 +247,13 @@ def test_a_node_has_copies_of_databases_and_links_to_the_rest(tmp_path: Path) ->
     template = ImageStoreTemplate(
         "overlayfs", acquire(entry, lambda _: pytest.fail("made"), no_progress)
     )
-    link(template, root)
+    link_images(template, root)
     found = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
     assert found == {*written, f"{snapshots}/snapshots/1"}
     (root / metadata).write_text("changed")
     assert (template.root / metadata).read_text() == "m"
     for shared in (f"{blobs}/abc", f"{snapshots}/snapshots/1"):
-        assert (root / shared).readlink() == Path(files.IMAGES) / shared
+        assert (root / shared).readlink() == Path(files.IMAGE_TEMPLATE_DIRECTORY) / shared
 
 
 # --- packages, cgroups ------------------------------------------------------

@@ -14,7 +14,10 @@ from command_lines import mentioning
 from rekindle_testing.embedded.kubelet_node import image_store
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
-from rekindle_testing.embedded.kubelet_node.image_store import KEPT, acquire_template
+from rekindle_testing.embedded.kubelet_node.image_store import (
+    MAX_UNUSED_TEMPLATES,
+    acquire_template,
+)
 from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.waiting import wait_for
 
@@ -88,10 +91,10 @@ def test_what_a_killed_process_has_begun_is_not_used(tmp_path: Path, cache: Path
 
 def test_templates_that_were_not_used_for_long_are_deleted(tmp_path: Path, cache: Path) -> None:
     first = acquire_template([image(tmp_path, "0")], PAUSE, tmp_path)
-    for number in range(1, KEPT + 2):
+    for number in range(1, MAX_UNUSED_TEMPLATES + 2):
         acquire_template([image(tmp_path, str(number))], PAUSE, tmp_path).release()
     # One that is in use is kept too.
-    assert len(templates(cache)) == KEPT + 1
+    assert len(templates(cache)) == MAX_UNUSED_TEMPLATES + 1
     assert first.entry.path in templates(cache)
     first.release()
 

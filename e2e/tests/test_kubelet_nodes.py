@@ -24,12 +24,12 @@ from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubelet_node import cgroups, commands, removal
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
-from rekindle_testing.embedded.kubelet_node.files import IMAGES
-from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+from rekindle_testing.embedded.kubelet_node.files import IMAGE_TEMPLATE_DIRECTORY
 from rekindle_testing.embedded.kubelet_node.image_archive import archive
 from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, acquire_template
 from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
+from rekindle_testing.embedded.kubelet_node.node import KubeletNode
 from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.embedded.kubelet_node.state_file import parse
 from rekindle_testing.embedded.pods import Pods
@@ -230,7 +230,7 @@ def test_what_a_node_deletes_stays_for_the_others(
     in_node(node, *CTR, "images", "remove", "--sync", *images)
     assert list(snapshots.iterdir()) == []
     with pytest.raises(KubeletNodeError, match="Read-only file system"):
-        in_node(node, "touch", f"{IMAGES}/new")
+        in_node(node, "touch", f"{IMAGE_TEMPLATE_DIRECTORY}/new")
     node.stop()
     assert contents(template.root) == before
 
@@ -407,7 +407,7 @@ ANOTHER_CLUSTER = """
     from pathlib import Path
     from rekindle_testing.embedded.components import Settings
     from rekindle_testing.embedded.control_plane import ControlPlane
-    from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+    from rekindle_testing.embedded.kubelet_node.node import KubeletNode
     from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
     from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
     from rekindle_testing.embedded.pods import Pods
@@ -532,7 +532,7 @@ def reapers_of(parent: int) -> list[tuple[int, int]]:
 STARTS_A_NODE = """
     import sys
     from pathlib import Path
-    from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+    from rekindle_testing.embedded.kubelet_node.node import KubeletNode
     from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
     directory = Path(sys.argv[1])
     file = directory / "empty"

@@ -17,7 +17,7 @@ import yaml
 from cluster_types import storms
 
 from rekindle_testing.embedded.control_plane import KubectlError
-from rekindle_testing.embedded.kubelet_node.host import KubeletNode
+from rekindle_testing.embedded.kubelet_node.node import KubeletNode
 from rekindle_testing.fixtures.present import present
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster, pod_processes
@@ -57,7 +57,7 @@ def cluster(kubelet_cluster: EmbeddedCluster) -> EmbeddedCluster:
 @pytest.fixture(scope="module")
 def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     found = Reference(
-        flights.manifest("reference", speedup=SPEEDUP),
+        flights.topology_resource("reference", speedup=SPEEDUP),
         cluster.shared,
         tmp_path_factory.mktemp("oracle"),
     )
@@ -67,7 +67,7 @@ def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def shared_run(cluster: EmbeddedCluster) -> Iterator[Run]:
-    document = flights.manifest("flights", speedup=SPEEDUP)
+    document = flights.topology_resource("flights", speedup=SPEEDUP)
     requests = {"cpu": "500m", "memory": "1Gi"}
     document["spec"]["resources"] = {"requests": requests, "limits": {"memory": "1Gi"}}
     with Run(cluster, document) as run:
@@ -97,7 +97,7 @@ def test_a_topology_is_back_before_kubernetes_notices_a_loss(
     cluster.apply(_deployment(cluster.node_kind.pipelines_image, victim))
     wait_for("the plain pod", lambda: _plain_pod(run).status.phase == "Running", 60)
     before = {p.metadata.name for p in cluster.tasks(run.name)}
-    began = run.observer.mark("lost", victim)
+    began = run.observer.add_event("lost", victim)
     cluster.kill_nodes([victim])
     wait_for(
         "a replacement",
@@ -128,7 +128,7 @@ def test_a_task_that_is_killed_for_its_memory_loses_no_rows(
     pod = run.task_pods("routes")[0]
     before = _jvms(cluster, pod)
     assert before
-    run.observer.mark("lost", f"memory of {pod.metadata.name}")
+    run.observer.add_event("lost", f"memory of {pod.metadata.name}")
     # Many small processes: the kernel kills the largest one, which is the task's JVM.
     _exec(run, pod, "python", "-c", _FILLS_MEMORY)
     wait_for("the JVM to be killed", lambda: not before & _jvms(cluster, pod), 60)
@@ -143,7 +143,7 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
     # Not the Event of the eviction: a kubelet drops Events beyond 25 of an object.
     with contextlib.closing(run.cluster.watch_pod(pod, EVICTED_WITHIN_S)) as changes:
         next(changes)  # the operator deletes the evicted pod: the watch has to begin before
-        run.observer.mark("lost", f"disk of {pod}")
+        run.observer.add_event("lost", f"disk of {pod}")
         fill = ("fallocate", "-l", "4G", "/var/lib/rekindle-task/filler")
         run.cluster.kubectl("exec", pod, "--", *fill)
         seen = []
@@ -152,7 +152,7 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
             if seen[-1] == EVICTED:
                 break
     assert EVICTED in seen
-    wait_for("another pod", lambda: pod not in run.incarnations(), 60)
+    wait_for("another pod", lambda: pod not in run.container_starts(), 60)
     run.wait_sinks_advance(timeout_s=120)
     run.wait_redundant()
     run.verify(reference)
@@ -161,11 +161,11 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
 def test_an_image_that_cannot_be_pulled_stops_no_task(
     cluster: EmbeddedCluster, run: Run, reference: Reference
 ) -> None:
-    before = run.incarnations()
-    run.document["spec"]["image"] = "rekindle/pipelines:absent"
-    run.cluster.apply(run.document)
+    before = run.container_starts()
+    run.resource["spec"]["image"] = "rekindle/pipelines:absent"
+    run.cluster.apply(run.resource)
     pod = run.task_pods("storms")[0]
-    run.observer.mark("lost", pod.metadata.name)
+    run.observer.add_event("lost", pod.metadata.name)
     run.cluster.core.delete_namespaced_pod(pod.metadata.name, NAMESPACE)
 
     def is_explained() -> bool:
@@ -173,11 +173,11 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(
         return any("ImagePull" in str(query.get("waitingFor")) for query in queries)
 
     wait_for("the reason in the status", is_explained, 90, 0.25)
-    now = run.incarnations()
+    now = run.container_starts()
     assert {n: t for n, t in before.items() if n != pod.metadata.name}.items() <= now.items()
-    del run.document["spec"]["image"]
-    run.document["spec"]["image"] = cluster.node_kind.pipelines_image
-    run.cluster.apply(run.document)
+    del run.resource["spec"]["image"]
+    run.resource["spec"]["image"] = cluster.node_kind.pipelines_image
+    run.cluster.apply(run.resource)
     run.wait_sinks_advance(timeout_s=120)
     run.wait_redundant()
     run.verify(reference)
@@ -189,16 +189,16 @@ def test_an_upgraded_image_leaves_no_gap(
     """Beside the flights topology, whose tasks keep their image."""
     document = storms("rolled")
     document["spec"]["sources"][0]["replicas"] = 2
-    others, image = shared_run.incarnations(), _next(cluster.node_kind.pipelines_image)
+    others, image = shared_run.container_starts(), _next(cluster.node_kind.pipelines_image)
     _tag(cluster, cluster.node_kind.pipelines_image, image)
     with Run(cluster, document) as run:
         run.wait_live()
         run.wait_redundant()
         run.wait_sinks_advance(epochs=5)
         began = run.observer.now()
-        run.document["spec"]["image"] = image
-        run.document["metadata"]["annotations"] = {"rekindle.dev/roll": "true"}
-        cluster.apply(run.document)
+        run.resource["spec"]["image"] = image
+        run.resource["metadata"]["annotations"] = {"rekindle.dev/roll": "true"}
+        cluster.apply(run.resource)
 
         def is_rolled() -> bool:
             pods = cluster.tasks(run.name)
@@ -209,11 +209,11 @@ def test_an_upgraded_image_leaves_no_gap(
         seconds = run.observer.now() - began
         gap_s = run.longest_gap("storm-watch", seconds)
         print(f"rolled in {seconds:.0f} s; longest gap of the replicated query {gap_s:.2f} s")
-        reference = Reference(run.document, cluster.shared, tmp_path_factory.mktemp("rolled"))
+        reference = Reference(run.resource, cluster.shared, tmp_path_factory.mktemp("rolled"))
         reference.execute()
         run.verify(reference)
     assert gap_s < GAP_S
-    assert shared_run.incarnations() == others
+    assert shared_run.container_starts() == others
 
 
 def test_an_upgraded_chart_restarts_no_task(
@@ -221,11 +221,11 @@ def test_an_upgraded_chart_restarts_no_task(
 ) -> None:
     image = _next(cluster.node_kind.operator_image)
     _tag(cluster, cluster.node_kind.operator_image, image)
-    before = run.incarnations()
+    before = run.container_starts()
     run.cluster.upgrade(_newer_chart(tmp_path), image)
     wait_for("replicas of the new operator alone", lambda: _operator_images(run) == {image}, 60)
     run.wait_sinks_advance(epochs=5)
-    assert run.incarnations() == before
+    assert run.container_starts() == before
     assert "NEWER" in run.cluster.kubectl("get", "topo", run.name)
     run.verify(reference)
 

@@ -66,7 +66,7 @@ def test_a_claim_that_pods_may_not_write_is_explained(
     cluster: EmbeddedCluster, directory: Path
 ) -> None:
     volume = _root_owned(cluster, directory / "root-owned")
-    cluster.make_volume("root-owned", volume)
+    cluster.create_claim("root-owned", volume)
     with Run(cluster, storms("root-owned", claim="root-owned")) as run:
         wait_for("the reason in the status", lambda: _mentions(run, "Permission denied"), 90, 0.5)
         assert not run.observer.all_live()
@@ -75,7 +75,7 @@ def test_a_claim_that_pods_may_not_write_is_explained(
 
 def test_an_fs_group_makes_a_claim_writable(cluster: EmbeddedCluster, directory: Path) -> None:
     volume = _root_owned(cluster, directory / "grouped")
-    cluster.make_volume("grouped", volume, local=True)
+    cluster.create_claim("grouped", volume, local=True)
     document = storms("grouped", claim="grouped")
     document["spec"]["podTemplate"] = {"spec": {"securityContext": {"fsGroup": POD_USER}}}
     with Run(cluster, document) as run:
@@ -89,8 +89,8 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
     with Run(cluster, storms("hanging")) as run:
         run.wait_live()
         run.wait_checkpoint()
-        before = run.incarnations()
-        until = run.observer.mark("lost", "the volume") + HANGS_S
+        before = run.container_starts()
+        until = run.observer.add_event("lost", "the volume") + HANGS_S
         server.hang()
         try:
             wait_for("the sink's reason", lambda: _mentions(run, "does not respond"), 60)
@@ -100,7 +100,7 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
         finally:
             server.respond()
         run.wait_sinks_advance(timeout_s=120)
-        assert run.incarnations() == before
+        assert run.container_starts() == before
         wait_for("no more problem", lambda: not _mentions(run, "does not respond"), 30)
         run.verify(reference)
 
@@ -108,8 +108,8 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
 def test_a_slow_volume_loses_no_rows(
     cluster: EmbeddedCluster, slow: FuseVolume, reference: Reference
 ) -> None:
-    flights.prepare_input(slow.behind / "input")
-    cluster.make_volume("slow", slow.directory)
+    flights.prepare_input(slow.backing_directory / "input")
+    cluster.create_claim("slow", slow.directory)
     with Run(cluster, storms("slow", claim="slow")) as run:
         run.wait_live()
         run.wait_checkpoint()

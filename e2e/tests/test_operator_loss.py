@@ -12,8 +12,8 @@ from cluster_types import cluster_of_type, every_cluster_type
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.fixtures.present import name_of, present
+from rekindle_testing.harness.any_cluster import OPERATOR_LEASE, Cluster
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.installed import OPERATOR_LEASE, Cluster
 from rekindle_testing.waiting import DeadlineError, wait_for
 
 pytestmark = [every_cluster_type, pytest.mark.failures, pytest.mark.timeout(600)]
@@ -81,7 +81,7 @@ def _objects(cluster: EmbeddedCluster) -> list[str]:
         *("serviceaccounts", "roles", "rolebindings", "poddisruptionbudgets"),
     )
     found = []
-    for namespace in (cluster.namespace, cluster.system):
+    for namespace in (cluster.namespace, cluster.operator_namespace):
         names = cluster.kubectl("get", ",".join(kinds), "-n", namespace, "-o", "name").split()
         found += [n for n in names if n not in _OF_EVERY_NAMESPACE]
     of_cluster = "clusterroles,clusterrolebindings,priorityclasses"
@@ -99,7 +99,7 @@ _OF_EVERY_NAMESPACE = {
 def _installed(cluster: Cluster) -> list[str]:
     """The operator's pods, as name, node and deletion, and its Leases."""
     pods = cluster.operator_pods()
-    leases = cluster.coordination.list_namespaced_lease(cluster.system).items
+    leases = cluster.coordination.list_namespaced_lease(cluster.operator_namespace).items
     return [
         *(f"{p.metadata.name} {p.spec.node_name} {p.metadata.deletion_timestamp}" for p in pods),
         *(f"{name_of(lease)} of {present(lease.spec).holder_identity}" for lease in leases),
@@ -107,4 +107,4 @@ def _installed(cluster: Cluster) -> list[str]:
 
 
 def _lease(cluster: Cluster) -> Any:
-    return cluster.coordination.read_namespaced_lease(OPERATOR_LEASE, cluster.system)
+    return cluster.coordination.read_namespaced_lease(OPERATOR_LEASE, cluster.operator_namespace)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.embedded.pods import Pods, container_of
-from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.pods import Pods, container_status_of
 from rekindle_testing.embedded.process_node.network_partition import cgroup2_mount
+from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -248,11 +248,11 @@ def test_a_missing_key_of_a_variable_is_a_config_error(node: ProcessNode, object
     objects.create("keyless", on(node, "true", env=[{"name": "A", "valueFrom": value_from}]))
 
     def is_waiting(pod: dict[str, Any]) -> bool:
-        waiting = container_of(pod)["state"].get("waiting", {})
+        waiting = container_status_of(pod)["state"].get("waiting", {})
         return bool(waiting.get("reason") == "CreateContainerConfigError")
 
     pod = objects.wait("keyless", "waits", is_waiting)
-    assert "has no key 'nothing'" in container_of(pod)["state"]["waiting"]["message"]
+    assert "has no key 'nothing'" in container_status_of(pod)["state"]["waiting"]["message"]
 
 
 def test_an_empty_dir_above_its_limit_evicts_the_pod(node: ProcessNode, pods: Pods) -> None:

@@ -11,14 +11,14 @@ from rekindle_testing.embedded.process_node import status
 from rekindle_testing.embedded.process_node.node_object import node_labels, node_status
 from rekindle_testing.embedded.process_node.probes import (
     ProbeKind,
-    ProbeRun,
     ProbeSpec,
+    ProbeState,
     is_ready,
     must_restart,
 )
 from rekindle_testing.embedded.process_node.restarts import (
     BackoffPolicy,
-    Crashes,
+    ConsecutiveExits,
     Exit,
     should_restart,
 )
@@ -34,7 +34,7 @@ SPEC = ProbeSpec.parse({"failureThreshold": 3, "successThreshold": 2})
 
 
 def test_a_probe_needs_as_many_results_in_a_row_as_its_threshold() -> None:
-    run = ProbeRun(SPEC)
+    state = ProbeState(SPEC)
     for success, passed in [
         (True, None),
         (True, True),
@@ -45,19 +45,19 @@ def test_a_probe_needs_as_many_results_in_a_row_as_its_threshold() -> None:
         (False, True),
         (False, False),
     ]:
-        run = run.record(success)
-        assert run.passed is passed
+        state = state.record(success)
+        assert state.passed is passed
 
 
 @given(st.lists(st.booleans(), max_size=50))
 def test_a_probe_never_contradicts_the_newest_run_of_results(results: list[bool]) -> None:
-    run = ProbeRun(SPEC)
+    state = ProbeState(SPEC)
     for result in results:
-        run = run.record(result)
+        state = state.record(result)
     if results[-3:] == [False] * 3:
-        assert run.passed is False
+        assert state.passed is False
     if results[-2:] == [True] * 2:
-        assert run.passed is True
+        assert state.passed is True
 
 
 def test_defaults_of_a_probe_are_kubernetes_own() -> None:
@@ -65,20 +65,20 @@ def test_defaults_of_a_probe_are_kubernetes_own() -> None:
 
 
 def test_readiness_waits_for_the_startup_probe() -> None:
-    passed, failed = (replace(ProbeRun(SPEC), passed=v) for v in (True, False))
+    passed, failed = (replace(ProbeState(SPEC), passed=v) for v in (True, False))
     assert is_ready(True, None, None)
     assert is_ready(True, passed, passed)
-    assert not is_ready(True, ProbeRun(SPEC), passed)
-    assert not is_ready(True, passed, ProbeRun(SPEC))
+    assert not is_ready(True, ProbeState(SPEC), passed)
+    assert not is_ready(True, passed, ProbeState(SPEC))
     assert not is_ready(True, passed, failed)
     assert not is_ready(False, passed, passed)
 
 
 def test_only_startup_and_liveness_restart_a_container() -> None:
-    failed = replace(ProbeRun(SPEC), passed=False)
+    failed = replace(ProbeState(SPEC), passed=False)
     assert must_restart(failed, None) is ProbeKind.STARTUP
     assert must_restart(None, failed) is ProbeKind.LIVENESS
-    assert must_restart(ProbeRun(SPEC), ProbeRun(SPEC)) is None
+    assert must_restart(ProbeState(SPEC), ProbeState(SPEC)) is None
 
 
 # --- restarts ---------------------------------------------------------------
@@ -89,22 +89,22 @@ def ended(code: int = 1, ran_s: float = 1.0) -> Exit:
 
 
 def test_the_first_restart_is_immediate_and_back_off_grows() -> None:
-    policy, crashes = BackoffPolicy(), Crashes()
+    policy, exits = BackoffPolicy(), ConsecutiveExits()
     delays = []
     for _ in range(9):
-        crashes = crashes.after(ended(), policy)
-        delays.append(crashes.delay_s(policy))
+        exits = exits.after(ended(), policy)
+        delays.append(exits.delay_s(policy))
     assert delays == [0, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
 def test_a_long_run_resets_the_back_off() -> None:
     policy = BackoffPolicy()
-    crashes = Crashes(6).after(ended(ran_s=600), policy)
-    assert crashes.delay_s(policy) == 0
+    exits = ConsecutiveExits(6).after(ended(ran_s=600), policy)
+    assert exits.delay_s(policy) == 0
 
 
 def test_the_delay_of_a_container_that_crashed_for_days_is_finite() -> None:
-    assert Crashes(1_000_000).delay_s(BackoffPolicy()) == 300
+    assert ConsecutiveExits(1_000_000).delay_s(BackoffPolicy()) == 300
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def settings(**more: Any) -> NodeSettings:
         "images": {"i": Image(path=("/x",), env={"A": "1"}, command=("run",))},
         "timing": Timing(backoff=BackoffPolicy(base_s=0.5)),
         "directory": "/d",
-        "kubelet_client_name": "server",
+        "apiserver_client_name": "server",
         **strings,
         **more,
     }

@@ -23,9 +23,9 @@ import pytest
 from rekindle_operator import probe
 from rekindle_operator.cluster.convert import node_view
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.embedded.pods import Pods, condition_of, container_of
-from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.pods import Pods, condition_status_of, container_status_of
 from rekindle_testing.embedded.process_node.network_partition import cgroup2_mount
+from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -164,14 +164,16 @@ def test_a_frozen_node_is_silent_and_resumes_after_thaw(
     with socket.create_connection((address, 8080), timeout=1):
         assert not responds(address)
     wait_for("the node to be Unknown", lambda: ready(node) == "Unknown", 20)
-    wait_for("its pod is unready", lambda: condition_of(pods.get("frozen"), "Ready") == "False")
+    wait_for(
+        "its pod is unready", lambda: condition_status_of(pods.get("frozen"), "Ready") == "False"
+    )
     node.thaw()
     wait_for("the node to be Ready", lambda: ready(node) == "True")
     pod = pods.wait_ready("frozen")
     assert responds(address)
     assert kubelet_responds(node, pods)
     assert pod["metadata"]["uid"] == uid
-    assert container_of(pod)["restartCount"] == 0
+    assert container_status_of(pod)["restartCount"] == 0
 
 
 def test_a_thawed_zombie_stops_its_deleted_pods(
@@ -209,7 +211,7 @@ def test_a_partition_drops_all_packets_until_it_ends(
     node.heal_network()
     wait_for("the node to be Ready", lambda: ready(node) == "True", 20)
     pod = pods.wait_ready("apart")
-    assert container_of(pod)["restartCount"] == 0
+    assert container_status_of(pod)["restartCount"] == 0
     assert responds(address)
 
 
@@ -238,7 +240,7 @@ def test_a_restarted_agent_adopts_containers_and_exits(
     serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods, tmp_path: Path
 ) -> None:
     node, address = serving("kept")
-    before = container_of(pods.get("kept"))
+    before = container_status_of(pods.get("kept"))
     brief = on(node, WAITS_FOR_A_FILE)
     brief["containers"][0].pop("readinessProbe")
     brief["containers"][0]["volumeMounts"] = [{"name": "signs", "mountPath": "/signs"}]
@@ -254,10 +256,10 @@ def test_a_restarted_agent_adopts_containers_and_exits(
     (tmp_path / "end").touch()
     wait_for("a container to end without an agent", lambda: len(exits(node)) == 1)
     node.start_agent()
-    ended = container_of(pods.wait_phase("missed", "Failed"))["state"]["terminated"]
+    ended = container_status_of(pods.wait_phase("missed", "Failed"))["state"]["terminated"]
     assert ended["exitCode"] == 7
     wait_for("the orphan ends", lambda: not responds(orphan))
-    after = container_of(pods.wait_ready("kept"))
+    after = container_status_of(pods.wait_ready("kept"))
     assert after["state"] == before["state"]
     assert after["containerID"] == before["containerID"]
     assert pods.logs("kept") == ""
@@ -305,7 +307,7 @@ def test_containers_are_restarted_without_the_api_server(tmp_path: Path) -> None
         wait_for("the container that is not alive to run again", lambda: starts() == 3)
         (signs / "sick").unlink()
         own.resume_api_server()
-        pods.wait("busy", "was restarted", lambda p: container_of(p)["restartCount"] >= 2)
+        pods.wait("busy", "was restarted", lambda p: container_status_of(p)["restartCount"] >= 2)
 
 
 def exits(node: ProcessNode) -> list[Path]:
@@ -335,7 +337,7 @@ def test_a_node_ends_with_the_process_that_created_it(
     script = f"""
         import json, sys, time
         from pathlib import Path
-        from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+        from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
         facts = json.loads({json.dumps(json.dumps(facts))})
         class Cluster:
             kubeconfig, ca_file = Path(facts["kubeconfig"]), Path(facts["ca_file"])

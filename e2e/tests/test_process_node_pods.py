@@ -16,9 +16,9 @@ import pytest
 from rekindle_operator.resources.common import secure_container, secure_pod
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.pods import Pods, condition_of, container_of
+from rekindle_testing.embedded.pods import Pods, condition_status_of, container_status_of
 from rekindle_testing.embedded.process_node.api import ApiClient
-from rekindle_testing.embedded.process_node.host import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.embedded.process_node.pod_object import PodObject
 from rekindle_testing.waiting import wait_for
 
@@ -106,9 +106,9 @@ def test_a_pod_succeeds_with_its_exit_status(node: ProcessNode, pods: Pods) -> N
     script = "echo out; echo done > /dev/termination-log"
     pods.create("once", on(node, script, restartPolicy="Never"))
     pod = pods.wait_phase("once", "Succeeded")
-    ended = container_of(pod)["state"]["terminated"]
+    ended = container_status_of(pod)["state"]["terminated"]
     assert (ended["exitCode"], ended["reason"], ended["message"]) == (0, "Completed", "done\n")
-    assert condition_of(pod, "Ready") == "False"
+    assert condition_status_of(pod, "Ready") == "False"
     assert pod["status"]["hostIP"] == node.address
     assert pod["status"]["podIP"].startswith(node.address.removesuffix("0.1"))
     assert {"Scheduled", "Started"} & set(pods.events("once"))
@@ -116,14 +116,18 @@ def test_a_pod_succeeds_with_its_exit_status(node: ProcessNode, pods: Pods) -> N
 
 def test_a_crash_is_restarted_with_back_off_and_reported(node: ProcessNode, pods: Pods) -> None:
     pods.create("crash", on(node, "echo attempt; exit 3"))
-    pod = pods.wait("crash", "restarted twice", lambda p: container_of(p)["restartCount"] >= 2)
+    pod = pods.wait(
+        "crash", "restarted twice", lambda p: container_status_of(p)["restartCount"] >= 2
+    )
     assert pod["status"]["phase"] == "Running"
     pods.wait(
         "crash",
         "backs off",
-        lambda p: container_of(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff",
+        lambda p: (
+            container_status_of(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
+        ),
     )
-    last = container_of(pods.get("crash"))["lastState"]["terminated"]
+    last = container_status_of(pods.get("crash"))["lastState"]["terminated"]
     assert (last["exitCode"], last["reason"]) == (3, "Error")
     assert "BackOff" in pods.events("crash")
     assert pods.logs("crash", previous="true") == "attempt\n"
@@ -135,7 +139,7 @@ def test_on_failure_restarts_until_success(node: ProcessNode, pods: Pods) -> Non
     mount = {"name": "shared", "mountPath": "/shared"}
     spec = on(node, script, restartPolicy="OnFailure", volumes=[volume], volumeMounts=[mount])
     pods.create("retry", spec)
-    assert container_of(pods.wait_phase("retry", "Succeeded"))["restartCount"] == 1
+    assert container_status_of(pods.wait_phase("retry", "Succeeded"))["restartCount"] == 1
 
 
 def test_init_containers_run_one_after_the_other_before_the_rest(
@@ -160,7 +164,7 @@ def test_init_containers_run_one_after_the_other_before_the_rest(
 
 def test_a_missing_command_is_a_start_error(node: ProcessNode, pods: Pods) -> None:
     pods.create("typo", on(node, "", command=["/no/such/program"], restartPolicy="Never"))
-    ended = container_of(pods.wait_phase("typo", "Failed"))["state"]["terminated"]
+    ended = container_status_of(pods.wait_phase("typo", "Failed"))["state"]["terminated"]
     assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
     assert "/no/such/program" in ended["message"]
 
@@ -170,7 +174,7 @@ def test_memory_above_the_limit_is_oom_killed(node: ProcessNode, pods: Pods) -> 
     hog = "import time; x = bytearray(b'x') * (80 << 20); time.sleep(60)"
     script = f'{sys.executable} -S -c "{hog}" & wait'
     pods.create("hog", on(node, script, resources=limits, restartPolicy="Never"))
-    ended = container_of(pods.wait_phase("hog", "Failed"))["state"]["terminated"]
+    ended = container_status_of(pods.wait_phase("hog", "Failed"))["state"]["terminated"]
     assert (ended["exitCode"], ended["reason"]) == (137, "OOMKilled")
 
 
@@ -214,7 +218,7 @@ def test_an_unknown_image_names_existing_ones(node: ProcessNode, pods: Pods) -> 
     pods.create("stranger", on(node, "true", image="nginx"))
 
     def is_waiting(pod: dict[str, Any]) -> bool:
-        waiting = container_of(pod)["state"].get("waiting", {})
+        waiting = container_status_of(pod)["state"].get("waiting", {})
         return waiting.get("reason") == "ImagePullBackOff" and "machine" in waiting["message"]
 
     pods.wait("stranger", "waits for its image", is_waiting)
@@ -235,20 +239,20 @@ def test_readiness_follows_its_http_probe(node: ProcessNode, pods: Pods, tmp_pat
     wait_for(
         "its probe fails", lambda: "statuscode: 503" in pods.events("moody").get("Unhealthy", "")
     )
-    assert condition_of(pods.wait_phase("moody", "Running"), "Ready") == "False"
+    assert condition_status_of(pods.wait_phase("moody", "Running"), "Ready") == "False"
     (tmp_path / "up").touch()
     pods.wait_ready("moody")
     (tmp_path / "up").unlink()
-    pods.wait("moody", "is unready again", lambda p: condition_of(p, "Ready") == "False")
-    assert container_of(pods.get("moody"))["restartCount"] == 0
+    pods.wait("moody", "is unready again", lambda p: condition_status_of(p, "Ready") == "False")
+    assert container_status_of(pods.get("moody"))["restartCount"] == 0
 
 
 def test_a_liveness_probe_that_fails_restarts_the_container(node: ProcessNode, pods: Pods) -> None:
     probe = {"exec": {"command": ["test", "!", "-e", "/sick"]}, "periodSeconds": 1}
     script = "sleep 0.5; touch /sick; trap 'exit 0' TERM; while :; do sleep 0.1; done"
     pods.create("sick", on(node, script, livenessProbe={**probe, "failureThreshold": 1}))
-    pod = pods.wait("sick", "was restarted", lambda p: container_of(p)["restartCount"] >= 1)
-    assert container_of(pod)["lastState"]["terminated"]["reason"] == "Completed"
+    pod = pods.wait("sick", "was restarted", lambda p: container_status_of(p)["restartCount"] >= 1)
+    assert container_status_of(pod)["lastState"]["terminated"]["reason"] == "Completed"
     assert "Liveness probe failed: command exited with 1" in pods.events("sick")["Unhealthy"]
 
 
@@ -262,10 +266,10 @@ def test_a_startup_probe_delays_the_other_probes(node: ProcessNode, pods: Pods) 
         livenessProbe={**probe, "failureThreshold": 1},
     )
     pods.create("slow", spec)
-    assert container_of(pods.wait_phase("slow", "Running"))["started"] is False
+    assert container_status_of(pods.wait_phase("slow", "Running"))["started"] is False
     pod = pods.wait_ready("slow")
-    assert container_of(pod)["started"] is True
-    assert container_of(pod)["restartCount"] == 0
+    assert container_status_of(pod)["started"] is True
+    assert container_status_of(pod)["restartCount"] == 0
 
 
 # --- termination ------------------------------------------------------------
@@ -381,7 +385,7 @@ def test_kubectl_reads_the_tail_the_previous_log_and_follows_to_the_end(
         volumeMounts=[{"name": "signs", "mountPath": "/signs"}],
     )
     pods.create("twice", spec)
-    pods.wait("twice", "was restarted", lambda p: container_of(p)["restartCount"] == 1)
+    pods.wait("twice", "was restarted", lambda p: container_status_of(p)["restartCount"] == 1)
     wait_for("it runs again", lambda: logs() == "second\nwaits\n")
     assert logs("--tail=1") == "waits\n"
     assert logs("-p") == "first\n"

@@ -53,9 +53,9 @@ def test_a_lost_node_loses_no_rows(
         run.wait_checkpoint()
         victim = run.task_pods("storms")[0].spec.node_name
         cluster.kill_nodes([victim])
-        run.observer.mark("lost", victim)
+        run.observer.add_event("lost", victim)
         run.wait_sinks_advance(epochs=10)
         run.wait_redundant()
-        reference = Reference(run.document, cluster.shared, tmp_path_factory.mktemp("oracle"))
+        reference = Reference(run.resource, cluster.shared, tmp_path_factory.mktemp("oracle"))
         reference.execute()
         run.verify(reference)

@@ -162,7 +162,7 @@ class ModelOperator:
             identity="me",
             status_interval_s=2.0,
             clock=lambda: model.now,
-            allowed=lambda: True,
+            may_act=lambda: True,
         )
 
     def snapshot(self) -> Snapshot:

@@ -98,7 +98,7 @@ class ModelCluster(ModelState):
             reports=dict(self.reports),
             kubelet_probes=self.kubelet_probes(),
             pod_probes=self.pod_probes(pods),
-            phase_since={uid: phase.at for uid, phase in self.phases.items()},
+            phase_since={uid: phase.since for uid, phase in self.phases.items()},
             quarantined=dict(self.quarantined),
             dry_runs=dict(self.dry_runs),
             uncreated_pods=self.uncreated_pods.by_ref,
@@ -172,7 +172,7 @@ class ModelCluster(ModelState):
                 )
                 continue
             assert not has_other_replica(pod, here), f"I6: a replica of {pod.name} is on {name}"
-            if not all(pod.selector[k] == node.labels.get(k) for k in pod.selector):
+            if not all(pod.node_selector[k] == node.labels.get(k) for k in pod.node_selector):
                 assert pod.required_node is None, "planned for a node that its selector rules out"
                 continue
             raw["spec"]["nodeName"] = name
@@ -215,6 +215,10 @@ class ModelCluster(ModelState):
             if self.lags_s:
                 lags = self.lags_s.items()
                 report["queries"] = [{"name": n, "lagSeconds": lag_s} for n, lag_s in lags]
+            if self.stream_protocol:
+                report["streamProtocol"] = self.stream_protocol
+            if self.stream_conflict:
+                report["streamConflict"] = self.stream_conflict
             if view.data_plane != report and not view.deleting:
                 status = {**view.status, "dataPlane": report}
                 self.topologies[name] = replace(view, status=status, version=self.next_version())
@@ -265,7 +269,9 @@ class ModelCluster(ModelState):
             case QuarantineNode(node, at):
                 self.quarantined[node] = at
             case AvoidNode(shape, node, node_uid, pod_uid):
-                self.unsuitable = self.unsuitable.with_one(shape, node, node_uid, pod_uid, self.now)
+                self.unsuitable = self.unsuitable.with_refusal(
+                    shape, node, node_uid, pod_uid, self.now
+                )
             case EnsureAccess() | CreateTokenSecret():
                 pass
 
@@ -276,7 +282,7 @@ class ModelCluster(ModelState):
                 action.ref, "exceeded quota", self.now, action.predecessor_lost_at
             )
         else:
-            self.uncreated_pods = self.uncreated_pods.without(action.ref)
+            self.uncreated_pods = self.uncreated_pods.without_slot(action.ref)
             self.create_pod(copy.deepcopy(action.manifest))
 
     def create_record(self, manifest: dict[str, Any]) -> None:

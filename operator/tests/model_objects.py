@@ -73,8 +73,8 @@ def topology_json(view: TopologyView) -> dict[str, Any]:
         "name": view.name,
         "uid": view.uid,
         "generation": view.generation,
-        "creationTimestamp": view.created,
+        "creationTimestamp": view.creation_timestamp,
         "resourceVersion": str(view.version),
-        **({"deletionTimestamp": view.created} if view.deleting else {}),
+        **({"deletionTimestamp": view.creation_timestamp} if view.deleting else {}),
     }
     return {"kind": KIND, "metadata": meta, "spec": dict(view.spec), "status": dict(view.status)}

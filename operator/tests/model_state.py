@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from rekindle import names
+from rekindle.identity import STREAM_PROTOCOL
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.convert import pod_view, topology_view
 from rekindle_operator.cluster.model import (
@@ -65,6 +66,8 @@ class ModelState:
         self.task_reports: dict[
             str, dict[str, Any]
         ] = {}  # pod -> additional fields of its task's report
+        self.stream_protocol = STREAM_PROTOCOL  # of the coordinator's report
+        self.stream_conflict: list[int] = []  # of the coordinator's report
         self.lags_s: dict[str, float] = {}  # query -> its lag in the coordinator's report
         self.refusing = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> newest incarnation; none comes back

@@ -39,4 +39,4 @@ def query(name: str, priority: int, *needs: str, has_waited_long: bool = False) 
 
 
 def started(plan: Any) -> list[str]:
-    return [r.key[1] for r in plan.order]
+    return [r.key[1] for r in plan.starting_now]

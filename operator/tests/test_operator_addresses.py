@@ -8,7 +8,10 @@ from typing import Any
 from kubelet_parts import START, node, task
 from kubernetes import client
 
-from rekindle_operator.cluster.addresses import nodes_with_own_addresses, pods_with_own_addresses
+from rekindle_operator.cluster.addresses import (
+    without_taken_over_ips,
+    without_taken_over_kubelets,
+)
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import Endpoint, PodView
@@ -20,7 +23,7 @@ NEW = node("new", kubelet=ADDRESS, created_at=START + 60)
 
 def test_the_newest_node_has_the_address() -> None:
     other = node("other", kubelet=Endpoint("10.0.0.8", 10250), created_at=START)
-    assert nodes_with_own_addresses([NEW, other, DEAD]) == (
+    assert without_taken_over_kubelets([NEW, other, DEAD]) == (
         NEW,
         other,
         replace(DEAD, kubelet=None),
@@ -29,7 +32,7 @@ def test_the_newest_node_has_the_address() -> None:
 
 def test_kubelets_on_other_ports_are_others() -> None:
     beside = replace(DEAD, kubelet=Endpoint(ADDRESS.host, 10251))
-    assert nodes_with_own_addresses([beside, NEW]) == (beside, NEW)
+    assert without_taken_over_kubelets([beside, NEW]) == (beside, NEW)
 
 
 def pod(number: int, on: str, ip: str, **changes: Any) -> PodView:
@@ -38,7 +41,7 @@ def pod(number: int, on: str, ip: str, **changes: Any) -> PodView:
 
 
 def addresses(*pods: PodView) -> list[str]:
-    return [p.ip for p in pods_with_own_addresses(pods)]
+    return [p.ip for p in without_taken_over_ips(pods)]
 
 
 def test_the_newest_pod_has_the_address() -> None:

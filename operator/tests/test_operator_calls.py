@@ -31,6 +31,6 @@ def test_server_side_apply_sends_yaml(text: str) -> None:
     """The API server parses it as YAML, which has no surrogate pairs as JSON has."""
     api = _Recording()
     content = "application/apply-patch+yaml"
-    call(api, "PATCH", "/status", {"message": text}, content=content)
+    call(api, "PATCH", "/status", {"message": text}, content_type=content)
     assert api.sent[0] == content
     assert yaml.safe_load(api.sent[1]) == {"message": text}

@@ -44,7 +44,7 @@ def test_a_running_topology_has_all_tasks_on_nodes(running: ModelCluster) -> Non
     tasks = [t for q in view.queries for s in q.segments for t in s.tasks]
     assert {t.phase for t in tasks} == {"Live"}
     assert {t.node for t in tasks} == {"a", "b", "c"}
-    assert view.others == ()
+    assert view.unqueried_segments == ()
 
 
 def test_a_loss_shows_the_plan_and_the_operators_reason(running: ModelCluster) -> None:

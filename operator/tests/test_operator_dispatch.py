@@ -29,7 +29,7 @@ _DEADLINE_S = 10.0
 
 
 def scheduled(
-    name: str, topology_key: str = "t", order: ActionOrder = ActionOrder.PLACE, after: str = ""
+    name: str, topology_key: str = "t", order: ActionOrder = ActionOrder.PLACE_PODS, after: str = ""
 ) -> ScheduledAction:
     """Of a topology in a namespace of its own, unless `topology_key` names both."""
     action = DeleteGenerationRecord(topology_key.partition("/")[0], name)
@@ -138,7 +138,7 @@ def test_a_call_that_hangs_is_not_repeated(doer: Doer) -> None:
 
 def test_an_event_is_kept_for_the_next_pass(doer: Doer) -> None:
     doing = dispatcher(doer, workers=1)
-    doing.run([scheduled("hang"), scheduled("event", order=ActionOrder.EMIT, after="hang")])
+    doing.run([scheduled("hang"), scheduled("event", order=ActionOrder.EMIT_EVENTS, after="hang")])
     doer.released.set()
     wait_for("the call ends", lambda: doer.done == ["hang"])
     doing.run([])

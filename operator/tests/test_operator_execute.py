@@ -85,7 +85,7 @@ def executor_of(
         identity="me",
         status_interval_s=2.0,
         clock=clock,
-        allowed=lambda: True,
+        may_act=lambda: True,
         workers=1,
         on_refused_status=on_refused_status,
     )

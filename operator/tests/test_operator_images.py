@@ -283,6 +283,49 @@ def test_a_working_coordinator_that_is_lost_in_a_roll_is_not_kept(
     assert "flights-coordinator-1" not in running.raw_pods
 
 
+def test_a_roll_across_stream_protocols_is_refused_in_words(running: ModelCluster) -> None:
+    running.edit("flights", image=NEW)
+    request_rollout(running)
+    running.stream_conflict = [2, 3]  # as the coordinator of the new image reports
+    before = set(running.tasks())
+    running.settle()
+    assert set(images(running, "coordinator").values()) == {NEW}
+    assert set(running.tasks()) == before
+    message = running.condition("Valid")["message"]
+    assert "the roll is refused: stream protocols 2 and 3" in message
+    assert "set spec.suspend to true, and back once all tasks have ended" in message
+    running.stream_conflict = []
+    settle_pod_by_pod(running)
+    assert set(images(running, "task").values()) == {NEW}
+
+
+def test_an_upgrade_across_stream_protocols_names_the_remedy_before_an_edit(
+    running: ModelCluster,
+) -> None:
+    running.stream_protocol = 0  # as a coordinator of an older release, which reports none
+    running.settle()
+    assert "suspend" not in running.condition("Valid")["message"]
+    upgrade(running)
+    running.settle()
+    message = running.condition("Valid")["message"]
+    assert "with that edit set spec.suspend to true, and back once all tasks have ended" in message
+    running.edit("flights", queries=[{**q, "priority": 7} for q in flights_spec()["queries"]])
+    running.settle()
+    message = running.condition("Valid")["message"]
+    assert "stream protocols 2 and 3 of running tasks and of those of the image" in message
+    running.edit("flights", image="mine:1")  # of an unknown release
+    running.settle()
+    assert "stream protocol" not in running.condition("Valid")["message"]
+
+
+def test_stream_protocols_that_do_not_fit_are_reported_without_a_roll(
+    running: ModelCluster,
+) -> None:
+    running.stream_conflict = [2, 3]
+    running.settle()
+    assert "lost tasks cannot be replaced" in running.condition("Valid")["message"]
+
+
 def test_a_roll_waits_while_something_is_lost(running: ModelCluster) -> None:
     for name in "bc":
         running.kill_node_not_ready(name)

@@ -66,7 +66,7 @@ class Watch:
         after the pause, and reads responses as late."""
         self.now += after_s
         lost = self.lost()
-        self.probes.ticked(self.now)
+        self.probes.reset_after_pause(self.now)
         for name, (response_at, until) in list(self.pending.items()):
             at = response_at if after_s <= 2 * TICK_S else max(response_at, self.now + TICK_S)
             self.pending[name] = at, until
@@ -75,7 +75,7 @@ class Watch:
                 self._close(name)
             elif until <= self.now or name == lose_response_of:
                 self._close(name)
-        for due in kubelets_to_probe(self.snapshot(), self.probes.open, self.now, TIMING):
+        for due in kubelets_to_probe(self.snapshot(), self.probes.in_flight, self.now, TIMING):
             self.probes.sent(due.uid, self.now)
             response_at = self.now + self.delays[due.name]
             self.pending[due.name] = response_at, self.now + 2 * TIMING.kubelet_silent_s

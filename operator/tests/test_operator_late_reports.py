@@ -232,7 +232,7 @@ def test_a_task_never_accepted_by_a_silent_kubelet_is_replaced() -> None:
     snapshot = world({**ALL, "a": never}, {})
     assessment = assess_nodes(snapshot, NOW, TIMING)
     waiting = replace(snapshot.pods[0], ready=False, was_ready=False, created_at=NOW - 6)
-    taken = replace(waiting, accepted=True)
+    taken = replace(waiting, accepted_by_kubelet=True)
     young = replace(waiting, created_at=NOW - 2)
     losses = [loss_of_pod(p, assessment, snapshot, NOW, TIMING) for p in (waiting, taken, young)]
     assert losses == [Loss.UNBOUND, None, None]

@@ -63,7 +63,7 @@ def test_the_informer_keeps_only_the_identity_of_objects(mirror: Mirror[PodView]
     views = {v.name: v for v in mirror.views()}
     assert names(mirror) == {"a", "b", "c"}
     assert views["a"].node == "n"
-    assert views["c"].selector == {"disk": "fast"}
+    assert views["c"].node_selector == {"disk": "fast"}
     assert all(set(raw) == {"metadata"} for raw in kept(mirror))
     assert all(
         set(raw["metadata"]) == {"namespace", "name", "uid", "resourceVersion"}

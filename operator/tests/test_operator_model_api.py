@@ -75,7 +75,7 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
         return True
 
     leader: Any = SimpleNamespace(begin_pass=lambda: 1)
-    store: Any = SimpleNamespace(relist=relist, forget_attempts=lambda: None)
+    store: Any = SimpleNamespace(relist=relist, forget_uncreated_pods=lambda: None)
     arguments = (store, operator.executor, operator.live, operator.model.settings, leader)
     assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
     terms: list[str] = []
@@ -201,7 +201,7 @@ def test_an_api_server_without_responses_costs_one_timeout(started: ModelOperato
         raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
 
     started.api.call_api = hang  # type: ignore[method-assign]
-    live = LiveCheck(started.api, started.cache, readers=1, monotonic=lambda: now[0])
+    live = LiveCheck(started.api, started.cache, max_reads=1, monotonic=lambda: now[0])
     why = live.unconfirmed(decisions, started.snapshot())
     assert "does not respond" in why["default/flights"]
     assert len(called) == 1

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
 from rekindle.names import MAX_NAME_CHARS, coordinator_pod_name, task_pod_name
-from rekindle.topology.checks.fields import NAME, OBJECT_NAME
+from rekindle.topology.checks.fields import NAME_IN_SPEC, TOPOLOGY_NAME
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _TOPOLOGIES = st.one_of(
     st.from_regex(r"[a-c](-{0,2}[a-c1]){0,4}", fullmatch=True),
-    st.from_regex(OBJECT_NAME, fullmatch=True),
+    st.from_regex(TOPOLOGY_NAME, fullmatch=True),
 )
 _SEGMENTS = st.one_of(
     st.from_regex(r"[a-c]([_-]{0,2}[a-c1]){0,4}", fullmatch=True),
-    st.from_regex(NAME, fullmatch=True),
+    st.from_regex(NAME_IN_SPEC, fullmatch=True),
 )
 _TASKS = st.tuples(
     _TOPOLOGIES, _SEGMENTS, st.integers(0, 11), st.integers(0, 2), st.integers(1, 11)

@@ -44,7 +44,7 @@ def peer(name: str, on: str, **changes: object) -> PodView:
         node=on,
         requests=ResourceAmounts.parse({"cpu": "100m"}),
         helm_release="rekindle",
-        accepted=True,
+        accepted_by_kubelet=True,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -101,14 +101,14 @@ def test_a_new_replica_is_not_deleted_at_once_again() -> None:
 
 def test_a_replica_that_no_kubelet_accepts_is_deleted() -> None:
     """Its node is dead, Kubernetes calls it Ready, and nothing else is known of it."""
-    assert deleted(peer("b", "up", accepted=False, created_at=NOW - 6)) == []
-    (action,) = deleted(peer("b", "up", accepted=False, created_at=NOW - 12))
+    assert deleted(peer("b", "up", accepted_by_kubelet=False, created_at=NOW - 6)) == []
+    (action,) = deleted(peer("b", "up", accepted_by_kubelet=False, created_at=NOW - 12))
     assert action.name == "b"
 
 
 def test_the_age_of_a_replica_counts_from_when_this_process_saw_it() -> None:
     """The leader's clock is a minute ahead of the API server's."""
-    new = peer("b", "up", accepted=False, created_at=NOW - 60)
+    new = peer("b", "up", accepted_by_kubelet=False, created_at=NOW - 60)
     assert deleted(new, since={new.uid: NOW - 1}) == []
     assert [a.name for a in deleted(new, since={new.uid: NOW - 12})] == ["b"]
 

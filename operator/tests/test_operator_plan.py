@@ -99,7 +99,7 @@ def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
 
 def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
     """Capacity of nodes that the query cannot use, and what is left after all that it lacks."""
-    big = PodToPlace("big", ResourceAmounts(8, 1, 1), "big", 0, selector=(("disk", "ssd"),))
+    big = PodToPlace("big", ResourceAmounts(8, 1, 1), "big", 0, node_selector=(("disk", "ssd"),))
     spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
     plain, ssd = node("plain", 8), node("ssd", 8, labels={"disk": "ssd"})
     used = NodeCapacity(ssd, ssd.allocatable - ResourceAmounts(4, 1, 1))
@@ -134,7 +134,7 @@ def test_no_spare_takes_what_a_waiting_query_may_need(
     """Whatever capacity the nodes get: what would fit without the spares fits beside them."""
     pods = {
         f"i{n}": PodToPlace(
-            f"i{n}", ResourceAmounts(cpu, 1, 1), f"i{n}", 0, selector=(("disk", "ssd"),)
+            f"i{n}", ResourceAmounts(cpu, 1, 1), f"i{n}", 0, node_selector=(("disk", "ssd"),)
         )
         for n, cpu in enumerate(missing)
     }
@@ -147,7 +147,7 @@ def test_no_spare_takes_what_a_waiting_query_may_need(
     available = Capacity(made, total(b.node.allocatable for b in made.values()))
     extra = [SpareReplica(pod(f"s{n}", cpu), 5, "") for n, cpu in enumerate(spares)]
     plan = make_plan([query("Q", 1, *pods)], pods, extra, available)
-    if plan.order:
+    if plan.starting_now:
         return  # nothing waits
     if not all(available.fits_when_empty(i) for i in pods.values()):
         return  # it waits for more than capacity
@@ -208,13 +208,13 @@ def test_no_waiting_query_fits_and_no_node_is_overcommitted(
         free[place] -= sizes[key]
     assert min(free.values()) >= 0
     by_name = {d.key: d for d in queries}
-    for ranked in plan.order:
+    for ranked in plan.starting_now:
         assert by_name[ranked.key].needs <= set(plan.nodes), "all of a query or nothing"
     for ranked in plan.waiting:
         left = [sizes[n] for n in by_name[ranked.key].needs - set(plan.nodes)]
         assert left
         assert not _fits(left, list(free.values())), f"{ranked.key} would fit"
-    assert len(plan.order) + len(plan.waiting) == len(queries)
+    assert len(plan.starting_now) + len(plan.waiting) == len(queries)
 
 
 @settings(max_examples=scaled_examples(150), deadline=None)
@@ -239,7 +239,7 @@ def test_a_plan_is_worth_no_less_than_the_best_single_query(
     )
     priorities = {d.key: d.priority for d in queries}
     singles = [d.priority for d in queries if _fits([sizes[n] for n in d.needs], list(nodes))]
-    assert sum(priorities[r.key] for r in plan.order) >= max(singles, default=0)
+    assert sum(priorities[r.key] for r in plan.starting_now) >= max(singles, default=0)
 
 
 def test_a_small_dense_query_displaces_no_important_one() -> None:
@@ -267,7 +267,7 @@ def test_a_spare_that_fits_nowhere_changes_no_placement(
         SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), rank, "")
         for n, (cpu, rank) in enumerate(spares)
     ]
-    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, selector=(("disk", "none"),))
+    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, node_selector=(("disk", "none"),))
     without = make_plan(queries, pods, others, available)
     impossible = make_plan(queries, pods, [*others, SpareReplica(nowhere, priority, "")], available)
     assert impossible == without
@@ -353,7 +353,7 @@ def test_an_overcommitted_node_reduces_no_other_capacity() -> None:
 
 def test_a_query_that_fits_no_node_leaves_the_others_spread() -> None:
     pods = {f"x{n}": pod(f"x{n}", 5, memory=5) for n in range(4)}
-    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 0, selector=(("disk", "none"),))
+    nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 0, node_selector=(("disk", "none"),))
     nodes = capacity(*(node(f"n{n}", 50) for n in range(4)))
     plan = make_plan(
         [query("q", 1, *pods), query("other", 9, "z", has_waited_long=True)],

@@ -16,7 +16,7 @@ from kubernetes import client
 
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import Endpoint, NodeView, ProbeResults, Snapshot
-from rekindle_operator.probe import KubeletProbe, kubelet_responds, unverified_tls
+from rekindle_operator.probe import HealthProber, kubelet_responds, unverified_tls
 from rekindle_operator.settings import Timing
 
 Serve = Callable[[Callable[[socket.socket], object]], Endpoint]
@@ -134,10 +134,10 @@ class OneNode(ClusterCache):
 
 def results_after(cluster: ClusterCache, settled: Callable[[ProbeResults], bool]) -> ProbeResults:
     """What is known of the node, once it is `settled`."""
-    probe = KubeletProbe(cluster, Timing(), time.time)
+    prober = HealthProber(cluster, Timing(), time.time)
 
     async def follow() -> ProbeResults:
-        probing = asyncio.create_task(probe.probe_forever())
+        probing = asyncio.create_task(prober.probe_forever())
         try:
             async with asyncio.timeout(10):
                 while True:

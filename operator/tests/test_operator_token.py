@@ -126,7 +126,7 @@ def executor(api: Recording, now: list[float]) -> Executor:
         identity="me",
         status_interval_s=2.0,
         clock=lambda: now[0],
-        allowed=lambda: True,
+        may_act=lambda: True,
     )
 
 

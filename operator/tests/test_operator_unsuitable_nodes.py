@@ -233,33 +233,33 @@ def test_a_containers_error_has_the_kubelets_message(container: Any, message: st
 
 
 def test_memory_of_refusals_decays_and_doubles() -> None:
-    memory = UnsuitableNodes({}).with_one("s", "a", "node", "pod1", 0.0)
+    memory = UnsuitableNodes({}).with_refusal("s", "a", "node", "pod1", 0.0)
     assert memory.by_shape(_UIDS, 299.0) == {"s": frozenset("a")}
     assert memory.by_shape(_UIDS, 301.0) == {}
-    assert memory.with_one("s", "a", "node", "pod1", 10.0) is memory, "one pod counts once"
-    again = memory.with_one("s", "a", "node", "pod2", 400.0)
+    assert memory.with_refusal("s", "a", "node", "pod1", 10.0) is memory, "one pod counts once"
+    again = memory.with_refusal("s", "a", "node", "pod2", 400.0)
     assert again.by_shape(_UIDS, 900.0) == {"s": frozenset("a")}
     assert again.by_shape(_UIDS, 1001.0) == {}
 
 
 def test_a_node_made_anew_under_the_same_name_is_another_node() -> None:
-    memory = UnsuitableNodes({}).with_one("s", "a", "node", "pod1", 0.0)
+    memory = UnsuitableNodes({}).with_refusal("s", "a", "node", "pod1", 0.0)
     assert memory.by_shape({"a": "another"}, 10.0) == {}
     assert memory.by_shape({}, 10.0) == {}
-    again = memory.with_one("s", "a", "another", "pod2", 10.0)
+    again = memory.with_refusal("s", "a", "another", "pod2", 10.0)
     assert again.by_shape({"a": "another"}, 309.0) == {"s": frozenset("a")}
     assert again.by_shape({"a": "another"}, 311.0) == {}, "its first refusal"
 
 
 def test_memory_of_refusals_is_bounded() -> None:
     full = UnsuitableNodes({("s", f"n{n}"): _record(n) for n in range(10_000)})
-    assert len(full.with_one("s", "new", "node", "pod", 0.0).records) == 10_000
+    assert len(full.with_refusal("s", "new", "node", "pod", 0.0).records) == 10_000
 
 
 def _record(number: int) -> Any:
     (record,) = (
         UnsuitableNodes({})
-        .with_one("s", "a", "node", f"pod{number}", float(number))
+        .with_refusal("s", "a", "node", f"pod{number}", float(number))
         .records.values()
     )
     return record

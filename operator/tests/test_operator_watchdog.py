@@ -29,7 +29,8 @@ def watched(one: OperatorPod, responses: list[bool | None], every_s: float = 1.0
     observation, at = Observation(), 0.0
     for number, response in enumerate(responses):
         at = number * every_s
-        observation = observation.seen([one], {} if response is None else {one.uid: response}, at)
+        probed = {} if response is None else {one.uid: response}
+        observation = observation.with_responses([one], probed, at)
     return observation.lost([one], at, TIMING, probes_work=True)
 
 
@@ -57,9 +58,9 @@ def test_a_pod_that_waits_for_a_node_is_not_lost() -> None:
 
 def test_the_timeout_grows_with_each_pod_not_accepted() -> None:
     one = pod("b", accepted=False)
-    observation = Observation().deleted(pod(accepted=False)).deleted(pod(accepted=False))
+    observation = Observation().with_deleted(pod(accepted=False)).with_deleted(pod(accepted=False))
     for second in range(12):
-        observation = observation.seen([one], {}, float(second))
+        observation = observation.with_responses([one], {}, float(second))
         found = observation.lost([one], float(second), TIMING, probes_work=True)
         assert bool(found) == (second >= TIMING.accept_s * 1.5**2)
 
@@ -67,7 +68,7 @@ def test_the_timeout_grows_with_each_pod_not_accepted() -> None:
 def test_checks_become_less_frequent_without_a_leader() -> None:
     observation = Observation()
     for second in range(60):
-        observation = observation.seen([], {}, float(second))
+        observation = observation.with_responses([], {}, float(second))
     assert observation.pause_s(TIMING) == TIMING.longest_poll_s
 
 
@@ -178,7 +179,7 @@ QUICK = WatchdogTiming(
     silent_s=0.2,
     unproven_silent_s=0.2,
     accept_s=0.3,
-    spread_s=0.0,
+    jitter_s=0.0,
 )
 
 

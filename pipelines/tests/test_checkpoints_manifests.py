@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from state_parts import count_state, of_runs, tables_of
+from state_parts import count_state, of_runs, tables_of, value_in_state
 
 from rekindle.checkpoints.codec import (
     CheckpointName,
@@ -32,6 +33,7 @@ from rekindle.checkpoints.codec import (
     parse_log_name,
     state_name,
 )
+from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.garbage import find_garbage
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
 from rekindle.checkpoints.manifests import FULL_SCAN_S, ManifestStore
@@ -39,7 +41,7 @@ from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import ObjectMissing, Store
 from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
-from rekindle.errors import StoreError
+from rekindle.errors import StateLost, StoreError
 from rekindle.objects import ObjectInfo, to_json
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.core.saver import (
@@ -129,6 +131,108 @@ def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path
         assert tables_of(states.load(ref.object)[1])[0].equals(steady.table)
         assert not manifests.unusable([ref.object])
     assert manifests.collect_garbage(retain=2) == 0
+
+
+def test_what_a_task_still_reads_is_kept(store: Store, tmp_path: Path) -> None:
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    refs = []
+    for seq in range(4):
+        age(tmp_path / "store" / "u", 100)
+        refs.append(states.save("seg", 0, seq * 10 + 9, 0, ("op",), count_state("op", seq), None))
+        assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=refs[-1]))
+    age(tmp_path / "store" / "u", 1000)
+    old, read = refs[0].object, refs[1].object
+    assert old is not None
+    assert read is not None
+    in_use = frozenset({read, "entries/seg/0/000000000001-aa-01.json"})  # one is gone
+    _, state, fetch = StateStore(store, "u").open(read)
+    manifests.collect_garbage(1, full_scan=True, in_use=in_use)
+    assert manifests.unrestorable == {}
+    fetch.finish()
+    assert value_in_state(state, "op") == 1
+    with pytest.raises(StoreError):
+        states.load(old)
+    assert manifests.collect_garbage(1) == 2, "an entry and its object"
+    with pytest.raises(StoreError):
+        states.load(read)
+
+
+def test_what_a_task_found_damaged_is_neither_committed_nor_restored(
+    store: Store, tmp_path: Path
+) -> None:
+    """Until somebody repairs it; what is only said to be damaged stays usable."""
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    old = states.save("seg", 0, 9, 0, ("op",), count_state("op", 1), None)
+    assert old.object is not None
+    entry = states.load_entry(old.object)
+    new = states.save("seg", 0, 19, 0, ("op",), states.load(old.object)[1], entry)
+    assert new.object is not None
+    assert manifests.write(manifest(0, 9, seg__0=old))
+    (shared,) = entry.objects["op"]
+    manifests.collect_garbage(1, suspects={shared, "state/op/of-another-1-0-1-2.arrow"})
+    assert manifests.unrestorable == {}
+    path = tmp_path / "store" / "u" / shared
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])
+    manifests.collect_garbage(1)
+    assert manifests.unrestorable == {}, "nobody has said so"
+    (tmp_path / "store").rename(tmp_path / "away")
+    with pytest.raises(StoreError):
+        manifests.collect_garbage(1, suspects={shared})
+    (tmp_path / "away").rename(tmp_path / "store")
+    manifests.collect_garbage(1)
+    for _ in range(2):
+        assert manifests.unrestorable.keys() == {old.object, new.object}
+        assert "is damaged" in manifests.unrestorable[old.object]
+        assert manifests.unusable([new.object]).keys() == {new.object}
+        manifests.collect_garbage(1)
+    path.write_bytes(whole)
+    manifests.collect_garbage(1)
+    assert manifests.unrestorable == {}
+    assert manifests.unusable([new.object]) == {}
+
+
+def test_many_damaged_objects_are_read_again_by_listings_alone(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, now = StateStore(store, "u"), 0.0
+    manifests = ManifestStore(store, "u", clock=lambda: now)
+    refs = [states.save("seg", p, 9, 0, ("op",), count_state("op", p), None) for p in range(20)]
+    entries = {f"seg/{p}": (ref,) for p, ref in enumerate(refs)}
+    assert manifests.write(replace(manifest(0, 9), entries=entries))
+    files = (tmp_path / "store" / "u" / "state").rglob("*.arrow")
+    whole = {path: path.read_bytes() for path in files}
+    assert manifests.collect_garbage(1) == 0
+    for path, data in whole.items():
+        path.write_bytes(data[:-8])
+    names = {info.name.removeprefix("u/") for info in store.list("u/state/")}
+    manifests.collect_garbage(1, suspects=names)
+    assert manifests.unrestorable.keys() == {ref.object for ref in refs}
+    for path, data in whole.items():
+        path.write_bytes(data)
+    manifests.collect_garbage(1)
+    assert len(manifests.unrestorable) == 20
+    now += FULL_SCAN_S
+    manifests.collect_garbage(1)
+    assert manifests.unrestorable == {}
+
+
+def test_a_missing_object_that_a_task_names_makes_a_collection_look_for_others(
+    store: Store,
+) -> None:
+    states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
+    refs = [
+        states.save("seg", p, 9, 0, ("op",), count_state("op", p), None, f"{p}") for p in range(2)
+    ]
+    assert manifests.write(manifest(0, 9, seg__0=refs[0], seg__1=refs[1]))
+    manifests.collect_garbage(1)
+    lost = [name for ref in refs for name in states.load_entry(ref.object or "").objects["op"]]
+    for name in lost:
+        store.delete(f"u/{name}")
+    manifests.collect_garbage(1)
+    assert manifests.unrestorable == {}
+    manifests.collect_garbage(1, suspects={lost[0]})
+    assert manifests.unrestorable.keys() == {ref.object for ref in refs}
 
 
 def test_unusable_entries_name_what_is_missing(store: Store) -> None:
@@ -341,9 +445,10 @@ class Saver:
 class History(RuleBasedStateMachine):
     """Two partitions save at their own pace, with two replicas each; entries are committed, wait,
     or are superseded by the other replica's; the coordinator is killed at any deletion, and others
-    delete objects. What is needed is there after each step, but for these; what is not needed is
-    gone at the end. What garbage collection has found is never committed, and replaced by the next
-    save. So is what a commit finds: it looks for all that the last manifest does not need."""
+    delete objects. What is needed is there after each step, but for these, and what restored tasks
+    still read; what is not needed is gone at the end. What garbage collection has found is never
+    committed, and replaced by the next save. So is what a commit finds: it looks for all that the
+    last manifest does not need."""
 
     PARTITIONS = ("a", "b")
     REPLICAS = (0, 1)
@@ -360,6 +465,7 @@ class History(RuleBasedStateMachine):
         self.trusted: dict[str, set[str]] = {}  # what committed entries needed at their commit
         self.told: dict[Saver, int] = {}  # the epoch at which entries of it were last refused
         self.refused: dict[Saver, EntryRef] = {}  # by a commit, while this one was committed
+        self.reading: dict[str, tuple[str, State, Fetch]] = {}  # restored tasks that lack objects
         self.epoch = self.seq = 0
         self.restart()
         self.write_manifest()  # no task begins, so none saves, before the first one
@@ -435,13 +541,48 @@ class History(RuleBasedStateMachine):
         self.disk.now += 1
         self.disk.deletions_left = killed_after
         try:
-            self.manifests.collect_garbage(self.RETAIN)
+            in_use = {entry for entry, _, _ in self.reading.values()}
+            self.manifests.collect_garbage(self.RETAIN, in_use=in_use)
         except StoreError:
             if killed_after is not None and killed_after % 2:
                 self.restart()
         finally:
             self.disk.deletions_left = None
         self.tell_savers()
+
+    @rule(p=st.sampled_from(PARTITIONS))
+    def restore(self, p: str) -> None:
+        """A task begins with the committed entry, and has none of its state."""
+        if self.committed[p].object is None:
+            self.save(p, 0, [0, 1])
+            self.commit([(p, 0)])
+        entry = self.committed[p].object
+        if entry is not None and not self.needs([entry]) & self.lost:
+            _, state, fetch = StateStore(self.store, "u").open(entry)
+            self.reading[p] = entry, state, fetch
+
+    @rule(p=st.sampled_from(PARTITIONS), replica=st.sampled_from(REPLICAS))
+    def overtake(self, p: str, replica: int) -> None:
+        """A task's entry leaves the manifests before it has read all."""
+        self.restore(p)
+        for number in range(self.RETAIN + 1):
+            self.save(p, replica, [number % 3])
+            self.commit([(p, replica)])
+        self.collect(None)
+
+    @rule(p=st.sampled_from(PARTITIONS), number=st.integers(0, 5))
+    def fetch(self, p: str, number: int) -> None:
+        """It fetches an object, or has all of them."""
+        if p not in self.reading:
+            return
+        _, _, fetch = self.reading[p]
+        if missing := fetch.missing:
+            name = missing[number % len(missing)]
+            gone = f"u/{name}" not in self.disk.data
+            with pytest.raises(StateLost) if gone else contextlib.nullcontext():
+                fetch.get(name)
+        if not missing or fetch.lost:
+            del self.reading[p]
 
     @rule(number=st.integers(0, 20))
     def lose(self, number: int) -> None:
@@ -474,9 +615,17 @@ class History(RuleBasedStateMachine):
         needed = self.disk.needed(self.RETAIN) | self.needs(saved)
         assert needed - self.lost <= self.disk.names()
 
+    @invariant()
+    def what_tasks_still_read_is_there(self) -> None:
+        """Unless somebody has deleted its entry."""
+        for entry, _, fetch in self.reading.values():
+            if entry not in self.lost:
+                assert set(fetch.missing) - self.lost <= self.disk.names()
+
     def teardown(self) -> None:
         """Without listing the whole store, unless the last collection failed, or entries were
         lost: nothing else knows their state."""
+        self.reading.clear()
         self.full_scan()
         for p in self.PARTITIONS:
             self.reboot(p, 1)

@@ -17,7 +17,8 @@ from state_parts import of_runs, one_run, tables_of
 from rekindle.checkpoints import state as state_module
 from rekindle.checkpoints.codec import checksum, decode_entry, encode_entry, parse_state_name
 from rekindle.checkpoints.manifest import Entry
-from rekindle.checkpoints.state import StateStore, decode_runs, encode_runs, merge_entries
+from rekindle.checkpoints.run_objects import decode_runs, encode_runs
+from rekindle.checkpoints.state import StateStore, merge_entries
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.engine.state.operator import EMPTY
@@ -152,7 +153,8 @@ def test_dead_runs_of_an_object_are_not_restored(store: Store, tmp_path: Path) -
     assert run.file.nbytes == run.nbytes
     save(partner, 29, state, entry)
     assert len(saved_names(store)) == 1
-    assert partner._rows == {entry.objects["op"][0]: 5}
+    (facts,) = partner._known.values()
+    assert facts.rows == 5
 
 
 def test_large_states_are_several_objects(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +219,7 @@ def test_an_entry_that_lacks_a_layout_is_refused(store: Store) -> None:
     states = StateStore(store, "u")
     entry = states.load_entry(save(states, 9, State({"op": one_run(table("a"))})).object)
     with pytest.raises(StoreError, match="does not describe the state of operator op"):
-        states.load_state(replace(entry, layouts={}))
+        states.open_state(replace(entry, layouts={}))
 
 
 def test_a_stateless_chain_has_an_entry_with_its_watermark(store: Store) -> None:

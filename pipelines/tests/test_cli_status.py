@@ -43,7 +43,7 @@ def test_queries_are_listed_by_priority_with_their_segments() -> None:
     view = view_of(Observed("lost"))
     assert [q.name for q in view.queries] == ["delay-alarms", "storm-watch", "route-report"]
     assert [s.name for s in view.queries[2].segments] == ["flown", "routes"]
-    assert view.others == ()
+    assert view.unqueried_segments == ()
 
 
 def test_a_task_has_its_phase_pod_node_and_epoch() -> None:
@@ -111,8 +111,9 @@ def test_a_topology_without_a_status_shows_its_spec() -> None:
 def test_tasks_are_shown_if_the_spec_does_not_compile() -> None:
     view = view_of(Observed("lost"), compiled=False)
     assert [q.segments for q in view.queries] == [(), (), ()]
-    assert sorted(s.name for s in view.others) == ["alarms", "flown", "routes", "storms"]
-    assert sum(len(s.tasks) for s in view.others) == 8
+    unqueried = sorted(s.name for s in view.unqueried_segments)
+    assert unqueried == ["alarms", "flown", "routes", "storms"]
+    assert sum(len(s.tasks) for s in view.unqueried_segments) == 8
 
 
 def test_without_the_right_to_list_pods_the_report_is_shown() -> None:
@@ -143,7 +144,7 @@ def test_a_status_of_another_release_is_partly_read() -> None:
     assert (view.phase, view.checkpoint, view.conditions) == ("Running", None, ())
     assert view.recovery is not None
     assert (view.recovery.since, view.recovery.plan) == (None, ())
-    assert [s.name for s in view.others] == ["x"]
+    assert [s.name for s in view.unqueried_segments] == ["x"]
     assert "route-report" in text_of(observed)
 
 

@@ -90,7 +90,7 @@ def test_bytes_are_those_of_row_by_row(table: pa.Table) -> None:
 def test_rows_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"s": [f"row {n}" * (n % 7) for n in range(100)], "n": range(100)})
     whole = encode_lines(table)
-    monkeypatch.setattr(json_writer, "PIECE_BYTES", 100)
+    monkeypatch.setattr(json_writer, "MAX_BATCH_BYTES", 100)
     assert encode_lines(table) == whole
     assert [json.loads(line) for line in whole.splitlines()] == table.to_pylist()
 

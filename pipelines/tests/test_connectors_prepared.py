@@ -123,15 +123,15 @@ def test_files_are_flushed_before_they_are_renamed(
     ]
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 500, 1 << 20])
-def test_rows_are_reordered_in_batches(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
-    monkeypatch.setattr(prepared, "PIECE_BYTES", piece_bytes)
+@pytest.mark.parametrize("batch_bytes", [1, 500, 1 << 20])
+def test_rows_are_reordered_in_batches(monkeypatch: pytest.MonkeyPatch, batch_bytes: int) -> None:
+    monkeypatch.setattr(prepared, "MAX_BATCH_BYTES", batch_bytes)
     rows = pa.table({"n": range(100), "s": [None if n % 7 == 0 else "x" * n for n in range(100)]})
     table = pa.Table.from_batches(rows.to_batches(max_chunksize=13))
     order = np.random.default_rng(1).permutation(100)
-    pieces = list(prepared.reordered(table, order))
-    assert pa.Table.from_batches(pieces).equals(rows.take(pa.array(order)).combine_chunks())
-    assert len(pieces) == (1 if piece_bytes > 1000 else len(pieces))
+    batches = list(prepared.reordered(table, order))
+    assert pa.Table.from_batches(batches).equals(rows.take(pa.array(order)).combine_chunks())
+    assert len(batches) == (1 if batch_bytes > 1000 else len(batches))
 
 
 def test_a_row_group_that_arrow_cannot_hold_is_named(

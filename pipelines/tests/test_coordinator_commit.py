@@ -15,6 +15,7 @@ from rekindle.coordinator.model import (
     StepDown,
     WriteManifest,
 )
+from rekindle.identity import UNREPORTED_STREAM_PROTOCOL
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
@@ -315,6 +316,20 @@ def test_no_first_manifest_in_an_empty_store_while_tasks_run() -> None:
     world.run_epochs(4)
     assert world.store[-1].fence == 2
     assert {s: t.restored_from for s, t in world.tasks.items()} == restored
+
+
+def test_stream_protocols_that_cannot_work_together_are_reported_at_once() -> None:
+    world = started()
+    assert "streamConflict" not in world.reports[-1]
+    assert world.reports[-1]["problems"] == []
+    world.tasks[Slot("left", 0, 1)].stream_protocol = UNREPORTED_STREAM_PROTOCOL
+    world.run_epochs(8)
+    data_plane = world.reports[-1]
+    assert data_plane["streamConflict"] == [2, 3]
+    (problem,) = data_plane["problems"]
+    assert "stream protocols 2 and 3" in problem
+    assert "(1 tasks have an older one: left/0/1)" in problem
+    assert "Set spec.suspend to true, and back once all tasks have ended" in problem
 
 
 def test_results_of_different_engines_are_not_compared() -> None:

@@ -65,14 +65,14 @@ def test_a_state_that_differs_is_disputed() -> None:
     comparison = DigestComparison()
     for replica, state in enumerate(("s", "t")):
         comparison.observed(computation(replica), {3: EpochDigests("-1:c", "d", state)})
-    assert comparison.disputes[LEFT].kind == "state"
+    assert comparison.disputes[LEFT].digest_name == "state"
 
 
 def disputed() -> DigestComparison:
     comparison = DigestComparison()
     comparison.observed(computation(0), chained(["d0", "right"]))
     comparison.observed(computation(1), chained(["d0", "wrong"]))
-    assert comparison.disputes[LEFT].after == 0
+    assert comparison.disputes[LEFT].agreed_through == 0
     return comparison
 
 

@@ -16,7 +16,7 @@ from rekindle.coordinator.tasks.membership import (
     Task,
     coordinator_is_isolated,
 )
-from rekindle.protocol import FLIGHT_PORT, PollResponse, TaskPhase, TaskRef
+from rekindle.protocol import STREAM_PORT, PollResponse, TaskPhase, TaskRef
 from rekindle.topology.model import Slot
 
 SOURCES = Slot("src", 0, 0), Slot("src", 1, 0)
@@ -131,7 +131,7 @@ def test_tasks_that_were_not_live_prove_nothing(phase: TaskPhase) -> None:
 def test_a_source_that_its_reader_cannot_read_is_dead() -> None:
     cluster = Cluster()
     cluster.pass_time(10.0)
-    cluster.hear(READER, 200, unreadable=(f"{SOURCES[0].key}:{FLIGHT_PORT}",))
+    cluster.hear(READER, 200, unreadable=(f"{SOURCES[0].key}:{STREAM_PORT}",))
     assert not cluster.is_isolated()
 
 
@@ -152,7 +152,7 @@ def test_a_reader_that_has_restarted_proves_nothing_before_it_is_live() -> None:
     args = cluster.membership, readable, cluster.interval_s
     assert coordinator_is_isolated(*args, cluster.now)
     cluster.hear(
-        other, 70, TaskPhase.CATCHING_UP, (f"{SOURCES[0].key}:{FLIGHT_PORT}",), boot="second"
+        other, 70, TaskPhase.CATCHING_UP, (f"{SOURCES[0].key}:{STREAM_PORT}",), boot="second"
     )
     assert not coordinator_is_isolated(*args, cluster.now)
     cluster.hear(other, 71, boot="second")

@@ -24,9 +24,10 @@ from rekindle.coordinator.model import (
     Effect,
     EntriesRefused,
     GarbageCollected,
+    PollAnswered,
     WriteManifest,
 )
-from rekindle.protocol import CheckpointDone
+from rekindle.protocol import CheckpointDone, TaskPhase
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
@@ -49,6 +50,8 @@ class LossyWorld(World):
         self.lost: set[str] = set()
         self.known: set[str] = set()
         self.full_scans: list[bool] = []
+        self.in_use: list[frozenset[str]] = []
+        self.suspects: list[frozenset[str]] = []
         self.reused: dict[str, str | None] = {}
         super().__init__(PARTS)
 
@@ -85,8 +88,10 @@ class LossyWorld(World):
             match effect:
                 case WriteManifest(new_entries=new) if refused := tuple(filter(self.is_lost, new)):
                     self.feed(EntriesRefused(refused, "state is missing"), who)
-                case CollectGarbage(full_scan=full_scan):
+                case CollectGarbage(full_scan=full_scan, in_use=in_use, suspects=suspects):
                     self.full_scans.append(full_scan)
+                    self.in_use.append(in_use)
+                    self.suspects.append(suspects)
                     self.collect_garbage()
                 case _:
                     super().perform(who, [effect])
@@ -215,3 +220,84 @@ def test_a_restore_that_fails_makes_the_next_collection_look_for_the_cause() -> 
     world.run_epochs(15)
     assert world.full_scans.count(True) == 1
     assert world.tasks[slot].phase == "Live"
+
+
+def test_what_tasks_still_read_is_not_deleted() -> None:
+    world = started()
+    world.tasks[Slot("mid", 0, 1)].core.status.restoring = "entry"
+    world.run_epochs(2)
+    world.in_use.clear()
+    world.run_epochs(15)
+    assert set(world.in_use) == {frozenset({"entry"})}
+
+
+def test_a_complete_replica_saves_while_another_one_still_reads() -> None:
+    world = started()
+    slot, partner = Slot("mid", 0, 0), Slot("mid", 0, 1)
+    world.kill(slot)
+    world.run_epochs(5)
+    world.start_task(slot).reads_state_forever = True
+    world.run_epochs(20)
+    assert world.tasks[slot].core.status.restoring is not None
+    assert world.tasks[slot].state_epoch >= world.head - 2
+    assert (world.tasks[slot].phase, world.tasks[partner].phase) == ("CatchingUp", "Live")
+    assert world.store[-1].epoch >= world.head - 2 * world.interval_epochs
+
+
+def test_a_replica_that_catches_up_saves_rather_than_one_that_still_reads() -> None:
+    world = started()
+    slots = [Slot("mid", 0, replica) for replica in (0, 1)]
+    for slot in slots:
+        world.kill(slot)
+    for slot in slots:
+        world.start_task(slot).reads_state_forever = slot.replica == 0
+    world.release_epoch(50)
+    for other in set(world.tasks) - set(slots):
+        world.work(other, 50)
+    for _ in range(8):
+        for slot in slots:
+            world.work(slot, 1)
+        world.poll_round()
+    assert {world.tasks[slot].phase for slot in slots} == {"CatchingUp"}
+    assert [bool((p := world.coordinator.poll_for(s)) and p.saver) for s in slots] == [False, True]
+
+
+def loses(world: LossyWorld, slot: Slot, name: str) -> None:
+    """A task finds a state object of its restore point damaged."""
+    task = next(t for t in world.coordinator.membership if t.slot == slot)
+    assert task.response is not None
+    update = {"restoring": "entry", "phase": TaskPhase.FAILED, "lost": name}
+    failed = task.response.model_copy(update=update)
+    for _ in range(3):
+        world.feed(PollAnswered(slot, task.pod.incarnation, failed))
+
+
+def test_a_collection_looks_at_the_object_that_a_task_found_lost() -> None:
+    """Once, and soon: the task's next boot would be given the same restore point."""
+    world, slot = started(), Slot("mid", 0, 1)
+    world.run_epochs(20)
+    world.suspects.clear()
+    loses(world, slot, "state/x")
+    asked_at = world.now
+    while not world.suspects:
+        world.run_epochs(1)
+    assert world.now - asked_at <= 12
+    loses(world, slot, "state/x")
+    world.run_epochs(120)
+    assert [s for s in world.suspects if s] == [frozenset({"state/x"})]
+    assert not any(world.full_scans)
+
+
+def test_without_another_entry_a_task_waits_and_the_report_names_what_is_lost() -> None:
+    world = started()
+    slots = [Slot("mid", 0, replica) for replica in (0, 1)]
+    for slot in slots:
+        world.kill(slot)
+    world.lose_all()
+    world.collect_garbage()
+    task = world.start_task(slots[0])
+    world.run_epochs(8)
+    assert task.phase == "Waiting"
+    (problem,) = world.coordinator.checkpoint_problems(world.now)
+    assert "the entry of" in problem.message
+    assert "no live replica can save mid/0 again" in problem.message

@@ -87,6 +87,7 @@ def test_the_crd_declares_every_field_of_the_report() -> None:
         inconsistent=("x",),
         problems=("x",),
         checkpoint_problems=tuple(CheckpointProblem(k, "x") for k in CheckpointProblemKind),
+        stream_conflict=(2, 3),
         generation=1,
         head_epoch=1,
         store="x",

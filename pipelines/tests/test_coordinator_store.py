@@ -13,7 +13,7 @@ import pytest
 from state_parts import count_state, value_in_state
 
 from rekindle.checkpoints import Entry, EntryRef, Manifest, ManifestStore, StateStore, Store
-from rekindle.coordinator.model import Partition, StateMigration, WriteManifest
+from rekindle.coordinator.model import CollectGarbage, Partition, StateMigration, WriteManifest
 from rekindle.coordinator.shell.store import CheckpointStore
 from rekindle.errors import StoreError
 
@@ -104,7 +104,7 @@ def test_an_entry_is_migrated_from_older_segments(store: CheckpointStore, url: s
     assert value_in_state(state, "op-b") == 3
     again = run(store.write(WriteManifest(unmigrated, migrations=(migration,))))
     assert again == written, "every coordinator makes the same object"
-    run(store.collect_garbage(1))
+    run(store.collect_garbage(CollectGarbage(1)))
     assert run(store.unusable([ref.object])) == {}
 
 
@@ -114,7 +114,7 @@ def test_old_checkpoints_are_deleted(store: CheckpointStore, url: str) -> None:
         assert ref.object is not None
         assert run(store.unusable([ref.object])) == {}
         assert run(store.write(WriteManifest(manifest(seq, {"a/0": (ref,)})))) is not None
-        run(store.collect_garbage(1))
+        run(store.collect_garbage(CollectGarbage(1)))
     gc.collect()
     assert not [o for o in gc.get_objects() if isinstance(o, Entry)]
 
@@ -127,7 +127,7 @@ def test_garbage_collection_finds_what_others_deleted(store: CheckpointStore, ur
     objects = Store(url)
     (lost,) = (info.name for info in objects.list(f"{UID}/state/"))
     objects.delete(lost)
-    run(store.collect_garbage(1))
+    run(store.collect_garbage(CollectGarbage(1)))
     assert list(store.unrestorable) == [ref.object]
 
 

@@ -14,8 +14,8 @@ from rekindle.coordinator.checkpoints import phases
 from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase
 from rekindle.coordinator.model import Partition
-from rekindle.coordinator.transitions import InvalidTransition, StateMachine, next_state
 from rekindle.topology.model import Slot
+from rekindle.transitions import InvalidTransition, StateMachine, next_state
 
 LEFT = Partition("left", 0)
 
@@ -74,7 +74,7 @@ def test_an_ended_dispute_refuses_all_events(phase: DisputePhase, event: Dispute
     if event in disputes.TRANSITIONS[phase]:
         assert phase in (DisputePhase.OPEN, DisputePhase.UNRESOLVED)
         return
-    with pytest.raises(InvalidTransition, match=f"event '{event}' is invalid in phase {phase}"):
+    with pytest.raises(InvalidTransition, match=f"event '{event}' is invalid in state {phase}"):
         next_state("dispute", disputes.TRANSITIONS, phase, event)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rekindle.engine.state import compaction, reading
 from rekindle.engine.state import operator as pages
 from rekindle.engine.state import panes as combining
 from rekindle.engine.state.operator import EMPTY, OperatorState
-from rekindle.engine.state.runs import BUCKETS, RunShape, bucket_of, fold, sort
+from rekindle.engine.state.reading import read
+from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
+from rekindle.engine.state.runs import BUCKETS, Run, RunShape, bucket_of, fold, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.exchange.hashing import hash_rows
 from rekindle_testing.fixtures.examples import scaled_examples
@@ -58,12 +62,12 @@ epochs = st.lists(epoch, min_size=1, max_size=12)
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_ROWS", 4)
-    monkeypatch.setattr(pages, "SINGLE_DELTAS", 2)
-    monkeypatch.setattr(pages, "JOINED_DELTAS", 2)
-    monkeypatch.setattr(pages, "JOIN_BYTES", 1000)
-    monkeypatch.setattr(pages, "PRUNED_PAGES", 2)
-    monkeypatch.setattr(pages, "READ_PAGES", 2)
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 4)
+    monkeypatch.setattr(compaction, "SINGLE_DELTAS", 2)
+    monkeypatch.setattr(compaction, "JOINED_DELTAS", 2)
+    monkeypatch.setattr(compaction, "JOIN_BYTES", 1000)
+    monkeypatch.setattr(compaction, "PRUNED_PAGES", 2)
+    monkeypatch.setattr(reading, "READ_PAGES", 2)
     monkeypatch.setattr(combining, "WINDOW_ROWS", 8)
     monkeypatch.setattr(combining, "TREE_NODE_ROWS", 12)
 
@@ -145,11 +149,11 @@ def played(drawn: Sequence[Any], steps: Sequence[str]) -> OperatorState:
         check(state)
         match steps[number % len(steps)]:
             case "compact":
-                state = pages.compact(SHAPE, state)
+                state = compaction.compact(SHAPE, state)
             case "all":
-                state = pages.compact_all(SHAPE, state)
+                state = compaction.compact_all(SHAPE, state)
             case "join":
-                state = pages.join_single_deltas(state)
+                state = compaction.join_single_deltas(state)
         check(state)
     return state
 
@@ -160,15 +164,17 @@ def check(state: OperatorState) -> None:
     assert starts == sorted(set(starts))
     assert len(state.pages) == len(state.through) == len(state.pending)
     assert [d.seq for d in state.deltas] == sorted({d.seq for d in state.deltas})
+    levels = [d.level for d in state.deltas]
+    assert levels == sorted(levels, reverse=True)
     live = np.zeros(len(state.pages), dtype=np.int64)
     for delta in state.deltas:
-        at = pages._pages_of(state, delta.run.panes, delta.run.buckets())
+        at = pages.pages_of(state, delta.run.panes, delta.run.buckets())
         counts = (delta.seq > state.through[at]) & (delta.run.panes >= state.first_live_pane_us)
         np.add.at(live, at[counts], 1)
     assert live.tolist() == state.pending.tolist()
     for place, page in enumerate(state.pages):
         if page.run is not None:
-            assert set(pages._pages_of(state, page.run.panes, page.run.buckets())) == {place}
+            assert set(pages.pages_of(state, page.run.panes, page.run.buckets())) == {place}
     known = [run.panes for run in state.runs()]
     everything = np.unique(np.concatenate(known)) if known else np.zeros(0, dtype=np.int64)
     assert state.panes.tolist() == everything[everything >= state.first_live_pane_us].tolist()
@@ -186,7 +192,7 @@ def test_state_holds_the_left_folds_of_its_epochs(
     for rows in drawn:
         model.add(rows)
     low, high = first * PANE_US, (first + length) * PANE_US
-    got = comparable(pages.read(SHAPE, state, low, high))
+    got = comparable(read(SHAPE, state, low, high))
     assert len(got) == len(set(got))
     assert set(got) == model.comparable(low, high)
 
@@ -196,15 +202,15 @@ def test_state_holds_the_left_folds_of_its_epochs(
 def test_layout_and_portions_do_not_change_the_rows_or_their_order(
     drawn: Any, some: Any, others: Any, sizes: list[int]
 ) -> None:
-    one = pages.read(SHAPE, played(drawn, some), -1000, 1000)
-    assert comparable(pages.read(SHAPE, played(drawn, others), -1000, 1000)) == comparable(one)
+    one = read(SHAPE, played(drawn, some), -1000, 1000)
+    assert comparable(read(SHAPE, played(drawn, others), -1000, 1000)) == comparable(one)
     portions: list[list[Any]] = []
     at = 0
     while at < len(drawn):
         size = sizes[len(portions) % len(sizes)]
         portions.append([row for rows in drawn[at : at + size] for row in rows])
         at += size
-    assert comparable(pages.read(SHAPE, played(portions, others), -1000, 1000)) == comparable(one)
+    assert comparable(read(SHAPE, played(portions, others), -1000, 1000)) == comparable(one)
 
 
 @given(epochs, steps, st.integers(-5, 45))
@@ -221,9 +227,9 @@ def test_dropped_panes_are_gone_and_others_stay(drawn: Any, steps: Any, floor: i
         later = [r for r in rows if r[0] >= floor]
         model.add(later)
         state = pages.append(state, sort(table(later)))
-        state = pages.compact(SHAPE, state)
+        state = compaction.compact(SHAPE, state)
         check(state)
-    assert set(comparable(pages.read(SHAPE, state, -1000, 1000))) == model.comparable(-1000, 1000)
+    assert set(comparable(read(SHAPE, state, -1000, 1000))) == model.comparable(-1000, 1000)
     everything = pages.drop(state, 10_000)
     assert everything.is_empty
     assert not list(everything.runs())
@@ -241,79 +247,157 @@ def counts(which: Any, pane: Any = 0) -> pa.Table:
 
 
 def test_an_epoch_compacts_in_proportion_to_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_ROWS", 100)
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 100)
     rng = np.random.default_rng(1)
     state, written, known = EMPTY, 0, set()
     groups, shape, rows = 20_000, COUNTS, counts
-    state = pages.compact(shape, pages.append(state, rows(np.arange(groups))))
+    state = compaction.compact(shape, pages.append(state, rows(np.arange(groups))))
     largest = 0
     for _ in range(200):
         known = {run.id for run in state.runs()}
         which = rng.choice(groups, 200, replace=False)
-        state = pages.compact(shape, pages.append(state, rows(which)))
+        state = compaction.compact(shape, pages.append(state, rows(which)))
         new = sum(page.rows for page in state.pages if page.run and page.run.id not in known)
         written += new
         largest = max(largest, new)
     assert written <= pages.COMPACTION_RATIO * 200 * 200
     assert largest <= 1000
     assert state.rows <= 3 * groups
-    total = pages.read(shape, state, 0, 1).column("n").to_numpy().sum()
+    total = read(shape, state, 0, 1).column("n").to_numpy().sum()
     assert total == groups + 200 * 200
+
+
+class Unread:
+    """A store from which nothing is read."""
+
+    def fetch(self) -> None:
+        raise AssertionError("a run is read that is not here")
+
+    def prefer(self) -> None: ...
+
+
+def restored(state: OperatorState) -> tuple[OperatorState, list[tuple[AwaitedRun, Run]]]:
+    """A saved state with all runs remote, and what they await."""
+    state = compaction.join_single_deltas(state)
+    facts = {r: RunFacts(r.rows, r.nbytes, r.extent, r.schema) for r in state.runs()}
+    awaited = [(AwaitedRun(found, Unread()), run) for run, found in facts.items()]
+    remote: dict[object, Run] = {run.id: RemoteRun(place, run.id) for place, run in awaited}
+    return replace(state.with_runs(remote), complete=False), awaited
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_compaction_goes_on_after_a_catch_up(monkeypatch: pytest.MonkeyPatch, lazy: bool) -> None:
+    """Calls were large while the state was fetched, so that much waits on one page."""
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
+    rng, groups = np.random.default_rng(1), 2_000
+    state, awaited = EMPTY, list[tuple[AwaitedRun, Run]]()
+    for _ in range(5):
+        state = compaction.compact(COUNTS, pages.append(state, counts(rng.choice(groups, 500))))
+    if lazy:
+        state, awaited = restored(state)
+    for _ in range(4):
+        large = counts(np.tile(np.arange(groups), 10))
+        state = compaction.compact(COUNTS, pages.append(state, large))
+    for place, run in awaited:
+        place.arrive(run)
+    for _ in range(60):
+        state = compaction.compact(COUNTS, pages.append(state, counts(rng.choice(groups, 50))))
+    check(state)
+    assert state.rows <= 3 * groups
+    total = read(COUNTS, state, 0, 1).column("n").to_numpy().sum()
+    assert total == 5 * 500 + 40 * groups + 60 * 50
+
+
+def test_new_panes_are_compacted_while_older_ones_are_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
+    groups, state = np.arange(2_000), EMPTY
+    for _ in range(5):
+        state = compaction.compact(COUNTS, pages.append(state, counts(groups[::4], 1)))
+    state, awaited = restored(state)
+    before = len(state.pages)
+    for number in range(100):
+        state = compaction.compact(COUNTS, pages.append(state, counts(groups, 5 + number // 50)))
+    assert len(state.pages) > before + 8
+    assert state.rows <= 3 * 2 * len(groups)
+    for place, run in awaited:
+        place.arrive(run)
+    check(state)
+    total = read(COUNTS, state, 0, 10).column("n").to_numpy().sum()
+    assert total == 5 * 500 + 100 * len(groups)
+
+
+def test_too_much_that_waits_makes_a_call_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state does not grow with the input for as long as the store is away."""
+    monkeypatch.setattr(compaction, "WAITING_BYTES", 100_000)
+    state, _ = restored(compaction.compact(COUNTS, pages.append(EMPTY, counts(np.arange(500)))))
+    states = [state]
+
+    def grow() -> None:
+        for _ in range(100):
+            appended = pages.append(states[-1], counts(np.arange(500)))
+            states.append(compaction.compact(COUNTS, appended))
+
+    with pytest.raises(AssertionError, match="a run is read that is not here"):
+        grow()
+    state = states[-1]
+    assert 100_000 < state.nbytes < 200_000
 
 
 def test_a_join_copies_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the state is kept: all deltas together may be larger than memory."""
-    monkeypatch.setattr(pages, "PAGE_ROWS", 64)
-    monkeypatch.setattr(pages, "JOINED_DELTAS", 16)
-    monkeypatch.setattr(pages, "JOIN_BYTES", 20_000)
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 64)
+    monkeypatch.setattr(compaction, "JOINED_DELTAS", 16)
+    monkeypatch.setattr(compaction, "JOIN_BYTES", 20_000)
     rng = np.random.default_rng(1)
-    state = pages.compact(COUNTS, pages.append(EMPTY, counts(np.arange(50_000))))
+    state = compaction.compact(COUNTS, pages.append(EMPTY, counts(np.arange(50_000))))
     for number in range(300):
         known = {delta.run.id for delta in state.deltas}
         state = pages.append(state, counts(rng.choice(50_000, 100, replace=False)))
-        state = pages.compact(COUNTS, state)
-        state = pages.join_single_deltas(state) if number % 5 == 4 else state
+        state = compaction.compact(COUNTS, state)
+        state = compaction.join_single_deltas(state) if number % 5 == 4 else state
         fresh = [d.run.nbytes for d in state.deltas if d.run.id not in known]
         assert sum(fresh) <= 2 * 20_000
     assert {delta.level for delta in state.deltas} >= {1, 2}
     assert len(state.deltas) <= 6 * 16
     check(state)
-    total = pages.read(COUNTS, state, 0, 1).column("n").to_numpy().sum()
+    total = read(COUNTS, state, 0, 1).column("n").to_numpy().sum()
     assert total == 50_000 + 300 * 100
 
 
 def test_rows_of_the_far_future_do_not_keep_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row in each epoch has a wrong clock; all other windows close soon."""
-    monkeypatch.setattr(pages, "PAGE_ROWS", 256)
-    monkeypatch.setattr(pages, "SINGLE_DELTAS", 32)
-    monkeypatch.setattr(pages, "JOINED_DELTAS", 512)
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
+    monkeypatch.setattr(compaction, "SINGLE_DELTAS", 32)
+    monkeypatch.setattr(compaction, "JOINED_DELTAS", 512)
     state = EMPTY
     for number in range(400):
         groups = np.arange(501)
         pane = np.where(groups == 500, 10**15, number // 20)
-        state = pages.compact(COUNTS, pages.append(state, counts(groups, pane)))
+        state = compaction.compact(COUNTS, pages.append(state, counts(groups, pane)))
         state = pages.drop(state, number // 20 - 1)
-        state = pages.join_single_deltas(state) if number % 10 == 9 else state
+        state = compaction.join_single_deltas(state) if number % 10 == 9 else state
         check(state)
         assert state.rows < 40_000
-    assert pages.read(COUNTS, state, 10**15, 10**15 + 1).column("n").to_pylist() == [400]
+    assert read(COUNTS, state, 10**15, 10**15 + 1).column("n").to_pylist() == [400]
 
 
 def test_pages_that_hardly_change_do_not_keep_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Late rows for a large old pane, which are not worth a compaction of its pages."""
-    monkeypatch.setattr(pages, "PAGE_ROWS", 256)
-    monkeypatch.setattr(pages, "PRUNED_PAGES", 64)
-    state = pages.compact(COUNTS, pages.append(EMPTY, counts(np.arange(10_000), 1)))
-    state = pages.compact_all(COUNTS, state)
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
+    monkeypatch.setattr(compaction, "PRUNED_PAGES", 64)
+    state = compaction.compact(COUNTS, pages.append(EMPTY, counts(np.arange(10_000), 1)))
+    state = compaction.compact_all(COUNTS, state)
     rng = np.random.default_rng(1)
     for number in range(400):
         groups = np.append(rng.choice(500, 200, replace=False), number)
         pane = np.where(np.arange(201) == 200, 1, 2)
-        state = pages.compact(COUNTS, pages.append(state, counts(groups, pane)))
-        state = pages.join_single_deltas(state) if number % 10 == 9 else state
+        state = compaction.compact(COUNTS, pages.append(state, counts(groups, pane)))
+        state = compaction.join_single_deltas(state) if number % 10 == 9 else state
         assert sum(d.run.rows for d in state.deltas) < 5_000
     check(state)
-    assert pages.read(COUNTS, state, 1, 2).column("n").to_numpy().sum() == 10_400
+    assert read(COUNTS, state, 1, 2).column("n").to_numpy().sum() == 10_400
 
 
 @given(st.integers(-100, 100), st.integers(1, 700))
@@ -339,7 +423,7 @@ def test_windows_do_not_depend_on_those_closed_before(
         fresh = sort(table(rows))
         touched = np.unique(fresh.column("__w").to_numpy())
         state = combining.without_touched(pages.append(state, fresh), touched, PANE_US)
-        state = pages.compact(SHAPE, state)
+        state = compaction.compact(SHAPE, state)
         after = max(before, marks[number % len(marks)] if marks else 0)
         starts = combining.closing(state.panes, PANE_US, count, before, after)
         state, got = combining.windows(SHAPE, state, PANE_US, count, starts)
@@ -400,13 +484,13 @@ def test_wide_rows_are_folded_in_portions_of_bytes(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(combining, limit, 1 << 18)
     for limit in ("WINDOW_BYTES", "TREE_NODE_BYTES"):
         monkeypatch.setattr(combining, limit, 1 << 20, raising=False)
-    monkeypatch.setattr(pages, "PAGE_ROWS", 4096)
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 4096)
     shape = RunShape((pa.int64(),), (("word", pa.string(), "max"),))
     state, groups = EMPTY, np.arange(2000)
     for pane in range(4):
         rows = counts(groups, pane * PANE_US).drop_columns(["n"])
         rows = rows.append_column("word", pa.array(["x" * 1000] * len(groups)))
-        state = pages.compact(shape, pages.append(state, rows))
+        state = compaction.compact(shape, pages.append(state, rows))
     runs = [page.run for page in state.pages if page.run is not None]
     assert max(run.nbytes for run in runs) <= 2 << 20
     closed: list[int] = []

@@ -15,22 +15,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_parts import of_runs, one_run
+from window_parts import (
+    SHAPE,
+    SIZE,
+    SLIDE,
+    epochs,
+    folded,
+    history,
+    shape_of,
+    table,
+)
 
 from rekindle.checkpoints import StateStore, Store
 from rekindle.checkpoints.manifest import EntryRef
 from rekindle.engine.canonical_order import from_comparable, to_comparable
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
-from rekindle.engine.state import operator, spill
+from rekindle.engine.state import compaction, reading, spill
 from rekindle.engine.state import panes as combining
-from rekindle.engine.state.operator import (
-    EMPTY,
-    NO_PANE,
-    OperatorState,
-    compact_all,
-    join_single_deltas,
-    read,
-)
+from rekindle.engine.state.compaction import compact_all, join_single_deltas
+from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
@@ -39,30 +43,6 @@ from rekindle.errors import StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 from rekindle_testing.fixtures.examples import scaled_examples
-
-SIZE, SLIDE = 40, 10
-SHAPE = WindowShape(
-    HoppingAssigner(SIZE, SLIDE),
-    keys=(pa.string(),),
-    partials=(
-        ("p0", pa.float64(), "sum"),
-        ("p1", pa.int64(), "sum"),
-        ("p2", pa.float64(), "min"),
-        ("p3", pa.float64(), "max"),
-        ("p4", pa.string(), "max"),
-    ),
-)
-NAMES = ("__k0", "__w", "__e", "__n", "p0", "p1", "p2", "p3", "p4")
-KINDS = dict(
-    zip(
-        NAMES,
-        [
-            *(pa.string(), pa.int64(), pa.int64(), pa.int64()),
-            *(pa.float64(), pa.int64(), pa.float64(), pa.float64(), pa.string()),
-        ],
-        strict=True,
-    )
-)
 
 
 def state_table(**columns: Any) -> pa.Table:
@@ -102,45 +82,6 @@ def test_incompatible_saved_state_is_refused(saved: pa.Table, reason: str) -> No
         conformed(saved)
 
 
-doubles = st.one_of(
-    st.none(), st.floats(-1e15, 1e15), st.sampled_from([math.nan, -0.0, 0.1, 1e15, -1e15, 1e-3])
-)
-partial = st.tuples(
-    st.sampled_from(["a", "b", "c", None]),
-    st.integers(-3, 3).map(lambda n: n * 10),
-    doubles,
-    st.one_of(st.none(), st.integers(-9, 9)),
-    doubles,
-    doubles,
-    st.one_of(st.none(), st.text(max_size=2)),
-)
-epochs = st.lists(
-    st.tuples(st.lists(partial, max_size=12), st.integers(0, 25)), min_size=1, max_size=6
-)
-
-
-def table(rows: Sequence[Sequence[Any]]) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) or [()] * len(NAMES)
-    arrays = [
-        pa.array(list(c), KINDS[n], from_pandas=False) for n, c in zip(NAMES, columns, strict=True)
-    ]
-    return pa.table(arrays, names=list(NAMES))
-
-
-def history(
-    drawn: list[tuple[list[Any], int]], size: int = SIZE
-) -> list[tuple[pa.Table, tuple[int, int, int]]]:
-    """Epochs with increasing watermarks; each (group, pane) once in an epoch, as from Spark."""
-    result, before, after = [], NO_WATERMARK, -30
-    for number, (rows, step) in enumerate(drawn):
-        once = {(key, pane): (key, pane, number, 1, *rest) for key, pane, *rest in rows}
-        late = [(k, LATE if p + size <= before else p, *r) for k, p, *r in once.values()]
-        after += step
-        result.append((table(late), (number, before, after)))
-        before = after
-    return result
-
-
 def play(
     shape: WindowShape,
     steps: Sequence[tuple[pa.Table, tuple[int, int, int]]],
@@ -160,14 +101,6 @@ def play(
     rows = pa.concat_tables(closed)
     digests = [digest_table(rows.filter(pa.compute.equal(rows["__e"], e))) for e in range(9)]
     return f"{digest_table(folded(state, shape))} {state.digest}", digests
-
-
-def folded(state: OperatorState, shape: WindowShape = SHAPE) -> pa.Table:
-    return read(shape.runs, state, NO_PANE, END_OF_INPUT)
-
-
-def shape_of(panes: int) -> WindowShape:
-    return replace(SHAPE, windows=HoppingAssigner(panes * SLIDE, SLIDE))
 
 
 @given(
@@ -286,8 +219,8 @@ def test_windows_that_close_in_portions_have_the_same_bits(drawn: list[Any], pan
         state = portioned = EMPTY
         for rows, mark in steps:
             whole = advance(shape, state, rows, [mark])
-            patched.setattr(operator, "READ_PAGES", 1)
-            patched.setattr(operator, "PAGE_ROWS", 4)
+            patched.setattr(reading, "READ_PAGES", 1)
+            patched.setattr(compaction, "PAGE_ROWS", 4)
             patched.setattr(combining, "TREE_NODE_ROWS", 8)
             patched.setattr(combining, "WINDOW_ROWS", 8)
             parts = advance(shape, portioned, rows, [mark], files)
@@ -301,7 +234,7 @@ def test_closed_windows_larger_than_memory_are_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spill, "PORTION_BYTES", 50_000)
-    monkeypatch.setattr(operator, "PAGE_ROWS", 256)
+    monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
     files, state = RunFiles(tmp_path, memory_bytes=0), EMPTY
     for number in range(20):
         rows = [(f"{i * 20 + number}", 0, number, 1, 1.0, i, 1.0, 1.0, "x") for i in range(500)]

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.reference.overlap import ahead, behind, set_on_error
+from rekindle.reference.overlap import prefetch, set_on_error, write_behind
 
 DEADLINE_S = 10.0
 
 
 def test_items_keep_their_order() -> None:
-    assert list(ahead(iter(range(1, 50)))) == list(range(1, 50))
+    assert list(prefetch(iter(range(1, 50)))) == list(range(1, 50))
 
 
 def test_only_the_next_item_is_made_while_one_is_used() -> None:
@@ -26,7 +26,7 @@ def test_only_the_next_item_is_made_while_one_is_used() -> None:
             event.set()
             yield n
 
-    found = ahead(items())
+    found = prefetch(items())
     assert next(found) == 1
     assert second.wait(DEADLINE_S)
     assert not third.wait(0.05)
@@ -39,7 +39,7 @@ def test_an_error_of_an_item_is_raised_in_its_place() -> None:
         yield 1
         raise ValueError("second")
 
-    found = ahead(items())
+    found = prefetch(items())
     assert next(found) == 1
     with pytest.raises(ValueError, match="second"):
         next(found)
@@ -47,7 +47,7 @@ def test_an_error_of_an_item_is_raised_in_its_place() -> None:
 
 def test_items_are_written_in_order_before_the_end() -> None:
     written: list[int] = []
-    with behind(written.append) as write:
+    with write_behind(written.append) as write:
         for n in range(20):
             write(n)
     assert written == list(range(20))
@@ -58,7 +58,7 @@ def test_a_failed_write_is_raised_by_the_next_one() -> None:
         raise ValueError(f"item {item}")
 
     def write_two() -> None:
-        with behind(fail) as write:
+        with write_behind(fail) as write:
             write(1)
             write(2)
 
@@ -70,7 +70,7 @@ def test_a_failed_last_write_is_raised_at_the_end() -> None:
     def fail(item: int) -> None:
         raise ValueError(f"item {item}")
 
-    with pytest.raises(ValueError, match="item 1"), behind(fail) as write:
+    with pytest.raises(ValueError, match="item 1"), write_behind(fail) as write:
         write(1)
 
 
@@ -78,8 +78,11 @@ def test_a_write_that_is_in_progress_is_left_after_an_error() -> None:
     ended = threading.Event()
     left: list[bool] = []
 
+    def wait(_: int) -> None:
+        left.append(ended.wait(DEADLINE_S))
+
     def fail() -> None:
-        with behind(lambda _: left.append(ended.wait(DEADLINE_S))) as write, set_on_error(ended):
+        with write_behind(wait) as write, set_on_error(ended):
             write(1)
             raise ValueError("the computation")
 

@@ -114,9 +114,9 @@ def test_merged_partials_give_what_spark_gives_at_once(spark: Any) -> None:
     parts = decompose(text)
     partials = ", ".join(f"{p.sql} AS {p.name}" for p in parts.partials)
     merges = ", ".join(f"{p.merge}({p.name}) AS {p.name}" for p in parts.partials)
-    finals = ", ".join(f"{sql} AS `{alias}`" for alias, sql in parts.finals)
+    outputs = ", ".join(f"{sql} AS `{alias}`" for alias, sql in parts.outputs)
     merged = (
-        f"SELECT g, {finals} FROM (SELECT g, {merges} FROM "
+        f"SELECT g, {outputs} FROM (SELECT g, {merges} FROM "
         f"(SELECT g, pane, {partials} FROM t GROUP BY g, pane) GROUP BY g) ORDER BY g"
     )
     direct = f"SELECT g, {text} FROM t GROUP BY g ORDER BY g"

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.topology.schema import Field, Scalar, Schema, Struct
 from rekindle.topology.sql.ddl import ddl_to_schema
-from rekindle.topology.sql.row_wise import SqlReport, check_sql
+from rekindle.topology.sql.row_wise import SqlAnalysis, check_sql
 
 SCHEMA = ddl_to_schema(
     "n BIGINT, tags ARRAY<STRUCT<k: INT>>, s STRUCT<f: STRING, g: STRUCT<h: INT>>, "
@@ -16,7 +16,7 @@ SCHEMA = ddl_to_schema(
 )
 
 
-def check(sql: str) -> SqlReport:
+def check(sql: str) -> SqlAnalysis:
     return check_sql(sql, {"rows": SCHEMA})
 
 

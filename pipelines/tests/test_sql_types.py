@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekindle.topology.schema import Scalar
-from rekindle.topology.sql.aggregates import parse_aggregates, refused_aggregates
+from rekindle.topology.sql.aggregates import parse_aggregates, type_problems
 from rekindle.topology.sql.casts_without_date import time_without_date_as_null
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.row_wise import check_sql
@@ -86,7 +86,7 @@ def test_a_doubtful_type_is_unknown(item: str, kind: Scalar | None) -> None:
 )
 def test_an_aggregate_of_an_unsupported_type_is_refused(item: str, reason: str) -> None:
     (aggregate,) = parse_aggregates(f"{item} AS x")
-    assert [f.reason for f in refused_aggregates(aggregate, SCHEMA)] == [reason]
+    assert [f.reason for f in type_problems(aggregate, SCHEMA)] == [reason]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_aggregate_of_an_unsupported_type_is_refused(item: str, reason: str) 
 )
 def test_aggregates_of_supported_types_are_accepted(item: str) -> None:
     (aggregate,) = parse_aggregates(f"{item} AS x")
-    assert refused_aggregates(aggregate, SCHEMA) == []
+    assert type_problems(aggregate, SCHEMA) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import socket
 from collections.abc import Iterator
 from decimal import Decimal
@@ -10,22 +12,28 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from log_parts import MemorySpill, batch, filled, open_log
-from reader_parts import A, FakeClient, Harness, endpoints
+from reader_parts import A, FakeClient, Harness, endpoints, read_once
 
-from rekindle.errors import EpochTooLarge, LogCorrupt
-from rekindle.streams import flight
-from rekindle.streams.checksum import checksum_batch
+from rekindle.errors import EpochTooLarge, LogCorrupt, RekindleError
+from rekindle.exchange.routing import Share
+from rekindle.identity import Identity
+from rekindle.streams import epoch_lots, records, wire
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import (
+from rekindle.streams.log import OutputLog
+from rekindle.streams.server import StreamServer
+from rekindle.streams.wire import (
+    MessageIdentity,
     ReadRequest,
     ReadResponse,
-    StreamClient,
-    StreamServer,
+    ResponseDecoder,
+    StreamProgress,
     StreamUnavailable,
 )
-from rekindle.streams.log import OutputLog
+from rekindle.table_memory import memory_bytes
 from rekindle_testing.waiting import eventually
 
 
@@ -70,7 +78,7 @@ def test_a_spilled_file_that_is_damaged_is_not_served(tmp_path: Path) -> None:
     spill = MemorySpill()
     log = filled(tmp_path, 40, budget=8000, spill=spill)
     name, data = next(iter(spill.items()))
-    log._fetched = None
+    log._fetched.clear()
     spill[name] = data.replace((1).to_bytes(8, "little"), (2).to_bytes(8, "little"))
     with pytest.raises(LogCorrupt, match=f"damaged in {name}"):
         log.read(0, 0)
@@ -82,7 +90,7 @@ def test_a_log_without_its_first_files_refuses_appends(tmp_path: Path) -> None:
     spill = MemorySpill()
     log = filled(tmp_path, 40, budget=8000, spill=spill)
     name, data = next(iter(spill.items()))
-    log._fetched = None
+    log._fetched.clear()
     spill[name] = data.replace((1).to_bytes(8, "little"), (2).to_bytes(8, "little"))
     with pytest.raises(LogCorrupt):
         log.read(0, 0)
@@ -118,6 +126,7 @@ TYPES = pa.table(
         "a": pa.array([["x"], None, []], pa.list_(pa.string())),
         "r": pa.array([{"k": 1, "v": ["y"]}, None, {"k": None, "v": None}]),
         "n": pa.nulls(3),
+        "l": pa.array([2**40, None, 5]),
     }
 )
 
@@ -147,12 +156,12 @@ def served(tmp_path: Path, address: str) -> Iterator[OutputLog]:
     server.stop()
 
 
-def get_all(address: str) -> tuple[EpochBatch, ...]:
-    client = StreamClient(address)
-    try:
-        return client.read(ReadRequest("s", 0, 0, 1 << 20), 10).epochs
-    finally:
-        client.close()
+ALL = ReadRequest("s", 0, 0, 1 << 20)
+DIGEST = digest_table(TYPES)
+
+
+def get_all(address: str, share: Share | None = None, **options: Any) -> tuple[EpochBatch, ...]:
+    return read_once(address, ReadRequest("s", 0, 0, 1 << 20, share=share), 10, **options).epochs
 
 
 def test_checksums_hold_for_every_type(served: OutputLog, address: str) -> None:
@@ -160,78 +169,182 @@ def test_checksums_hold_for_every_type(served: OutputLog, address: str) -> None:
     assert [digest_table(e.rows) for e in epochs] == [e.digest for e in served]
 
 
+@pytest.mark.parametrize("share", [None, Share(("s",), 2, 0)])
 def test_rows_damaged_in_transit_are_refused(
-    served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
+    served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch, share: Share | None
 ) -> None:
-    monkeypatch.setattr(flight, "checksum_batch", lambda b: checksum_batch(b) + 1)
-    sent = flight._json
+    sent = wire.epoch_frame
 
-    def as_sent(value: Any) -> pa.Buffer:
-        if "checksum" in value:
-            value = {**value, "checksum": value["checksum"] + 1}
-        return sent(value)
+    def damaged(
+        epoch: int, mark: int, digest: str, payload: pa.Buffer, found: int, *part: int
+    ) -> bytes:
+        return sent(epoch, mark, digest, payload, found + 1, *part)
 
-    monkeypatch.setattr(flight, "_json", as_sent)
+    monkeypatch.setattr(epoch_lots, "epoch_frame", damaged)
     with pytest.raises(StreamUnavailable, match="epoch 0 of stream s/0 arrived with a wrong check"):
+        get_all(address, share)
+
+
+def test_a_damaged_file_is_found_by_the_server(served: OutputLog, address: str) -> None:
+    (path,) = served._directory.glob("*.log")
+    flip(path, value_of(path, 2**40))
+    with pytest.raises(StreamUnavailable, match="epoch 0 of stream s/0 is damaged"):
         get_all(address)
+    assert served.damage is not None
 
 
-def test_a_response_without_checksums_is_accepted(
+def test_a_large_share_is_sent_in_parts(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = flight._json
+    monkeypatch.setattr(epoch_lots, "LOT_BYTES", 1)  # so that no epoch is small
+    monkeypatch.setattr(epoch_lots, "MAX_PART_BYTES", 100)
+    shares = [get_all(address, Share(("s",), 2, index)) for index in range(2)]
+    monkeypatch.setattr(epoch_lots, "MAX_PART_BYTES", 1 << 20)
+    whole = [get_all(address, Share(("s",), 2, index)) for index in range(2)]
+    assert any(e.rows["s"].num_chunks > 1 for share in shares for e in share)
+    for share, expected in zip(shares, whole, strict=True):
+        assert [digest_table(e.rows) for e in share] == [digest_table(e.rows) for e in expected]
 
-    def without(value: Any) -> pa.Buffer:
-        return sent({k: v for k, v in value.items() if k != "checksum"})
 
-    monkeypatch.setattr(flight, "_json", without)
-    assert len(get_all(address)) == 4
+# -- what a client makes of any bytes -----------------------------------------------------------
 
 
-def test_a_large_epoch_is_sent_in_parts(
-    served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flight, "MAX_MESSAGE_BYTES", 100)
-    parts: list[int] = []
-    sent = flight._json
+def response(rows: pa.Table = TYPES, epochs: int = 2) -> list[bytes]:
+    """Frames of a response."""
+    sender = MessageIdentity.of(Identity(), None)
+    payload = records.encode_rows(rows)
+    found = records.checksum(payload)
+    frames = [wire.first_frame(sender, StreamProgress(0, 9, 9), rows.schema.serialize())]
+    frames += [wire.epoch_frame(e, 0, "d", payload, found) + bytes(payload) for e in range(epochs)]
+    return [*frames, wire.last_frame()]
 
-    def count(value: Any) -> pa.Buffer:
-        parts.append(value.get("parts", 1))
-        return sent(value)
 
-    monkeypatch.setattr(flight, "_json", count)
-    epochs = get_all(address)
-    assert [digest_table(e.rows) for e in epochs] == [e.digest for e in served]
-    assert max(parts) > 1
+def decoder(request: ReadRequest = ALL, **options: Any) -> ResponseDecoder:
+    check = options.get("check_size", lambda epoch, size: None)
+    return ResponseDecoder(request, Identity(), "a:1", check)
+
+
+@given(st.lists(st.integers(1, 400), min_size=1))
+def test_a_response_may_arrive_in_any_chunks(sizes: list[int]) -> None:
+    data, made = b"".join(response()), decoder()
+    for size in itertools.cycle(sizes):
+        made.feed(data[:size])
+        data = data[size:]
+        if not data:
+            break
+    assert made.ended
+    assert [(e.epoch, digest_table(e.rows)) for e in made.epochs] == [(0, DIGEST), (1, DIGEST)]
+
+
+@given(st.data())
+def test_a_flipped_bit_anywhere_is_noticed(data: st.DataObject) -> None:
+    content = bytearray(b"".join(response()))
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    made = decoder()
+    with contextlib.suppress(RekindleError):
+        made.feed(bytes(content))
+        assert not made.ended
+    assert all(digest_table(e.rows) == DIGEST for e in made.epochs)
+
+
+@given(st.binary(max_size=300), st.integers(0, 3))
+def test_any_bytes_are_refused_in_words(garbage: bytes, after: int) -> None:
+    made = decoder()
+    with contextlib.suppress(StreamUnavailable):
+        made.feed(b"".join(response()[:after]) + garbage)
+    assert len(made.epochs) <= 2
 
 
 def test_an_incomplete_epoch_is_not_accepted() -> None:
-    (rows,) = TYPES.to_batches()
-    header = {"epoch": 0, "watermark": 0, "digest": "", "kind": "STABLE", "attempt": 0}
-
-    def message(**more: int) -> flight.Message:
-        return rows, {**header, **more}
-
-    whole = [message(epoch=0), message(epoch=1, part=0, parts=2)]
-    request = ReadRequest("s", 0, 0, 1 << 20)
-    assert [e.epoch for e in flight._epochs(request, whole, "a:1")] == [0]
+    made, frames = decoder(), response()
+    made.feed(b"".join(frames[:2]) + frames[2][:-1])
+    assert [e.epoch for e in made.epochs] == [0]
+    assert not made.ended
 
 
-def test_a_call_ends_when_its_epoch_becomes_too_large(
+def test_more_than_was_requested_is_refused() -> None:
+    made = decoder(ReadRequest("s", 0, 0, 1))
+    with pytest.raises(StreamUnavailable, match="more than the 1 bytes that were requested"):
+        made.feed(b"".join(response()))
+    assert len(made.epochs) == 1
+
+
+def test_an_epoch_out_of_order_is_refused() -> None:
+    first, *_ = response()
+    with pytest.raises(StreamUnavailable, match="epoch 7 instead of 0"):
+        decoder().feed(first + wire.epoch_frame(7, 0, "d", None, 0))
+
+
+def test_an_epoch_that_is_too_large_takes_no_memory() -> None:
+    def check(epoch: int, size: int) -> None:
+        raise EpochTooLarge(f"epoch {epoch} has {size} bytes")
+
+    first, *_ = response()
+    about = {"epoch": 0, "watermark": 0, "digest": "", "bytes": 1 << 60, "sum": 0}
+    header = wire._frame(about, None, 0)
+    with pytest.raises(EpochTooLarge, match=f"epoch 0 has {1 << 60} bytes"):
+        decoder(check_size=check).feed(first + header)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "NEW"},
+        {"epoch": 0.0},
+        {"epoch": False},
+        {"watermark": None},
+        {"watermark": 1 << 63},
+        {"watermark": "1"},
+        {"digest": 7},
+        {"part": None},
+        {"attempt": "1"},
+    ],
+)
+def test_an_epoch_with_another_header_is_a_failed_call(change: dict[str, Any]) -> None:
+    first, *_ = response()
+    header = {"epoch": 0, "watermark": 1, "digest": ""} | change
+    made = decoder()
+    with pytest.raises(StreamUnavailable, match="a header that it cannot read"):
+        made.feed(first + wire._frame(header, None, 0))
+    assert not made.epochs
+    with pytest.raises(StreamUnavailable, match="a header that it cannot read"):
+        decoder().feed(first + wire._frame({"epoch": 0}, None, 0))
+
+
+def test_epochs_of_a_response_share_one_schema() -> None:
+    made = decoder()
+    made.feed(b"".join(response()))
+    first, second = made.epochs
+    assert first.rows.schema.metadata == second.rows.schema.metadata
+    wide = pa.table({f"column_{n}": [1.0] for n in range(200)})
+    before, kept = pa.total_allocated_bytes(), list[ResponseDecoder]()
+    for _ in range(20):
+        kept.append(decoder())
+        kept[-1].feed(b"".join(response(wide)))
+    counted = sum(memory_bytes(e.rows) for one in kept for e in one.epochs)
+    assert pa.total_allocated_bytes() - before <= counted
+
+
+def test_a_huge_header_is_refused() -> None:
+    with pytest.raises(StreamUnavailable, match="a header of"):
+        decoder().feed(b"\xff" * 8)
+
+
+def test_the_size_of_an_epoch_is_of_all_its_parts(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight, "MAX_MESSAGE_BYTES", 100)
+    monkeypatch.setattr(epoch_lots, "LOT_BYTES", 1)
+    monkeypatch.setattr(epoch_lots, "MAX_PART_BYTES", 100)
     sizes: list[int] = []
 
-    def check(what: str, size: int) -> None:
+    def check(epoch: int, size: int) -> None:
         sizes.append(size)
         if len(sizes) == 2:
-            raise EpochTooLarge(f"{what} has more than {size} bytes")
+            raise EpochTooLarge(f"epoch {epoch} has more than {size} bytes")
 
-    client = StreamClient(address, check_size=check)
-    with pytest.raises(EpochTooLarge, match="epoch 0 of stream s/0 has more"):
-        client.read(ReadRequest("s", 0, 0, 1 << 20), 10)
-    client.close()
+    with pytest.raises(EpochTooLarge, match="epoch 0 has more"):
+        get_all(address, Share(("i",), 2, 0), check_size=check)
     assert sizes[1] > sizes[0]
 
 
@@ -240,12 +353,12 @@ def test_a_reader_gives_up_on_an_epoch_that_is_too_large() -> None:
     refused: list[Exception] = []
 
     class TooLarge(FakeClient):
-        def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
+        async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
             raise EpochTooLarge("epoch 0 is larger than the 60 MiB")
 
-    harness.reader._connect = lambda a: TooLarge(harness.replicas, a)  # type: ignore[assignment,return-value]
+    harness.reader._connect = lambda a: TooLarge(harness.replicas, a)
     harness.reader._on_fatal = refused.append
     harness.reader.route(endpoints(A).endpoints)
     eventually(lambda: bool(refused))
-    harness.reader.close()
+    harness.close()
     assert isinstance(refused[0], EpochTooLarge)

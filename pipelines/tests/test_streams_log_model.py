@@ -93,7 +93,7 @@ class History:
         data = bytearray(self.spill[name])
         data[int(places[1] * len(data))] ^= 4
         self.spill[name] = bytes(data)
-        self.log._fetched = None
+        self.log._fetched.clear()
         self.read_what_is_sound()
         self._after_damage()
 

@@ -3,20 +3,21 @@ once."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reader_parts import A, B, C, FakeClient, Harness, endpoints
+from reader_parts import A, B, C, FakeClient, Harness, endpoints, started_io
 
 from rekindle.protocol import Endpoint
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import CallTimedOut, ReadRequest, ReadResponse, StreamServer
 from rekindle.streams.log import OutputLog
 from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
@@ -29,6 +30,8 @@ from rekindle.streams.replica_choice import (
     RoutesChanged,
     SwitchReplica,
 )
+from rekindle.streams.server import StreamServer
+from rekindle.streams.wire import CallTimedOut, ReadRequest, ReadResponse
 from rekindle_testing.waiting import eventually
 
 
@@ -168,7 +171,7 @@ def test_the_reader_continues_after_a_replica_dies() -> None:
     harness.expect(7, 10)
     assert harness.reader.unreadable() == (A,)
     assert harness.reader.head == 6
-    harness.reader.close()
+    harness.close()
 
 
 def test_suspicion_abandons_a_call_of_a_silent_replica() -> None:
@@ -180,7 +183,7 @@ def test_suspicion_abandons_a_call_of_a_silent_replica() -> None:
     harness.reader.route(endpoints(A, B, suspected=A).endpoints)
     harness.expect(3, 1.2)
     harness.replicas.silent[A].set()
-    harness.reader.close()
+    harness.close()
 
 
 def test_a_silent_replica_is_left_at_the_deadline() -> None:
@@ -189,7 +192,7 @@ def test_a_silent_replica_is_left_at_the_deadline() -> None:
     harness.replicas.last[B] = 2
     harness.reader.route(endpoints(A, B).endpoints)
     harness.expect(3, 2.5)
-    harness.reader.close()
+    harness.close()
 
 
 class LargeEpoch(FakeClient):
@@ -198,21 +201,21 @@ class LargeEpoch(FakeClient):
     needs_s = 7.0
     deadlines: ClassVar[list[float]] = []
 
-    def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
+    async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
         self.deadlines.append(timeout_s)
         if request.from_epoch == 0 and timeout_s < self.needs_s:
             raise CallTimedOut("no whole epoch")
-        return super().read(request, timeout_s)
+        return await super().read(request, timeout_s)
 
 
 def test_calls_grow_for_an_epoch_that_times_out() -> None:
     harness = Harness()
     harness.replicas.last[A] = 1
-    harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)  # type: ignore[assignment,return-value]
+    harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)
     harness.reader.route(endpoints(A).endpoints)
     harness.expect(2, 5)
     eventually(lambda: len(LargeEpoch.deadlines) >= 5)
-    harness.reader.close()
+    harness.close()
     assert LargeEpoch.deadlines[:5] == [1.5, 3, 6, 12, 1.5]
 
 
@@ -259,8 +262,115 @@ def test_without_capacity_no_call_is_made() -> None:
     time.sleep(0.1)
     assert harness.got == [0]
     harness.capacity = 100
+    harness.io.call(harness.reader.wake)
     harness.expect(6, 2)
-    harness.reader.close()
+    harness.close()
+
+
+def test_a_reader_goes_on_if_closing_its_client_fails() -> None:
+    harness, closed = Harness(), list[int]()
+
+    class NotClosed(FakeClient):
+        async def close(self) -> None:
+            closed.append(1)
+            raise OSError("not closed")
+
+    harness.replicas.last[A] = 4
+    harness.replicas.dead.add(A)
+    harness.reader._connect = lambda a: NotClosed(harness.replicas, a)
+    harness.reader.route(endpoints(A).endpoints)
+    eventually(lambda: closed)
+    harness.replicas.dead.clear()
+    harness.expect(5, 10)
+    harness.close()
+
+
+def test_a_reader_goes_on_if_its_task_ends_in_an_unknown_way() -> None:
+    harness = Harness()
+    harness.replicas.last[A] = 4
+    failures = [ValueError("once")]
+
+    async def unknown(call: object) -> None:
+        raise failures.pop()
+
+    make = harness.reader._make
+    harness.reader._make = lambda call: unknown(call) if failures else make(call)  # type: ignore[method-assign]
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(5, 10)
+    harness.close()
+
+
+def test_a_reader_goes_on_if_its_call_is_cancelled_by_somebody_else() -> None:
+    """As by a library that cancels too much: nobody would hear of the call again."""
+    harness, cancelled = Harness(), list[int]()
+
+    class Cancelled(FakeClient):
+        async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
+            if not cancelled:
+                cancelled.append(1)
+                raise asyncio.CancelledError
+            return await super().read(request, timeout_s)
+
+    harness.replicas.last[A] = 4
+    harness.reader._connect = lambda a: Cancelled(harness.replicas, a)
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(5, 10)
+    harness.close()
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_call_that_is_abandoned_before_it_begins_leaves_no_connection(closing: bool) -> None:
+    harness, opened = Harness(), list[str]()
+
+    class Counted(FakeClient):
+        async def close(self) -> None:
+            opened.remove(self.address)
+
+    def connect(address: str) -> Counted:
+        opened.append(address)
+        return Counted(harness.replicas, address)
+
+    harness.capacity = 1
+    harness.replicas.last[A] = harness.replicas.last[B] = 0
+    harness.reader._connect = connect
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(1, 5)
+    eventually(lambda: harness.reader._calling is None)
+    assert opened == [A]
+    harness.capacity = 100
+    harness.io.call(time.sleep, 0.2)  # so that what follows comes together
+    harness.io.call(harness.reader.wake)
+    if closing:
+        harness.reader.close()
+    else:
+        harness.reader.route(endpoints(B).endpoints)
+    eventually(lambda: opened == ([] if closing else [B]))
+    harness.close()
+
+
+def test_a_reader_that_has_failed_is_woken_by_space() -> None:
+    """It has none when its back-off ends."""
+    harness = Harness()
+    harness.replicas.last[A] = 4
+    space: list[bool | Exception] = [True]
+
+    def has_space() -> bool:
+        if isinstance(space[0], Exception):
+            error, space[0] = space[0], False
+            raise error
+        return space[0]
+
+    harness.reader._has_buffer_space = has_space
+    harness.reader.route(endpoints(A).endpoints)
+    harness.expect(5, 10)
+    space[0] = RuntimeError("once")
+    eventually(lambda: harness.reader.problem())
+    eventually(lambda: not harness.reader._backing_off, 20)
+    harness.replicas.last[A], space[0] = 9, True
+    harness.io.call(harness.reader.wake)
+    harness.expect(10, 5)
+    assert harness.reader.problem() is None
+    harness.close()
 
 
 def test_a_real_server_below_its_floor_is_named(tmp_path: Path) -> None:
@@ -271,11 +381,13 @@ def test_a_real_server_below_its_floor_is_named(tmp_path: Path) -> None:
     log.append(EpochBatch("s", 0, 10, 0, rows, digest_table(rows)))
     server = StreamServer("127.0.41.2", 0)
     server.serve_log(log)
-    reader = PartitionReader(Subscription("s", 0, 3), lambda _: None, lambda: True)
+    io = started_io()
+    reader = PartitionReader(io, Subscription("s", 0, 3), lambda _: None, lambda: True)
     reader.route(endpoints(f"127.0.41.2:{server.port}").endpoints)
     eventually(reader.problem)
     assert "epoch 3 of stream s/0 is no longer in the log of any replica" in (
         reader.problem() or ""
     )
     reader.close()
+    io.stop()
     server.stop()

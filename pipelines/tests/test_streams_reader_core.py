@@ -12,8 +12,8 @@ from rekindle.streams.reader_core import (
     MAX_DEADLINE_S,
     AbandonCall,
     CallFailed,
+    CallLost,
     CallReturned,
-    CallThreadDied,
     ReadEpochs,
     ReaderCore,
     ReaderEvent,
@@ -101,7 +101,7 @@ class Upstream:
 
     def die(self) -> None:
         self.call = None
-        self.step(CallThreadDied())
+        self.step(CallLost())
 
 
 MOVES = histories(
@@ -165,12 +165,34 @@ def test_the_call_of_a_dead_thread_is_made_again() -> None:
     assert upstream.call.call == 2
 
 
-def test_an_unexpected_error_is_reported_until_a_call_succeeds() -> None:
+def test_an_reported_error_is_reported_until_a_call_succeeds() -> None:
     upstream = play(["route_both", "wake"])
     assert upstream.call is not None
     upstream.call = None
-    upstream.step(CallFailed(1, unexpected=f"{A} cannot be read: KeyError('x')"))
+    upstream.step(CallFailed(1, reported=f"{A} cannot be read: KeyError('x')"))
     assert upstream.core.problem() == f"epoch 5 of stream s/0: {A} cannot be read: KeyError('x')"
     upstream.wake()
     upstream.respond()
     assert upstream.core.problem() is None
+
+
+@given(MOVES)
+def test_a_reader_that_waits_for_time_makes_a_call_then(moves: list[str]) -> None:
+    upstream = play(moves)
+    wake_at = upstream.core.wake_at()
+    if upstream.call is not None:
+        assert wake_at is None
+    elif wake_at is not None:
+        upstream.now = max(upstream.now, wake_at)
+        upstream.drain()
+        upstream.wake()
+        assert upstream.call is not None
+
+
+@given(MOVES)
+def test_without_a_call_or_a_time_a_reader_lacks_space_or_routes(moves: list[str]) -> None:
+    """So it needs no timer: who frees space, or brings routes, wakes it."""
+    upstream = play([*moves, "wake"])
+    if upstream.call is None and upstream.core.wake_at() is None:
+        routed = bool(upstream.core.choice.current)
+        assert not upstream.has_buffer_space or not routed

@@ -6,7 +6,14 @@ import pytest
 
 from rekindle.engine.model import EpochOutput, State
 from rekindle.errors import NotDeterministic, OperatorFailed
-from rekindle.protocol import PollRequest, PollResponse, RestorePoint, SinkAssignment, TaskRef
+from rekindle.protocol import (
+    CheckpointDone,
+    PollRequest,
+    PollResponse,
+    RestorePoint,
+    SinkAssignment,
+    TaskRef,
+)
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
@@ -19,6 +26,7 @@ from rekindle.task.core.loop import (
 from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,
+    HeadAdvanced,
     PollReceived,
     RefusePoll,
     Respond,
@@ -26,6 +34,7 @@ from rekindle.task.core.messages import (
     TaskRestored,
     TaskSettings,
 )
+from rekindle.task.core.saver import EntrySaved, StateComplete, StateReached
 from rekindle.task.core.sink import OpenSink, SinkOpened
 from rekindle.task.core.start import (
     AwaitEngine,
@@ -96,6 +105,32 @@ def test_a_task_starts_with_the_first_restore_point() -> None:
     take = task_core.step(TaskRestored(state, 0, -1), 0.0)[-1]
     assert isinstance(take, TakeEpochs)
     assert task_core.response().phase == "CatchingUp"
+
+
+def test_a_task_says_of_which_entry_state_is_missing() -> None:
+    made, point = core(), RestorePoint(epoch=3, object="entry")
+    made.step(PollReceived(poll(restore=point, saver=True)), 0.0)
+    assert made.response().restoring == "entry"
+    state = TaskState(3, 0, State())
+    made.step(TaskRestored(state, 4, 3, complete=False), 0.0)
+    done = CheckpointDone(epoch=7, object="next", digest="d", bytes=1)
+    made.saver.step(StateReached(TaskState(7, 0, State())), 0.0)
+    made.step(EntrySaved(done), 0.0)
+    assert (made.response().restoring, made.response().checkpoints) == ("entry", ())
+    made.step(StateComplete(), 0.0)
+    assert (made.response().restoring, made.response().checkpoints) == (None, (done,))
+
+
+def test_a_task_is_live_once_all_of_its_state_is_here() -> None:
+    """Until then it adds no redundancy: what it has not fetched may be lost. It serves readers."""
+    made, point = core(), RestorePoint(epoch=3, object="entry")
+    made.step(PollReceived(poll(restore=point)), 0.0)
+    made.step(TaskRestored(TaskState(3, 0, State()), 4, 3, complete=False), 0.0)
+    made.step(HeadAdvanced(4), 0.0)
+    assert made.response().phase == "CatchingUp"
+    assert made.response().phase.serves
+    made.step(StateComplete(), 0.0)
+    assert made.response().phase == "Live"
 
 
 def test_a_lower_fence_changes_nothing() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from rekindle.engine.bounds import CallBounds
 from rekindle.errors import Diverged
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.sunion import Channel
+from rekindle.table_memory import memory_bytes
 from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
 from rekindle_testing.fixtures.simulated_task import RowsByDigest
 
@@ -51,7 +55,8 @@ def test_complete_epochs_are_taken_in_order(arrivals: list[tuple[Channel, int]])
 
 
 def test_complete_epochs_that_wait_stop_readers() -> None:
-    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=60)
+    one = memory_bytes(batch(LEFT, 0).rows)
+    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=6 * one)
     for epoch in range(3):
         for channel in (LEFT, RIGHT):
             assert core.has_buffer_space(channel)
@@ -59,6 +64,40 @@ def test_complete_epochs_that_wait_stop_readers() -> None:
     assert not core.has_buffer_space(LEFT)
     core.take(CallBounds(max_epochs=1))
     assert core.has_buffer_space(LEFT)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_epochs_of_few_rows_are_bounded_too(rows: int) -> None:
+    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1 << 20)
+    table = pa.table({f"column_{n}": [1.0] * rows for n in range(50)})
+    epoch = 0
+    while core.has_buffer_space(LEFT):
+        core.arrived(LEFT, EpochBatch("s0", 0, epoch, 0, table, "d"))
+        epoch += 1
+        assert epoch <= 128
+    assert epoch >= 5
+
+
+def test_what_is_announced_is_forgotten_when_its_epoch_is_complete() -> None:
+    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1 << 40)
+    for epoch in range(100):
+        assert core.announced(LEFT, epoch, 5) == 5
+        assert core.announced(RIGHT, epoch, 7) == 12
+    for epoch in range(50):
+        for channel in (LEFT, RIGHT):
+            core.arrived(channel, batch(channel, epoch))
+    assert core.announced(LEFT, 3, 5) == 5  # repeated
+    assert sorted(core._announced) == list(range(50, 100))
+
+
+def test_an_announcement_costs_the_same_however_far_ahead() -> None:
+    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1 << 40)
+    for epoch in range(20_000):
+        core.announced(LEFT, epoch, 5)
+    began = time.process_time()
+    for epoch in range(20_000, 22_000):
+        core.announced(LEFT, epoch, 5)
+    assert time.process_time() - began < 0.1
 
 
 def test_an_error_is_raised_by_each_call_from_then_on() -> None:

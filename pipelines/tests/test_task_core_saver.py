@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from random_histories import histories
+from state_parts import of_runs
 
 from rekindle.engine.model import State
+from rekindle.engine.state.runs import Run, RunFile
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.core.events import Woken
 from rekindle.task.core.saver import (
@@ -19,8 +23,11 @@ from rekindle.task.core.saver import (
     SaverEvent,
     SaveState,
     SkipState,
+    StateComplete,
+    StateIncomplete,
     StateReached,
 )
+from rekindle.task.core.snapshots import Held, Holder, Snapshots, SnapshotsFull
 from rekindle.task.state import TaskState
 
 
@@ -270,3 +277,87 @@ def test_a_state_that_waits_is_not_saved_after_a_newer_commit() -> None:
     store.now = 1.0
     store.step(Woken())
     assert (store.saving, store.core.wake_at) == (None, None)
+
+
+def test_entries_are_reported_once_the_restored_state_is_complete() -> None:
+    """Until then nobody has read the objects that they share with the restored entry."""
+    store = Store()
+    store.step(StateIncomplete())
+    store.offer()
+    store.succeed()
+    assert store.core.saved() == ()
+    store.offer()
+    assert store.saving is not None
+    assert store.saving.reuse == "entry-9"
+    store.succeed()
+    store.step(StateComplete())
+    assert [done.epoch for done in store.core.saved()] == [9, 19]
+
+
+# -- snapshots -----------------------------------------------------------------------------------
+
+
+@given(MOVES)
+def test_a_state_is_kept_while_it_waits_or_is_saved(moves: list[str]) -> None:
+    store = Store()
+    for move in moves:
+        getattr(store, move)()
+        waiting = [] if store.saving is None else [store.saving.state.epoch]
+        held = [held.name for held in store.core.snapshots.held(State())]
+        assert len(held) <= PENDING + 1
+        assert all(store.core.snapshots.find(name) for name in held)
+        epochs = [int(name.split("-")[1]) for name in held]
+        assert set(waiting) <= set(epochs)
+        assert len(set(epochs)) == len(epochs)
+        assert not held or store.saving is not None or store.core.wake_at is not None
+
+
+def state_of(epoch: int, *runs: Run) -> TaskState:
+    return TaskState(epoch, 0, State({"op": of_runs(*runs)}))
+
+
+def test_what_a_snapshot_keeps_is_what_the_newest_state_lacks() -> None:
+    snapshots = Snapshots()
+    old, shared, new = (Run(pa.table({"n": [number] * 10})) for number in range(3))
+    taken = snapshots.take(Holder.CHECKPOINT, state_of(3, old, shared))
+    moved = Run(shared.table, shared.id, RunFile(80))
+    assert snapshots.held(state_of(3, old, shared).operators) == (Held("checkpoint-3-1", 0),)
+    assert snapshots.held(state_of(4, shared, new).operators) == (Held("checkpoint-3-1", 80),)
+    assert snapshots.held(state_of(4, moved, new).operators) == (Held("checkpoint-3-1", 160),)
+    spilled = snapshots.take(Holder.CHECKPOINT, state_of(4, moved))
+    assert snapshots.held(state_of(5, new).operators)[1] == Held("checkpoint-4-2", 0)
+    snapshots.release(spilled.name)
+    assert snapshots.find("checkpoint-3-1") is taken
+    snapshots.release(taken.name)
+    snapshots.release(taken.name)
+    assert snapshots.find(taken.name) is None
+    assert snapshots.held(State()) == ()
+
+
+def test_snapshots_are_bounded() -> None:
+    snapshots = Snapshots(most=2, most_bytes=100)
+    one, two, three = (state_of(n, Run(pa.table({"n": [n] * 10}))) for n in range(3))
+    first = snapshots.take(Holder.CHECKPOINT, one)
+    snapshots.take(Holder.CHECKPOINT, two)
+    with pytest.raises(SnapshotsFull, match="checkpoint-0-1, checkpoint-1-2 keep 160 bytes"):
+        snapshots.take(Holder.CHECKPOINT, three)
+    snapshots.release(first.name)
+    assert snapshots.take(Holder.CHECKPOINT, three).epoch == 2
+    with pytest.raises(SnapshotsFull, match="at most 2 may keep 100"):
+        snapshots.take(Holder.CHECKPOINT, one)
+
+
+def test_a_checkpoint_that_would_keep_too_much_is_skipped() -> None:
+    """The oldest that waits first; the newest if the one that is being saved keeps too much."""
+    core = SaverCore(Snapshots(most_bytes=100))
+    states = [state_of(n, Run(pa.table({"n": [n] * 10}))) for n in range(5)]
+    assert core.step(StateReached(states[0]), 0.0) == [SaveState(states[0], None)]
+    assert core.step(StateReached(states[1]), 0.0) == []
+    assert core.step(StateReached(states[2]), 0.0) == [SkipState(1)]
+    heavy = state_of(3, *(Run(pa.table({"n": [n] * 20})) for n in range(2)))
+    core = SaverCore(Snapshots(most_bytes=100))
+    core.step(StateReached(heavy), 0.0)
+    assert core.step(StateReached(states[4]), 0.0) == [SkipState(4)]
+    done = CheckpointDone(epoch=3, object="entry-3", digest="d", bytes=1)
+    assert core.step(EntrySaved(done), 0.0) == []
+    assert core.step(StateReached(states[4]), 0.0) == [SaveState(states[4], "entry-3")]

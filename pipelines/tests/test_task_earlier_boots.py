@@ -189,7 +189,7 @@ def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
     assert not world.sinks.compared()
     world.run_to(9)
     eventually(world.sinks.compared)
-    world.earlier.compared()
+    world.earlier.stop_comparing()
     world.sinks.stop()
     killed(Boot(home, replicas=1), epoch=9)
     assert Boot(home, replicas=1).world.earlier.compare_from is None

@@ -1,4 +1,4 @@
-"""A task whose results differ each time stays failed, reports why, and writes nothing."""
+"""Tasks that fail: what they report, what they write, how they end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from state_parts import count_state
 
+from rekindle.checkpoints import StateStore, Store
 from rekindle.errors import OperatorRefused
 from rekindle.protocol import PollRequest, RestorePoint
+from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
 from rekindle.topology.compile import compile_topology
@@ -108,6 +111,91 @@ def test_a_task_whose_engine_does_not_start_reports_that_and_ends(tmp_path: Path
     answer = runtime.polls.poll(poll)
     assert answer.problem is not None
     assert answer.problem.refused == "numbers"
+    thread.join(10)
+    assert ended == [1]
+
+
+def test_a_task_that_serves_no_longer_reports_that_and_ends(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise SystemExit("the loop is broken")
+
+    runtime = TaskRuntime(config_of(tmp_path))
+    runtime._engine.chain = Future()
+    ended: list[int] = []
+    thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
+    thread.start()
+    runtime._server._io.call(fail)
+    poll = PollRequest(topology="uid-1", fence=1, generation=1, task=runtime._config.ref)
+    eventually(lambda: runtime.polls.poll(poll).phase == "Failed", 10)
+    answer = runtime.polls.poll(poll)
+    assert answer.problem is not None
+    assert answer.problem.message.startswith("thread stream-server has ended: SystemExit")
+    thread.join(10)
+    assert ended == [1]
+
+
+def saved_entry(config: TaskConfig, epoch: int) -> str:
+    store = Store(config.topology.spec.checkpoint.store)
+    operator = config.topology.nodes[config.segment.nodes[0]].id
+    states = StateStore(store, config.uid)
+    ref = states.save(config.segment.id, 0, epoch, 0, (operator,), count_state(operator, 7), None)
+    assert ref.object is not None
+    return ref.object
+
+
+def run_from(
+    config: TaskConfig, entry: str, ended: list[int]
+) -> tuple[TaskRuntime, threading.Thread, PollRequest]:
+    runtime = TaskRuntime(config)
+    thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
+    thread.start()
+    point = RestorePoint(epoch=9, object=entry)
+    poll = PollRequest(topology="uid-1", fence=1, generation=1, task=config.ref, restore=point)
+    return runtime, thread, poll
+
+
+def test_a_task_runs_before_its_state_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says so until it is."""
+    config, ended, goes_on = config_of(tmp_path), list[int](), threading.Event()
+    entry = saved_entry(config, 9)
+    get = Store.get
+
+    def slow(store: Store, name: str) -> bytes:
+        assert "/state/" not in name or goes_on.wait(10)
+        return get(store, name)
+
+    monkeypatch.setattr(Store, "get", slow)
+    runtime, thread, poll = run_from(config, entry, ended)
+    eventually(lambda: runtime.polls.poll(poll).stable_epoch > 9, 10)
+    answer = runtime.polls.poll(poll)
+    assert (answer.restoring, answer.phase) == (entry, "CatchingUp")
+    fetch = runtime._startup.fetch
+    assert fetch is not None
+    assert fetch.during_wait.__qualname__ == CallSizeFile.waiting.__qualname__
+    goes_on.set()
+    eventually(lambda: runtime.polls.poll(poll).restoring is None, 10)
+    runtime.stop()
+    thread.join(10)
+    assert ended == [0]
+
+
+def test_a_task_whose_restored_state_is_lost_ends(tmp_path: Path) -> None:
+    """Its next boot gets another restore point."""
+    config, ended = config_of(tmp_path), list[int]()
+    entry = saved_entry(config, 9)
+    for file in (tmp_path / "store").rglob("*.arrow"):
+        file.unlink()
+    runtime, thread, poll = run_from(config, entry, ended)
+    eventually(lambda: runtime.polls.poll(poll).phase == "Failed", 10)
+    answer = runtime.polls.poll(poll)
+    assert answer.problem is not None
+    assert "does not exist" in answer.problem.message
+    assert answer.restoring == entry
+    store = Store(config.topology.spec.checkpoint.store)
+    (objects,) = StateStore(store, config.uid).load_entry(entry).objects.values()
+    assert answer.lost in objects
     thread.join(10)
     assert ended == [1]
 

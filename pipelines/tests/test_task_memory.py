@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory, de
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, State
 from rekindle.engine.retry import CallSizes, check_columns
-from rekindle.errors import EpochTooLarge, RekindleError
+from rekindle.errors import EpochTooLarge, RekindleError, StoreError
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.call_size_file import CallSize, CallSizeFile
 
@@ -183,6 +185,24 @@ def test_a_killed_task_finds_the_size_of_its_call(tmp_path: Path) -> None:
     run(world, 6)
     assert seen == [CallSize(5, 40), None]  # the second is no larger than what succeeded
     assert file.interrupted() is None
+
+
+def test_a_task_that_is_killed_while_its_call_waits_finds_no_size(tmp_path: Path) -> None:
+    """Other threads may wait too: for them the call goes on."""
+    file, found = CallSizeFile(tmp_path), CallSizeFile(tmp_path)
+    with file.waiting():
+        file.begin(CallSize(5, 40))
+    assert found.interrupted() == CallSize(5, 40)
+    with ThreadPoolExecutor(1) as pool:
+        waits = file.waiting()
+        pool.submit(waits.__enter__).result(10)
+        assert found.interrupted() == CallSize(5, 40)
+    with contextlib.suppress(StoreError), file.waiting():
+        assert found.interrupted() is None
+        raise StoreError
+    assert found.interrupted() == CallSize(5, 40)
+    file.end()
+    assert found.interrupted() is None
 
 
 def test_calls_are_smaller_after_a_kill() -> None:

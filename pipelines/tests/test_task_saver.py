@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ from rekindle.engine.state.runs import Run
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
+from rekindle.workers import CallTimer
 from rekindle_testing.waiting import eventually
 
 ROWS = [np.random.default_rng(n).integers(0, 1 << 62, 20_000) for n in range(4)]
@@ -69,6 +72,28 @@ def test_a_replica_that_takes_over_uploads_its_state_once(
     second.commit(first.reach(9))
     uploaded = [second.reach(epoch).bytes > STATE_BYTES for epoch in (19, 29, 39, 49)]
     assert uploaded == [True, False, False, False]
+
+
+def test_a_save_that_waits_for_restored_state_is_not_a_storage_that_does_not_respond(
+    replicas: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, goes_on = replicas[0], threading.Event()
+    replica.saver._calls = CallTimer(slow_s=0.01)
+    save = StateStore.save
+
+    def slow(*args: Any) -> EntryRef:
+        assert goes_on.wait(10)
+        return save(*args)
+
+    monkeypatch.setattr(StateStore, "save", slow)
+    replica.saver.state_incomplete()
+    replica.saver.offer(TaskState(9, 0, replica.state))
+    eventually(lambda: replica.saver._calls.problem is not None)
+    assert replica.saver.problem is None
+    replica.saver.state_complete()
+    assert "has not ended" in (replica.saver.problem or "")
+    goes_on.set()
+    eventually(lambda: replica.saver.done() != ())
 
 
 def test_what_was_lost_is_uploaded_again(

@@ -14,13 +14,13 @@ def decomposed(text: str) -> Decomposition:
     """With the names of the partials replaced by their positions."""
     parts = decompose(text)
     names = {partial.name: f"p{at}" for at, partial in enumerate(parts.partials)}
-    finals = []
-    for alias, sql in parts.finals:
+    outputs = []
+    for alias, sql in parts.outputs:
         for name, short in names.items():
             sql = sql.replace(name, short)
-        finals.append((alias, sql))
+        outputs.append((alias, sql))
     return Decomposition(
-        tuple(replace(p, name=names[p.name]) for p in parts.partials), tuple(finals)
+        tuple(replace(p, name=names[p.name]) for p in parts.partials), tuple(outputs)
     )
 
 
@@ -36,13 +36,13 @@ def test_an_average_is_a_sum_of_doubles_over_a_count_and_null_for_no_rows() -> N
         Partial("p0", "SUM(CAST(dep_delay AS DOUBLE))", "sum"),
         Partial("p1", "COUNT(dep_delay)", "sum"),
     )
-    assert parts.finals == (("delay", "(p0 / NULLIF(p1, 0))"),)
+    assert parts.outputs == (("delay", "(p0 / NULLIF(p1, 0))"),)
 
 
 def test_equal_calls_share_their_partials() -> None:
     parts = decomposed("avg(x) AS a, count(x) AS n, sum(x) AS s, mean(x) AS m, sum(x) * 2 AS d")
     assert [p.sql for p in parts.partials] == ["SUM(CAST(x AS DOUBLE))", "COUNT(x)", "SUM(x)"]
-    assert dict(parts.finals) == {
+    assert dict(parts.outputs) == {
         "a": "(p0 / NULLIF(p1, 0))",
         "n": "p1",
         "s": "p2",
@@ -85,7 +85,7 @@ def test_names_of_partials_stay_as_saved_states_have_them() -> None:
 def test_each_supported_aggregate_has_a_partial(text: str, partial: str, merge: str) -> None:
     parts = decomposed(text)
     assert parts.partials == (Partial("p0", partial, merge),)  # type: ignore[arg-type]
-    assert parts.finals[0][1] == "p0"
+    assert parts.outputs[0][1] == "p0"
 
 
 def test_a_filter_reaches_both_parts_of_an_average() -> None:
@@ -100,7 +100,7 @@ def test_scalar_expressions_are_applied_to_partials() -> None:
     parts = decomposed(
         "sum(a) / count(*) AS r, round(avg(x), 2) AS y, greatest(max(a), max(b)) AS g"
     )
-    assert dict(parts.finals) == {
+    assert dict(parts.outputs) == {
         "r": "p0 / p1",
         "y": "ROUND((p2 / NULLIF(p3, 0)), 2)",
         "g": "GREATEST(p4, p5)",

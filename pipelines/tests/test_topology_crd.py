@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from rekindle.topology.partial import model_in
 from rekindle.topology.spec import TopologySpec
+from rekindle.topology.unparsable_fields import model_in
 from rekindle_testing.fixtures.crd import resource_schema
 
 Place = tuple[str, dict[str, Any], type[BaseModel]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rekindle.errors import InvalidTopology
-from rekindle.topology.checks.object_names import IMAGE, OBJECT_NAME
+from rekindle.topology.checks.object_names import DNS_SUBDOMAIN, IMAGE
 from rekindle.topology.load import load_topology
 from rekindle.topology.validate import validate
 from rekindle_testing.fixtures.bad_manifests import good_manifest
@@ -100,11 +100,11 @@ def test_the_crd_has_the_same_patterns() -> None:
     checkpoint = spec["checkpoint"]["properties"]
     secret = spec["imagePullSecrets"]["items"]["properties"]["name"]
     named = (checkpoint["volume"], checkpoint["secretRef"], spec["serviceAccountName"], secret)
-    assert {field["pattern"] for field in named} == {f"^{OBJECT_NAME}$"}
+    assert {field["pattern"] for field in named} == {f"^{DNS_SUBDOMAIN}$"}
     assert spec["image"]["pattern"] == f"^{IMAGE}$"
 
 
 @pytest.mark.parametrize("text", ["a" * 100_000 + "_", "a." * 50_000, "a-" * 50_000 + "/"])
 def test_long_names_are_refused_at_once(text: str) -> None:
     assert not re.fullmatch(IMAGE, text)
-    assert not re.fullmatch(OBJECT_NAME, text)
+    assert not re.fullmatch(DNS_SUBDOMAIN, text)

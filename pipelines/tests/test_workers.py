@@ -12,7 +12,7 @@ from reader_parts import FakeClient, FakeReplicas, Harness, endpoints
 from task_world import SINK, World
 
 from rekindle.backoff import BackoffPolicy
-from rekindle.streams.flight import ReadRequest, ReadResponse
+from rekindle.streams.wire import ReadRequest, ReadResponse
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer, Worker
@@ -82,7 +82,7 @@ def test_a_call_that_fails_is_over() -> None:
 class NewerClient(FakeClient):
     """Responds with a header that this version cannot parse."""
 
-    def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
+    async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
         raise KeyError("channel")
 
 
@@ -93,23 +93,23 @@ def connect_newer(replicas: FakeReplicas, newer: Sequence[str]) -> Callable[[str
 def test_a_reader_leaves_an_incompatible_replica() -> None:
     harness = Harness()
     harness.replicas.last = {A: 3, B: 3}
-    harness.reader._connect = connect_newer(harness.replicas, [A])  # type: ignore[assignment]
+    harness.reader._connect = connect_newer(harness.replicas, [A])
     harness.reader.route(endpoints(A, B).endpoints)
     harness.expect(4, 20)
     assert harness.reader.problem() is None
-    harness.reader.close()
+    harness.close()
 
 
 def test_a_reader_reports_why_it_cannot_read() -> None:
     harness = Harness()
     harness.replicas.last = {A: 3, B: 3}
-    harness.reader._connect = connect_newer(harness.replicas, [A, B])  # type: ignore[assignment]
+    harness.reader._connect = connect_newer(harness.replicas, [A, B])
     harness.reader.route(endpoints(A, B).endpoints)
     eventually(lambda: "KeyError('channel')" in (harness.reader.problem() or ""))
-    harness.reader._connect = harness.replicas.connect  # type: ignore[assignment]
+    harness.reader._connect = harness.replicas.connect
     harness.expect(4, 20)
     assert harness.reader.problem() is None
-    harness.reader.close()
+    harness.close()
 
 
 def test_a_reader_whose_thread_fails_starts_again() -> None:
@@ -122,11 +122,11 @@ def test_a_reader_whose_thread_fails_starts_again() -> None:
             raise failures.pop()
         return FakeClient(harness.replicas, address)
 
-    harness.reader._connect = connect  # type: ignore[assignment]
+    harness.reader._connect = connect
     harness.reader.route(endpoints(A, B).endpoints)
     harness.expect(4, 20)
     assert harness.reader.problem() is None
-    harness.reader.close()
+    harness.close()
 
 
 def test_a_saver_continues_after_its_thread_fails(

@@ -15,6 +15,7 @@ import kopf
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
+from rekindle_operator.clock import SteadyClock
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.crd_check import CrdCheck
 from rekindle_operator.dispatch import WORKERS
@@ -26,9 +27,8 @@ from rekindle_operator.logs import set_up_logging
 from rekindle_operator.loop import ControlLoop, Relister
 from rekindle_operator.metrics import serve
 from rekindle_operator.nesting import raise_recursion_limit
-from rekindle_operator.probe import KubeletProbe
+from rekindle_operator.probe import HealthProber
 from rekindle_operator.settings import Settings, read_settings
-from rekindle_operator.steady import SteadyClock
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ def main() -> None:
     crd.compare()
     threading.Thread(target=crd.run, name="crd", daemon=True).start()
     if settings.probe_kubelets:
-        probe = KubeletProbe(cluster, settings.timing, clock)
-        threading.Thread(target=probe.run, name="kubelets", daemon=True).start()
+        prober = HealthProber(cluster, settings.timing, clock)
+        threading.Thread(target=prober.run, name="kubelets", daemon=True).start()
     threading.Thread(target=_exit_if_it_ends, args=(loop.run,), name="control", daemon=True).start()
     _watch(cluster, settings)
     leader.release()

@@ -22,7 +22,7 @@ from kubernetes.client.exceptions import ApiException
 
 from rekindle import names
 from rekindle_operator.cluster.calls import call
-from rekindle_operator.crd_fields import Schema, missing_fields, never_left_out
+from rekindle_operator.crd_fields import Schema, missing_fields, required_missing_fields
 from rekindle_operator.metrics import CRD_MISSING_FIELDS
 
 _PATH = f"/openapi/v3/apis/{names.API_VERSION}"
@@ -87,7 +87,7 @@ class CrdCheck:
             f"{', '.join(self._missing)}; users cannot set these fields of spec, and those of "
             f"status are not written"
         )
-        if kept := never_left_out(self._missing):
+        if kept := required_missing_fields(self._missing):
             message += f"; without {', '.join(kept)} no status is written and no pod created"
         logger.error("%s. Upgrade the CRD: %s", message, _UPGRADE)
 

@@ -20,7 +20,7 @@ Schema = Mapping[str, Any]
 
 _COMPARED = ("spec", "status")
 _PRESERVES = "x-kubernetes-preserve-unknown-fields"
-_NEVER_LEFT_OUT = ("status.slots", "status.generations")
+_REQUIRED_FIELDS = ("status.slots", "status.generations")
 """What fencing rests on: it is better to place nothing than to place pods without these."""
 
 
@@ -37,9 +37,9 @@ def missing_fields(needed: Schema, served: Schema) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def never_left_out(missing: Collection[str]) -> list[str]:
+def required_missing_fields(missing: Collection[str]) -> list[str]:
     """Those without which no status can be written."""
-    return sorted(path for path in missing if path == "status" or _is_below(path, _NEVER_LEFT_OUT))
+    return sorted(path for path in missing if path == "status" or _is_below(path, _REQUIRED_FIELDS))
 
 
 def without_missing(status: Mapping[str, Any], missing: Collection[str]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def without_missing(status: Mapping[str, Any], missing: Collection[str]) -> dict
     kept = dict(status)
     if not missing:
         return kept
-    left_out = frozenset(p for p in missing if not _is_below(p, _NEVER_LEFT_OUT))
+    left_out = frozenset(p for p in missing if not _is_below(p, _REQUIRED_FIELDS))
     return dict(_without(kept, "status", left_out))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rekindle.identity import UNREPORTED_STREAM_PROTOCOL
 from rekindle.protocol import CheckpointProblemKind, TaskPhase
 
 
@@ -71,6 +72,8 @@ class DataPlane:
     inconsistent: tuple[str, ...] = ()
     checkpoint_problems: tuple[CheckpointProblem, ...] = ()
     checkpoint: CheckpointReport = field(default_factory=CheckpointReport)
+    stream_protocol: int = UNREPORTED_STREAM_PROTOCOL  # of the coordinator's image
+    stream_conflict: tuple[int, ...] = ()  # stream protocols that cannot read from each other
     head_epoch: int | None = None  # the newest epoch that any source has released
 
     def task(self, slot: str, incarnation: int) -> TaskReport | None:
@@ -99,6 +102,10 @@ def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
             if isinstance(p, Mapping)
         ),
         checkpoint=_checkpoint(_mapping(raw.get("checkpoint"))),
+        stream_protocol=_integer(raw.get("streamProtocol")) or UNREPORTED_STREAM_PROTOCOL,
+        stream_conflict=tuple(
+            n for p in _entries(raw, "streamConflict") if (n := _integer(p)) is not None
+        ),
         head_epoch=_integer(raw.get("headEpoch")),
     )
 

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Outcome(Enum):
     DONE = auto()
     FAILED = auto()  # retried after its back-off
-    REFUSED = auto()  # remembered elsewhere; retried once after the clean-up
+    POD_NOT_CREATED = auto()  # the cache has its back-off; retried once after `CLEAN_UP`
 
 
 @dataclass(slots=True)
@@ -80,22 +80,22 @@ class _Queue:
 
 
 class Dispatcher:
-    """`skipped` gets each action that is not executed because one that it depends on failed."""
+    """`on_skipped` gets each action that is not executed because one that it depends on failed."""
 
     def __init__(
         self,
-        do: Callable[[ScheduledAction], Outcome],
-        skipped: Callable[[ScheduledAction], None],
+        execute: Callable[[ScheduledAction], Outcome],
+        on_skipped: Callable[[ScheduledAction], None],
         clock: Callable[[], float],
-        allowed: Callable[[], bool],
+        may_act: Callable[[], bool],
         retries: Retries,
         workers: int = WORKERS,
         stall_s: float = STALL_S,
     ) -> None:
-        self._do = do
-        self._skipped = skipped
+        self._execute = execute
+        self._on_skipped = on_skipped
         self._clock = clock
-        self._allowed = allowed
+        self._may_act = may_act
         self._retries = retries
         self._workers = workers
         self._stall_s = stall_s
@@ -104,7 +104,7 @@ class Dispatcher:
         self._changed = threading.Condition()
         self._queue = _Queue()
         self._running: dict[str, _RunningAction] = {}
-        self._blocked: set[str] = set()  # keys of this pass that are not done
+        self._not_done: set[str] = set()  # keys of this pass that are not done
         self._cleans_up = False
         self._events: deque[ScheduledAction] = deque(maxlen=_MAX_EVENTS)
 
@@ -127,20 +127,20 @@ class Dispatcher:
         self._queue = _Queue(s for s in fresh if self._retries.is_due(s.key, now))
         due = {s.key for s in self._queue}
         # Actions that run, or wait for their back-off, are not done; nor are their dependents.
-        not_done = {s.key for s in actions if s.key not in due}
-        self._blocked = {s.key for s in actions}
+        not_due = {s.key for s in actions if s.key not in due}
+        self._not_done = {s.key for s in actions}
         self._cleans_up = any(s.order is ActionOrder.CLEAN_UP for s in self._queue)
-        for key in not_done:
+        for key in not_due:
             self._drop_dependents(key)
 
     def _is_over(self) -> bool:
         """Also when the rest can only wait for calls that hang."""
         now = time.monotonic()
-        hanging = all(now - r.since >= self._stall_s for r in self._running.values())
-        return hanging and (not self._queue or self._next() is None)
+        all_hang = all(now - r.since >= self._stall_s for r in self._running.values())
+        return all_hang and (not self._queue or self._next() is None)
 
     def _keep_events(self) -> None:
-        events = [s for s in self._queue if s.order is ActionOrder.EMIT]
+        events = [s for s in self._queue if s.order is ActionOrder.EMIT_EVENTS]
         for action in events:
             if len(self._events) == _MAX_EVENTS:
                 logger.warning("too many Events are queued; dropped: %s", self._events[0].key)
@@ -183,11 +183,11 @@ class Dispatcher:
         """Actions that depend on nothing unfinished, in order."""
         placing: set[str] = set()  # topologies whose replacements wait for a running action
         for action in self._queue:
-            if action.order <= ActionOrder.PLACE:
+            if action.order <= ActionOrder.PLACE_PODS:
                 placing.add(action.topology_key)
             elif action.topology_key in placing:
                 continue
-            if action.key not in self._running and self._blocked.isdisjoint(action.after):
+            if action.key not in self._running and self._not_done.isdisjoint(action.after):
                 yield action
 
     def _drop_dependents(self, key: str) -> None:
@@ -195,7 +195,7 @@ class Dispatcher:
         for action in dependents:
             if action in self._queue:
                 self._queue.remove(action)
-                self._skipped(action)
+                self._on_skipped(action)
                 self._drop_dependents(action.key)
 
     # --- a worker -------------------------------------------------------------
@@ -207,30 +207,30 @@ class Dispatcher:
             match outcome:
                 case Outcome.DONE:
                     self._retries.succeeded(action.key)
-                    self._blocked.discard(action.key)
+                    self._not_done.discard(action.key)
                 case Outcome.FAILED:
                     wait_s = self._retries.failed(action.key, self._clock())
                     logger.warning("retrying %s in %.1f s", action.key, wait_s)
                     self._drop_dependents(action.key)
-                case Outcome.REFUSED:
-                    self._refused(action)
+                case Outcome.POD_NOT_CREATED:
+                    self._retry_after_clean_up(action)
                 case None:
                     self._queue = _Queue()
             self._start_actions()
             self._changed.notify_all()
 
-    def _refused(self, action: ScheduledAction) -> None:
+    def _retry_after_clean_up(self, action: ScheduledAction) -> None:
         """A quota may count pods that this pass deletes."""
         self._drop_dependents(action.key)
-        if self._cleans_up and action.order is ActionOrder.PLACE:
+        if self._cleans_up and action.order is ActionOrder.PLACE_PODS:
             self._queue.insert(replace(action, order=ActionOrder.CREATE_AGAIN, after=()))
 
     def _outcome(self, action: ScheduledAction) -> Outcome | None:
         """None: this replica no longer leads, and must not change anything."""
-        if not self._allowed():
+        if not self._may_act():
             return None
         try:
-            return self._do(action)
+            return self._execute(action)
         except Exception:
             RECONCILE_ERRORS.inc()
             logger.exception("%s failed because of an error in the operator", action.key)

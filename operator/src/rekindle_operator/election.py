@@ -69,11 +69,11 @@ class Candidate:
     process: str
     timing: ElectionTiming
     seen: LeaseRecord | None = None
-    absent: bool = False  # the last read found no Lease
+    lease_is_absent: bool = False  # as of the last read
     known_uid: str | None = None  # of the Lease that it read or wrote last
     known_since: float = -inf
     led_uid: str | None = None  # of the Lease by which it led last
-    unchanged_s: float = 0.0
+    unchanged_s: float = 0.0  # of the Lease, as it was read; 0: it was renewed since the last read
     last_read_ended: float | None = None
     renewed_at: float | None = None  # begin of the last renewal by which it leads
     term: int = 0
@@ -93,7 +93,7 @@ class Candidate:
 
     def wants_to_write(self) -> bool:
         """Whether the next call is a write: to renew the Lease, or to take a free one."""
-        return self.is_holder or self.absent or self._is_free()
+        return self.is_holder or self.lease_is_absent or self._is_free()
 
     def _is_free(self) -> bool:
         if self.seen is None:
@@ -120,7 +120,7 @@ class Candidate:
         """`record` is None if there is no Lease."""
         if record is None:
             return replace(
-                self, seen=None, absent=True, unchanged_s=0.0, last_read_ended=span.ended
+                self, seen=None, lease_is_absent=True, unchanged_s=0.0, last_read_ended=span.ended
             )
         known_since = span.ended if record.uid != self.known_uid else self.known_since
         if not record.holder:
@@ -136,7 +136,7 @@ class Candidate:
         kept = replace(
             self,
             seen=record,
-            absent=False,
+            lease_is_absent=False,
             known_uid=record.uid,
             known_since=known_since,
             unchanged_s=unchanged_s,
@@ -147,7 +147,7 @@ class Candidate:
     def after_write(self, written: LeaseRecord, span: Span) -> Candidate:
         """The API server has stored `written`, which has the new version."""
         kept = replace(
-            self, seen=written, absent=False, unchanged_s=0.0, last_read_ended=span.ended
+            self, seen=written, lease_is_absent=False, unchanged_s=0.0, last_read_ended=span.ended
         )
         if written.uid != self.known_uid:
             return replace(kept, known_uid=written.uid, known_since=span.ended)
@@ -161,7 +161,9 @@ class Candidate:
     def after_conflict(self) -> Candidate:
         """The Lease has changed (perhaps by an own write whose response was lost): it must be read
         next. The earlier renewal still counts."""
-        return replace(self, seen=None, absent=False, unchanged_s=0.0, last_read_ended=None)
+        return replace(
+            self, seen=None, lease_is_absent=False, unchanged_s=0.0, last_read_ended=None
+        )
 
     def after_failure(self, span: Span) -> Candidate:
         """No response: the time of the call does not count as silence. A holder does not know

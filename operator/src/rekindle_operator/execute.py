@@ -69,7 +69,7 @@ class Executor:
         identity: str,
         status_interval_s: float,
         clock: Callable[[], float],
-        allowed: Callable[[], bool],
+        may_act: Callable[[], bool],
         workers: int = WORKERS,
         on_refused_status: Callable[[], None] = lambda: None,
     ) -> None:
@@ -82,7 +82,7 @@ class Executor:
         self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
         self._status_at: dict[str, float] = {}  # by the topology's uid
         self._dispatcher = Dispatcher(
-            self._attempt, self._skipped, clock, allowed, Retries(random.random), workers
+            self._attempt, self._skipped, clock, may_act, Retries(random.random), workers
         )
 
     def run(self, decisions: Iterable[TopologyActions]) -> None:
@@ -92,11 +92,11 @@ class Executor:
         action = scheduled.action
         try:
             if isinstance(action, CreatePod):
-                self._cluster.remember_attempt(action.ref, action.predecessor_lost_at)
+                self._cluster.remember_create_attempt(action.ref, action.predecessor_lost_at)
             self._do(action)
         except (ApiException, HTTPError) as error:
             ACTIONS.labels(f"{METRIC_KINDS[type(action)]}Failed").inc()
-            self._cluster.mark_dirty()
+            self._cluster.request_pass()
             logger.warning(
                 "%s of %s failed: %s",
                 scheduled.key,
@@ -111,7 +111,7 @@ class Executor:
             self._cluster.remember_failed_create(
                 action.ref, _message(error), action.predecessor_lost_at
             )
-            return Outcome.REFUSED
+            return Outcome.POD_NOT_CREATED
         ACTIONS.labels(METRIC_KINDS[type(action)]).inc()
         self._cluster.action_succeeded(scheduled.key)
         return Outcome.DONE
@@ -119,7 +119,7 @@ class Executor:
     def _skipped(self, scheduled: ScheduledAction) -> None:
         """The status may have been written: then the incarnation is reserved and still unused."""
         if isinstance(scheduled.action, CreatePod):
-            self._cluster.remember_attempt(
+            self._cluster.remember_create_attempt(
                 scheduled.action.ref, scheduled.action.predecessor_lost_at
             )
 
@@ -130,7 +130,8 @@ class Executor:
             case CreateGenerationRecord(namespace, manifest):
                 self._create(f"/api/v1/namespaces/{namespace}/configmaps", manifest)
             case DeleteGenerationRecord(namespace, name):
-                self._call("DELETE", f"/api/v1/namespaces/{namespace}/configmaps/{name}", ok=404)
+                path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
+                self._call("DELETE", path, none_for_status=404)
             case EnsureAccess(namespace, manifests):
                 for manifest in manifests:
                     self._apply(namespace, manifest)
@@ -187,7 +188,7 @@ class Executor:
             return
         value = {"stringData": {TOKEN_KEY: secrets.token_urlsafe(32)}}
         path = f"/api/v1/namespaces/{action.namespace}/secrets"
-        self._call("POST", path, {**action.manifest, **value}, ok=409)
+        self._call("POST", path, {**action.manifest, **value}, none_for_status=409)
         self._tokens[key] = now
 
     def _delete_pod(self, action: DeletePod) -> None:
@@ -199,9 +200,9 @@ class Executor:
         if action.grace_s is not None:
             body["gracePeriodSeconds"] = action.grace_s
         path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
-        response = self._call("DELETE", path, body, ok=(404, 409))
+        response = self._call("DELETE", path, body, none_for_status=(404, 409))
         if response is None:
-            self._cluster.mark_dirty()
+            self._cluster.request_pass()
         if response is not None and response.get("kind") == "Pod":
             if action.grace_s == 0 or not response["metadata"].get("deletionTimestamp"):
                 self._cluster.pods.forget(response)
@@ -210,7 +211,9 @@ class Executor:
 
     def _open_gate(self, action: OpenGate) -> None:
         path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
-        response = self._call("PATCH", path, list(action.patch), content=_JSON_PATCH, ok=404)
+        response = self._call(
+            "PATCH", path, list(action.patch), content_type=_JSON_PATCH, none_for_status=404
+        )
         if response is not None:
             self._cluster.pods.put(response)
 
@@ -233,7 +236,7 @@ class Executor:
             "status": action.status,
         }
         try:
-            response = self._call("PATCH", path, body, content=_APPLY, query=_OWNERSHIP)
+            response = self._call("PATCH", path, body, content_type=_APPLY, query=_OWNERSHIP)
         except ApiException as error:
             if error.status == 404:
                 self._status_at.pop(action.uid, None)
@@ -272,7 +275,7 @@ class Executor:
         logger.info("%s %s: %s", action.topology, action.reason, action.note)
         try:
             path = f"/apis/events.k8s.io/v1/namespaces/{action.namespace}/events"
-            self._call("POST", path, body, ok=409)
+            self._call("POST", path, body, none_for_status=409)
         except (ApiException, HTTPError) as error:
             logger.warning("cannot write an Event: %s", error)
 
@@ -282,7 +285,7 @@ class Executor:
         """Names are deterministic: an object of this topology that already exists is the right one.
         Raises ApiException if it belongs to another, as while an older one is being deleted, and if
         it is a generation record with another content."""
-        response = self._call("POST", path, manifest, ok=409)
+        response = self._call("POST", path, manifest, none_for_status=409)
         if response is None:
             self._check_owner(f"{path}/{manifest['metadata']['name']}", manifest)
             return
@@ -296,7 +299,7 @@ class Executor:
 
     def _check_owner(self, path: str, manifest: Manifest, *, may_be_missing: bool = False) -> None:
         """`may_be_missing`: it need not exist."""
-        found = self._call("GET", path, ok=404)
+        found = self._call("GET", path, none_for_status=404)
         if found is None and may_be_missing:
             return
         owners = (found or {}).get("metadata", {}).get("ownerReferences") or ()
@@ -315,7 +318,7 @@ class Executor:
         root = "/api/v1" if version == "v1" else f"/apis/{version}"
         path = f"{root}/namespaces/{namespace}/{kind}/{manifest['metadata']['name']}"
         self._check_owner(path, manifest, may_be_missing=True)
-        self._call("PATCH", path, manifest, content=_APPLY, query=_OWNERSHIP)
+        self._call("PATCH", path, manifest, content_type=_APPLY, query=_OWNERSHIP)
 
     def _call(self, method: str, path: str, body: Any = None, **how: Any) -> dict[str, Any] | None:
         return call(self._api, method, path, body, **how)

@@ -34,7 +34,7 @@ from rekindle_operator.metrics import LEADER
 from rekindle_operator.settings import Election
 
 _TIMEOUT_S = 1.0  # at least, to connect and to read: a frozen API server counts as unreachable
-_RELEASE_S = 4.0
+_RELEASE_TIMEOUT_S = 4.0
 _OUTAGE_S = 2.0  # a single late response is no outage
 _OWNER_RETRY_S = 30.0
 _OWNER_REFRESH_S = 1.0  # while there is no Lease
@@ -77,7 +77,7 @@ class Leader:
         self._unreachable_since: float | None = None
         self._released = False
         self._thread: threading.Thread | None = None
-        self._acquired = 0.0
+        self._acquired_at = 0.0
         self._owner: dict[str, Any] | None = None
         self._read_owner_at = float("-inf")
         self._may_own = True
@@ -129,7 +129,7 @@ class Leader:
         self._leading_event.clear()
         LEADER.set(0)
         if self._thread is not None:
-            self._thread.join(_RELEASE_S)  # a renewal may be in progress
+            self._thread.join(_RELEASE_TIMEOUT_S)  # a renewal may be in progress
         # A new Lease by which no replica has led must not be released: an earlier leader may still
         # act.
         if self._candidate.seen is None or not self._candidate.has_led:
@@ -148,8 +148,8 @@ class Leader:
             except Exception:
                 logger.exception("leader election failed; it is tried again")
                 time.sleep(self._election.timing.retry_s)
-            found_free = not before.wants_to_write() and self._candidate.wants_to_write()
-            if not (found_free and self._ready()):
+            may_take_now = not before.wants_to_write() and self._candidate.wants_to_write()
+            if not (may_take_now and self._ready()):
                 time.sleep(self._candidate.pause_s())
 
     def find_owner(self) -> None:
@@ -160,7 +160,7 @@ class Leader:
         (`--cascade=orphan`), the garbage collector would delete each new Lease."""
         now = self._clock()
         name = self._election.deployment
-        is_known = self._owner is not None and not self._candidate.absent
+        is_known = self._owner is not None and not self._candidate.lease_is_absent
         if not name or is_known or now < self._read_owner_at:
             return
         self._read_owner_at = now + _OWNER_RETRY_S
@@ -222,7 +222,7 @@ class Leader:
         if leads and after.term != before.term:
             silence = f", {before.unchanged_s:.1f} s after the last renewal of the previous holder"
             logger.info("%s is the leader (term %d%s)", after.identity, after.term, silence)
-            self._acquired = time.time()
+            self._acquired_at = time.time()
         if leads and not led and not self._released:
             LEADER.set(1)
             self._leading_event.set()
@@ -238,7 +238,7 @@ class Leader:
     # --- the API --------------------------------------------------------------------
 
     def _create(self, record: Any) -> dict[str, Any] | None:
-        self._acquired = time.time()
+        self._acquired_at = time.time()
         return self._request("POST", lease_path(self._election.namespace), self._body(record))
 
     def _put(self, record: Any) -> dict[str, Any] | None:
@@ -257,7 +257,7 @@ class Leader:
     def _body(self, record: Any) -> dict[str, Any]:
         """The owners stay as they are unless this replica knows a better one and may set it."""
         now = time.time()
-        acquired = self._acquired or now
+        acquired = self._acquired_at or now
         namespace, name = self._election.namespace, self._election.name
         may_set = self._owner is not None and (self._may_own or not record.version)
         owners = [self._owner] if self._owner is not None and may_set else self._found_owners

@@ -80,6 +80,7 @@ def owner_reference(deployment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def released(record: LeaseRecord) -> LeaseRecord:
+    """The record without a holder."""
     return LeaseRecord("", "", _RELEASED_S, record.transitions, record.version, record.uid)
 
 

@@ -28,7 +28,7 @@ from rekindle_operator.cluster.model import NodeView, Snapshot
 from rekindle_operator.reconcile.actions import DeletePod, TopologyActions
 from rekindle_operator.reconcile.confirm import Preconditions, preconditions_of
 
-_READERS = 32  # threads; a read that hangs occupies one until its timeout
+_MAX_READS = 32  # at a time; a read that hangs occupies one until its timeout
 _TIMEOUT_S = (2, 5)
 _UNREACHABLE_S = 2.0  # without any response; then no further reads are sent
 _STALL_S = 1.0  # since the last response; then reads that hang are not waited for
@@ -41,14 +41,15 @@ class ReadFailed(Exception):
 
 
 class LiveCheck:
-    """`api` must not retry, since the control loop waits."""
+    """Reads from the API server, not from the cache (hence "live"). `api` must not retry, since the
+    control loop waits."""
 
     def __init__(
         self,
         api: client.ApiClient,
         cluster: ClusterCache,
         *,
-        readers: int = _READERS,
+        max_reads: int = _MAX_READS,
         stall_s: float = _STALL_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,8 +57,8 @@ class LiveCheck:
         self._cluster = cluster
         self._monotonic = monotonic
         self._stall_s = stall_s
-        self._pool = ThreadPoolExecutor(readers, thread_name_prefix="live")
-        self._open: dict[str, Future[str | None]] = {}  # reads that hang, by object
+        self._pool = ThreadPoolExecutor(max_reads, thread_name_prefix="live")
+        self._hanging_reads: dict[str, Future[str | None]] = {}  # by object
 
     def unconfirmed(
         self, decisions: Iterable[TopologyActions], snapshot: Snapshot
@@ -69,14 +70,14 @@ class LiveCheck:
         nodes = {name: node for p in preconditions for name, node in p.nodes.items()}
         results = self._read_all(
             {f"node {name}": partial(check.node, name, node) for name, node in nodes.items()}
-            | {f"pods of {p.topology_key}": partial(check.others, p) for p in preconditions}
+            | {f"pods of {p.topology_key}": partial(check.lease_and_pods, p) for p in preconditions}
         )
         found = {}
         for one in preconditions:
             keys = [f"pods of {one.topology_key}", *(f"node {name}" for name in one.nodes)]
             failures = [why for key in keys if (why := results[key]) is not None]
             if failures:
-                found[one.topology_key] = max(failures)
+                found[one.topology_key] = max(failures)  # a reason rather than ""
         for why in sorted({w for w in found.values() if w}):
             logger.warning("deletions and replacements are postponed: %s", why)
         return found
@@ -84,15 +85,16 @@ class LiveCheck:
     def _read_all(self, reads: Mapping[str, Callable[[], str | None]]) -> dict[str, str | None]:
         """Results by key. A read that hangs while others succeed is not waited for, and is not
         repeated until it has ended."""
-        self._open = {key: read for key, read in self._open.items() if not read.done()}
+        hanging = {key: read for key, read in self._hanging_reads.items() if not read.done()}
         started = {
-            key: self._pool.submit(read) for key, read in reads.items() if key not in self._open
+            key: self._pool.submit(read) for key, read in reads.items() if key not in hanging
         }
         self._wait(started.values())
-        self._open |= {key: read for key, read in started.items() if not read.done()}
+        hanging |= {key: read for key, read in started.items() if not read.done()}
+        self._hanging_reads = hanging
         return {
             key: f"{key} cannot be read: the API server does not respond"
-            if key in self._open
+            if key in hanging
             else started[key].result()
             for key in reads
         }
@@ -133,7 +135,7 @@ class _Check:
         logger.warning("node %s differs from the cache; its pods are not deleted", name)
         return ""
 
-    def others(self, preconditions: Preconditions) -> str | None:
+    def lease_and_pods(self, preconditions: Preconditions) -> str | None:
         try:
             same = self._has_same_lease(preconditions) and self._has_same_pods(preconditions)
         except ReadFailed as error:
@@ -155,7 +157,7 @@ class _Check:
         view = preconditions.topology
         if view is None:
             # All are read, since each goes into the cache.
-            same = [self._is_same_pod(a) for a in preconditions.deleted]
+            same = [self._is_same_pod(a) for a in preconditions.deletions]
             return all(same)
         selector = [("labelSelector", f"{names.LABEL_TOPOLOGY}={view.name}")]
         listed = self._read(f"/api/v1/namespaces/{view.namespace}/pods", selector) or {}
@@ -167,7 +169,7 @@ class _Check:
             if uid not in versions:
                 self._cluster.pods.drop(view.namespace, name, uid)
         return preconditions.pods.keys() == versions.keys() and all(
-            versions[a.uid] == a.version for a in preconditions.deleted if a.uid in versions
+            versions[a.uid] == a.version for a in preconditions.deletions if a.uid in versions
         )
 
     def _is_same_pod(self, action: DeletePod) -> bool:
@@ -182,7 +184,9 @@ class _Check:
         if self._monotonic() - self._responded_at >= _UNREACHABLE_S:
             raise ReadFailed(f"{path} cannot be read: the API server does not respond")
         try:
-            response = call(self._api, "GET", path, query=query, ok=404, timeout_s=_TIMEOUT_S)
+            response = call(
+                self._api, "GET", path, query=query, none_for_status=404, timeout_s=_TIMEOUT_S
+            )
         except ApiException as error:
             self._responded_at = self._monotonic()
             raise ReadFailed(f"{path} cannot be read: {error.status} {error.reason}") from error

@@ -59,19 +59,21 @@ def decide(
     is made again, and postponed to the next pass if that does not help. Where the API server cannot
     be read, no actions are taken for the topology, and its status has the reason.
     """
-    unread: dict[str, str] = {}  # topology key -> why
+    read_failures: dict[str, str] = {}  # topology key -> why
     for _ in range(_MAX_DECISIONS):
         snapshot = take_snapshot()
         decisions = [
-            d for d in reconcile_all(snapshot, clock(), settings) if d.topology_key not in unread
+            d
+            for d in reconcile_all(snapshot, clock(), settings)
+            if d.topology_key not in read_failures
         ]
         unconfirmed = live.unconfirmed(decisions, snapshot)
-        unread |= {topology_key: why for topology_key, why in unconfirmed.items() if why}
-        if unconfirmed.keys() <= unread.keys():
+        read_failures |= {topology_key: why for topology_key, why in unconfirmed.items() if why}
+        if unconfirmed.keys() <= read_failures.keys():
             break
     confirmed = [decision for decision in decisions if decision.topology_key not in unconfirmed]
     for view in snapshot.topologies:
-        if why := unread.get(view.key):
+        if why := read_failures.get(view.key):
             problem = OperatorProblem("ReadFailed", why)
             confirmed.append(report_undecided(view, problem, clock(), snapshot.missing_fields))
     return snapshot, confirmed
@@ -102,7 +104,7 @@ class ControlLoop:
         self._wait_s = settings.timing.tick_s
         self._standby_passes = StandbyPasses()
         self._finished: set[tuple[str, str]] = set()
-        self._watching_recoveries = False
+        self._has_seen_history = False
         self._errors: dict[str, str] = {}  # topology -> error that was logged last
 
     @property
@@ -112,14 +114,14 @@ class ControlLoop:
 
     def run(self) -> None:
         while not self._cluster.synced:
-            self._cluster.wait_dirty(self._settings.timing.tick_s)
+            self._cluster.wait_for_pass_request(self._settings.timing.tick_s)
         while True:
             if not self._leader.wait_leading(self._settings.timing.tick_s):
                 self._passed_at = None
                 self._run_standby_pass()
                 continue
             if self._passed_at is not None:
-                self._cluster.wait_dirty(self._wait_s)
+                self._cluster.wait_for_pass_request(self._wait_s)
             time.sleep(_COALESCE_S)
             if not self._begin_pass():
                 time.sleep(_RELIST_RETRY_S)
@@ -137,7 +139,7 @@ class ControlLoop:
             if not (self._cluster.relist() and self._list_topologies()):
                 return False
             self._term, self._passed_at = term, time.monotonic()
-            self._cluster.forget_attempts()
+            self._cluster.forget_uncreated_pods()
             self._errors.clear()
             self._on_new_term()
         self._reset_timers_after_pause()
@@ -197,13 +199,13 @@ class ControlLoop:
 
     def _observe_recoveries(self, snapshot: Snapshot) -> None:
         for topology in snapshot.topologies:
-            for entry in topology.own_status.recovery.history:
+            for entry in topology.operator_status.recovery.history:
                 key = (topology.uid, entry.started_at)
                 if entry.finished_at and key not in self._finished:
                     self._finished.add(key)
-                    if self._watching_recoveries:  # not those of an earlier leader
+                    if self._has_seen_history:  # not those of an earlier leader
                         RECOVERY_SECONDS.labels(entry.mode).observe(_duration_s(entry))
-        self._watching_recoveries = True
+        self._has_seen_history = True
 
 
 def _duration_s(entry: RecoveryEntry) -> float:

@@ -70,7 +70,7 @@ def observe(snapshot: Snapshot) -> None:
     NODES.labels("not_ready").set(len(snapshot.nodes) - ready)
     QUERIES.clear()
     for topology in snapshot.topologies:
-        queries = Tally(q.state for q in topology.own_status.queries.values())
+        queries = Tally(q.state for q in topology.operator_status.queries.values())
         for state in QueryState:
             QUERIES.labels(topology.key, state).set(queries[state])
 

@@ -114,7 +114,7 @@ class _Check:
         for field, feature in _HOST.items():
             if pod.get(field):
                 yield from self._feature(feature, f"{path}.{field}")
-        # An empty value, or null, would remove the class that never preempts.
+        # An empty value, or null, would replace the operator's PriorityClass, which never preempts.
         if pod.keys() & {"priorityClassName", "priority", "preemptionPolicy"}:
             yield from self._feature(Feature.PRIORITY_CLASSES, f"{path}.priorityClassName")
         for field in ("serviceAccountName", "serviceAccount"):

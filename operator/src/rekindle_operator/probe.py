@@ -31,8 +31,8 @@ _CLOSE_TIMEOUT_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-class KubeletProbe:
-    """Writes the responses of kubelets into the probe state of `cluster`."""
+class HealthProber:
+    """Sends probes, and writes the responses into the probe states of `cluster`."""
 
     def __init__(self, cluster: ClusterCache, timing: Timing, clock: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -60,18 +60,18 @@ class KubeletProbe:
         snapshot, now = self._cluster.snapshot(), self._clock()
         self._probe_due_pods(snapshot, now)
         probes = self._cluster.kubelet_probes
-        probes.ticked(now)
+        probes.reset_after_pause(now)
         probes.retain({node.uid for node in snapshot.nodes})
-        for node in kubelets_to_probe(snapshot, probes.open, now, self._timing):
+        for node in kubelets_to_probe(snapshot, probes.in_flight, now, self._timing):
             if node.kubelet is not None:
                 probes.sent(node.uid, now)
                 self._start(self._probe_kubelet(node.uid, node.kubelet))
 
     def _probe_due_pods(self, snapshot: Snapshot, now: float) -> None:
         probes = self._cluster.pod_probes
-        probes.ticked(now)
+        probes.reset_after_pause(now)
         probes.retain({pod.uid for pod in snapshot.pods if pod.is_managed})
-        for pod in pods_to_probe(snapshot, probes.open, now, self._timing):
+        for pod in pods_to_probe(snapshot, probes.in_flight, now, self._timing):
             probes.sent(pod.uid, now)
             self._start(self._probe_pod(pod))
 

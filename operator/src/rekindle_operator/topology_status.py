@@ -63,6 +63,8 @@ class ConditionEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueryEntry:
+    """`durable_epoch`: newest one that is durable in the sink; written as `stableEpoch`."""
+
     name: str
     priority: int = 0
     state: QueryState | None = None  # None: not written, or a value of another version
@@ -81,7 +83,10 @@ class QueryEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorEntry:
+class TopologyOperatorEntry:
+    """One operator of the topology. `stable_epoch`: newest one in the log of its segment that is
+    final."""
+
     name: str
     partitions: int
     replicas_ready: int

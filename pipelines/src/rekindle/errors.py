@@ -74,6 +74,15 @@ class StoreError(RekindleError):
     """A call of the checkpoint store failed, or an object is damaged; names the URL."""
 
 
+class StateLost(StoreError):
+    """An object that a restored state needs is missing or damaged: the task has to be restored
+    again. `object`: its name in the store, below the topology's UID."""
+
+    def __init__(self, message: str, object: str) -> None:
+        super().__init__(message)
+        self.object = object
+
+
 class StateMismatch(RekindleError):
     """Saved state is not in the format of this release; names operator and column."""
 

@@ -1,8 +1,8 @@
 """Which topology a process works for, and which protocol it speaks.
 
 Addresses are reused: a pod may get the address of another topology's pod, and operator ids do not
-contain the topology's name. So each poll, poll response, Flight ticket and Flight response has
-the topology's UID and protocol version; a process refuses messages for another topology. The token
+contain the topology's name. So each poll, each read of a stream, and each response to one has the
+topology's UID and protocol version; a process refuses messages for another topology. The token
 proves that a peer belongs to the topology; a local run needs none. Pure.
 
 Design: docs/design/fencing.md#identity.
@@ -11,13 +11,19 @@ Design: docs/design/fencing.md#identity.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 PROTOCOL = 2
-"""Version of polls, poll responses and tickets that this release sends. Incremented when their
-meaning changes, but not for a new field, since unknown fields are ignored."""
+"""Version of polls and poll responses that this release sends. Incremented when their meaning
+changes, but not for a new field, since unknown fields are ignored."""
 OLDEST_PROTOCOL = 2
 """The oldest version that this release understands."""
+STREAM_PROTOCOL = 3
+"""The same, of what tasks read from each other. Up to 2 it was Arrow Flight."""
+OLDEST_STREAM_PROTOCOL = 3
+UNREPORTED_STREAM_PROTOCOL = 2
+"""The stream protocol of a task whose responses to polls name none."""
 UNVERSIONED = 1
 """The version of a message without one."""
 TOKEN_VARIABLE = "REKINDLE_TOKEN"
@@ -57,6 +63,16 @@ class Versions:
 
     protocol: int = PROTOCOL
     oldest: int = OLDEST_PROTOCOL
+
+
+STREAM_VERSIONS = Versions(STREAM_PROTOCOL, OLDEST_STREAM_PROTOCOL)
+
+
+def stream_conflict(peers: Iterable[Versions]) -> tuple[int, ...]:
+    """The stream protocols of peers, ascending, if some of them cannot read from others."""
+    found = set(peers)
+    conflict = any(incompatible(a, b) is not None for a in found for b in found)
+    return tuple(sorted({v.protocol for v in found})) if conflict else ()
 
 
 def incompatible(peer: Versions, own: Versions | None = None) -> str | None:

@@ -57,6 +57,7 @@ TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by t
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 
 COORDINATOR_KEY = "coordinator"
+REMOVED_SEGMENT = "-"  # in the keys of `status.slots`: of merged slots that edits have removed
 MAX_NAME_CHARS = 63  # a pod's name is its host name
 
 

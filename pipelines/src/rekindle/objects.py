@@ -40,7 +40,7 @@ MAX_LOOK_UPS = 4096
 _BLOCK = 1000
 """Numbers in the first block that is listed: S3 returns so many objects for each request."""
 STALE_TEMP_S = 600.0
-CONDITIONAL = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+CREATE_IF_ABSENT_PROTOCOLS = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 """Protocols whose fsspec file systems support an atomic create-if-absent."""
 
 
@@ -336,10 +336,11 @@ class RemoteObjects:
     GCS's `ifGenerationMatch=0`, Azure's `overwrite=False`."""
 
     def __init__(self, url: str, protocol: str, **storage_options: Any) -> None:
-        if protocol not in CONDITIONAL:
+        if protocol not in CREATE_IF_ABSENT_PROTOCOLS:
+            others = ", ".join(sorted(p + "://" for p in CREATE_IF_ABSENT_PROTOCOLS))
             raise ValueError(
                 f"{protocol}:// cannot create an object only if it is absent; "
-                f"use file:// or one of {', '.join(sorted(p + '://' for p in CONDITIONAL))}"
+                f"use file:// or one of {others}"
             )
         self.url = url.rstrip("/")
         self._fs, root = fsspec.core.url_to_fs(self.url, **storage_options)

@@ -20,10 +20,17 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.errors import RekindleError
-from rekindle.identity import OLDEST_PROTOCOL, PROTOCOL, UNVERSIONED, Versions, incompatible
+from rekindle.identity import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    UNREPORTED_STREAM_PROTOCOL,
+    UNVERSIONED,
+    Versions,
+    incompatible,
+)
 from rekindle.topology.spec import SinkSpec
 
-FLIGHT_PORT = 8815
+STREAM_PORT = 8815
 CONTROL_PORT = 8080
 MAX_POLL_BYTES = 16 << 20
 """A poll names every upstream replica: 1.2 MB for 8,000 tasks, the maximum of a topology."""
@@ -58,7 +65,7 @@ class TaskRef(_Message):
 
 
 class Endpoint(_Message):
-    """A replica that serves a stream partition over Flight; preferred first."""
+    """A replica that serves a stream partition to readers; preferred first."""
 
     address: str  # "ip:port"
     replica: int
@@ -226,6 +233,8 @@ class PollResponse(_Versioned):
     head_epoch: int = -1  # newest epoch that time or upstreams have released
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
+    restoring: str | None = None  # entry whose objects it still has to fetch: they must stay
+    lost: str | None = None  # state object of that entry that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log
     # Of the newest (at most 16) epochs, and the requested ones; `chained`: of all since a base.
     digests: dict[int, str] = Field(default_factory=dict)
@@ -236,5 +245,11 @@ class PollResponse(_Versioned):
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
     contained: Contained | None = None  # until a complete poll of the newest coordinator
+    # What it speaks with other tasks; absent from a response of the first stream protocols.
+    stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
+    oldest_stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
+
+    def stream_versions(self) -> Versions:
+        return Versions(self.stream_protocol, self.oldest_stream_protocol)

@@ -1,6 +1,6 @@
-"""Executes the steps of a plan on an embedded cluster. Nothing here waits for the API server, which
-may be paused: pods are those of the last sample, and calls to the API server are made by a
-thread."""
+"""Executes the faults of a chaos plan on an embedded cluster. Nothing here waits for the API
+server, which may be paused: pods are those of the last sample, and calls to the API server are made
+by a thread."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, assert_never
 
 from rekindle import names
 from rekindle_testing.chaos.plan import (
-    Action,
     AddNode,
     DeleteNodeObject,
+    FaultAction,
     Freeze,
     HealNetwork,
     KillCoordinator,
@@ -60,7 +60,7 @@ class Injector:
             self._cluster.control_plane.resume_api_server()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def wait_faults_ended(self) -> None:
+    def wait_nodes_replaced(self) -> None:
         """Until the round's new nodes are Ready and the Node objects of its dead nodes deleted."""
         for name in self._added:
             self._cluster.nodes[name].wait_ready(60)
@@ -69,7 +69,7 @@ class Injector:
             deletion.result(60)
         self._deletions.clear()
 
-    def apply(self, action: Action) -> str:
+    def apply(self, action: FaultAction) -> str:
         """Execute it; returns a description."""
         match action:
             case KillTask(topology, index):

@@ -101,7 +101,7 @@ class ResumeApiServer:
     pass
 
 
-Action = (
+FaultAction = (
     KillTask
     | KillCoordinator
     | KillLeader
@@ -122,7 +122,7 @@ Action = (
 @dataclass(frozen=True, slots=True)
 class Step:
     at_s: float
-    action: Action
+    action: FaultAction
 
     def __str__(self) -> str:
         return f"{self.at_s:5.1f} s  {self.action}"
@@ -250,10 +250,12 @@ class _RoundGenerator:
             case _:
                 assert_never(fault)
 
-    def _step(self, at_s: float, action: Action) -> None:
+    def _step(self, at_s: float, action: FaultAction) -> None:
         self._steps.append(Step(round(at_s, 1), action))
 
-    def _interrupt(self, at_s: float, longest_s: float, begin: Action, end: Action) -> None:
+    def _interrupt(
+        self, at_s: float, longest_s: float, begin: FaultAction, end: FaultAction
+    ) -> None:
         if str(begin) not in self._interrupted:
             self._interrupted.add(str(begin))
             self._step(at_s, begin)

@@ -31,7 +31,7 @@ class Progress:
     partitions: Mapping[str, int]
     file_interval_s: float
     _written: dict[str, int] = field(default_factory=dict)
-    _advanced_s: dict[str, float] = field(default_factory=dict)
+    _advanced_at_s: dict[str, float] = field(default_factory=dict)
     _newest_written: int = -1
 
     def observe(self, at_s: float, newest: Newest) -> None:
@@ -41,7 +41,7 @@ class Progress:
             written = min((found.get(p, -1) for p in range(count)), default=-1)
             if written > self.written(query):
                 self._written[query] = written
-                self._advanced_s[query] = at_s
+                self._advanced_at_s[query] = at_s
 
     def written(self, query: str) -> int:
         """The epoch through which every partition of the query's sink is written; -1: none."""
@@ -67,7 +67,7 @@ class Progress:
             StalledLive(query, at_s, stalled_s)
             for query in self.partitions
             if states.get(query) == "Live"
-            and (since_s := self._advanced_s.get(query)) is not None
+            and (since_s := self._advanced_at_s.get(query)) is not None
             and (stalled_s := at_s - since_s - self.file_interval_s) > 0
         ]
 

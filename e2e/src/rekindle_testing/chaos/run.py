@@ -24,8 +24,8 @@ from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
 from rekindle_testing.chaos.progress import Progress, StalledLive
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.processes import ChildProcesses
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.harness.cluster import EmbeddedCluster
-from rekindle_testing.harness.installed import MOUNT
 from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.pod_log_archive import PodLogArchive
@@ -37,10 +37,10 @@ BUILD = ROOT / "build" / "chaos"
 NODES = 5
 ADVANCE_WITHIN_S = 120.0
 START_WITHIN_S = 180.0
-_START_S = 90  # of input, before the first round
-_ROUND_S = 60 + int(ADVANCE_WITHIN_S)  # of input, for each round
+_INPUT_BEFORE_ROUNDS_S = 90
+_INPUT_PER_ROUND_S = 60 + int(ADVANCE_WITHIN_S)
 _NO_STALLED_LIVE = StalledLive("", 0.0, 0.0)
-_END_S = 20  # of input that must be left, or an advance would have to stop
+_SPARE_INPUT_S = 20  # that must be left, or an advance would have to stop
 
 
 class RoundFailure(AssertionError):
@@ -116,8 +116,8 @@ class _Run:
         self.expected = directory / "expected"
         self._on_progress = on_progress
         self._log: list[str] = []
-        self._input_s = _START_S + _ROUND_S * len(plan.rounds)
-        self._documents = topologies.documents(self._input_s)
+        self._input_s = _INPUT_BEFORE_ROUNDS_S + _INPUT_PER_ROUND_S * len(plan.rounds)
+        self._resources = topologies.topology_resources(self._input_s)
         # Room for two tasks on each, and for a coordinator and an operator.
         resources = NodeResources(cpu="1300m", memory="4Gi")
         self.cluster = EmbeddedCluster(
@@ -127,16 +127,16 @@ class _Run:
             self.cluster.node_kind, self.cluster.node_directory, directory / "kept"
         )
         self._references = {
-            name: Reference(document, self.cluster.shared, self.expected / name)
-            for name, document in self._documents.items()
+            name: Reference(resource, self.cluster.shared, self.expected / name)
+            for name, resource in self._resources.items()
         }
         self._progress = {
             name: Progress(
-                topologies.partitions(document), file_interval_s=topologies.WINDOW_SLIDE_S
+                topologies.partitions(resource), file_interval_s=topologies.WINDOW_SLIDE_S
             )
-            for name, document in self._documents.items()
+            for name, resource in self._resources.items()
         }
-        self._compared = dict.fromkeys(self._documents, -1)
+        self._compared = dict.fromkeys(self._resources, -1)
 
     @property
     def steps(self) -> str:
@@ -152,16 +152,17 @@ class _Run:
             topologies.write_input(self.cluster.shared, self._input_s, self.plan.seed)
             reference = pool.submit(self._execute_references, children)
             stack.enter_context(self.cluster)
-            self.cluster.make_volume("rekindle")
+            self.cluster.create_claim("rekindle")
             self.cluster.install()
             reference.result()  # so that it does not compete for the cores
             self._sampler = stack.enter_context(self._make_sampler())
+            # A Node object that stays keeps its address.
             self._injector = stack.enter_context(
                 Injector(
                     self.cluster, self._sampler, never_reuse_addresses=self.plan.node_objects_stay
                 )
             )
-            self.cluster.apply(*self._documents.values())
+            self.cluster.apply(*self._resources.values())
             yield
 
     def _execute_references(self, children: ChildProcesses) -> None:
@@ -170,15 +171,15 @@ class _Run:
 
     def _make_sampler(self) -> Sampler:
         sinks = {
-            name: {q["name"]: self._sink(q) for q in document["spec"]["queries"]}
-            for name, document in self._documents.items()
+            name: {q["name"]: self._sink(q) for q in resource["spec"]["queries"]}
+            for name, resource in self._resources.items()
         }
         kubeconfig = self.cluster.control_plane.kubeconfig
         return Sampler(kubeconfig, self._progress, sinks, self.log_archive, self.history)
 
     def _sink(self, query: dict[str, Any]) -> Path:
         url: str = query["sink"]["files"]["url"]
-        return Path(url.replace(f"file://{MOUNT}", str(self.cluster.shared)))
+        return Path(url.replace(f"file://{SHARED_MOUNT_PATH}", str(self.cluster.shared)))
 
     # -- rounds -------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class _Run:
         for step in round.steps:
             time.sleep(max(0.0, began + step.at_s - time.monotonic()))
             self._print(f"  {time.monotonic() - began:5.1f} s  {self._injector.apply(step.action)}")
-        self._injector.wait_faults_ended()
+        self._injector.wait_nodes_replaced()
         faults_ended = time.monotonic()
         self._wait_advanced(round, faults_ended + ADVANCE_WITHIN_S)
         advanced_s = time.monotonic() - faults_ended
@@ -237,7 +238,7 @@ class _Run:
         """Until every query has passed the newest epoch that any query of its topology has written
         now."""
         goals = {name: progress.newest_written + 1 for name, progress in self._progress.items()}
-        late = max(goals.values()) + _END_S - self._input_s
+        late = max(goals.values()) + _SPARE_INPUT_S - self._input_s
         if late > 0:
             raise RoundFailure(f"round {round.number}: the input ends {late} s too early")
 
@@ -276,9 +277,9 @@ class _Run:
             self._compare(name, 0, through, len(self.plan.rounds))
 
     def _compare(self, name: str, since: int, through: int, number: int) -> int:
-        document = self._documents[name]
-        first = {query["name"]: since for query in document["spec"]["queries"]}
-        found = self._references[name].compare(document, through, first)
+        resource = self._resources[name]
+        first = {query["name"]: since for query in resource["spec"]["queries"]}
+        found = self._references[name].compare(resource, through, first)
         wrong = [f"{query}: {difference}" for query, difference in found.items() if difference]
         wrong += [f"{query}: no rows" for query, d in found.items() if not d.expected_rows]
         if wrong:
@@ -294,7 +295,7 @@ class _Run:
 
     def _all_checkpointed(self) -> bool:
         statuses = self._sampler.statuses
-        return all((statuses[n].get("checkpoint") or {}).get("epoch", 0) for n in self._documents)
+        return all((statuses[n].get("checkpoint") or {}).get("epoch", 0) for n in self._resources)
 
     def _print(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')}  {text}"

@@ -18,8 +18,8 @@ from rekindle.connectors.files_sink import parse_name
 from rekindle_testing.chaos.progress import Progress, StalledLive
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.remote import JsonApi
-from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM
-from rekindle_testing.harness.installed import OPERATOR_LEASE
+from rekindle_testing.harness.any_cluster import OPERATOR_LEASE
+from rekindle_testing.harness.cluster import NAMESPACE, OPERATOR_NAMESPACE
 from rekindle_testing.harness.pod_log_archive import PodLogArchive
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 _FILES_EVERY_S = 0.25
 _API_EVERY_S = 0.5
 _TOPOLOGIES = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}"
-_LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{OPERATOR_LEASE}"
+_LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{OPERATOR_LEASE}"
 
 
 class Sampler:

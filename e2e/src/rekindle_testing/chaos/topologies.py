@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from rekindle_testing.harness.installed import MOUNT
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 
 METERS, TRIPS = "meters", "trips"
 NAMES = (METERS, TRIPS)
@@ -22,15 +22,15 @@ _FILE_S = 10
 _RESOURCES = {"requests": {"cpu": "400m", "memory": "768Mi"}}
 
 
-def documents(seconds: int) -> dict[str, dict[str, Any]]:
+def topology_resources(seconds: int) -> dict[str, dict[str, Any]]:
     """Name -> resource; both have input for so many seconds."""
     return {METERS: _meters(seconds), TRIPS: _trips()}
 
 
-def partitions(document: dict[str, Any]) -> dict[str, int]:
+def partitions(resource: dict[str, Any]) -> dict[str, int]:
     """Query -> number of partitions of its sink."""
-    counts = {o["name"]: o.get("partitions", 1) for o in document["spec"]["operators"]}
-    return {q["name"]: counts.get(q["from"], 1) for q in document["spec"]["queries"]}
+    counts = {o["name"]: o.get("partitions", 1) for o in resource["spec"]["operators"]}
+    return {q["name"]: counts.get(q["from"], 1) for q in resource["spec"]["queries"]}
 
 
 def write_input(shared: Path, seconds: int, seed: int) -> None:
@@ -93,7 +93,7 @@ def _trips() -> dict[str, Any]:
         "schema": "station STRING, seconds BIGINT, miles DOUBLE, t TIMESTAMP",
         "eventTime": {"column": "t", "lateness": "1s"},
         "files": {
-            "url": f"file://{MOUNT}/input/trips-*.json",
+            "url": f"file://{SHARED_MOUNT_PATH}/input/trips-*.json",
             "format": "json",
             "orderBy": "t",
             "rowsPerSecond": _ROWS_PER_S,
@@ -115,13 +115,13 @@ def _trips() -> dict[str, Any]:
 def _topology(
     name: str, source: dict[str, Any], operators: list[dict[str, Any]], priorities: dict[str, int]
 ) -> dict[str, Any]:
-    place = f"file://{MOUNT}/{name}"
+    base_url = f"file://{SHARED_MOUNT_PATH}/{name}"
     queries = [
         {
             "name": f"{name}-{node}",
             "from": node,
             "priority": priority,
-            "sink": {"files": {"url": f"{place}/output/{node}", "format": "json"}},
+            "sink": {"files": {"url": f"{base_url}/output/{node}", "format": "json"}},
         }
         for node, priority in priorities.items()
     ]
@@ -131,7 +131,11 @@ def _topology(
         "metadata": {"name": name},
         "spec": {
             "epochInterval": "1s",
-            "checkpoint": {"interval": "5s", "store": f"{place}/checkpoints", "volume": "rekindle"},
+            "checkpoint": {
+                "interval": "5s",
+                "store": f"{base_url}/checkpoints",
+                "volume": "rekindle",
+            },
             "resources": _RESOURCES,
             "sources": [source],
             "operators": operators,

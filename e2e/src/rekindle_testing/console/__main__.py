@@ -58,7 +58,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
     with EmbeddedCluster(directory, nodes=nodes, on_progress=_say) as cluster:
         _say("copying the example's input, 336,776 flights")
         flights.prepare_input(cluster.shared / "input")
-        cluster.make_volume(_VOLUME)
+        cluster.create_claim(_VOLUME)
         _say("helm install rekindle")
         cluster.install()
         programs = _link_programs(directory / "bin")
@@ -75,7 +75,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
             ready.set()
             if _has_terminal():
                 prompt(session)
-                interruption.ignore()
+                interruption.ignore_signals()
             else:
                 threading.Event().wait()  # for a signal
 

@@ -80,7 +80,7 @@ class CommandError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class NodeStates:
     """The cluster's nodes by state."""
 
     running: tuple[str, ...]
@@ -98,27 +98,27 @@ def usage() -> str:
     )
 
 
-def parse_command(line: str, machines: Machines) -> Command:
-    """Raises `CommandError` for an unknown command, or one that these machines do not allow."""
+def parse_command(line: str, states: NodeStates) -> Command:
+    """Raises `CommandError` for an unknown command, or one that the nodes do not allow now."""
     name, *arguments = line.split() or [""]
     match name:
         case "add-node":
             return AddNodes(_count(arguments))
         case "kill":
-            return Kill(_nodes(name, arguments, machines))
+            return Kill(_nodes(name, arguments, states))
         case "freeze":
-            nodes = _nodes(name, arguments, machines)
-            _refuse(nodes, machines.frozen, "frozen already")
+            nodes = _nodes(name, arguments, states)
+            _refuse(nodes, states.frozen, "frozen already")
             return Freeze(nodes)
         case "thaw":
-            return Thaw(_affected(name, arguments, machines, machines.frozen, "frozen"))
+            return Thaw(_affected(name, arguments, states, states.frozen, "frozen"))
         case "partition":
-            nodes = _nodes(name, arguments, machines)
-            _refuse(nodes, machines.partitioned, "partitioned already")
+            nodes = _nodes(name, arguments, states)
+            _refuse(nodes, states.partitioned, "partitioned already")
             return PartitionNetwork(nodes)
         case "heal":
             return HealNetwork(
-                _affected(name, arguments, machines, machines.partitioned, "partitioned")
+                _affected(name, arguments, states, states.partitioned, "partitioned")
             )
         case "status" | "help" | "quit":
             if arguments:
@@ -139,26 +139,26 @@ def _count(arguments: Sequence[str]) -> int:
     return int(text)
 
 
-def _nodes(command: str, names: Sequence[str], machines: Machines) -> tuple[str, ...]:
+def _nodes(command: str, names: Sequence[str], states: NodeStates) -> tuple[str, ...]:
     """Names of nodes that run, each once."""
-    running = f"running: {', '.join(machines.running) or 'none'}"
+    running = f"running: {', '.join(states.running) or 'none'}"
     if not names:
         raise CommandError(f"{command} needs the name of a node; {running}")
     for name in names:
-        if name in machines.killed:
+        if name in states.killed:
             raise CommandError(f"{name} was killed; {running}")
-        if name not in machines.running:
+        if name not in states.running:
             raise CommandError(f"there is no node {name}; {running}")
     return tuple(dict.fromkeys(names))
 
 
 def _affected(
-    command: str, names: Sequence[str], machines: Machines, affected: frozenset[str], text: str
+    command: str, names: Sequence[str], states: NodeStates, affected: frozenset[str], text: str
 ) -> tuple[str, ...]:
     """Those of `affected` that are named; all of them if none is."""
     if not affected:
         raise CommandError(f"no node is {text}")
-    nodes = _nodes(command, names or sorted(affected), machines)
+    nodes = _nodes(command, names or sorted(affected), states)
     for node in nodes:
         if node not in affected:
             raise CommandError(f"{node} is not {text}; {text}: {', '.join(sorted(affected))}")

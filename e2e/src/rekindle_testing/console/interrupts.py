@@ -28,7 +28,7 @@ class Interruption:
     def __init__(self) -> None:
         self._is_cleaning_up = False
 
-    def ignore(self) -> None:
+    def ignore_signals(self) -> None:
         """From now on signals are ignored: the clean-up has begun."""
         self._is_cleaning_up = True
 

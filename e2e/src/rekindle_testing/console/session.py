@@ -13,7 +13,7 @@ from rekindle_testing.console.commands import (
     HealNetwork,
     Help,
     Kill,
-    Machines,
+    NodeStates,
     PartitionNetwork,
     Quit,
     Status,
@@ -42,7 +42,7 @@ class Session:
     def execute(self, line: str) -> str:
         """Raises `CommandError`, and errors of the cluster."""
         with self._lock:
-            command = parse_command(line, self._machines())
+            command = parse_command(line, self._node_states())
             text, joining = self._do(command)
         # Without the lock: a slow start must not delay the next command.
         for name in joining:
@@ -51,8 +51,8 @@ class Session:
                 node.wait_ready(_READY_S)
         return text if not isinstance(command, Status) else self._status()
 
-    def _machines(self) -> Machines:
-        return Machines(
+    def _node_states(self) -> NodeStates:
+        return NodeStates(
             tuple(self._cluster.nodes),
             frozenset(self._killed),
             frozenset(self._frozen),

@@ -64,14 +64,14 @@ def choose_loss(
             for q in queries
             if any(
                 placed[s.id, p] <= set(victims)
-                for s in topology.ancestry(q)
+                for s in topology.needed_segments(q)
                 for p in range(s.partitions)
             )
         )
         if operators <= set(victims):
             continue
         survivors = tuple(q.name for q in queries if q.name not in lost)
-        gone = frozenset(part for part, where in placed.items() if where <= set(victims))
+        gone = frozenset(partition for partition, where in placed.items() if where <= set(victims))
         loss = Loss(victims, lost, survivors, gone)
         if queries[0].name in survivors and (best is None or len(lost) > len(best.lost)):
             best = loss
@@ -87,9 +87,9 @@ class Scenario:
         self.cluster = cluster
         self.screen = screen
         self.build = build
-        self._document = flights.manifest(NAME, SPEEDUP)
-        self._reference = Reference(self._document, cluster.shared, build)
-        name, spec = load_topology(self._document)
+        self._resource = flights.topology_resource(NAME, SPEEDUP)
+        self._reference = Reference(self._resource, cluster.shared, build)
+        name, spec = load_topology(self._resource)
         self.topology = compile_topology(spec, name)
 
     def execute_reference(self) -> None:
@@ -101,12 +101,12 @@ class Scenario:
     def run(self, reference: Future[None]) -> list[str]:
         """On a running cluster. The topology is applied after `reference` has ended, so that they
         do not compete for the cores."""
-        self.cluster.make_volume("rekindle")
+        self.cluster.create_claim("rekindle")
         self.screen.print("helm install rekindle")
         self.cluster.install()
         reference.result()
         self.screen.print(f"kubectl apply: examples/flights/topology.yaml, at speedup {SPEEDUP}")
-        self.cluster.apply(self._document)
+        self.cluster.apply(self._resource)
         with Observer(lambda: self.cluster.status(NAME)) as observer:
             self.screen.begin_table()
             try:
@@ -125,7 +125,7 @@ class Scenario:
         self._watch(
             observer,
             "every replica to be Live",
-            lambda: observer.condition("Redundant") == "True",
+            lambda: observer.condition_status("Redundant") == "True",
             60,
         )
         # An earlier checkpoint may lack the state of partitions that were not Live then.
@@ -143,7 +143,9 @@ class Scenario:
             {p.spec.node_name for p in self.cluster.operator_pods()},
             len(self.cluster.nodes) * 2 // 3,
         )
-        at_s = observer.mark("lost", f"{len(loss.nodes)} of {len(self.cluster.nodes)} nodes die")
+        at_s = observer.add_event(
+            "lost", f"{len(loss.nodes)} of {len(self.cluster.nodes)} nodes die"
+        )
         self.screen.print(f"[red]SIGKILL[/] of {', '.join(loss.nodes)}")
         self.cluster.kill_nodes(list(loss.nodes))
         return at_s, loss
@@ -170,16 +172,16 @@ class Scenario:
         return self._restored_from(observer.status, loss)
 
     def _restored_from(self, status: dict[str, Any], loss: Loss) -> dict[str, int]:
-        """The oldest epoch that a lost part of each lost query was restored from; -1: from none."""
+        """The oldest epoch that a lost partition of each lost query was restored from; -1: none."""
         newest: dict[tuple[str, int], int] = {}
         for task in (status.get("dataPlane") or {}).get("tasks", []):
-            segment, partition, _ = task["slot"].rsplit("/", 2)
-            part = segment, int(partition)
-            newest[part] = max(newest.get(part, -1), task.get("restoredFrom", -1))
+            segment, index, _ = task["slot"].rsplit("/", 2)
+            partition = segment, int(index)
+            newest[partition] = max(newest.get(partition, -1), task.get("restoredFrom", -1))
         return {
             q.name: min(
                 newest.get((s.id, p), -1)
-                for s in self.topology.ancestry(q)
+                for s in self.topology.needed_segments(q)
                 for p in range(s.partitions)
                 if (s.id, p) in loss.gone
             )
@@ -193,7 +195,7 @@ class Scenario:
         self._watch(
             observer,
             f"epoch {last} in every sink",
-            lambda: min(observer.durable_epochs().values(), default=-1) >= last,
+            lambda: min(observer.stable_epochs().values(), default=-1) >= last,
             240,
         )
         return last
@@ -207,8 +209,8 @@ class Scenario:
         last: int,
     ) -> list[str]:
         pauses = self._pauses(observer, lost_at_s, loss)
-        comparisons = self._reference.compare(self._document)
-        plan = observer.history.plan_before_return(lost_at_s, loss.lost)
+        comparisons = self._reference.compare(self._resource)
+        plan = observer.history.plan_of_recovery(lost_at_s, loss.lost)
         wrong = failures(
             observer.history,
             lost_at_s=lost_at_s,
@@ -265,7 +267,7 @@ class Scenario:
 
     def _add_node(self, observer: Observer) -> None:
         name = self._background(observer, self.cluster.add_node)
-        observer.mark("joined", name)
+        observer.add_event("joined", name)
         self.screen.print(f"[blue]{name}[/] joins")
 
     def _placed(self) -> dict[tuple[str, int], set[str]]:
@@ -277,13 +279,13 @@ class Scenario:
         return placed
 
     def _watch(
-        self, observer: Observer, what: str, probe: Callable[[], T | None], timeout_s: float
+        self, observer: Observer, what: str, condition: Callable[[], T | None], timeout_s: float
     ) -> T:
-        def probe_and_show() -> T | None:
+        def show_and_check() -> T | None:
             self.screen.update(observer.now(), observer.status, list(self.cluster.nodes))
-            return probe()
+            return condition()
 
-        return wait_for(what, probe_and_show, timeout_s, every_s=0.25)
+        return wait_for(what, show_and_check, timeout_s, every_s=0.25)
 
     def _background(self, observer: Observer, work: Callable[[], T]) -> T:
         """Run `work` while the table keeps updating."""

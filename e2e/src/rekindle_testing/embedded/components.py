@@ -21,8 +21,8 @@ API_SERVICE_ADDRESS = "10.96.0.1"
 SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 # The common name by which a node's API recognises the API server; any node
-# holds a certificate of the same authority, so the authority alone is no proof.
-KUBELET_CLIENT_NAME = "kube-apiserver-kubelet-client"
+# holds a certificate of the same CA, so the CA alone is no proof.
+APISERVER_CLIENT_NAME = "kube-apiserver-kubelet-client"
 
 # An address of RFC 5737's documentation range, advertised if there is no real one: without an
 # address the API server searches the machine's interfaces, and refuses to start if it finds none.
@@ -63,9 +63,9 @@ class Credentials:
     """Files that are created before any component starts."""
 
     # All clients, the API server's and the nodes' serving certificates.
-    authority: KeyPair
-    # etcd has an authority of its own, or every node could write to the store.
-    etcd_authority: Path
+    ca: KeyPair
+    # etcd has a CA of its own, or every node could write to the store.
+    etcd_ca_certificate: Path
     etcd_member: KeyPair
     etcd_client: KeyPair
     api_server: KeyPair
@@ -85,8 +85,8 @@ def etcd(data: Path, ports: Ports, credentials: Credentials) -> list[str]:
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=embedded={peer}",
-        *_etcd_tls("", member, credentials.etcd_authority),
-        *_etcd_tls("peer-", member, credentials.etcd_authority),
+        *_etcd_tls("", member, credentials.etcd_ca_certificate),
+        *_etcd_tls("peer-", member, credentials.etcd_ca_certificate),
         # The store does not outlive the test, so nothing is gained by fsync.
         "--unsafe-no-fsync",
         "--log-level=warn",
@@ -102,18 +102,18 @@ def api_server(ports: Ports, credentials: Credentials, settings: Settings) -> li
         ]
     else:
         endpoints = [f"--advertise-address={settings.api_address}"]
-    authority = credentials.authority.certificate
+    ca = credentials.ca.certificate
     toleration_s = settings.default_toleration_s
     return [
         f"--bind-address={settings.api_address}",
         f"--secure-port={ports.api_server}",
         *endpoints,
         f"--etcd-servers=https://{LOOPBACK}:{ports.etcd}",
-        f"--etcd-cafile={credentials.etcd_authority}",
+        f"--etcd-cafile={credentials.etcd_ca_certificate}",
         f"--etcd-certfile={credentials.etcd_client.certificate}",
         f"--etcd-keyfile={credentials.etcd_client.key}",
         *_serving(credentials.api_server),
-        f"--client-ca-file={authority}",
+        f"--client-ca-file={ca}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         f"--service-account-issuer={SERVICE_ACCOUNT_ISSUER}",
@@ -122,7 +122,7 @@ def api_server(ports: Ports, credentials: Credentials, settings: Settings) -> li
         f"--service-cluster-ip-range={SERVICE_RANGE}",
         # Logs and exec: node names cannot be resolved, so addresses are used.
         "--kubelet-preferred-address-types=InternalIP",
-        f"--kubelet-certificate-authority={authority}",
+        f"--kubelet-certificate-authority={ca}",
         f"--kubelet-client-certificate={credentials.kubelet_client.certificate}",
         f"--kubelet-client-key={credentials.kubelet_client.key}",
         f"--default-not-ready-toleration-seconds={toleration_s}",
@@ -137,16 +137,16 @@ def api_server(ports: Ports, credentials: Credentials, settings: Settings) -> li
 def controller_manager(
     ports: Ports, credentials: Credentials, settings: Settings, kubeconfig: Path
 ) -> list[str]:
-    authority = credentials.authority
+    ca = credentials.ca
     return [
         *_controller(ports.controller_manager, credentials, kubeconfig),
         "--use-service-account-credentials",
         # It creates this directory; the default is below /usr.
         f"--flex-volume-plugin-dir={kubeconfig.parent / 'flex-volume-plugins'}",
         f"--service-account-private-key-file={credentials.service_account_key}",
-        f"--root-ca-file={authority.certificate}",
-        f"--cluster-signing-cert-file={authority.certificate}",
-        f"--cluster-signing-key-file={authority.key}",
+        f"--root-ca-file={ca.certificate}",
+        f"--cluster-signing-cert-file={ca.certificate}",
+        f"--cluster-signing-key-file={ca.key}",
         f"--node-monitor-grace-period={settings.node_monitor_grace_period_s}s",
         f"--node-monitor-period={settings.node_monitor_period_s}s",
         f"--terminated-pod-gc-threshold={settings.terminated_pod_gc_threshold}",
@@ -187,10 +187,10 @@ def _serving(pair: KeyPair) -> list[str]:
     return [f"--tls-cert-file={pair.certificate}", f"--tls-private-key-file={pair.key}"]
 
 
-def _etcd_tls(prefix: str, member: KeyPair, authority: Path) -> list[str]:
+def _etcd_tls(prefix: str, member: KeyPair, ca: Path) -> list[str]:
     return [
         f"--{prefix}cert-file={member.certificate}",
         f"--{prefix}key-file={member.key}",
-        f"--{prefix}trusted-ca-file={authority}",
+        f"--{prefix}trusted-ca-file={ca}",
         f"--{prefix}client-cert-auth",
     ]

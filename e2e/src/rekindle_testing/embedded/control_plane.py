@@ -49,10 +49,10 @@ class _Installation:
 
     binaries: ControlPlaneBinaries
     ports: Ports
-    authority: CertificateAuthority
+    ca: CertificateAuthority
     credentials: Credentials
     # For health checks of the components by this process, as admin.
-    trust: ssl.SSLContext
+    admin_tls: ssl.SSLContext
 
 
 class ControlPlane:
@@ -94,8 +94,8 @@ class ControlPlane:
 
     @property
     def ca_file(self) -> Path:
-        """The authority of the API server, of all clients and of the nodes."""
-        return self._installation.authority.pair.certificate
+        """The CA of the API server, of all clients and of the nodes."""
+        return self._installation.ca.pair.certificate
 
     @property
     def pids(self) -> dict[str, int]:
@@ -128,7 +128,7 @@ class ControlPlane:
         """A kubeconfig of any user; what it may do is up to RBAC."""
         path = self.kubeconfig.with_name(user.replace(":", "_") + ".kubeconfig")
         if not path.exists():
-            pair = self._installation.authority.issue_client(f"client-{path.stem}", user, group)
+            pair = self._installation.ca.issue_client(f"client-{path.stem}", user, group)
             write_kubeconfig(path, self.api_url, self.ca_file, pair)
         return path
 
@@ -136,11 +136,9 @@ class ControlPlane:
         """Certificate and key for the API of a node's kubelet; the API server trusts them.
 
         The node requires client certificates of `ca_file` and checks that
-        the name is `components.KUBELET_CLIENT_NAME`.
+        the name is `components.APISERVER_CLIENT_NAME`.
         """
-        pair = self._installation.authority.issue_server(
-            f"server-{name}", f"system:node:{name}", hosts
-        )
+        pair = self._installation.ca.issue_server(f"server-{name}", f"system:node:{name}", hosts)
         return pair.certificate, pair.key
 
     # --- use --------------------------------------------------------------
@@ -205,20 +203,20 @@ class ControlPlane:
             )
         etcd_data.mkdir(parents=True, mode=0o700)
         ports = Ports(*choose_ports(5))
-        authority = CertificateAuthority.create(self.directory / "pki", "rekindle-embedded")
-        credentials = self._issue_credentials(authority)
-        admin = authority.issue_client("admin", "kubernetes-admin", "system:masters")
-        ca_file = authority.pair.certificate
+        ca = CertificateAuthority.create(self.directory / "pki", "rekindle-embedded")
+        credentials = self._issue_credentials(ca)
+        admin = ca.issue_client("admin", "kubernetes-admin", "system:masters")
+        ca_file = ca.pair.certificate
         write_kubeconfig(self.kubeconfig, self._url(ports), ca_file, admin)
-        trust = ssl.create_default_context(cafile=str(ca_file))
-        trust.load_cert_chain(admin.certificate, admin.key)
-        return _Installation(binaries, ports, authority, credentials, trust)
+        admin_tls = ssl.create_default_context(cafile=str(ca_file))
+        admin_tls.load_cert_chain(admin.certificate, admin.key)
+        return _Installation(binaries, ports, ca, credentials, admin_tls)
 
     def _url(self, ports: Ports) -> str:
         return f"https://{self.settings.api_address}:{ports.api_server}"
 
-    def _issue_credentials(self, authority: CertificateAuthority) -> Credentials:
-        etcd_authority = CertificateAuthority.create(authority.directory / "etcd", "rekindle-etcd")
+    def _issue_credentials(self, ca: CertificateAuthority) -> Credentials:
+        etcd_ca = CertificateAuthority.create(ca.directory / "etcd", "rekindle-etcd")
         local = [components.LOOPBACK, "localhost"]
         # The names by which pods of any cluster call their API server.
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
@@ -226,20 +224,18 @@ class ControlPlane:
         names += [components.API_SERVICE_ADDRESS]
         addresses = list(dict.fromkeys([*local, self.settings.api_address]))
         return Credentials(
-            authority=authority.pair,
-            etcd_authority=etcd_authority.pair.certificate,
-            etcd_member=etcd_authority.issue_server("member", "etcd", local, also_client=True),
-            etcd_client=etcd_authority.issue_client("client", "kube-apiserver"),
-            api_server=authority.issue_server(
-                "kube-apiserver", "kube-apiserver", [*addresses, *names]
+            ca=ca.pair,
+            etcd_ca_certificate=etcd_ca.pair.certificate,
+            etcd_member=etcd_ca.issue_server("member", "etcd", local, also_client=True),
+            etcd_client=etcd_ca.issue_client("client", "kube-apiserver"),
+            api_server=ca.issue_server("kube-apiserver", "kube-apiserver", [*addresses, *names]),
+            kubelet_client=ca.issue_client(
+                "kubelet-client", components.APISERVER_CLIENT_NAME, "system:masters"
             ),
-            kubelet_client=authority.issue_client(
-                "kubelet-client", components.KUBELET_CLIENT_NAME, "system:masters"
-            ),
-            manager_and_scheduler=authority.issue_server(
+            manager_and_scheduler=ca.issue_server(
                 "manager-and-scheduler", "manager-and-scheduler", local
             ),
-            service_account_key=create_signing_key(authority.directory / "tokens.key"),
+            service_account_key=create_signing_key(ca.directory / "tokens.key"),
         )
 
     def _start_components(self) -> None:
@@ -306,7 +302,7 @@ class ControlPlane:
 
     def _answers(self, host: str, port: int, path: str) -> bool:
         connection = http.client.HTTPSConnection(
-            host, port, timeout=5, context=self._installation.trust
+            host, port, timeout=5, context=self._installation.admin_tls
         )
         try:
             connection.request("GET", path)

@@ -1,4 +1,4 @@
-"""Certificates of an embedded cluster: a temporary authority and what it issues.
+"""Certificates of an embedded cluster: a temporary CA and what it issues.
 
 Knows openssl's command line, and nothing about Kubernetes.  The command line is used
 because it is on every machine that has Python, while a library would be one more
@@ -52,7 +52,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class CertificateAuthority:
-    """An authority; its files and all that it issues are in `directory`."""
+    """Its files and all that it issues are in `directory`."""
 
     directory: Path
     pair: KeyPair

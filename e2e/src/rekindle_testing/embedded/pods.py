@@ -85,7 +85,9 @@ class Pods:
         return pod
 
     def wait_ready(self, name: str, within_s: float = 15.0) -> Json:
-        return self.wait(name, "was Ready", lambda p: condition_of(p, "Ready") == "True", within_s)
+        return self.wait(
+            name, "was Ready", lambda p: condition_status_of(p, "Ready") == "True", within_s
+        )
 
     def wait_phase(self, name: str, phase: str, within_s: float = 15.0) -> Json:
         return self.wait(
@@ -103,7 +105,7 @@ class Pods:
         self._made.clear()
 
 
-def container_of(pod: Json, name: str = "") -> Json:
+def container_status_of(pod: Json, name: str = "") -> Json:
     """The status of a container, by default the only one; empty before it has one."""
     statuses = [
         status
@@ -114,6 +116,6 @@ def container_of(pod: Json, name: str = "") -> Json:
     return statuses[-1] if statuses else {"state": {}, "lastState": {}, "restartCount": 0}
 
 
-def condition_of(pod: Json, kind: str) -> str:
+def condition_status_of(pod: Json, kind: str) -> str:
     conditions = pod["status"].get("conditions") or []
     return next((str(c["status"]) for c in conditions if c["type"] == kind), "")

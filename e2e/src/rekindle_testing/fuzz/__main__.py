@@ -89,7 +89,7 @@ def _soak(running: Session, seed: int, duration_s: float) -> list[Failure]:
 
 def summary(running: Session) -> list[str]:
     figures = running.figures
-    latency = sorted(figures.decided_s) or [0.0]
+    latency = sorted(figures.validated_s) or [0.0]
     passes = running.pass_buckets()
     memory = figures.rss_mib or [0.0]
     return [
@@ -98,7 +98,7 @@ def summary(running: Session) -> list[str]:
         f"answers of the API server: {_counted(figures.rejections)}",
         f"reasons of Valid: {_counted(figures.reasons)}",
         f"pods seen: {figures.pods}",
-        f"until the condition, s: {_percentiles(latency)}",
+        f"until the condition Valid, s: {_percentiles(latency)}",
         f"passes: {_passes(passes)}",
         f"resident memory, MiB: {memory[0]:.0f} after a batch, {memory[-1]:.0f} after the last",
         f"actions: {dict(running.actions())}",

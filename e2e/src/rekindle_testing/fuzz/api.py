@@ -65,7 +65,7 @@ class Seen:
 
     topology: Mapping[str, Any]
     changed_at: float
-    decided_at: dict[int, float] = field(default_factory=dict)  # by generation
+    validated_at: dict[int, float] = field(default_factory=dict)  # by generation
     changes: int = 0
 
 
@@ -131,4 +131,4 @@ class Watcher:
                 seen.topology, seen.changed_at = topology, now
                 seen.changes += 1
             if verdict(topology) is not None:
-                seen.decided_at.setdefault(meta["generation"], now)
+                seen.validated_at.setdefault(meta["generation"], now)

@@ -19,7 +19,7 @@ from rekindle_testing.fixtures.bad_manifests import bad_manifests, good_manifest
 from rekindle_testing.fixtures.crd import resource_schema
 from rekindle_testing.fuzz import graphs, values
 from rekindle_testing.fuzz.mutations import Mutation, mutate
-from rekindle_testing.fuzz.schema import value
+from rekindle_testing.fuzz.schema import random_value
 from rekindle_testing.paths import ROOT
 
 _RANDOM = 0.1  # share of manifests that only follow the schema
@@ -29,12 +29,13 @@ _LENIENT = 0.3  # share that is sent without strict validation of fields, as by 
 _REPEATED_KEY = 0.01
 _SUSPENDED = 0.08
 _TEMPLATES = 0.12  # share with a podTemplate of `values`, which the schema does not check
-_CHANGES = (0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 5)
+_MUTATION_COUNTS = (0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A manifest as it is sent. `derived_from`: what it was made of."""
+    """A manifest as it is sent. `derived_from`: what it was made of; `strict`: with strict
+    validation of fields by the API server."""
 
     seed: int
     index: int
@@ -88,7 +89,7 @@ def edit(seed: int, index: int, spec: Any) -> tuple[Any, str]:
             changed["replicas"] = rng.randint(1, 3)
             return changed, "replicas"
     whole = {"spec": changed}
-    mutations = _change(whole, rng, rng.choice((1, 1, 2)))
+    mutations = _mutate_times(whole, rng, rng.choice((1, 1, 2)))
     return whole.get("spec"), "; ".join(map(str, mutations))
 
 
@@ -99,14 +100,14 @@ def _rng(seed: int, index: int, what: str) -> random.Random:
 def _manifest(rng: random.Random) -> tuple[dict[str, Any], str]:
     choice = rng.random()
     if choice < _RANDOM:
-        spec = value(("spec",), resource_schema()["properties"]["spec"], rng)
+        spec = random_value(("spec",), resource_schema()["properties"]["spec"], rng)
         return _resource(spec), "the schema"
     if choice < _RANDOM + _GRAPHS:
         manifest, derived_from = _resource(graphs.spec(rng)), "a graph"
     else:
-        derived_from, manifest = rng.choice(_seed_cases())
+        derived_from, manifest = rng.choice(_corpus())
         manifest = copy.deepcopy(manifest)
-    mutations = _change(manifest, rng, rng.choice(_CHANGES))
+    mutations = _mutate_times(manifest, rng, rng.choice(_MUTATION_COUNTS))
     parts = [derived_from, *map(str, mutations)]
     spec = manifest.get("spec")
     if isinstance(spec, dict) and rng.random() < _SUSPENDED:
@@ -117,7 +118,7 @@ def _manifest(rng: random.Random) -> tuple[dict[str, Any], str]:
     return manifest, "; ".join(parts)
 
 
-def _change(manifest: dict[str, Any], rng: random.Random, times: int) -> list[Mutation]:
+def _mutate_times(manifest: dict[str, Any], rng: random.Random, times: int) -> list[Mutation]:
     return [mutate(manifest, rng) for _ in range(times)]
 
 
@@ -131,7 +132,7 @@ def _resource(spec: Any) -> dict[str, Any]:
 
 
 @cache
-def _seed_cases() -> list[tuple[str, dict[str, Any]]]:
+def _corpus() -> list[tuple[str, dict[str, Any]]]:
     """Every example and every one of bad_manifests.yaml; the good ones as often as the bad ones."""
     examples = [
         (path.parent.name, yaml.safe_load(path.read_text()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle_testing.fuzz import values
-from rekindle_testing.fuzz.schema import Path, limits, pool, schema_at, value
+from rekindle_testing.fuzz.schema import Path, boundary_values, pool, random_value, schema_at
 
 _SHOWN_CHARS = 60  # characters of a value in the name of a change
 _FORMATS = 4  # placeholders of a SELECT
@@ -28,7 +28,7 @@ class Mutation:
 def mutate(manifest: dict[str, Any], rng: random.Random) -> Mutation:
     """Changes the manifest in place. Fields of the spec are changed most often."""
     if rng.random() < 0.04 or "spec" not in manifest:
-        return _replace_envelope(manifest, rng)
+        return _replace_metadata(manifest, rng)
     inside = list(_paths(manifest["spec"], ("spec",)))
     if rng.random() < 0.3:
         found = _add_declared(manifest, rng.choice(inside), rng)
@@ -64,13 +64,13 @@ def _put(manifest: dict[str, Any], path: Path, new: Any) -> str:
 # --- changes ------------------------------------------------------------------
 
 
-def _plausible(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
-    """A value for this field, of all kinds that others have written there."""
+def _from_pool(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
+    """A value of the pool for this field (`fuzz.schema.pool`), valid or not."""
     chosen = rng.choice(pool(path, schema_at(path)))
     if isinstance(chosen, str) and "{0}" in chosen:
         streams = _streams(manifest)
-        fitting = at(manifest, path[:-1])
-        inputs = fitting.get("inputs") if isinstance(fitting, dict) else None
+        parent = at(manifest, path[:-1])
+        inputs = parent.get("inputs") if isinstance(parent, dict) else None
         if isinstance(inputs, list) and inputs and rng.random() < 0.8:
             streams = [str(name) for name in inputs]
         chosen = chosen.format(*(rng.choice(streams) for _ in range(_FORMATS)))
@@ -81,11 +81,11 @@ def _of_schema(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     schema = schema_at(path)
     if schema is None:
         return _of_anything(manifest, path, rng)
-    return _put(manifest, path, value(path, schema, rng))
+    return _put(manifest, path, random_value(path, schema, rng))
 
 
 def _of_limit(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
-    found = limits(schema_at(path) or {})
+    found = boundary_values(schema_at(path) or {})
     return _put(manifest, path, rng.choice(found or values.NUMBERS))
 
 
@@ -126,7 +126,7 @@ def _within_text(manifest: dict[str, Any], path: Path, rng: random.Random) -> st
     """A character more, a part less, or a part twice."""
     old = at(manifest, path)
     if not isinstance(old, str) or not old:
-        return _plausible(manifest, path, rng)
+        return _from_pool(manifest, path, rng)
     start, end = sorted((rng.randrange(len(old) + 1), rng.randrange(len(old) + 1)))
     part = rng.choice(("", old[start:end] * 2, rng.choice(values.TEXTS), "(", "'", ",", " "))
     return _put(manifest, path, old[:start] + part + old[end:])
@@ -186,7 +186,7 @@ def _unknown_field(manifest: dict[str, Any], path: Path, rng: random.Random) -> 
 
 _Change = Callable[[dict[str, Any], Path, random.Random], str]
 _CHANGES: dict[_Change, int] = {
-    _plausible: 10,
+    _from_pool: 10,
     _within_text: 4,
     _of_schema: 4,
     _of_limit: 3,
@@ -213,10 +213,10 @@ def _add_declared(manifest: dict[str, Any], path: Path, rng: random.Random) -> M
     if not missing:
         return None
     where: Path = (*path, rng.choice(missing))
-    return Mutation(where, "added " + _plausible(manifest, where, rng))
+    return Mutation(where, "added " + _from_pool(manifest, where, rng))
 
 
-def _replace_envelope(manifest: dict[str, Any], rng: random.Random) -> Mutation:
+def _replace_metadata(manifest: dict[str, Any], rng: random.Random) -> Mutation:
     metadata: dict[str, Any] = {
         "labels": rng.choice(
             ({"a": "b"}, {"a": 1}, {"a/b/c": "x"}, {"rekindle.dev/topology": "x"})

@@ -28,7 +28,7 @@ _BY_FIELD: Mapping[str, Sequence[Any]] = {
     "expression": values.EXPRESSIONS,
     "schema": values.SCHEMAS,
     "stateSchema": values.SCHEMAS,
-    "columns": values.GENERATED,
+    "columns": values.GENERATOR_EXPRESSIONS,
     **dict.fromkeys(("column", "orderBy", "groupBy", "keyBy", "keys"), values.COLUMNS),
     **dict.fromkeys(("fileNameColumn", "on"), values.COLUMNS),
     **dict.fromkeys(("url", "store"), values.URLS),
@@ -87,7 +87,7 @@ def pool(path: Path, schema: Schema | None) -> Sequence[Any]:
     return values.ANYTHING
 
 
-def value(path: Path, schema: Schema, rng: random.Random) -> Any:
+def random_value(path: Path, schema: Schema, rng: random.Random) -> Any:
     """A value of the schema's type. Rules of CEL and patterns may refuse it."""
     if "x-kubernetes-preserve-unknown-fields" in schema and "properties" not in schema:
         return rng.choice(pool(path, schema))
@@ -96,12 +96,12 @@ def value(path: Path, schema: Schema, rng: random.Random) -> Any:
             keys = _KEYS.get(field_name(path), values.NAMES)
             chosen = rng.sample(keys, min(len(keys), rng.randint(0, _MAX_ITEMS)))
             inner = schema["additionalProperties"]
-            return {key: value((*path, key), inner, rng) for key in chosen}
+            return {key: random_value((*path, key), inner, rng) for key in chosen}
         case "object":
             return _object(path, schema, rng)
         case "array":
             count = rng.randint(schema.get("minItems", 0), _MAX_ITEMS)
-            return [value((*path, at), schema["items"], rng) for at in range(count)]
+            return [random_value((*path, at), schema["items"], rng) for at in range(count)]
         case "boolean":
             return rng.random() < 0.5
         case "integer":
@@ -112,7 +112,7 @@ def value(path: Path, schema: Schema, rng: random.Random) -> Any:
     return rng.choice(pool(path, schema))
 
 
-def limits(schema: Schema) -> list[Any]:
+def boundary_values(schema: Schema) -> list[Any]:
     """Values at the limits that the schema declares, and beyond them."""
     found: list[Any] = []
     for key, step in (("minimum", -1), ("maximum", 1)):
@@ -130,11 +130,11 @@ def _object(path: Path, schema: Schema, rng: random.Random) -> dict[str, Any]:
     fields += [f for f in declared if f not in fields and rng.random() < _OPTIONAL]
     if kinds := _one_of(path):
         fields = [f for f in fields if f not in kinds] + [rng.choice(kinds)]
-    return {field: value((*path, field), declared[field], rng) for field in fields}
+    return {field: random_value((*path, field), declared[field], rng) for field in fields}
 
 
 def _one_of(path: Path) -> list[str]:
-    """Fields of which CEL requires exactly one. Kinds that are built come most often."""
+    """Fields of which CEL requires exactly one. Kinds that are supported come most often."""
     match path:
         case ("spec", "sources", int()):
             return ["files", "files", "generator", "generator", "kafka"]

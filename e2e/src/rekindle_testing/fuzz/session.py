@@ -25,7 +25,7 @@ from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import DeadlineError, wait_for
 
 _START_TIMEOUT_S = 60.0
-_DECISION_TIMEOUT_S = 60.0
+_VALIDATION_TIMEOUT_S = 60.0
 _SETTLING_TIMEOUT_S = 60.0
 _QUIET_S = 5.0  # without changes, before a topology counts as settled: longer than delayed writes
 _OBSERVED_S = 2.0  # during which a settled topology must not change
@@ -41,7 +41,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Sent:
+class SentResource:
     """A manifest, and what became of it."""
 
     case: Case
@@ -56,17 +56,17 @@ class Figures:
     edited: Counter[Verdict] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    decided_s: list[float] = field(default_factory=list)
+    validated_s: list[float] = field(default_factory=list)
     pods: int = 0
     rss_mib: list[float] = field(default_factory=list)
 
 
 class Session:
-    def __init__(self, plane: ControlPlane, operator: Operator) -> None:
-        self.plane = plane
+    def __init__(self, control_plane: ControlPlane, operator: Operator) -> None:
+        self.control_plane = control_plane
         self.operator = operator
         self.figures = Figures()
-        self._api = Api(plane.kubeconfig)
+        self._api = Api(control_plane.kubeconfig)
         self._watcher = Watcher(self._api)
         self._process = psutil.Process(operator.process.pid)
 
@@ -75,15 +75,15 @@ class Session:
 
     def run(self, cases: Sequence[Case]) -> list[Failure]:
         """Sends a batch, edits a part of it, deletes it. What is wrong with it, if anything."""
-        batch = [Sent(c) for c in cases]
+        batch = [SentResource(c) for c in cases]
         failures: list[Failure] = []
         with ThreadPoolExecutor(_SENDERS) as senders:
             list(senders.map(self._create, batch))
             created = [sent for sent in batch if sent.uid]
-            failures += self._await_decisions(created)
+            failures += self._await_validation(created)
             edited = [s for s in created if is_edited(s.case.seed, s.case.index)]
             failures += filter(None, senders.map(self._edit, edited))
-            failures += self._await_decisions(edited)
+            failures += self._await_validation(edited)
         if not failures:
             failures += self._check_settled(created)
         failures += self._check_operator()
@@ -93,11 +93,11 @@ class Session:
 
     def soak(self, cases: Sequence[Case], duration_s: float) -> tuple[dict[str, int], Counter[str]]:
         """What changes while nothing happens: versions by topology, and actions by kind."""
-        batch = [Sent(c) for c in cases]
+        batch = [SentResource(c) for c in cases]
         for sent in batch:
             self._create(sent)
         created = [sent for sent in batch if sent.uid]
-        self._await_decisions(created)
+        self._await_validation(created)
         self._await_quiet(created)
         before = {s.case.name: self._changes(s) for s in created}
         actions = self.actions()
@@ -109,7 +109,7 @@ class Session:
 
     # --- steps ----------------------------------------------------------------
 
-    def _create(self, sent: Sent) -> None:
+    def _create(self, sent: SentResource) -> None:
         case = sent.case
         status, answer = self._api.send("POST", TOPOLOGIES, case.body, strict=case.strict)
         if status != 201:
@@ -117,7 +117,7 @@ class Session:
             return
         sent.uid, sent.sent_at = answer["metadata"]["uid"], time.monotonic()
 
-    def _edit(self, sent: Sent) -> Failure | None:
+    def _edit(self, sent: SentResource) -> Failure | None:
         """Only the spec, over what the operator may have changed meanwhile."""
         seen = self._watcher.seen(sent.uid)
         if seen is None:
@@ -138,51 +138,53 @@ class Session:
         sent.sent_at = time.monotonic()
         return None
 
-    def _reject(self, sent: Sent, answer: Any, counter: Counter[Verdict]) -> None:
+    def _reject(self, sent: SentResource, answer: Any, counter: Counter[Verdict]) -> None:
         message = str(answer.get("message"))
         sent.verdicts.append((Verdict.REJECTED, message))
         counter[Verdict.REJECTED] += 1
         self.figures.rejections[str(answer.get("reason"))] += 1
 
-    def _await_decisions(self, batch: Sequence[Sent]) -> list[Failure]:
+    def _await_validation(self, batch: Sequence[SentResource]) -> list[Failure]:
         """Until each has a condition of its newest generation."""
 
-        def undecided() -> list[Sent]:
+        def not_validated() -> list[SentResource]:
             return [
                 s
                 for s in batch
-                if (seen := self._watcher.seen(s.uid)) is None or not _is_decided(seen)
+                if (seen := self._watcher.seen(s.uid)) is None or not _is_validated(seen)
             ]
 
         with contextlib.suppress(DeadlineError):
-            wait_for("decisions", lambda: not undecided() or self._has_ended(), _DECISION_TIMEOUT_S)
-        failures = [
-            Failure(s.case.index, f"the operator has not decided within {_DECISION_TIMEOUT_S:g} s")
-            for s in undecided()
-        ]
+            wait_for(
+                "validation",
+                lambda: not not_validated() or self._has_ended(),
+                _VALIDATION_TIMEOUT_S,
+            )
+        what = f"the operator has not validated it within {_VALIDATION_TIMEOUT_S:g} s"
+        failures = [Failure(s.case.index, what) for s in not_validated()]
         for sent in batch:
             self._count(sent)
         return failures
 
-    def _count(self, sent: Sent) -> None:
+    def _count(self, sent: SentResource) -> None:
         seen = self._watcher.seen(sent.uid)
-        decided = verdict(seen.topology) if seen is not None else None
-        if seen is None or decided is None:
+        outcome = verdict(seen.topology) if seen is not None else None
+        if seen is None or outcome is None:
             return
         generation = seen.topology["metadata"]["generation"]
         is_first = not any(v is not Verdict.REJECTED for v, _ in sent.verdicts)
         if not is_first and sent.verdicts[-1][0] is Verdict.REJECTED:
             return  # the edit was rejected: this is the verdict of before
         counter = self.figures.created if is_first else self.figures.edited
-        counter[decided] += 1
+        counter[outcome] += 1
         valid = next(c for c in seen.topology["status"]["conditions"] if c["type"] == "Valid")
         self.figures.reasons[valid["reason"]] += 1
-        sent.verdicts.append((decided, valid["message"]))
-        took_s = seen.decided_at[generation] - sent.sent_at
+        sent.verdicts.append((outcome, valid["message"]))
+        took_s = seen.validated_at[generation] - sent.sent_at
         if took_s > 0:
-            self.figures.decided_s.append(took_s)
+            self.figures.validated_s.append(took_s)
 
-    def _check_settled(self, batch: Sequence[Sent]) -> list[Failure]:
+    def _check_settled(self, batch: Sequence[SentResource]) -> list[Failure]:
         failures = self._await_quiet(batch)
         before = {s.uid: self._changes(s) for s in batch}
         actions = self.actions()
@@ -207,7 +209,7 @@ class Session:
                 failures += [Failure(sent.case.index, what) for what in found]
         return failures
 
-    def _await_quiet(self, batch: Sequence[Sent]) -> list[Failure]:
+    def _await_quiet(self, batch: Sequence[SentResource]) -> list[Failure]:
         """Until nothing has changed, and nothing was done, for a while."""
         deadline = time.monotonic() + _SETTLING_TIMEOUT_S
         while True:
@@ -237,7 +239,7 @@ class Session:
             failures.append(Failure(None, "\n".join(lines[-5:])))
         return failures
 
-    def _delete(self, batch: Sequence[Sent]) -> None:
+    def _delete(self, batch: Sequence[SentResource]) -> None:
         uids = {s.uid for s in batch}
         for uid, seen in self._watcher.all().items():
             meta = seen.topology["metadata"]
@@ -265,7 +267,7 @@ class Session:
             "serviceaccounts",
             "secrets",
         )
-        listed = self.plane.kubectl(
+        listed = self.control_plane.kubectl(
             *("get", ",".join(kinds), "-n", NAMESPACE, "-l", names.LABEL_TOPOLOGY, "-o", "name")
         )
         return listed.split()
@@ -293,7 +295,7 @@ class Session:
             if name == "rekindle_operator_reconcile_seconds_bucket"
         }
 
-    def _changes(self, sent: Sent) -> int:
+    def _changes(self, sent: SentResource) -> int:
         seen = self._watcher.seen(sent.uid)
         return seen.changes if seen is not None else 0
 
@@ -301,20 +303,20 @@ class Session:
         return self.operator.process.poll() is not None
 
 
-def _is_decided(seen: Seen) -> bool:
+def _is_validated(seen: Seen) -> bool:
     return verdict(seen.topology) is not None
 
 
 @contextlib.contextmanager
 def session(directory: Path, on_progress: OnProgress) -> Iterator[Session]:
     """A control plane of its own: no node joins it, so all pods stay pending."""
-    with ControlPlane(directory / "plane", on_progress=on_progress) as plane:
-        install_crds(plane)
-        plane.kubectl("create", "namespace", NAMESPACE)
-        operator = Operator(operator_kubeconfig(plane), directory, "operator")
+    with ControlPlane(directory / "plane", on_progress=on_progress) as control_plane:
+        install_crds(control_plane)
+        control_plane.kubectl("create", "namespace", NAMESPACE)
+        operator = Operator(operator_kubeconfig(control_plane), directory, "operator")
         try:
             wait_for("the operator leads", operator.leads, _START_TIMEOUT_S)
-            running = Session(plane, operator)
+            running = Session(control_plane, operator)
             try:
                 yield running
             finally:

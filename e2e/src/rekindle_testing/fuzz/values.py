@@ -266,7 +266,7 @@ COLUMNS: Final = (
     *("CITY", "window_start", "window_end", "nothing", "a b", "`city`", "city.x", "*", "", " city"),
     *("__epoch", "ä", "x" * 256, "x" * 257, "\x00", "'", "fare + 1", "city,fare"),
 )
-GENERATED: Final = (
+GENERATOR_EXPRESSIONS: Final = (
     *("sequence", "integer(1, 4)", "choice(a, b)", "normal(9, 2)", "uniform(0, 1)", "constant(5)"),
     *("null(0.1, normal(9, 2))", "timestamp(2013-01-01 00:00:00, 30s)", "constant(2013-01-01)"),
     *(
@@ -307,7 +307,6 @@ def nested(depth: int) -> Any:
     return value
 
 
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 POD_TEMPLATES: Final[tuple[Any, ...]] = (
     {},
     {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "ä" * 50}}},

@@ -18,19 +18,19 @@ from typing import Any
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.harness.installed import Cluster
+from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.nodes import Node, NodeKind, NodeResources, ProcessNodes
 from rekindle_testing.progress import OnProgress, no_progress
 
 NAMESPACE = "default"
-SYSTEM = "rekindle-system"
+OPERATOR_NAMESPACE = "rekindle-system"
 
 
 class EmbeddedCluster(Cluster):
     """A control plane, nodes, a shared volume, and Rekindle."""
 
     namespace = NAMESPACE
-    system = SYSTEM
+    operator_namespace = OPERATOR_NAMESPACE
     nodes: dict[str, Node]
 
     def __init__(
@@ -51,7 +51,7 @@ class EmbeddedCluster(Cluster):
         self._node_count = nodes
         self._resources = resources or NodeResources()
         self._on_progress = on_progress
-        self._dead: list[Node] = []
+        self._dead: list[Node] = []  # those whose addresses are not reused
         self._cleanup = contextlib.ExitStack()
         self._numbers = itertools.count(1)
         self._settings = settings or Settings()
@@ -72,8 +72,8 @@ class EmbeddedCluster(Cluster):
             self._connect()
             self._on_progress(f"starting {self._node_count} {self.node_kind.name} nodes")
             started = [self.launch_node() for _ in range(self._node_count)]
-            for namespace in (NAMESPACE, SYSTEM):
-                self.make_restricted(namespace)
+            for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
+                self.create_restricted_namespace(namespace)
             for node in started:
                 node.wait_ready()
         except BaseException:
@@ -171,10 +171,12 @@ class EmbeddedCluster(Cluster):
     def download(self, path: str) -> None:
         """The volume is `shared` itself."""
 
-    def make_volume(self, name: str, directory: Path | None = None, *, local: bool = False) -> None:
+    def create_claim(
+        self, name: str, directory: Path | None = None, *, local: bool = False
+    ) -> None:
         """A PersistentVolumeClaim over a directory of this machine, by default the shared one.
         `local`: a volume whose owner the kubelet changes for an fsGroup; else a hostPath."""
-        self.make_host_path_volume(name, str(directory or self.shared), local=local)
+        self.create_host_path_claim(name, str(directory or self.shared), local=local)
 
 
 def pod_processes(node: Node, address: str, program: bytes = b"rekindle") -> list[int]:

@@ -12,7 +12,7 @@ from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.toolchain import ensure_control_plane_binaries, ensure_helm
 
 
-class Refused(Exception):
+class ClusterNotUsable(Exception):
     """The tests do not run on this cluster; the message says why and what to do."""
 
 
@@ -63,10 +63,13 @@ def find_kubectl() -> str:
     return shutil.which("kubectl") or str(ensure_control_plane_binaries().kubectl)
 
 
-def checked_image(environment: Mapping[str, str], name: str) -> str:
-    """The chart has repository and tag apart, and a digest only with a tag."""
-    image = environment[name]
+def checked_image(environment: Mapping[str, str], variable: str) -> str:
+    """The image in a variable of the environment. It needs a tag: the chart has repository and tag
+    apart, and a digest only with a tag."""
+    image = environment[variable]
     repository, _, tag = image.partition("@")[0].rpartition(":")
     if not repository or "/" in tag:
-        raise Refused(f"{name}={image} has no tag: REPOSITORY:TAG or REPOSITORY:TAG@sha256:DIGEST")
+        raise ClusterNotUsable(
+            f"{variable}={image} has no tag: REPOSITORY:TAG or REPOSITORY:TAG@sha256:DIGEST"
+        )
     return image

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextmanager
-def working_directory(name: str) -> Iterator[Path]:
+def temporary_run_directory(name: str) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=f"rekindle-{name}-"))
     try:
         yield directory

@@ -18,13 +18,18 @@ _PACKAGES = ("bindfs", "fuse3")
 
 
 class FuseVolume:
-    """`directory` shows what is in `behind`; both are made. `write_bytes_per_s`: how fast writes
-    are, all together; None: as fast as the disk. Needs root and /dev/fuse."""
+    """`directory` shows what is in `backing_directory`; both are made. `write_bytes_per_s`: how
+    fast writes are, all together; None: as fast as the disk. Needs root and /dev/fuse."""
 
     def __init__(
-        self, directory: Path, behind: Path, logs: Path, *, write_bytes_per_s: int | None = None
+        self,
+        directory: Path,
+        backing_directory: Path,
+        logs: Path,
+        *,
+        write_bytes_per_s: int | None = None,
     ) -> None:
-        self.directory, self.behind = directory, behind
+        self.directory, self.backing_directory = directory, backing_directory
         self._options = [] if write_bytes_per_s is None else [f"--write-rate={write_bytes_per_s}"]
         self._logs = logs
         self._children = ChildProcesses(logs)
@@ -33,12 +38,12 @@ class FuseVolume:
     def __enter__(self) -> FuseVolume:
         if shutil.which("bindfs") is None:
             programs.install(_PACKAGES, print, self._logs / "install.log")
-        self.behind.mkdir(parents=True, exist_ok=True)
+        self.backing_directory.mkdir(parents=True, exist_ok=True)
         self.directory.mkdir(parents=True, exist_ok=True)
         # Unmounted by its own helper when the process ends, however it ends.
         command = ["bindfs", "-f", "-o", "allow_other,auto_unmount", *self._options]
         self._process = self._children.start(
-            "bindfs", [*command, str(self.behind), str(self.directory)]
+            "bindfs", [*command, str(self.backing_directory), str(self.directory)]
         )
         wait_for(f"{self.directory} to be mounted", self.directory.is_mount, 10)
         return self

@@ -16,13 +16,13 @@ from typing import Protocol
 
 from rekindle_testing.embedded.components import LOOPBACK
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.embedded.kubelet_node.host import KubeletNode
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
+from rekindle_testing.embedded.kubelet_node.node import KubeletNode
 from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
-from rekindle_testing.embedded.process_node.host import Image, ProcessNode
+from rekindle_testing.embedded.process_node.node import Image, ProcessNode
 from rekindle_testing.embedded.toolchain import ensure_java
+from rekindle_testing.harness.any_cluster import ClusterNode
 from rekindle_testing.harness.archive import ensure_cds_archive
-from rekindle_testing.harness.installed import ClusterNode
 from rekindle_testing.images.archives import ensure_archives
 from rekindle_testing.progress import OnProgress
 

@@ -37,7 +37,7 @@ class Observer:
         """Seconds since the history began."""
         return time.monotonic() - self._began
 
-    def mark(self, kind: str, text: str) -> float:
+    def add_event(self, kind: str, text: str) -> float:
         at_s = self.now()
         self.history.add_event(at_s, kind, text)
         return at_s
@@ -49,14 +49,14 @@ class Observer:
         states = self.states()
         return bool(states) and set(states.values()) == {"Live"}
 
-    def durable_epochs(self) -> dict[str, int]:
+    def stable_epochs(self) -> dict[str, int]:
         return {q["name"]: q.get("stableEpoch", -1) for q in self.status.get("queries", [])}
 
     def checkpoint_epoch(self) -> int:
         """Of the newest checkpoint in the status; -1: none."""
         return int((self.status.get("checkpoint") or {}).get("epoch", -1))
 
-    def condition(self, kind: str) -> str:
+    def condition_status(self, kind: str) -> str:
         return self._condition(kind).get("status", "Unknown")
 
     def reason(self, kind: str) -> str:

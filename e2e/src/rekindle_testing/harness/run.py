@@ -11,7 +11,7 @@ from typing import Any
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
 from rekindle.topology.load import load_topology
-from rekindle_testing.harness.installed import Cluster
+from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.observe import Observer
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.waiting import wait_for
@@ -20,14 +20,14 @@ from rekindle_testing.waiting import wait_for
 class Run:
     """Applies the manifest, observes it, and deletes it at the end."""
 
-    def __init__(self, cluster: Cluster, document: dict[str, Any]) -> None:
+    def __init__(self, cluster: Cluster, resource: dict[str, Any]) -> None:
         self.cluster = cluster
-        self.document = document
-        self.name: str = document["metadata"]["name"]
+        self.resource = resource
+        self.name: str = resource["metadata"]["name"]
         self.observer = Observer(lambda: cluster.status(self.name))
 
     def __enter__(self) -> Run:
-        self.cluster.apply(self.document)
+        self.cluster.apply(self.resource)
         self.observer.__enter__()
         return self
 
@@ -46,14 +46,14 @@ class Run:
 
     def queries(self) -> list[str]:
         """Names of the queries of the manifest as it is now."""
-        return [query["name"] for query in self.document["spec"]["queries"]]
+        return [query["name"] for query in self.resource["spec"]["queries"]]
 
     def wait_live(self, timeout_s: float = 120) -> None:
         wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, 0.25)
 
     def wait_sinks_advance(self, epochs: int = 3, timeout_s: float = 90) -> None:
         """Until every sink is `epochs` further than now, and every query is Live."""
-        now = self.observer.durable_epochs()
+        now = self.observer.stable_epochs()
         goal = {q: now.get(q, -1) + epochs for q in self.queries()}
         self._wait_reached(goal, timeout_s)
 
@@ -65,7 +65,7 @@ class Run:
         wait_for(
             f"{self.name}: sinks past {goal}, all Live",
             lambda: (
-                all(self.observer.durable_epochs().get(q, -1) >= e for q, e in goal.items())
+                all(self.observer.stable_epochs().get(q, -1) >= e for q, e in goal.items())
                 and self.observer.all_live()
             ),
             timeout_s,
@@ -76,7 +76,7 @@ class Run:
         """Until no replica is missing."""
         wait_for(
             f"{self.name}: condition Redundant",
-            lambda: self.observer.condition("Redundant") == "True",
+            lambda: self.observer.condition_status("Redundant") == "True",
             timeout_s,
             0.25,
         )
@@ -111,7 +111,7 @@ class Run:
     def coordinator_pod(self) -> Any:
         return self.coordinator_pods()[0]
 
-    def incarnations(self) -> dict[str, str]:
+    def container_starts(self) -> dict[str, str]:
         """Pod name -> start time of its container: equal maps mean that nothing was restarted."""
         return {
             p.metadata.name: str(p.status.container_statuses[0].state.running.started_at)
@@ -120,11 +120,11 @@ class Run:
         }
 
     def kill_pod_processes(self, pod: Any) -> None:
-        self.observer.mark("lost", f"processes of {pod.metadata.name}")
+        self.observer.add_event("lost", f"processes of {pod.metadata.name}")
         self.cluster.kill_processes(pod)
 
     def delete_pod(self, pod: Any) -> None:
-        self.observer.mark("lost", pod.metadata.name)
+        self.observer.add_event("lost", pod.metadata.name)
         self.cluster.delete_pod(pod)
 
     # -- content of the sinks ------------------------------------------------------------------
@@ -132,13 +132,13 @@ class Run:
     def verify(self, reference: Reference, since: Mapping[str, int] = MappingProxyType({})) -> int:
         """Compare the rows of the sinks with the reference execution; returns their number.
         `since`: the first epochs of queries that were added later."""
-        self._check_lost_in_time(reference.last_epoch)
-        durable = self.observer.durable_epochs()
-        until = min(durable[query] for query in self.queries())
+        self._require_losses_before_end(reference.last_epoch)
+        stable = self.observer.stable_epochs()
+        until = min(stable[query] for query in self.queries())
         self.cluster.download(f"{self.name}/output")
-        return reference.check(self.document, until, since)
+        return reference.check(self.resource, until, since)
 
-    def _check_lost_in_time(self, last: int) -> None:
+    def _require_losses_before_end(self, last: int) -> None:
         """A loss after the end of the input would have no effect on the output."""
         lost = [m for m in self.observer.history.events if m.kind == "lost"]
         if lost:
@@ -154,7 +154,7 @@ class Run:
     def longest_gap(self, sink: str, last_s: float) -> float:
         """Seconds of the longest pause of a sink's partition in the last `last_s` seconds: from
         one file to the next, as if every epoch had rows. Without a gap it is an epoch."""
-        _, spec = load_topology(self.document)
+        _, spec = load_topology(self.resource)
         self.cluster.download(f"{self.name}/output/{sink}")
         folder = self.cluster.shared / self.name / "output" / sink
         files = [(f.stat().st_mtime, found) for f in folder.rglob("*") if (found := _parse(f))]
@@ -190,10 +190,10 @@ def _parse(file: Path) -> tuple[int, int] | None:
 
 def _summary(status: dict[str, Any]) -> list[str]:
     """The queries and tasks of a status, a line for each."""
-    plane = status.get("dataPlane") or {}
+    data_plane = status.get("dataPlane") or {}
     rows = [("query", row, "name") for row in status.get("queries", [])]
-    rows += [("task", row, "pod") for row in plane.get("tasks", [])]
-    lines = [f"head epoch {plane.get('headEpoch')}, problems: {plane.get('problems')}"]
+    rows += [("task", row, "pod") for row in data_plane.get("tasks", [])]
+    lines = [f"head epoch {data_plane.get('headEpoch')}, problems: {data_plane.get('problems')}"]
     for kind, row, name in rows:
         details = ", ".join(f"{k}: {v}" for k, v in row.items() if k not in (name, "slot"))
         lines.append(f"{kind} {row.get(name)}: {details}")

@@ -23,12 +23,12 @@ _KINDS = {
 @dataclass(frozen=True, slots=True)
 class Usage:
     """`memory`: kind of process -> anonymous resident MiB of the largest; without pages of mapped
-    files (such as a source's input), which the kernel can reclaim. Disk in MiB: `local` of all
-    pods' volumes on all nodes, `store` of the topology's checkpoints."""
+    files (such as a source's input), which the kernel can reclaim. Disk: `local_disk_mib`
+    of all pods' volumes on all nodes, `store_mib` of the topology's checkpoints."""
 
     memory: dict[str, float]
-    local: float
-    store: float
+    local_disk_mib: float
+    store_mib: float
     store_files: int
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rekindle_testing.images import programs
-from rekindle_testing.images.archives import recorded
+from rekindle_testing.images.archives import write_key_after_build
 from rekindle_testing.images.build import Builder, exclusive_lock
 from rekindle_testing.images.engines import IN_NAMESPACES, EngineKind, ImageConfig
 from rekindle_testing.images.errors import ImageError
@@ -33,7 +33,7 @@ from rekindle_testing.images.starts import (
     wrong_start,
 )
 
-_INSIDE = Path(__file__).with_name("inside.py")
+_IMAGE_CHECKS = Path(__file__).with_name("image_checks.py")
 _START_S = 300.0
 _COMMAND_S = 600.0
 
@@ -45,7 +45,7 @@ def main() -> int:
     try:
         with exclusive_lock():
             saves = bool(os.environ.get("ARCHIVES"))
-            with recorded() if saves else contextlib.nullcontext():
+            with write_key_after_build() if saves else contextlib.nullcontext():
                 wrong = _build_and_start(saves)
     except ImageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _build_and_start(saves: bool) -> list[str]:
-    builder = Builder.here(_say)
+    builder = Builder.for_this_machine(_say)
     wrong = []
     for image in IMAGES:
         tag = builder.build(image)
@@ -80,9 +80,8 @@ def _start(
     facts: Facts = {}
     for start in image.starts:
         with _command(builder, image, tag, config, start) as command:
-            done = programs.run(
-                command, timeout_s=_START_S, stdin=_INSIDE.read_text() if start.inside else ""
-            )
+            script = _IMAGE_CHECKS.read_text() if start.runs_checks else ""
+            done = programs.run(command, timeout_s=_START_S, stdin=script)
         wrong += wrong_start(start, done.exit_code, done.output)
         facts = {**facts, **read_facts(done.output)}
     return wrong or wrong_facts(image, facts), facts
@@ -112,7 +111,7 @@ def _command(
             "writable": image.writable,
         }
         module = [sys.executable, "-m", "rekindle_testing.images.enter", json.dumps(spec)]
-        yield builder.prepared([*IN_NAMESPACES, *module])
+        yield builder.after_clearing_mounts([*IN_NAMESPACES, *module])
     finally:
         builder.run(engine.buildah("rm", name))
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle_testing.embedded.cache import content_key
-from rekindle_testing.images.build import WORK, Builder, exclusive_lock, version
+from rekindle_testing.images.build import BUILD_DIRECTORY, Builder, exclusive_lock, version
 from rekindle_testing.images.starts import IMAGES
 from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
 
-_KEY_FILE = WORK / "archives.key"
+_KEY_FILE = BUILD_DIRECTORY / "archives.key"
 # Those of .dockerignore.
 _SOURCES = (
     *("images", "charts/rekindle/crds", "operator/pyproject.toml", "operator/src"),
@@ -35,17 +35,18 @@ def ensure_archives(on_progress: OnProgress) -> dict[str, ImageArchive]:
     """By the name of the image; takes minutes if something has to be built."""
     with exclusive_lock():
         if not (_KEY_FILE.exists() and _KEY_FILE.read_text() == _key()):
-            with recorded():
-                builder = Builder.here(on_progress)
+            with write_key_after_build():
+                builder = Builder.for_this_machine(on_progress)
                 for image in IMAGES:
                     builder.save(image, builder.build(image))
-        paths = {image.name: WORK / f"{image.name}.tar" for image in IMAGES}
+        paths = {image.name: BUILD_DIRECTORY / f"{image.name}.tar" for image in IMAGES}
         return {name: ImageArchive(path, tag_in(path)) for name, path in paths.items()}
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[None]:
-    """Around the building of all archives: they are those of the sources as they were before it."""
+def write_key_after_build() -> Iterator[None]:
+    """Around the building of all archives: once they are built, writes the key of the sources as
+    they were before."""
     key = _key()
     _KEY_FILE.unlink(missing_ok=True)
     yield

@@ -68,8 +68,8 @@ def version() -> str:
     return content_key([*files, ("machine", platform.machine().encode())])
 
 
-def make_root(cache: Path, on_progress: OnProgress, log: Path) -> Path:
-    """A directory with root.tar, made once."""
+def ensure_root_archive(cache: Path, on_progress: OnProgress, log: Path) -> Path:
+    """The directory with root.tar, which is made if there is none."""
     entry = cache / "images" / f"base-{version()}"
     if entry.is_dir():
         return entry

@@ -20,10 +20,10 @@ from rekindle_testing.images.starts import IMAGES, Image
 from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
 
-WORK = ROOT / "build" / "images"
+BUILD_DIRECTORY = ROOT / "build" / "images"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-_BUILD_S = 3600.0
-_COMMAND_S = 600.0
+_BUILD_TIMEOUT_S = 3600.0
+_COMMAND_TIMEOUT_S = 600.0
 _STORAGE_BYTES = 12_000_000_000
 """Buildah keeps the layers of old builds, for its cache."""
 
@@ -40,11 +40,11 @@ class Builder:
             os.environ,
             (ROOT / "images" / IMAGES[0].name / "Dockerfile").read_text(),
             base.is_registry_reached,
-            self._made_base,
+            self._ensure_base_image,
         )
 
     @classmethod
-    def here(cls, on_progress: OnProgress) -> Self:
+    def for_this_machine(cls, on_progress: OnProgress) -> Self:
         """With the container engine of this machine."""
         engine = find_container_engine(on_progress)
         on_progress(f"building with {engine.kind}")
@@ -53,7 +53,7 @@ class Builder:
     def build(self, image: Image) -> str:
         """Its tag."""
         tag = self.engine.tag(image.name, self._version)
-        log = WORK / f"{image.name}.log"
+        log = BUILD_DIRECTORY / f"{image.name}.log"
         shown = log.relative_to(ROOT)
         self._on_progress(f"{tag}: building (the first time takes minutes), log in {shown}")
         command = self.engine.build(
@@ -66,17 +66,17 @@ class Builder:
         is_buildah = self.engine.kind is EngineKind.BUILDAH
         done = programs.run_or_fail(
             f"building {tag}",
-            self.prepared(command),
+            self.after_clearing_mounts(command),
             log,
-            timeout_s=_BUILD_S,
-            environment={"TMPDIR": str(WORK / "tmp")} if is_buildah else None,
+            timeout_s=_BUILD_TIMEOUT_S,
+            environment={"TMPDIR": str(BUILD_DIRECTORY / "tmp")} if is_buildah else None,
         )
         self._on_progress(f"{tag}: built in {done.seconds:.0f} s")
         return tag
 
     def save(self, image: Image, tag: str) -> Path:
         """The archive with the image."""
-        archive = WORK / f"{image.name}.tar"
+        archive = BUILD_DIRECTORY / f"{image.name}.tar"
         archive.unlink(missing_ok=True)
         self.run(self.engine.save(tag, archive))
         self._on_progress(f"{tag}: written to {archive.relative_to(ROOT)}")
@@ -84,12 +84,12 @@ class Builder:
 
     def run(self, command: Sequence[str]) -> str:
         """What a command of the container engine prints."""
-        done = programs.run(self.prepared(command), timeout_s=_COMMAND_S)
+        done = programs.run(self.after_clearing_mounts(command), timeout_s=_COMMAND_TIMEOUT_S)
         if done.exit_code:
             raise ImageError(f"{' '.join(command)} failed:\n{done.output}")
         return done.output
 
-    def prepared(self, command: Sequence[str]) -> Sequence[str]:
+    def after_clearing_mounts(self, command: Sequence[str]) -> Sequence[str]:
         """The command, after buildah's record of mounts is deleted: it runs in new namespaces, in
         which nothing is mounted."""
         if self.engine.kind is EngineKind.BUILDAH:
@@ -100,23 +100,29 @@ class Builder:
         """Remove what an interrupted run has left, and layers that have become too many."""
         if self.engine.kind is not EngineKind.BUILDAH:
             return
-        shutil.rmtree(WORK / "tmp", ignore_errors=True)
-        (WORK / "tmp").mkdir(parents=True)
+        shutil.rmtree(BUILD_DIRECTORY / "tmp", ignore_errors=True)
+        (BUILD_DIRECTORY / "tmp").mkdir(parents=True)
         if _size(self.engine.storage) > _STORAGE_BYTES:
             shown = self.engine.storage.relative_to(ROOT)
             self._on_progress(f"emptying {shown}: it has more than 12 GB of old layers")
             shutil.rmtree(self.engine.storage)
         self.run(self.engine.buildah("rm", "--all"))
 
-    def _made_base(self) -> str:
+    def _ensure_base_image(self) -> str:
         """The base for machines without a registry, in the container engine's storage."""
         tag = self.engine.tag("base", base.version())
-        there = programs.run(self.prepared(self.engine.inspect(tag)), timeout_s=_COMMAND_S)
+        there = programs.run(
+            self.after_clearing_mounts(self.engine.inspect(tag)), timeout_s=_COMMAND_TIMEOUT_S
+        )
         if there.exit_code == 0:
             return tag
-        context = base.make_root(cache_root(os.environ), self._on_progress, WORK / "base.log")
-        command = self.prepared(self.engine.build(tag, base.DIRECTORY / "Dockerfile", context))
-        programs.run_or_fail("the base image", command, WORK / "base-image.log", timeout_s=_BUILD_S)
+        log = BUILD_DIRECTORY / "base.log"
+        context = base.ensure_root_archive(cache_root(os.environ), self._on_progress, log)
+        command = self.after_clearing_mounts(
+            self.engine.build(tag, base.DIRECTORY / "Dockerfile", context)
+        )
+        log = BUILD_DIRECTORY / "base-image.log"
+        programs.run_or_fail("the base image", command, log, timeout_s=_BUILD_TIMEOUT_S)
         return tag
 
 
@@ -130,14 +136,14 @@ def find_container_engine(on_progress: OnProgress) -> ContainerEngine:
 
     kind = choose(os.environ, works)
     if kind is None and programs.can_install():
-        programs.install(["buildah"], on_progress, WORK / "install.log")
+        programs.install(["buildah"], on_progress, BUILD_DIRECTORY / "install.log")
         kind = choose(os.environ, works)
     if kind is None:
         raise NoContainerEngine(
             "neither Docker nor podman works here, nor buildah as root. Start or install one "
             "of them; as root on Debian or Ubuntu, `make images` installs buildah itself"
         )
-    return ContainerEngine(kind, WORK)
+    return ContainerEngine(kind, BUILD_DIRECTORY)
 
 
 def version() -> str:
@@ -149,8 +155,8 @@ def version() -> str:
 @contextlib.contextmanager
 def exclusive_lock() -> Iterator[None]:
     """For builds in this checkout."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    with (WORK / "lock").open("a") as lock:
+    BUILD_DIRECTORY.mkdir(parents=True, exist_ok=True)
+    with (BUILD_DIRECTORY / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -159,5 +165,7 @@ def exclusive_lock() -> Iterator[None]:
 
 
 def _size(directory: Path) -> int:
-    done = programs.run(["du", "--summarize", "--bytes", str(directory)], timeout_s=_COMMAND_S)
+    done = programs.run(
+        ["du", "--summarize", "--bytes", str(directory)], timeout_s=_COMMAND_TIMEOUT_S
+    )
     return int(done.output.split()[0]) if done.exit_code == 0 else 0

@@ -18,20 +18,21 @@ from typing import Any
 from rekindle_testing.embedded.process_node import syscalls
 from rekindle_testing.embedded.process_node.rootfs import make_devices
 
-_OF_THE_MACHINE = ("/etc/hosts", "/etc/resolv.conf")
+_HOST_FILES = ("/etc/hosts", "/etc/resolv.conf")
 
 
 def enter(spec: dict[str, Any]) -> None:
-    """Never returns. `mount`: the command that mounts the image and prints where."""
+    """Never returns. `mount`: the command that mounts the image and prints where; `writable`:
+    directories that get a tmpfs; `directory`: the working directory."""
     done = subprocess.run(spec["mount"], check=True, stdout=subprocess.PIPE, text=True)
     root = done.stdout.strip()
-    for name in _OF_THE_MACHINE:
+    for name in _HOST_FILES:
         Path(root + name).touch()
     syscalls.bind(root, root, read_only=True, recursive=False)
     syscalls.mount("proc", f"{root}/proc", "proc")
     syscalls.bind("/sys", f"{root}/sys", read_only=True)
     make_devices(f"{root}/dev")
-    for name in _OF_THE_MACHINE:
+    for name in _HOST_FILES:
         syscalls.bind(name, root + name, read_only=True)
     for directory in spec["writable"]:
         syscalls.mount("tmpfs", root + directory, "tmpfs", syscalls.MS_NOSUID, "mode=1777")

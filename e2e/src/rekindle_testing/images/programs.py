@@ -21,7 +21,7 @@ _GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CompletedProgram:
     """`output`: of both streams."""
 
     exit_code: int
@@ -36,7 +36,7 @@ def run(
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
     output: IO[bytes] | None = None,
-) -> Done:
+) -> CompletedProgram:
     """Raises ImageError if the program is missing or does not end in time. `output`: a file that
     takes what it prints while it runs."""
     began = time.monotonic()
@@ -67,7 +67,7 @@ def run(
     if output is not None:
         output.seek(0)
         text = output.read().decode(errors="replace")
-    return Done(process.returncode, text, time.monotonic() - began)
+    return CompletedProgram(process.returncode, text, time.monotonic() - began)
 
 
 def run_or_fail(
@@ -77,7 +77,7 @@ def run_or_fail(
     *,
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
-) -> Done:
+) -> CompletedProgram:
     """As `run`; its output goes to the log, and an exit code other than 0 is an ImageError."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w+b") as file:

@@ -10,25 +10,27 @@ from typing import Any
 from rekindle_testing.images.engines import ImageConfig
 
 FACTS = "FACTS "
-"""What the line of `inside` with its findings begins with."""
+"""What the line of `image_checks` with its findings begins with."""
 
 Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start. Without `command` it is the image's own; `inside`: the script is its input."""
+    """One start. Without `command` it is the image's own; `runs_checks`: the script
+    `image_checks` is its input."""
 
     what: str
     command: tuple[str, ...] = ()
     exit_code: int = 0
-    says: str = ""
-    inside: bool = False
+    expected_output: str = ""  # a part of its output
+    runs_checks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """`writable`: the directories that a pod mounts; all else is read-only."""
+    """`writable`: the directories that a pod mounts; all else is read-only. `target_mb` (decision
+    0036) is only printed."""
 
     name: str
     target_mb: int
@@ -38,8 +40,9 @@ class Image:
     starts: tuple[Start, ...]
 
 
-def _inside(name: str) -> Start:
-    return Start(f"checks of {name}", ("python", "-", name), says=FACTS, inside=True)
+def _checks_of(name: str) -> Start:
+    command = ("python", "-", name)
+    return Start(f"checks of {name}", command, expected_output=FACTS, runs_checks=True)
 
 
 OPERATOR = Image(
@@ -48,8 +51,8 @@ OPERATOR = Image(
     max_mb=240,
     writable=("/tmp",),
     starts=(
-        Start("operator without a cluster", exit_code=1, says="No configuration found"),
-        _inside("operator"),
+        Start("operator without a cluster", exit_code=1, expected_output="No configuration found"),
+        _checks_of("operator"),
     ),
 )
 PIPELINES = Image(
@@ -58,14 +61,18 @@ PIPELINES = Image(
     max_mb=910,
     writable=("/tmp", "/var/lib/rekindle-task"),
     starts=(
-        Start("task without a topology", exit_code=2, says="REKINDLE_TOPOLOGY_FILE is not set"),
+        Start(
+            "task without a topology",
+            exit_code=2,
+            expected_output="REKINDLE_TOPOLOGY_FILE is not set",
+        ),
         Start(
             "coordinator without a topology",
             ("python", "-m", "rekindle.coordinator"),
             exit_code=2,
-            says="the environment has no REKINDLE_",
+            expected_output="the environment has no REKINDLE_",
         ),
-        _inside("pipelines"),
+        _checks_of("pipelines"),
     ),
 )
 IMAGES = (OPERATOR, PIPELINES)
@@ -83,15 +90,15 @@ def wrong_config(config: ImageConfig) -> list[str]:
 
 
 def wrong_start(start: Start, exit_code: int, output: str) -> list[str]:
-    if exit_code == start.exit_code and start.says in output:
+    if exit_code == start.exit_code and start.expected_output in output:
         return []
     last = "\n".join(output.strip().splitlines()[-12:])
-    wanted = f"exit code {start.exit_code} and {start.says.strip()!r}"
+    wanted = f"exit code {start.exit_code} and {start.expected_output.strip()!r}"
     return [f"{start.what}: expected {wanted}, got exit code {exit_code} and:\n{last}"]
 
 
 def read_facts(output: str) -> Facts:
-    """The findings of `inside`; empty if it did not get that far."""
+    """The findings of `image_checks`; empty if it did not get that far."""
     lines = [line for line in output.splitlines() if line.startswith(FACTS)]
     return json.loads(lines[-1].removeprefix(FACTS)) if lines else {}
 

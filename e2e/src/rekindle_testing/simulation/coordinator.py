@@ -26,6 +26,7 @@ from rekindle.coordinator.model import (
     PollFailed,
     PollNow,
     ReadNewestManifest,
+    Report,
     StepDown,
     StoreFailed,
     Ticked,
@@ -46,7 +47,7 @@ _NEWER_COORDINATOR = 409
 
 
 class CoordinatorProcess:
-    """One incarnation. `fence` is its number."""
+    """One incarnation. `fence` is its number, `report` the newest that it has made."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class CoordinatorProcess:
     ) -> None:
         self.fence = fence
         self.process = Process(scheduler, address)
+        self.report: Report | None = None
         self.core = Coordinator(fence, wall_s=0.0)
         self._scheduler = scheduler
         self._network = network
@@ -103,8 +105,8 @@ class CoordinatorProcess:
                 self._write(effect)
             case CollectGarbage(retain=retain):
                 self._collect(retain)
-            case ApplyStatus():
-                pass  # nobody reads it: the operator is a stand-in
+            case ApplyStatus(report):
+                self.report = report
             case PollNow(slot):
                 if slot in self._polling and slot not in self._calling:
                     self._poll_again(slot, 0.0)

@@ -214,7 +214,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the newest epoch in a sink counts as one more": _replaced(
         SinkCore, "_first_to_write", _trusts_after
     ),
-    "no task saves checkpoints": _replaced(SupervisorCore, "saves", _never_saves),
+    "no task saves checkpoints": _replaced(SupervisorCore, "is_saver", _never_saves),
     "the state of a large call is lost": _replaced(LoopCore, "_call_completed", _loses_state),
     "suspicion never ends": _replaced(Membership, "answered", _suspicion_stays),
 }

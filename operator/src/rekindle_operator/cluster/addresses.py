@@ -14,7 +14,7 @@ from dataclasses import replace
 from rekindle_operator.cluster.model import Endpoint, NodeView, PodView
 
 
-def nodes_with_own_addresses(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
+def without_taken_over_kubelets(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
     """Of several nodes with the address of one kubelet, only the newest keeps it."""
     newest: dict[Endpoint, NodeView] = {}
     for node in sorted(nodes, key=lambda n: n.created_at):
@@ -26,7 +26,7 @@ def nodes_with_own_addresses(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
     )
 
 
-def pods_with_own_addresses(pods: Iterable[PodView]) -> tuple[PodView, ...]:
+def without_taken_over_ips(pods: Iterable[PodView]) -> tuple[PodView, ...]:
     """Pods that the operator watches keep their address unless a newer pod on another node has
     it."""
     pods = tuple(pods)

@@ -30,14 +30,16 @@ class ResourceAmounts:
         """From `requests` (pass `pods=1`) or from `allocatable` (which has `pods`)."""
         quantities = quantities or {}
         others = (
-            (name, _whole(quantities[name])) for name in sorted(quantities) if name not in _NAMED
+            (name, _rounded_up(quantities[name]))
+            for name in sorted(quantities)
+            if name not in _NAMED
         )
         return cls(
             cpu_m=int(
                 (parse_quantity(quantities.get("cpu", 0)) * 1000).to_integral_value("ROUND_CEILING")
             ),
-            memory=_whole(quantities.get("memory", 0)),
-            pods=_whole(quantities.get("pods", 0)) if pods is None else pods,
+            memory=_rounded_up(quantities.get("memory", 0)),
+            pods=_rounded_up(quantities.get("pods", 0)) if pods is None else pods,
             others=tuple((name, amount) for name, amount in others if amount),
         )
 
@@ -149,7 +151,7 @@ def _share(amount: int, whole: int) -> float:
     return amount / whole if whole > 0 else float(amount > 0)
 
 
-def _whole(quantity: str | int | float) -> int:
+def _rounded_up(quantity: str | int | float) -> int:
     return int(parse_quantity(quantity).to_integral_value("ROUND_CEILING"))
 
 

@@ -22,7 +22,10 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from rekindle import names
-from rekindle_operator.cluster.addresses import nodes_with_own_addresses, pods_with_own_addresses
+from rekindle_operator.cluster.addresses import (
+    without_taken_over_ips,
+    without_taken_over_kubelets,
+)
 from rekindle_operator.cluster.containers import creating_containers_since, failing_since
 from rekindle_operator.cluster.convert import (
     Json,
@@ -97,9 +100,9 @@ class ClusterCache:
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
         selectors = {"label_selector": names.LABEL_TOPOLOGY}
         self.pods = Mirror[PodView](
-            "pods", core.list_pod_for_all_namespaces, pod_view, self.mark_dirty
+            "pods", core.list_pod_for_all_namespaces, pod_view, self.request_pass
         )
-        self.nodes = Mirror[NodeView]("nodes", core.list_node, node_view, self.mark_dirty)
+        self.nodes = Mirror[NodeView]("nodes", core.list_node, node_view, self.request_pass)
         self.generation_records = Mirror[GenerationRecordView](
             "configmaps",
             _in_namespace(
@@ -108,7 +111,7 @@ class ClusterCache:
                 core.list_config_map_for_all_namespaces,
             ),
             generation_record_view,
-            self.mark_dirty,
+            self.request_pass,
             **selectors,
         )
         self.leases = Mirror[LeaseView](
@@ -119,7 +122,7 @@ class ClusterCache:
                 coordination.list_lease_for_all_namespaces,
             ),
             lambda raw: lease_view(raw, clock()),
-            self.mark_dirty,
+            self.request_pass,
             **selectors,
         )
         self._mirrors: tuple[Mirror[Any], ...] = (
@@ -157,10 +160,10 @@ class ClusterCache:
 
     # --- waking the loop ------------------------------------------------------
 
-    def mark_dirty(self) -> None:
+    def request_pass(self) -> None:
         self._wake.set()
 
-    def wait_dirty(self, timeout_s: float) -> bool:
+    def wait_for_pass_request(self, timeout_s: float) -> bool:
         woken = self._wake.wait(timeout_s)
         self._wake.clear()
         return woken
@@ -183,14 +186,14 @@ class ClusterCache:
                 return
             self._topologies[view.uid] = view
             self._read_report(view)
-        self.mark_dirty()
+        self.request_pass()
 
     def remove_topology(self, uid: str) -> None:
         with self._lock:
             self._topologies.pop(uid, None)
             self._reports.forget(uid)
             self._uncreated_pods = self._uncreated_pods.without_topology(uid)
-        self.mark_dirty()
+        self.request_pass()
 
     def replace_topologies(self, items: list[Json], version: int) -> None:
         """Take over a complete list: topologies that are not in it were deleted, unless they are
@@ -205,7 +208,7 @@ class ClusterCache:
                     del self._topologies[uid]
                     self._reports.forget(uid)
         self._topologies_listed = True
-        self.mark_dirty()
+        self.request_pass()
 
     def _read_report(self, view: TopologyView) -> None:
         """Keep the report's age, and since when each suspected task is silent. Times are by this
@@ -226,7 +229,7 @@ class ClusterCache:
 
     def remember_missing_fields(self, paths: tuple[str, ...]) -> None:
         self._missing_fields = paths
-        self.mark_dirty()
+        self.request_pass()
 
     def quarantine(self, node: str, at: float) -> None:
         with self._lock:
@@ -244,7 +247,7 @@ class ClusterCache:
         with self._lock:
             self._dry_runs = {k: v for k, v in self._dry_runs.items() if k[0] != uid}
             self._dry_runs[uid, generation] = dry_run
-        self.mark_dirty()
+        self.request_pass()
 
     def remember_failed_create(
         self, ref: SlotRef, message: str, predecessor_lost_at: float | None
@@ -256,24 +259,24 @@ class ClusterCache:
 
     def remember_unsuitable(self, shape: str, node: str, node_uid: str, pod_uid: str) -> None:
         with self._lock:
-            self._unsuitable = self._unsuitable.with_one(
+            self._unsuitable = self._unsuitable.with_refusal(
                 shape, node, node_uid, pod_uid, self._clock()
             )
 
-    def remember_attempt(self, ref: SlotRef, predecessor_lost_at: float | None) -> None:
+    def remember_create_attempt(self, ref: SlotRef, predecessor_lost_at: float | None) -> None:
         with self._lock:
-            self._uncreated_pods = self._uncreated_pods.with_attempt(
+            self._uncreated_pods = self._uncreated_pods.with_create_attempt(
                 ref, self._clock(), predecessor_lost_at
             )
 
-    def forget_attempts(self) -> None:
+    def forget_uncreated_pods(self) -> None:
         """At the start of a term: another leader may have created the pods."""
         with self._lock:
             self._uncreated_pods = UncreatedPods({})
 
     def forget_uncreated_pod(self, ref: SlotRef) -> None:
         with self._lock:
-            self._uncreated_pods = self._uncreated_pods.without(ref)
+            self._uncreated_pods = self._uncreated_pods.without_slot(ref)
 
     def reset_timers(self) -> None:
         """The API server did not respond or this process was paused: silence until now proves
@@ -299,7 +302,7 @@ class ClusterCache:
     def _pods_in_phase_since(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
             self._phases = phase_times(self._phases, pods, self._clock())
-            return {uid: phase.at for uid, phase in self._phases.items()}
+            return {uid: phase.since for uid, phase in self._phases.items()}
 
     def _uncreated_pods_without(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, UncreatedPod]:
         with self._lock:
@@ -312,12 +315,12 @@ class ClusterCache:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
-            renewed = self.leases.views()
-            reports = dict(self._reports.as_of(topologies, renewed))
+            lease_views = self.leases.views()
+            reports = dict(self._reports.as_of(topologies, lease_views))
             failures = self._failures.by_topology(self._clock())
-        leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in renewed)
-        pods = pods_with_own_addresses(self.pods.views())
-        nodes = nodes_with_own_addresses(self.nodes.views())
+        leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in lease_views)
+        pods = without_taken_over_ips(self.pods.views())
+        nodes = without_taken_over_kubelets(self.nodes.views())
         if self._namespace is not None:
             # Tasks of another operator only use capacity, as all other pods do.
             pods = tuple(p if p.namespace == self._namespace else p.as_foreign() for p in pods)

@@ -152,7 +152,7 @@ class Mirror(Generic[V]):
     def replace(self, items: Sequence[Json], version: int) -> None:
         """Replace all objects by those of a list at that version."""
         listed = [(raw["metadata"].get("uid"), _key(raw), self._read(raw)) for raw in items]
-        unread = {key for _, key, view in listed if view is None}
+        unparsable = {key for _, key, view in listed if view is None}
         with self._lock:
             deleted = set(self._deleted)
             fresh = {
@@ -165,7 +165,7 @@ class Mirror(Generic[V]):
                 k: v
                 for k, v in self._views.items()
                 if v.version > version
-                or k in unread
+                or k in unparsable
                 or (k in fresh and fresh[k].version == v.version)
             }
             self._views = fresh | known

@@ -2,7 +2,8 @@
 
 Reconcile is a function of a `Snapshot` and a time. Times are seconds since 1970 by the operator's
 clock. Ages of facts from other machines (a Lease, a suspicion) are measured from when this process
-first saw them, so that a skewed clock cannot cause a loss.
+first saw them, so that a skewed clock cannot cause a loss. The `version` of a view is the object's
+resourceVersion as a number.
 
 Design: docs/design/kubernetes.md#time.
 """
@@ -82,7 +83,7 @@ class PodView:
     node: str | None
     requests: ResourceAmounts
     terminating: bool = False
-    accepted: bool = False  # the kubelet of its node has started to handle it
+    accepted_by_kubelet: bool = False  # that of its node has started to handle it
     ready: bool = False
     was_ready: bool = False  # now, or earlier
     owner_uid: str | None = None
@@ -95,19 +96,19 @@ class PodView:
     segment_name: str = ""
     incarnation: int = 0
     generation: int = 0
-    template: str = ""  # digest of what it was made from
+    template_digest: str = ""  # of what it was made from
     shape: str = ""  # digest of its spec, see `resources.shape`
     container_error: str = ""  # why its containers do not run
     creating_containers: bool = False  # its node has created none yet, and no error is known
     gates: tuple[str, ...] = ()
-    opened_at: float | None = None
+    gate_opened_at: float | None = None
     required_node: str | None = None  # the node that an open gate requires
     failed_placements: int = 0
     """Earlier incarnations that were not bound, or that a kubelet refused."""
-    refusal: str = ""  # message of the scheduler; of its kubelet if it has failed
+    placement_failure: str = ""  # message of the scheduler; of its kubelet if it has failed
     predecessor_lost_at: float | None = None  # when the pod it replaces was lost, if it was
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
-    selector: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     affinity: Mapping[str, Any] | None = None  # of pods that are not bound yet
 
@@ -136,8 +137,8 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """`seen_at`: when this process saw its last renewal. `report`: the number of the report that
-    its holder wrote last and that is still valid; -1 if there is none, None if the holder's version
+    """`seen_at`: when this process saw its last renewal. `report_number`: of the report that its
+    holder wrote last and that is still valid; -1 if there is none, None if the holder's version
     does not number reports."""
 
     namespace: str
@@ -145,7 +146,7 @@ class LeaseView:
     version: int
     holder: str
     seen_at: float
-    report: int | None = None
+    report_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +173,16 @@ class TopologyView:
     uid: str
     version: int
     generation: int
-    created: str  # RFC 3339, as the API server wrote it
+    creation_timestamp: str  # RFC 3339, as the API server wrote it
     deleting: bool
     spec: Mapping[str, Any]
-    status: Mapping[str, Any]  # as the API server has it; `own_status` and `report` are parsed
+    status: Mapping[str, Any]  # as the API server has it; `operator_status` and `report` are parsed
     roll: bool = False  # outdated running pods are to be replaced
-    own_status: TopologyStatus = field(init=False, compare=False, repr=False)
+    operator_status: TopologyStatus = field(init=False, compare=False, repr=False)
     report: DataPlane = field(init=False, compare=False, repr=False)  # of the coordinator
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "own_status", read_topology_status(self.status))
+        object.__setattr__(self, "operator_status", read_topology_status(self.status))
         object.__setattr__(self, "report", read_data_plane(self.data_plane))
 
     @property
@@ -239,6 +240,7 @@ class Snapshot:
     nodes: tuple[NodeView, ...] = ()
     leases: tuple[LeaseView, ...] = ()
     generation_records: tuple[GenerationRecordView, ...] = ()
+    # Since when the report of its coordinator calls a task silent.
     silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
     # By the topology's uid: when its coordinator's report was last known to be true.
     reports: Mapping[str, float] = field(default_factory=dict)
@@ -252,7 +254,8 @@ class Snapshot:
     uncreated_pods: Mapping[SlotRef, UncreatedPod] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid: `cluster.phase_times`
-    failing_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
+    # By the pod's uid; `failing`: its containers have errors, see `cluster.containers`.
+    failing_since: Mapping[str, float] = field(default_factory=dict)
     creating_containers_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action

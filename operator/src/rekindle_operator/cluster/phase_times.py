@@ -16,7 +16,7 @@ from rekindle_operator.cluster.model import PodView
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
     phase: str
-    at: float
+    since: float  # by the clock of this process
 
 
 def phase_times(

@@ -23,7 +23,7 @@ class ProbeState:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._results: dict[str, ProbeResults] = {}
-        self._open: set[str] = set()
+        self._in_flight: set[str] = set()
         self._ticked_at: float | None = None
 
     @property
@@ -32,12 +32,12 @@ class ProbeState:
             return dict(self._results)
 
     @property
-    def open(self) -> Set[str]:
+    def in_flight(self) -> Set[str]:
         """uids with a probe in flight."""
         with self._lock:
-            return frozenset(self._open)
+            return frozenset(self._in_flight)
 
-    def ticked(self, now: float) -> None:
+    def reset_after_pause(self, now: float) -> None:
         """To be called every `TICK_S`. After a late tick, timers are reset: this process did not
         run, and sent and read nothing. If time went backwards, the clock was set, and all is
         forgotten."""
@@ -66,7 +66,7 @@ class ProbeState:
             known = self._results.get(uid, ProbeResults(at))
             first = at if known.unanswered_since is None else known.unanswered_since
             self._results[uid] = replace(known, sent_at=at, unanswered_since=first)
-            self._open.add(uid)
+            self._in_flight.add(uid)
 
     def responded(self, uid: str) -> None:
         with self._lock:
@@ -79,7 +79,7 @@ class ProbeState:
     def ended(self, uid: str) -> None:
         """The probe got a response, was refused, or timed out."""
         with self._lock:
-            self._open.discard(uid)
+            self._in_flight.discard(uid)
 
     def retain(self, uids: Set[str]) -> None:
         """Forget all others."""

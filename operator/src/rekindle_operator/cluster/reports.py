@@ -79,4 +79,4 @@ def confirms(lease: LeaseView, report: Mapping[str, Any]) -> bool:
     """Whether the holder of this Lease wrote that report and has no newer one. For a coordinator
     that does not number its reports, each renewal confirms."""
     fence, number = report_number(report)
-    return lease.holder == str(fence) and lease.report in (None, number)
+    return lease.holder == str(fence) and lease.report_number in (None, number)

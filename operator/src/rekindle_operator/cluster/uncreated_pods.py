@@ -32,9 +32,9 @@ class UncreatedPods:
         attempts = known.attempts + 1 if known is not None else 1
         wait_s = _BACKOFF.wait_s(attempts)
         fresh = UncreatedPod(message, attempts, now + wait_s, predecessor_lost_at)
-        return UncreatedPods({**self.without(ref).by_ref, ref: fresh})
+        return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 
-    def with_attempt(
+    def with_create_attempt(
         self, ref: SlotRef, now: float, predecessor_lost_at: float | None
     ) -> UncreatedPods:
         """A request was sent; its result is not known. It may be sent again at once."""
@@ -43,13 +43,13 @@ class UncreatedPods:
             (known.attempts, known.message) if known is not None else (0, _NO_RESPONSE)
         )
         fresh = UncreatedPod(message, attempts, now, predecessor_lost_at)
-        return UncreatedPods({**self.without(ref).by_ref, ref: fresh})
+        return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 
     def without_created(self, created: Container[SlotRef]) -> UncreatedPods:
         """Without those whose pod exists: its incarnation is used."""
         return UncreatedPods({ref: x for ref, x in self.by_ref.items() if ref not in created})
 
-    def without(self, ref: SlotRef) -> UncreatedPods:
+    def without_slot(self, ref: SlotRef) -> UncreatedPods:
         """Without the slot, whatever the incarnation."""
         slot = ref.topology_uid, ref.slot
         return UncreatedPods(

@@ -20,7 +20,7 @@ _MAX_RECORDS = 10_000  # those that expire first are dropped
 
 
 @dataclass(frozen=True, slots=True)
-class Unsuitable:
+class Refusals:
     """`pod_uid`: the pod that was refused last. One pod counts once. `node_uid`: of the Node."""
 
     node_uid: str
@@ -33,9 +33,9 @@ class Unsuitable:
 class UnsuitableNodes:
     """Keyed by shape and the node's name."""
 
-    records: Mapping[tuple[str, str], Unsuitable]
+    records: Mapping[tuple[str, str], Refusals]
 
-    def with_one(
+    def with_refusal(
         self, shape: str, node: str, node_uid: str, pod_uid: str, now: float
     ) -> UnsuitableNodes:
         known = self.records.get((shape, node))
@@ -50,7 +50,7 @@ class UnsuitableNodes:
         kept = {k: r for k, r in self.records.items() if now < r.until + _BACKOFF.longest_s}
         if len(kept) >= _MAX_RECORDS:
             del kept[min(kept, key=lambda k: kept[k].until)]
-        record = Unsuitable(node_uid, pod_uid, count, now + length_s)
+        record = Refusals(node_uid, pod_uid, count, now + length_s)
         return UnsuitableNodes({**kept, (shape, node): record})
 
     def by_shape(self, uids: Mapping[str, str], now: float) -> dict[str, frozenset[str]]:

@@ -146,7 +146,8 @@ class QuarantineNode:
 
 @dataclass(frozen=True, slots=True)
 class AvoidNode:
-    """Remember that a node did not bind, admit or start a pod of this shape."""
+    """Remember that a node did not bind, admit or start a pod of this shape. Such pods
+    avoid it for a while (`cluster.unsuitable`); the node itself is not changed."""
 
     shape: str
     node: str

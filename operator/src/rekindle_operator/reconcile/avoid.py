@@ -33,9 +33,9 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
             continue
         match state.loss:
             case Loss.UNBOUND:
-                node, why = pod.required_node, pod.refusal
+                node, why = pod.required_node, pod.placement_failure
             case Loss.REFUSED:
-                node, why = pod.node, pod.refusal
+                node, why = pod.node, pod.placement_failure
             case Loss.CANNOT_START | Loss.CRASHING:
                 node, why = pod.node, state.start_problem
             case Loss.SILENT if losses.is_unreachable_by_coordinator(pod):

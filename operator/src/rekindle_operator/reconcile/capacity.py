@@ -43,7 +43,7 @@ def measure_capacity(
             used[node].append(pod)
         elif pod.role == ROLE_COORDINATOR and not pod.terminating:
             terms = required_terms(pod.affinity)
-            selector = tuple(sorted(pod.selector.items()))
+            selector = tuple(sorted(pod.node_selector.items()))
             unplaced.append(
                 PodToPlace("", COORDINATOR_REQUESTS, "", 0, selector, pod.tolerations, terms)
             )
@@ -71,7 +71,10 @@ def _capacity_of(pod: PodView) -> str | None:
     one into a pod that is gated, or that the scheduler has refused."""
     if pod.node is not None or pod.required_node is None:
         return pod.node
-    waits = GATE in pod.gates if pod.topology is not None else bool(pod.gates or pod.refusal)
+    if pod.topology is not None:
+        waits = GATE in pod.gates
+    else:
+        waits = bool(pod.gates or pod.placement_failure)
     return None if waits else pod.required_node
 
 

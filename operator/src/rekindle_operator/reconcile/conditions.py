@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rekindle.identity import STREAM_PROTOCOL, STREAM_VERSIONS, Versions, incompatible
 from rekindle.protocol import CheckpointProblemKind
 from rekindle.topology.graph import nodes_with_paths
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
+from rekindle_operator.reconcile import roll
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Health, ReplicaState, replica_state, report_age
 from rekindle_operator.reconcile.slots import SlotState
@@ -72,7 +74,7 @@ def condition_entries(
     status."""
     entries = []
     for condition in conditions:
-        old = view.own_status.condition(condition.type)
+        old = view.operator_status.condition(condition.type)
         is_same = old.status == condition.status and bool(old.last_transition_time)
         entries.append(
             ConditionEntry(
@@ -130,6 +132,12 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
             f"it keeps image {image}, with which it was accepted; the operator's default is now "
             f"{context.newer_image}: any edit of the spec adopts it"
         )
+        if _default_image_conflicts(context):
+            yield (
+                f"with that edit set spec.suspend to true, and back once all tasks have ended: "
+                f"its tasks, of stream protocol {STREAM_PROTOCOL}, cannot read from running ones, "
+                f"of {context.report.stream_protocol}"
+            )
     queries, limit = context.running.topology.spec.queries, context.max_priority
     if limit is not None and any(q.priority > limit for q in queries):
         above = ", ".join(f"{q.name} ({q.priority})" for q in queries if q.priority > limit)
@@ -137,6 +145,26 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     if outdated := sum(s.outdated for s in states):
         pods = sum(s.pod is not None for s in states)
         yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
+    conflict = context.report.stream_conflict
+    adopted = not context.newer_image and context.view.spec.get("image") is None
+    if adopted and roll.keeps_older_coordinator(context) and _default_image_conflicts(context):
+        # The older coordinator does not know what tasks of the new image speak.
+        conflict = (context.report.stream_protocol, STREAM_PROTOCOL)
+    if conflict:
+        refused = "the roll is refused: " if roll.is_requested(context) else ""
+        yield (
+            f"{refused}stream protocols {' and '.join(map(str, conflict))} of running tasks and of "
+            f"those of the image cannot work together, so lost tasks cannot be replaced: set "
+            f"spec.suspend to true, and back once all tasks have ended"
+        )
+
+
+def _default_image_conflicts(context: ReconcileContext) -> bool:
+    """Whether tasks of the operator's own release cannot read from those that run."""
+    if not context.report.fence:
+        return False
+    running = context.report.stream_protocol
+    return incompatible(Versions(running, running), STREAM_VERSIONS) is not None
 
 
 def _older_crd(context: ReconcileContext) -> Iterator[str]:

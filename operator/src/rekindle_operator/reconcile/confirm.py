@@ -27,7 +27,7 @@ class Preconditions:
 
     topology_key: str
     topology: TopologyView | None
-    deleted: tuple[DeletePod, ...]
+    deletions: tuple[DeletePod, ...]
     nodes: Mapping[str, NodeView | None]
     lease: LeaseView | None
     pods: Mapping[str, str]  # of the topology, as the snapshot has them: uid -> name
@@ -46,20 +46,20 @@ def preconditions_of(
             of_topology[f"{p.namespace}/{p.topology}"][p.uid] = p.name
     found = []
     for decision in decisions:
-        deleted = tuple(a for a in decision.actions if isinstance(a, DeletePod))
+        deletions = tuple(a for a in decision.actions if isinstance(a, DeletePod))
         view = topologies.get(decision.topology_key)
-        if not deleted and not any(_replaces(a) for a in decision.actions):
+        if not deletions and not any(_replaces(a) for a in decision.actions):
             continue
         node_names = {
             pod.node
-            for a in deleted
+            for a in deletions
             if a.grace_s == 0 and (pod := pods.get(a.uid)) is not None and pod.node is not None
         }
         found.append(
             Preconditions(
                 topology_key=decision.topology_key,
                 topology=view,
-                deleted=deleted,
+                deletions=deletions,
                 nodes={name: nodes.get(name) for name in node_names},
                 lease=_lease(view, decision, snapshot),
                 pods=of_topology.get(decision.topology_key, {}),
@@ -75,7 +75,8 @@ def _replaces(action: Action) -> bool:
 def _lease(
     view: TopologyView | None, decision: TopologyActions, snapshot: Snapshot
 ) -> LeaseView | None:
-    """A new coordinator fences the old one."""
+    """The coordinator's, if the decision replaces it: one that still renews its Lease must not be
+    fenced."""
     if view is None or not any(
         isinstance(a, CreatePod) and a.is_coordinator and _replaces(a) for a in decision.actions
     ):

@@ -39,7 +39,6 @@ from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings, Timing
 from rekindle_operator.topology_status import TopologyStatus
 
-_REMOVED_SEGMENT = "-"  # in place of a segment's id
 _DRY_RUN_RETRY_S = 30.0  # a quota or a webhook may have been the reason for a refusal
 
 
@@ -59,7 +58,7 @@ class PassInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningGeneration:
     """A generation that runs, or may once it is accepted: its view (spec as recorded), compiled."""
 
     view: TopologyView
@@ -76,14 +75,15 @@ class ReconcileContext:
 
     pass_inputs: PassInputs
     view: TopologyView
-    running: Running | None
+    running: RunningGeneration | None
     problems: tuple[Problem, ...]  # of the newest generation
     is_validated: bool  # False while the dry run of its pods is pending
     generations: Mapping[int, str]  # digests of records, as the status is to list them
     previous_slots: frozenset[str] = (
         frozenset()
     )  # of the generation that was accepted before this one
-    # When the report was last known to be true, if that is too long ago to prove anything.
+    # When the coordinator's report was last known to be true, if that is too long ago to prove
+    # anything; None while the report is fresh.
     stale_since: float | None = None
     max_priority: int | None = None  # that the administrator grants the namespace
     newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
@@ -96,7 +96,7 @@ class ReconcileContext:
     @property
     def last_status(self) -> TopologyStatus:
         """What the operator wrote last."""
-        return self.view.own_status
+        return self.view.operator_status
 
     @property
     def reserved(self) -> Mapping[str, int]:
@@ -144,7 +144,7 @@ class _Acceptance:
     """Whether the newest generation was accepted; `running`: the generation that runs now;
     `digest`: of the record, if this pass accepts the generation."""
 
-    running: Running | None
+    running: RunningGeneration | None
     problems: tuple[Problem, ...] = ()
     is_validated: bool = True
     actions: tuple[Action, ...] = ()
@@ -152,7 +152,10 @@ class _Acceptance:
 
 
 def _accept(
-    view: TopologyView, running: Running | None, records: GenerationRecords, pass_inputs: PassInputs
+    view: TopologyView,
+    running: RunningGeneration | None,
+    records: GenerationRecords,
+    pass_inputs: PassInputs,
 ) -> _Acceptance:
     """Compile it, check it against the administrator's policy, check its pods by a dry run in the
     API server; then record it."""
@@ -165,7 +168,7 @@ def _accept(
         case Rejected(problems):
             return _Acceptance(running, problems)
         case Compiled(topology):
-            candidate = Running(view, topology)
+            candidate = RunningGeneration(view, topology)
     refused = refused_by_policy(view.spec, defaults.policy) or refused_by_task_limit(
         len(tuple(topology.slots())), defaults.policy
     )
@@ -185,7 +188,10 @@ def _accept(
 
 
 def _record(
-    candidate: Running, running: Running | None, records: GenerationRecords, defaults: PodDefaults
+    candidate: RunningGeneration,
+    running: RunningGeneration | None,
+    records: GenerationRecords,
+    defaults: PodDefaults,
 ) -> _Acceptance:
     """Of a generation that may run. A record that exists already is never replaced."""
     manifest = generation_record(candidate.view, defaults.image)
@@ -199,7 +205,9 @@ def _record(
     return _Acceptance(running, (foreign_record(existing),))
 
 
-def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefaults) -> str:
+def _newer_image(
+    view: TopologyView, running: RunningGeneration | None, defaults: PodDefaults
+) -> str:
     """The operator's default, where the generation that runs has recorded another one."""
     if running is None or running.generation != view.generation:
         return ""
@@ -207,7 +215,7 @@ def _newer_image(view: TopologyView, running: Running | None, defaults: PodDefau
     return "" if running.view.spec.get("image", wanted) == wanted else wanted
 
 
-def _newest_running(view: TopologyView, records: GenerationRecords) -> Running | None:
+def _newest_running(view: TopologyView, records: GenerationRecords) -> RunningGeneration | None:
     """None also if another version of the operator accepted what this one cannot compile: its pods
     stay unchanged. With an older record they would be deleted. Raises StillCompiling."""
     if not records.accepted:
@@ -215,12 +223,12 @@ def _newest_running(view: TopologyView, records: GenerationRecords) -> Running |
     accepted = as_of_generation(view, records.accepted[-1])
     match compile_spec(view.name, accepted.spec):
         case Compiled(topology):
-            return Running(accepted, topology)
+            return RunningGeneration(accepted, topology)
         case Rejected():
             return None
 
 
-def _dry_run(candidate: Running, defaults: PodDefaults) -> DryRunPods | Problem:
+def _dry_run(candidate: RunningGeneration, defaults: PodDefaults) -> DryRunPods | Problem:
     """A problem if a pod cannot be rendered: the fields of `podTemplate.spec` are not checked
     before, and may have any value."""
     view, pods = candidate.view, []
@@ -260,7 +268,7 @@ def reserved_incarnations(context: ReconcileContext, taken: Mapping[str, int]) -
         kept = {names.COORDINATOR_KEY, *(p.slot.key for p in pods if p.slot is not None)}
         kept |= {slot.key for slot in context.running.topology.slots()}
         for slot in highest.keys() - kept:
-            merged = f"{_REMOVED_SEGMENT}/{partition_and_replica(slot)}"
+            merged = f"{names.REMOVED_SEGMENT}/{partition_and_replica(slot)}"
             incarnation = highest.pop(slot)
             highest[merged] = max(incarnation, highest.get(merged, 0))
     return {slot: highest[slot] for slot in sorted(highest)}

@@ -151,7 +151,7 @@ def _working_meanwhile(
         uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
         is_refused = uncreated is not None and uncreated.attempts > 0
         return holder if why == _OTHER_IMAGE and not is_refused else None
-    is_old = pass_inputs.now - newest.created_at >= pass_inputs.timing.unbound_s
+    is_old = pass_inputs.now - newest.created_at >= pass_inputs.timing.scheduling_timeout_s
     return None if newest.node is None and is_old else holder
 
 
@@ -189,8 +189,8 @@ def _pod_lost(context: ReconcileContext, pod: PodView) -> str:
 
 def _never_accepted(context: ReconcileContext, pod: PodView) -> str:
     pass_inputs = context.pass_inputs
-    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.unbound_s
-    if pass_inputs.losses.is_out_of_reach(pod) and is_old:
+    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s
+    if pass_inputs.losses.awaits_unresponsive_kubelet(pod) and is_old:
         return f"the kubelet of its node {pod.node} neither accepts its pod nor responds"
     return ""
 
@@ -226,10 +226,10 @@ def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
     """A pod whose template has not changed waits: the scheduler keeps trying."""
     assert context.running is not None
     pass_inputs = context.pass_inputs
-    template = coordinator_template(
+    template_digest = coordinator_template(
         context.running.view, pass_inputs.losses.avoided, pass_inputs.settings.pods
     )
-    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.unbound_s
-    if pod.node is None and pod.template != template and is_old:
+    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s
+    if pod.node is None and pod.template_digest != template_digest and is_old:
         return "its pod was not scheduled, and its template has changed"
     return ""

@@ -36,7 +36,7 @@ from rekindle_operator.reconcile.context import (
     reserved_incarnations,
 )
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
-from rekindle_operator.reconcile.events import Change, build_events
+from rekindle_operator.reconcile.events import PassResult, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
 from rekindle_operator.reconcile.peers import delete_lost_operator_replicas
 from rekindle_operator.reconcile.planning import (
@@ -169,7 +169,7 @@ def report_undecided(
     CRD lacks. `generations`: digests of accepted generation records, if they differ from those of
     the last status."""
     if generations is None:
-        generations = view.own_status.generations
+        generations = view.operator_status.generations
     status = failed_status(view, problem, now, generations, missing)
     if view.deleting or status == owned(view.status):
         return TopologyActions(view.key, ())
@@ -240,7 +240,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
         serving = still_needed(context, states, plan_input.surplus)
         actions += unneeded_pods(context, states, serving)
 
-    positions = {ranked.key: n for n, ranked in enumerate((*plan.order, *plan.waiting))}
+    positions = {ranked.key: n for n, ranked in enumerate((*plan.starting_now, *plan.waiting))}
     order = ranks(plan_input, positions) | {a.name: FIRST for a in coordinator.create}
     return TopologyActions(key, tuple(actions), ranks=order)
 
@@ -283,8 +283,8 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
                 accepts_generation=accepts_generation,
             )
         )
-    change = Change(context, states, plan, built.status, coordinator)
-    return [*actions, *build_events(change)]
+    result = PassResult(context, states, plan, built.status, coordinator)
+    return [*actions, *build_events(result)]
 
 
 def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:

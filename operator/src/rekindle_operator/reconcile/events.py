@@ -28,12 +28,12 @@ from rekindle_operator.topology_status import (
 )
 
 _NOTE_LIMIT = 1000
-_NO_ENTRY = RecoveryEntry(started_at="")
+_NO_RECOVERY = RecoveryEntry(started_at="")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One pass over one topology: the status before and after, and the decisions."""
+class PassResult:
+    """Of one pass over one topology: the status before and after, and the decisions."""
 
     context: ReconcileContext
     states: Sequence[SlotState]
@@ -46,13 +46,13 @@ class Change:
         return self.context.last_status
 
     @property
-    def entry(self) -> RecoveryEntry:
+    def newest_recovery(self) -> RecoveryEntry:
         """The newest recovery."""
-        return self.new.recovery.newest or _NO_ENTRY
+        return self.new.recovery.newest or _NO_RECOVERY
 
     @property
-    def old_entry(self) -> RecoveryEntry:
-        return self.old.recovery.newest or _NO_ENTRY
+    def previous_recovery(self) -> RecoveryEntry:
+        return self.old.recovery.newest or _NO_RECOVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,21 @@ class EventText:
     dedup_key: str
 
 
-def build_events(change: Change) -> list[EmitEvent]:
+def build_events(result: PassResult) -> list[EmitEvent]:
     texts = [
-        *_validity(change),
-        *_image(change),
-        *_lost_nodes(change),
-        *_replaced_tasks(change),
-        *_recovery(change),
-        *_queries(change),
-        *_start_problems(change),
-        *_coordinator(change),
-        *_redundancy(change),
-        *_operator_problem(change),
-        *_suspension(change),
+        *_validity(result),
+        *_image(result),
+        *_lost_nodes(result),
+        *_replaced_tasks(result),
+        *_recovery(result),
+        *_queries(result),
+        *_start_problems(result),
+        *_coordinator(result),
+        *_redundancy(result),
+        *_operator_problem(result),
+        *_suspension(result),
     ]
-    return [_event(change.context, text) for text in texts]
+    return [_event(result.context, text) for text in texts]
 
 
 def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
@@ -95,9 +95,9 @@ def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
     )
 
 
-def _validity(change: Change) -> Iterator[EventText]:
-    old, new = change.old.condition("Valid"), change.new.condition("Valid")
-    generation = change.context.view.generation
+def _validity(result: PassResult) -> Iterator[EventText]:
+    old, new = result.old.condition("Valid"), result.new.condition("Valid")
+    generation = result.context.view.generation
     is_same = old.observed_generation == new.observed_generation and old.reason == new.reason
     if is_same or new.reason == "Checking":
         return
@@ -108,26 +108,26 @@ def _validity(change: Change) -> Iterator[EventText]:
         yield EventText(True, "Invalid", "Validate", new.message, dedup_key)
 
 
-def _image(change: Change) -> Iterator[EventText]:
-    image, message = change.context.newer_image, change.new.condition("Valid").message
-    if image and image not in change.old.condition("Valid").message:
+def _image(result: PassResult) -> Iterator[EventText]:
+    image, message = result.context.newer_image, result.new.condition("Valid").message
+    if image and image not in result.old.condition("Valid").message:
         yield EventText(False, "ImageOutdated", "Upgrade", message, image)
 
 
-def _lost_nodes(change: Change) -> Iterator[EventText]:
-    entry, before = change.entry, change.old_entry
+def _lost_nodes(result: PassResult) -> Iterator[EventText]:
+    entry, before = result.newest_recovery, result.previous_recovery
     known = before.lost_nodes if before.started_at == entry.started_at else ()
     for node in entry.lost_nodes:
         if node not in known:
-            lost = [s for s in change.states if s.pod is not None and s.pod.node == node]
-            why = change.context.pass_inputs.losses.lost_nodes.get(node, "is lost")
+            lost = [s for s in result.states if s.pod is not None and s.pod.node == node]
+            why = result.context.pass_inputs.losses.lost_nodes.get(node, "is lost")
             note = f"node {node} {why}; tasks on it: {_names(lost)}"
             yield EventText(True, "NodeLost", "Assess", note, f"{entry.started_at} {node}")
 
 
-def _replaced_tasks(change: Change) -> Iterator[EventText]:
-    running = {(s.slot.segment, s.slot.partition) for s in change.states if s.holds_capacity}
-    for state in change.states:
+def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
+    running = {(s.slot.segment, s.slot.partition) for s in result.states if s.holds_capacity}
+    for state in result.states:
         if state.loss is None or not state.loss.counts_as_failure or state.pod is None:
             continue
         has_partner = (state.slot.segment, state.slot.partition) in running
@@ -140,8 +140,8 @@ def _replaced_tasks(change: Change) -> Iterator[EventText]:
             yield EventText(True, "TakeOver", "Replace", note, dedup_key)
 
 
-def _recovery(change: Change) -> Iterator[EventText]:
-    old, new = change.old.recovery, change.new.recovery
+def _recovery(result: PassResult) -> Iterator[EventText]:
+    old, new = result.old.recovery, result.new.recovery
     if (active := new.active) is None:
         return
     is_new = old.active is None or old.active.started_at != active.started_at
@@ -152,16 +152,17 @@ def _recovery(change: Change) -> Iterator[EventText]:
         yield EventText(True, "BurstDetected", "Assess", note, f"{active.started_at} burst")
     if new.plan and (is_new or old.plan != new.plan):
         dedup_key = f"{active.started_at} {' '.join(new.plan)}"
-        yield EventText(False, "RecoveryPlanned", "Plan", _explain(change, new.plan), dedup_key)
+        yield EventText(False, "RecoveryPlanned", "Plan", _explain(result, new.plan), dedup_key)
 
 
-def _explain(change: Change, order: Sequence[str]) -> str:
+def _explain(result: PassResult, order: Sequence[str]) -> str:
     """The order, and the reason: profit density, priority / (shared) cost of what is missing."""
-    key = change.context.view.key
-    now = {r.key[1]: r.density for r in change.plan.order if r.key[0] == key}
-    later = {r.key[1]: r.density for r in change.plan.waiting if r.key[0] == key}
+    key = result.context.view.key
+    now = {r.key[1]: r.density for r in result.plan.starting_now if r.key[0] == key}
+    later = {r.key[1]: r.density for r in result.plan.waiting if r.key[0] == key}
     if "" in later:
-        return f"all wait for capacity for the whole topology (blocking): {', '.join(order)}"
+        names = ", ".join(order)
+        return f"all wait for capacity for the whole topology (mode Blocking): {names}"
     parts = []
     for name in order:
         if name in now:
@@ -182,23 +183,24 @@ def readable(density: float) -> str:
     return f"{density:,.0f}" if density >= 100 else f"{density:.3g}"
 
 
-def _queries(change: Change) -> Iterator[EventText]:
-    recovery_id = change.entry.started_at or f"generation {change.context.view.generation}"
-    known_down = {q.name for q in change.old_entry.queries if not q.live_after}
-    for query in change.new.queries.values():
-        before = change.old.queries.get(query.name)
+def _queries(result: PassResult) -> Iterator[EventText]:
+    generation = result.context.view.generation
+    recovery_id = result.newest_recovery.started_at or f"generation {generation}"
+    known_down = {q.name for q in result.previous_recovery.queries if not q.live_after}
+    for query in result.new.queries.values():
+        before = result.old.queries.get(query.name)
         old_state = before.state if before is not None else None
         if query.state is None or query.state is old_state:
             continue
         was_live = query.name not in known_down
         details = f"{query.name} at {recovery_id}: {query.waiting_for or 'waits for nothing'}"
-        dedup_key = f"{recovery_id} {query.name} {_incarnations(change, query.name)}"
+        dedup_key = f"{recovery_id} {query.name} {_incarnations(result, query.name)}"
         for announced in query_changes(old_state, query.state, was_live, details):
-            yield _query_event(change, query, announced, dedup_key)
+            yield _query_event(result, query, announced, dedup_key)
 
 
 def _query_event(
-    change: Change, query: QueryEntry, announced: QueryChange, dedup_key: str
+    result: PassResult, query: QueryEntry, announced: QueryChange, dedup_key: str
 ) -> EventText:
     match announced:
         case QueryChange.LOST:
@@ -209,7 +211,7 @@ def _query_event(
             return EventText(False, announced, "Recover", note, dedup_key)
         case QueryChange.LIVE:
             live_after = next(
-                (q.live_after for q in change.entry.queries if q.name == query.name), ""
+                (q.live_after for q in result.newest_recovery.queries if q.name == query.name), ""
             )
             took = f", {live_after} after the loss" if live_after else ""
             return EventText(False, announced, "Recover", f"{query.name} is live{took}", dedup_key)
@@ -217,11 +219,11 @@ def _query_event(
             assert_never(announced)
 
 
-def _start_problems(change: Change) -> Iterator[EventText]:
+def _start_problems(result: PassResult) -> Iterator[EventText]:
     """Containers that cannot run, once for each pod and reason that a query waits for."""
-    pods = [(s.pod, s.start_problem) for s in change.states if s.pod is not None]
-    for query in change.new.queries.values():
-        before = change.old.queries.get(query.name)
+    pods = [(s.pod, s.start_problem) for s in result.states if s.pod is not None]
+    for query in result.new.queries.values():
+        before = result.old.queries.get(query.name)
         waited_for = before.waiting_for if before is not None else ""
         for pod, problem in pods:
             container, _, text = problem.partition(": ")
@@ -233,44 +235,44 @@ def _start_problems(change: Change) -> Iterator[EventText]:
                 yield EventText(True, "TaskCannotStart", "Start", note, dedup_key)
 
 
-def _incarnations(change: Change, query: str) -> int:
+def _incarnations(result: PassResult, query: str) -> int:
     """Distinguishes one loss of a query from the next: the sum of its slots' incarnations."""
-    if change.context.running is None:
+    if result.context.running is None:
         return 0
-    topology = change.context.running.topology
+    topology = result.context.running.topology
     spec = next(q for q in topology.spec.queries if q.name == query)
-    segments = {s.id for s in topology.ancestry(spec)}
-    taken = change.new.incarnations
-    return sum(taken.get(s.slot.key, 0) for s in change.states if s.slot.segment in segments)
+    segments = {s.id for s in topology.needed_segments(spec)}
+    taken = result.new.incarnations
+    return sum(taken.get(s.slot.key, 0) for s in result.states if s.slot.segment in segments)
 
 
-def _coordinator(change: Change) -> Iterator[EventText]:
-    incarnation, why = change.coordinator.incarnation, change.coordinator.why
+def _coordinator(result: PassResult) -> Iterator[EventText]:
+    incarnation, why = result.coordinator.incarnation, result.coordinator.why
     if incarnation is not None and incarnation > 1 and why:
         note = f"replaced by incarnation {incarnation} of the coordinator: {why}"
         yield EventText(True, "CoordinatorReplaced", "Replace", note, f"{incarnation}")
 
 
-def _redundancy(change: Change) -> Iterator[EventText]:
-    old, new = change.old.condition("Redundant"), change.new.condition("Redundant")
-    was_reduced = change.old.phase in (TopologyPhase.RECOVERING, TopologyPhase.DEGRADED)
+def _redundancy(result: PassResult) -> Iterator[EventText]:
+    old, new = result.old.condition("Redundant"), result.new.condition("Redundant")
+    was_reduced = result.old.phase in (TopologyPhase.RECOVERING, TopologyPhase.DEGRADED)
     if was_reduced and new.status == "True" and old.status == "False":
-        note = f"{change.new.redundancy} replicas are live"
+        note = f"{result.new.redundancy} replicas are live"
         dedup_key = new.last_transition_time
         yield EventText(False, "RedundancyRestored", "Recover", note, dedup_key)
 
 
-def _operator_problem(change: Change) -> Iterator[EventText]:
-    old, new = change.old.condition("Degraded"), change.new.condition("Degraded")
+def _operator_problem(result: PassResult) -> Iterator[EventText]:
+    old, new = result.old.condition("Degraded"), result.new.condition("Degraded")
     if new.status == "True" and (old.status, old.reason) != ("True", new.reason):
         dedup_key = f"{new.reason} {new.last_transition_time}"
         yield EventText(True, new.reason, "Reconcile", new.message, dedup_key)
 
 
-def _suspension(change: Change) -> Iterator[EventText]:
-    is_suspended = change.new.phase is TopologyPhase.SUSPENDED
-    was_suspended = change.old.phase is TopologyPhase.SUSPENDED
-    dedup_key = f"generation {change.context.view.generation}"
+def _suspension(result: PassResult) -> Iterator[EventText]:
+    is_suspended = result.new.phase is TopologyPhase.SUSPENDED
+    was_suspended = result.old.phase is TopologyPhase.SUSPENDED
+    dedup_key = f"generation {result.context.view.generation}"
     if is_suspended and not was_suspended:
         note = "tasks are stopped; checkpoints and incarnations are kept"
         yield EventText(False, "Suspended", "Suspend", note, dedup_key)

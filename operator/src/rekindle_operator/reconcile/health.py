@@ -171,7 +171,7 @@ def _query(
     assert context.running is not None
     if context.suspended:
         return QueryHealth(query.name, query.priority, QueryState.WAITING, "spec.suspend is true")
-    names = {s.id: s.name for s in context.running.topology.ancestry(query)}
+    names = {s.id: s.name for s in context.running.topology.needed_segments(query)}
     needed = {key: state for key, state in partitions.items() if key[0] in names}
     worst = max(needed.values(), default=ReplicaState.WAITING)
     worst_names = [f"{names[s]}/{p}" for (s, p), state in needed.items() if state is worst]

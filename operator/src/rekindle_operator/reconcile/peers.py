@@ -66,7 +66,12 @@ def _why_lost(pod: PodView, losses: LossAssessment, not_ready: Set[str], age_s: 
         return "this replica's node is lost"
     if pod.node in not_ready and age_s >= _MIN_AGE_S:
         return "this replica's node is NotReady, and no response of its kubelet is known"
-    if not pod.accepted and not pod.ended and age_s >= _NOT_ACCEPTED_S and not losses.problem:
+    if (
+        not pod.accepted_by_kubelet
+        and not pod.ended
+        and age_s >= _NOT_ACCEPTED_S
+        and not losses.problem
+    ):
         return "its node's kubelet does not accept this replica"
     return ""
 

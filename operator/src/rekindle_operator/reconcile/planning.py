@@ -87,7 +87,7 @@ def _from_pod(uid: str, state: SlotState, pod: PodView) -> PodToPlace:
         requests=pod.requests,
         group=partition_key(uid, state.slot),
         replica=state.slot.replica,
-        selector=tuple(sorted(pod.selector.items())),
+        node_selector=tuple(sorted(pod.node_selector.items())),
         tolerations=pod.tolerations,
         affinity=required_terms(pod.affinity),
     )
@@ -100,7 +100,7 @@ def _from_manifest(uid: str, state: SlotState, manifest: Manifest) -> PodToPlace
         requests=pod_requests(spec),
         group=partition_key(uid, state.slot),
         replica=state.slot.replica,
-        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
+        node_selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         tolerations=tolerations_of(spec),
         affinity=required_terms(spec.get("affinity")),
     )
@@ -152,30 +152,32 @@ def _add_queries(
     uid, topology = plan_input.context.view.uid, plan_input.context.running.topology
     held = {partition_key(uid, s.slot) for s in plan_input.states if s.holds_capacity}
     held |= {partition_key(uid, p.slot) for p in plan_input.surplus if p.slot is not None}
-    first: dict[str, PodCandidate] = {}
+    first_replicas: dict[str, PodCandidate] = {}  # of partitions that have none, by partition
     for candidate in sorted(
         plan_input.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)
     ):
         key = candidate.to_place.group
         if key not in held:
-            first.setdefault(key, candidate)
-    pods_to_place |= {key: c.to_place for key, c in first.items()}
+            first_replicas.setdefault(key, candidate)
+    pods_to_place |= {key: c.to_place for key, c in first_replicas.items()}
     highest_priority: dict[str, int] = defaultdict(int)
     for query in topology.spec.queries:
         wanted, priority = _partitions(plan_input, query), _priority(plan_input, query)
         for key in wanted:
             highest_priority[key] = max(highest_priority[key], priority)
-        if needs := wanted & set(first):
-            has_waited_long = _has_waited_long(plan_input, (first[key] for key in needs))
+        if needs := wanted & set(first_replicas):
+            has_waited_long = _has_waited_long(plan_input, (first_replicas[key] for key in needs))
             name = (plan_input.context.view.key, query.name)
             down.append(DownQuery(name, priority, frozenset(needs), has_waited_long))
-    firsts = {c.to_place.key for c in first.values()}
+    first_replica_keys = {c.to_place.key for c in first_replicas.values()}
     for candidate in plan_input.candidates.values():
-        if candidate.to_place.key not in firsts:
+        if candidate.to_place.key not in first_replica_keys:
             group = candidate.to_place.group
             spares.append(
                 SpareReplica(
-                    candidate.to_place, highest_priority[group], group if group in first else ""
+                    candidate.to_place,
+                    highest_priority[group],
+                    group if group in first_replicas else "",
                 )
             )
 
@@ -183,7 +185,7 @@ def _add_queries(
 def _partitions(plan_input: PlanInput, query: QuerySpec) -> set[str]:
     assert plan_input.context.running is not None
     uid = plan_input.context.view.uid
-    wanted = {s.id for s in plan_input.context.running.topology.ancestry(query)}
+    wanted = {s.id for s in plan_input.context.running.topology.needed_segments(query)}
     return {partition_key(uid, s.slot) for s in plan_input.states if s.slot.segment in wanted}
 
 
@@ -193,10 +195,11 @@ def _priority(plan_input: PlanInput, query: QuerySpec) -> int:
 
 
 def _has_waited_long(plan_input: PlanInput, candidates: Iterable[PodCandidate]) -> bool:
+    """So long that spare replicas may use the capacity that was reserved for these."""
     pass_inputs = plan_input.context.pass_inputs
-    hold_s = pass_inputs.timing.redundancy_hold_s
+    reserved_s = pass_inputs.timing.capacity_reservation_s
     return all(
-        c.pod is not None and pass_inputs.now - c.pod.created_at >= hold_s for c in candidates
+        c.pod is not None and pass_inputs.now - c.pod.created_at >= reserved_s for c in candidates
     )
 
 
@@ -221,7 +224,7 @@ def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> di
     best: dict[str, int] = {}
     for query in topology.spec.queries:
         position = positions.get((key, query.name), positions.get((key, ""), len(positions)))
-        for segment in topology.ancestry(query):
+        for segment in topology.needed_segments(query):
             best[segment.id] = min(position, best.get(segment.id, position))
     names = {m.state.slot.key: m.create.name for m in plan_input.replacements}
     seen = {

@@ -46,7 +46,7 @@ def find_generation_records(view: TopologyView, snapshot: Snapshot) -> Generatio
         and c.name == names.generation_record_name(view.name, c.generation)
     )
     found = tuple(sorted(named, key=lambda c: c.generation))
-    digests = view.own_status.generations
+    digests = view.operator_status.generations
     if digests is None:  # a version of the operator without this list accepted what is there
         digests = {c.generation: c.digest for c in found if c.generation <= view.generation}
     return GenerationRecords(found, digests)
@@ -78,7 +78,7 @@ def generation_entries(digests: Mapping[int, str]) -> list[dict[str, Any]]:
 
 def has_new_digest(view: TopologyView, digests: Mapping[int, str]) -> bool:
     """Whether a record has to wait for the status that has its digest."""
-    known = view.own_status.generations or {}
+    known = view.operator_status.generations or {}
     return any(digest and known.get(g) != digest for g, digest in digests.items())
 
 

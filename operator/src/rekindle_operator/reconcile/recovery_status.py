@@ -61,7 +61,7 @@ def _updated(
     return replace(
         entry,
         mode=_mode(spec, entry.mode, _lost_partitions(states, now), now),
-        lost_nodes=_first_lost(entry, _lost_nodes(states, context.pass_inputs.losses)),
+        lost_nodes=_with_lost_nodes(entry, _lost_nodes(states, context.pass_inputs.losses)),
         queries=_queries(entry.queries, health, elapsed_s),
     )
 
@@ -88,7 +88,8 @@ def _lost_partitions(states: Sequence[SlotState], now: float) -> dict[str, float
 
 
 def _mode(spec: RecoverySpec, before: str, lost_at: Mapping[str, float], now: float) -> str:
-    """A progressive recovery stays progressive: new losses join it."""
+    """`Direct`: all queries that fit start at once; there is no burst. A progressive recovery stays
+    progressive: new losses join it."""
     if spec.mode == "Blocking":
         return "Blocking"
     window_s = spec.burst_window / 1e6
@@ -97,7 +98,8 @@ def _mode(spec: RecoverySpec, before: str, lost_at: Mapping[str, float], now: fl
     return "Direct"
 
 
-def _first_lost(entry: RecoveryEntry, lost: set[str]) -> tuple[str, ...]:
+def _with_lost_nodes(entry: RecoveryEntry, lost: set[str]) -> tuple[str, ...]:
+    """Those of the entry first, up to the limit."""
     fresh = sorted(lost.difference(entry.lost_nodes))
     return tuple(sorted([*entry.lost_nodes, *fresh][:MAX_LOST_NODES]))
 
@@ -145,7 +147,7 @@ def _order(
     """Queries that have started, in the order in which they did; then those that start now; then
     the rest."""
     key = context.view.key
-    now = [r.key[1] for r in plan.order if r.key[0] == key]
+    now = [r.key[1] for r in plan.starting_now if r.key[0] == key]
     later = [r.key[1] for r in plan.waiting if r.key[0] == key]
     if "" in now or "" in later:  # all queries together (mode Blocking)
         return tuple(q.name for q in sorted(health.queries, key=lambda q: -q.priority))

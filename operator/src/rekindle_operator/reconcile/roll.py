@@ -3,7 +3,9 @@
 An edit of image, resources or template does not affect running pods (docs/operations.md). With the
 annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, which works until
 the new one has started, then one task after another, each only while the new coordinator reports
-every replica as live: without a coordinator nobody gives the sinks of a task to its partner. A
+every replica as live: without a coordinator nobody gives the sinks of a task to its partner. If it
+reports that tasks of its image cannot read from those that run, none is replaced: queries would be
+down from the first one on. A
 replaced task continues from its partner's state, or from the newest checkpoint and the logs of its
 inputs.
 """
@@ -32,6 +34,8 @@ def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[S
     """The states; one of them lost as `ROLLED`, if one may be replaced now."""
     if not is_requested(context) or not _coordinator_is_new(context):
         return tuple(states)
+    if context.report.stream_conflict:
+        return tuple(states)
     if not all(_is_live(context, s) for s in states):
         return tuple(states)
     chosen = next((s for s in states if s.outdated), None)
@@ -40,7 +44,17 @@ def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[S
 
 def coordinator_rolls(context: ReconcileContext, coordinator: PodView) -> bool:
     """It runs another image than the generation; what else is edited does not concern it."""
-    if not is_requested(context) or context.running is None or not coordinator.image:
+    return is_requested(context) and _has_other_image(context, coordinator)
+
+
+def keeps_older_coordinator(context: ReconcileContext) -> bool:
+    """An edit has changed the image; the coordinator that works has the one before."""
+    newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
+    return newest is not None and _has_other_image(context, newest)
+
+
+def _has_other_image(context: ReconcileContext, coordinator: PodView) -> bool:
+    if context.running is None or not coordinator.image:
         return False
     recorded = context.running.view.spec.get("image")
     return recorded is not None and coordinator.image != recorded

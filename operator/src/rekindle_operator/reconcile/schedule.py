@@ -39,15 +39,15 @@ from rekindle_operator.reconcile.actions import (
 
 
 class ActionOrder(IntEnum):
-    """`PREPARE` and `PLACE` are interleaved in the order of the plan; the others follow."""
+    """`PREPARE` and `PLACE_PODS` are interleaved in the order of the plan; the others follow."""
 
     PREPARE = 0
-    PLACE = 1
+    PLACE_PODS = 1  # create them, and open their gates
     VALIDATE = 2
     CLEAN_UP = 3
     CREATE_AGAIN = 4  # pods that a quota refused before the clean-up
     REPORT = 5
-    EMIT = 6  # Events
+    EMIT_EVENTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ScheduledAction:
 
     @property
     def sort_key(self) -> tuple[int, Rank, int]:
-        return max(self.order, ActionOrder.PLACE), self.rank, self.order
+        return max(self.order, ActionOrder.PLACE_PODS), self.rank, self.order
 
 
 def schedule(decisions: Iterable[TopologyActions]) -> list[ScheduledAction]:
@@ -132,13 +132,13 @@ def _order(action: Action) -> ActionOrder:
         case DeletePod():
             return ActionOrder.PREPARE if action.frees_planned_capacity else ActionOrder.CLEAN_UP
         case CreatePod() | OpenGate():
-            return ActionOrder.PLACE
+            return ActionOrder.PLACE_PODS
         case DryRunPods():
             return ActionOrder.VALIDATE
         case DeleteGenerationRecord():
             return ActionOrder.CLEAN_UP
         case EmitEvent():
-            return ActionOrder.EMIT
+            return ActionOrder.EMIT_EVENTS
         case _:
             assert_never(action)
 

@@ -14,7 +14,11 @@ from rekindle import names
 from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Segment, Slot
 from rekindle_operator.cluster.model import PodView, SlotRef, UncreatedPod
-from rekindle_operator.reconcile.context import ReconcileContext, Running, partition_and_replica
+from rekindle_operator.reconcile.context import (
+    ReconcileContext,
+    RunningGeneration,
+    partition_and_replica,
+)
 from rekindle_operator.reconcile.phases import BEFORE_RUNNING, SlotEvent, SlotPhase, next_slot_phase
 from rekindle_operator.recovery.losses import Loss, loss_of_pod
 from rekindle_operator.recovery.start import StartFailures
@@ -28,7 +32,7 @@ class SlotState:
     slot: Slot
     segment: Segment
     reserved: int  # the highest incarnation in the status
-    taken: int = 0  # the highest incarnation of an older segment whose pods have the same names
+    used_by_removed_slot: int = 0  # highest incarnation of one whose pods have the same names
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
     start_problem: str = ""  # why the containers of its pod do not run
@@ -81,17 +85,18 @@ class SlotState:
             return f"API server: {self.uncreated_pod.message}"
         if self.pod is not None and self.pod.node is not None and self.start_problem:
             return f"{self.pod.name} on {self.pod.node}: {self.start_problem}"
-        if self.pod is None or self.pod.was_ready or not self.pod.refusal:
+        if self.pod is None or self.pod.was_ready or not self.pod.placement_failure:
             return ""
         if self.pod_phase is SlotPhase.OPEN:
-            return f"scheduler: {self.pod.refusal}"
-        return f"kubelet of {self.pod.node}: {self.pod.refusal}" if self.pod.ended else ""
+            return f"scheduler: {self.pod.placement_failure}"
+        return f"kubelet of {self.pod.node}: {self.pod.placement_failure}" if self.pod.ended else ""
 
     @property
     def next_incarnation(self) -> int:
         if self.uncreated_pod is not None:
             return self.reserved
-        return max(self.reserved, self.pod.incarnation if self.pod else 0, self.taken) + 1
+        of_pod = self.pod.incarnation if self.pod else 0
+        return max(self.reserved, of_pod, self.used_by_removed_slot) + 1
 
     def check_event(self, event: SlotEvent) -> None:
         """Raises InvalidTransition if the event cannot happen in this phase."""
@@ -111,7 +116,7 @@ def task_pods(context: ReconcileContext) -> list[PodView]:
 
 
 def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
-    """None while the topology needs no pods."""
+    """Empty while the topology needs no pods."""
     if context.running is None or not context.needs_pods:
         return ()
     pass_inputs = context.pass_inputs
@@ -124,22 +129,22 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
             pods[pod.slot].append(pod)
     topology, states = context.running.topology, []
     segments = {s.id: s for s in topology.segments}
-    taken = _taken_names(context, topology.slots())
-    template = _templates(context.running, segments, pass_inputs.settings)
+    used_by_removed = _used_by_removed_slots(context, topology.slots())
+    template_digest = _template_digests(context.running, segments, pass_inputs.settings)
     for slot in topology.slots():
         reserved = context.reserved.get(slot.key, 0)
         state = SlotState(
             slot,
             segments[slot.segment],
             reserved,
-            taken.get(partition_and_replica(slot.key), 0),
+            used_by_removed.get(partition_and_replica(slot.key), 0),
             uncreated_pod=pass_inputs.snapshot.uncreated_pods.get(
                 SlotRef(context.view.uid, slot.key, reserved)
             ),
         )
         if slot in pods:
             pod = max(pods[slot], key=lambda p: p.incarnation)
-            state = _with_pod(context, state, pod, start_failures, template)
+            state = _with_pod(context, state, pod, start_failures, template_digest)
         elif _had_pod(context, state):
             state = state.lost(Loss.GONE)
         states.append(state)
@@ -151,12 +156,12 @@ def _with_pod(
     state: SlotState,
     pod: PodView,
     start_failures: StartFailures,
-    template: Callable[[str], str],
+    template_digest: Callable[[str], str],  # of a segment
 ) -> SlotState:
     assert context.running is not None
     pass_inputs = context.pass_inputs
     is_old = pod.generation != context.running.generation
-    outdated = is_old and pod.template != template(state.slot.segment)
+    outdated = is_old and pod.template_digest != template_digest(state.slot.segment)
     state = replace(state, pod=pod, start_problem=start_failures.problem_of(pod), outdated=outdated)
     loss = loss_of_pod(
         pod, pass_inputs.losses, pass_inputs.snapshot, pass_inputs.now, pass_inputs.timing
@@ -186,10 +191,10 @@ def _has_run(context: ReconcileContext, state: SlotState) -> bool:
     not_live = (None, QueryState.WAITING, QueryState.UNKNOWN)
     live = {q.name for q in context.last_status.queries.values() if q.state not in not_live}
     queries = (q for q in context.running.topology.spec.queries if q.name in live)
-    return any(state.segment in context.running.topology.ancestry(q) for q in queries)
+    return any(state.segment in context.running.topology.needed_segments(q) for q in queries)
 
 
-def _taken_names(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[str, int]:
+def _used_by_removed_slots(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[str, int]:
     """Partition and replica -> highest incarnation of slots that an edit has removed.
 
     A changed segment is another segment of the same name, and its pods would have the same names:
@@ -204,16 +209,16 @@ def _taken_names(context: ReconcileContext, slots: Iterable[Slot]) -> Mapping[st
     return highest
 
 
-def _templates(
-    running: Running, segments: Mapping[str, Segment], settings: Settings
+def _template_digests(
+    running: RunningGeneration, segments: Mapping[str, Segment], settings: Settings
 ) -> Callable[[str], str]:
-    """Template digest of pods of a segment that would be created now; computed on demand."""
+    """The template digest of pods of a segment that would be created now; computed on demand."""
 
     @cache
-    def template(segment: str) -> str:
+    def template_digest(segment: str) -> str:
         return task_template(running.view, running.topology, segments[segment], settings.pods)
 
-    return template
+    return template_digest
 
 
 def _has_started(context: ReconcileContext, pod: PodView) -> bool:

@@ -28,10 +28,10 @@ from rekindle_operator.reconcile.phases import BEFORE_RUNNING, next_topology_pha
 from rekindle_operator.reconcile.records import generation_entries, with_generation
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import (
-    OperatorEntry,
     QueryEntry,
     QueryState,
     RecoveryStatus,
+    TopologyOperatorEntry,
     TopologyPhase,
     TopologyStatus,
     read_topology_status,
@@ -112,7 +112,7 @@ def failed_status(
     kept = [
         Condition(kind, old.status, old.reason, old.message)
         for kind in ("Recovering", "Checkpointed")
-        if (old := view.own_status.conditions.get(kind)) is not None
+        if (old := view.operator_status.conditions.get(kind)) is not None
     ]
     entries = condition_entries(view, [*unknown, *kept, degraded(problem)], now)
     queries = [{**q, "state": QueryState.UNKNOWN} for q in status.get("queries") or ()]
@@ -187,7 +187,9 @@ def _query(query: QueryHealth) -> QueryEntry:
     )
 
 
-def _operators(context: ReconcileContext, states: Sequence[SlotState]) -> list[OperatorEntry]:
+def _operators(
+    context: ReconcileContext, states: Sequence[SlotState]
+) -> list[TopologyOperatorEntry]:
     if context.running is None:
         return []
     found = []
@@ -202,7 +204,9 @@ def _operators(context: ReconcileContext, states: Sequence[SlotState]) -> list[O
             and task.stable_epoch is not None
         ]
         newest = max(epochs, default=None)
-        found += [OperatorEntry(n, segment.partitions, ready, newest) for n in segment.nodes]
+        found += [
+            TopologyOperatorEntry(n, segment.partitions, ready, newest) for n in segment.nodes
+        ]
     return found
 
 

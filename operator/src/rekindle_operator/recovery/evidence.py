@@ -19,14 +19,14 @@ from rekindle_operator.settings import Timing
 class Evidence:
     """`fresh`, `responding`: uids of topologies whose report is fresh, and of those with a task
     that responds to its coordinator. `alive_nodes`: nodes with such a task, or with a coordinator
-    that reports. `covered_nodes`: with a pod of a topology whose report is fresh, and says whether
+    that reports. `reported_nodes`: with a pod of a topology whose report is fresh, and says whether
     it responds."""
 
     fresh: frozenset[str]
     responding: frozenset[str]
     alive_nodes: frozenset[str]
-    covered_nodes: frozenset[str]
-    silences: Mapping[SlotRef, float]  # proven, in seconds
+    reported_nodes: frozenset[str]
+    silences: Mapping[SlotRef, float]  # in seconds, as of the report
 
     def silence_s(self, pod: PodView) -> float:
         """0 for a task that responds or starts."""
@@ -49,8 +49,8 @@ def collect_evidence(
     heard = {ref for ref, task in tasks.items() if task.responds}
     unknown = {ref for ref, task in tasks.items() if task.is_unknown}
     reporting = {(uid, report.fence) for uid, report in reports.items()}
-    covered = [p for p in bound if p.owner_uid in fresh and p.ref not in unknown]
-    running = [p for p in covered if not p.terminating and not p.ended]
+    reported = [p for p in bound if p.owner_uid in fresh and p.ref not in unknown]
+    running = [p for p in reported if not p.terminating and not p.ended]
     responding = [p for p in running if p.ref in heard and p.ref not in snapshot.silent_since]
     reporters = [
         p
@@ -61,12 +61,13 @@ def collect_evidence(
         fresh=fresh,
         responding=frozenset(p.owner_uid for p in responding if p.owner_uid),
         alive_nodes=frozenset(p.node for p in [*responding, *reporters] if p.node),
-        covered_nodes=frozenset(p.node for p in covered if p.node),
-        silences={p.ref: proven_silence_s(p, snapshot) for p in covered},
+        reported_nodes=frozenset(p.node for p in reported if p.node),
+        silences={p.ref: silence_as_of_report_s(p, snapshot) for p in reported},
     )
 
 
-def proven_silence_s(pod: PodView, snapshot: Snapshot) -> float:
+def silence_as_of_report_s(pod: PodView, snapshot: Snapshot) -> float:
+    """How long the task had been silent when its coordinator's report was last known to be true."""
     since = snapshot.silent_since.get(pod.ref)
     as_of = snapshot.reports.get(pod.owner_uid or "")
     return max(0.0, as_of - since) if since is not None and as_of is not None else 0.0

@@ -22,18 +22,12 @@ _INTERVAL_S = 1.0  # between two probes of a node that is not suspected
 _MAX_AT_ONCE = 32  # probes in a tick; in a large cluster the others follow in the next
 
 
-def find_silent_kubelets(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
-    """Names of the nodes whose kubelets used to respond, and are silent while others respond."""
-    silent = unresponsive_kubelets(snapshot, timing)
-    return frozenset(
-        n.name
-        for n in snapshot.nodes
-        if n.name in silent and _can_be_probed(snapshot.kubelet_probes[n.uid], now, timing)
-    )
-
-
-def unresponsive_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
-    """The same, however long ago they responded: proof enough if the node is NotReady as well."""
+def find_silent_kubelets(
+    snapshot: Snapshot, now: float, timing: Timing, max_response_age_s: float
+) -> frozenset[str]:
+    """Names of the nodes whose kubelets used to respond, and are silent while others respond.
+    `max_response_age_s`: of their last response. It may be infinite where the node is NotReady as
+    well: then it is proof enough that they ever responded."""
     known = [
         (n.name, snapshot.kubelet_probes[n.uid])
         for n in snapshot.nodes
@@ -45,13 +39,14 @@ def unresponsive_kubelets(snapshot: Snapshot, timing: Timing) -> frozenset[str]:
         name
         for name, probed in known
         if probed.responded_at is not None
+        and now - probed.responded_at <= max_response_age_s
         and probed.unanswered_since is not None
         # The probe that got a response is later, so it was of another kubelet.
         and last_response_at - probed.unanswered_since >= timing.kubelet_silent_s
     )
 
 
-def unresponsive_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+def temporarily_avoided_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
     """Nodes that get no pods for now: their kubelets do not respond, and others do. A kubelet that
     never responded may be one that the operator cannot reach: its node is avoided only for a
     while."""
@@ -91,7 +86,7 @@ def kubelets_to_probe(
     """At every tick nodes whose tasks are silent or that are NotReady, some others for comparison,
     and those with an unanswered probe; at longer intervals all that run tasks. While there are
     suspects all other nodes are probed too, since tasks may have to go there, and a lost node
-    counts as Ready for a while. `busy`: uids with an open probe."""
+    counts as Ready for a while. `busy`: uids with a probe in flight."""
     free = [n for n in snapshot.nodes if n.kubelet is not None and n.uid not in busy]
     free.sort(key=lambda n: _probed_at(n, snapshot))
     ours = [p for p in snapshot.pods if p.is_managed and not p.ended]
@@ -107,7 +102,7 @@ def kubelets_to_probe(
     routine = [
         n
         for n in free
-        if n.name in occupied and now - _probed_at(n, snapshot) >= timing.kubelet_routine_s
+        if n.name in occupied and now - _probed_at(n, snapshot) >= timing.kubelet_probe_interval_s
     ]
     if suspects:
         routine += [n for n in free if now - _probed_at(n, snapshot) >= _INTERVAL_S]
@@ -138,7 +133,7 @@ def _has_unanswered(node: NodeView, snapshot: Snapshot, now: float, timing: Timi
     return (
         results is not None
         and results.unanswered_since is not None
-        and _can_be_probed(results, now, timing)
+        and _has_responded_recently(results, now, timing)
     )
 
 
@@ -150,7 +145,7 @@ def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) 
     return timing.kubelet_silent_s <= now - results.unanswered_since < timing.quarantine_s
 
 
-def _can_be_probed(results: ProbeResults, now: float, timing: Timing) -> bool:
+def _has_responded_recently(results: ProbeResults, now: float, timing: Timing) -> bool:
     return (
         results.responded_at is not None
         and now - results.responded_at <= timing.kubelet_response_max_age_s

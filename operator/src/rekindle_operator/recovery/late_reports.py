@@ -43,7 +43,7 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
         and (
             node in urgent
             or _has_unanswered(pod, snapshot, now, timing)
-            or now - _probed_at(pod, snapshot) >= timing.kubelet_routine_s
+            or now - _probed_at(pod, snapshot) >= timing.kubelet_probe_interval_s
         )
     ]
     due.sort(key=lambda p: (p.node not in urgent, _probed_at(p, snapshot)))

@@ -23,12 +23,12 @@ from enum import StrEnum
 from rekindle.backoff import BackoffPolicy
 from rekindle.names import ROLE_TASK
 from rekindle_operator.cluster.model import NodeView, PodView, Snapshot
-from rekindle_operator.recovery.evidence import Evidence, collect_evidence, proven_silence_s
+from rekindle_operator.recovery.evidence import Evidence, collect_evidence, silence_as_of_report_s
 from rekindle_operator.recovery.kubelets import (
     find_silent_kubelets,
     last_response_at,
     responds_now,
-    unresponsive_nodes,
+    temporarily_avoided_nodes,
 )
 from rekindle_operator.recovery.late_reports import silent_with_late_reports
 from rekindle_operator.recovery.unready import assess_unready
@@ -94,10 +94,10 @@ class LossAssessment:
         """None of the topology's tasks there responds to the coordinator."""
         return (pod.owner_uid, pod.node) in self.unreachable_by_coordinator
 
-    def is_out_of_reach(self, pod: PodView) -> bool:
+    def awaits_unresponsive_kubelet(self, pod: PodView) -> bool:
         """It never ran: the kubelet of the node that the scheduler chose has not accepted it, and
         does not respond. Nothing is lost with it."""
-        return pod.node in self.unresponsive and not pod.accepted
+        return pod.node in self.unresponsive and not pod.accepted_by_kubelet
 
 
 def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessment:
@@ -105,7 +105,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     bound = [p for p in snapshot.pods if p.topology is not None and p.node is not None]
     running = [p for p in bound if p.role == ROLE_TASK and not p.terminating and not p.ended]
     evidence = collect_evidence(snapshot, bound, now, timing)
-    silent_kubelets = find_silent_kubelets(snapshot, now, timing)
+    silent_kubelets = find_silent_kubelets(snapshot, now, timing, timing.kubelet_response_max_age_s)
     kubelet_responds = {n.name for n in snapshot.nodes if responds_now(n, snapshot, now, timing)}
     occupied = {p.node for p in bound if p.node is not None}
     unready = assess_unready(snapshot, occupied, evidence, now, timing)
@@ -116,25 +116,29 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         for name, at in snapshot.quarantined.items()
         if name in nodes and now - at < timing.quarantine_s and nodes[name].ready_since <= at
     } - (evidence.alive_nodes | kubelet_responds)
-    credible = [
+    with_credible_report = [
         p
         for p in running
         if p.owner_uid in evidence.fresh
         and (p.owner_uid in evidence.responding or p.node in silent_kubelets)
     ]
     # A coordinator on the node that reports proves that the node works.
-    silent = _silent_nodes(credible, silent_kubelets, evidence, timing) - evidence.alive_nodes
+    silent = (
+        _silent_nodes(with_credible_report, silent_kubelets, evidence, timing)
+        - evidence.alive_nodes
+    )
     # A coordinator belongs to a tenant: its reports decide about its own tasks, not about nodes.
     unreachable_by_coordinator = _unreachable_by_coordinator(
-        credible, silent & kubelet_responds, evidence, snapshot, timing
+        with_credible_report, silent & kubelet_responds, evidence, snapshot, timing
     )
     silent -= kubelet_responds
     silent |= (
-        silent_with_late_reports(snapshot, silent_kubelets, now, timing) - evidence.covered_nodes
+        silent_with_late_reports(snapshot, silent_kubelets, now, timing) - evidence.reported_nodes
     )
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
-    unresponsive = unresponsive_nodes(snapshot, now, timing) - evidence.alive_nodes - lost.keys()
+    unresponsive = temporarily_avoided_nodes(snapshot, now, timing) - evidence.alive_nodes
+    unresponsive -= lost.keys()
     usable = {
         name: node
         for name, node in nodes.items()
@@ -199,11 +203,11 @@ def loss_of_pod(
     """Why the newest pod of a slot is to be replaced; None: it stays."""
     if pod.terminating:
         return Loss.TERMINATING
-    if pod.ended and (pod.was_ready or now - _opened_at(pod) >= timing.refusal_s):
+    if pod.ended and (pod.was_ready or now - _opened_at(pod) >= timing.refusal_max_age_s):
         return Loss.FAILED
     if assessment.is_on_lost_node(pod):
         return Loss.NODE
-    if assessment.is_out_of_reach(pod) and _has_timed_out(pod, now, timing):
+    if assessment.awaits_unresponsive_kubelet(pod) and _has_timed_out(pod, now, timing):
         return Loss.UNBOUND
     if pod.ended:
         return (
@@ -216,8 +220,8 @@ def loss_of_pod(
         if assessment.is_unreachable_by_coordinator(pod)
         else timing.task_silent_s
     )
-    credible = pod.owner_uid in assessment.responding
-    if credible and proven_silence_s(pod, snapshot) >= timeout_s:
+    coordinator_is_connected = pod.owner_uid in assessment.responding
+    if coordinator_is_connected and silence_as_of_report_s(pod, snapshot) >= timeout_s:
         return Loss.SILENT
     return None
 
@@ -237,7 +241,7 @@ def _loss_of_open(
 def _has_timed_out(pod: PodView, now: float, timing: Timing) -> bool:
     """A pod that scheduler or kubelet keep refusing (a missing claim, a sysctl) is retried less and
     less often."""
-    timeout_s = growing_timeout(timing.unbound_s).wait_s(pod.failed_placements + 1)
+    timeout_s = growing_timeout(timing.scheduling_timeout_s).wait_s(pod.failed_placements + 1)
     return now - _opened_at(pod) >= timeout_s
 
 
@@ -247,7 +251,7 @@ def growing_timeout(first_s: float) -> BackoffPolicy:
 
 
 def _opened_at(pod: PodView) -> float:
-    return pod.opened_at if pod.opened_at is not None else pod.created_at
+    return pod.gate_opened_at if pod.gate_opened_at is not None else pod.created_at
 
 
 def is_burst(lost_at: Mapping[str, float], now: float, window_s: float, threshold: int) -> bool:

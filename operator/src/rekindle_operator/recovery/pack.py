@@ -28,7 +28,7 @@ class PodToPlace:
     requests: ResourceAmounts
     group: str
     replica: int
-    selector: tuple[tuple[str, str], ...] = ()
+    node_selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     affinity: tuple[Term, ...] | None = None  # required terms
     avoid: frozenset[str] = frozenset()  # nodes that did not run pods of its shape
@@ -60,7 +60,7 @@ class NodeCapacity:
             for taint in self.node.taints
             if taint.effect in ("NoSchedule", "NoExecute")
         )
-        selected = all(labels.get(k) == v for k, v in pod.selector)
+        selected = all(labels.get(k) == v for k, v in pod.node_selector)
         return tolerated and selected and matches(pod.affinity, self.node.name, labels)
 
     def fits(self, pod: PodToPlace) -> bool:

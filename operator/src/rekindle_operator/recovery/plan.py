@@ -27,7 +27,7 @@ class DownQuery:
     """A query that is down. `needs`: keys of what it misses, shared between queries: one replica of
     each partition (all slots of a topology whose queries recover together, mode Blocking)."""
 
-    key: tuple[str, str]  # topology "namespace/name", query
+    key: tuple[str, str]  # topology "namespace/name", query ("" for all of them together)
     priority: int
     needs: frozenset[str]
     has_waited_long: bool = False  # so long that redundancy may go first
@@ -39,7 +39,7 @@ class SpareReplica:
 
     pod: PodToPlace
     priority: int  # the highest of the queries that use the partition
-    needs: str  # key of the partition's need, if it is missing altogether
+    first_replica: str  # key of the need for the first one, if that is missing too; or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RankedQuery:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    order: tuple[RankedQuery, ...]  # that start now
+    starting_now: tuple[RankedQuery, ...]
     waiting: tuple[RankedQuery, ...]  # that do not fit
     nodes: Mapping[str, str]  # pod key -> node, the spares' too
     # that wait until their namespace uses less
@@ -93,9 +93,9 @@ def make_plan(
     reserved_pods = [pods[n] for n in sorted(missing) if pods[n].key not in nodes]
     met = {need for d in queries if d not in waiting for need in d.needs}
     nodes = _with_spares(placement, spares, met, reserved_pods)
-    tight = pack(needed.values(), capacity) if len(met) == len(needed) else None
-    if tight is not None and len(nodes) < len(met) + len(spares):
-        with_tight = _with_spares(tight, spares, met, reserved_pods)
+    tight_placement = pack(needed.values(), capacity) if len(met) == len(needed) else None
+    if tight_placement is not None and len(nodes) < len(met) + len(spares):
+        with_tight = _with_spares(tight_placement, spares, met, reserved_pods)
         nodes = with_tight if len(with_tight) > len(nodes) else nodes
     still_missing = {n for d in waiting for n in d.needs if pods[n].key not in nodes}
     return Plan(tuple(order), tuple(_ranked(waiting, still_missing, pods, capacity)), nodes, over)
@@ -201,7 +201,7 @@ def _with_spares(
     capacity, nodes = placement.capacity, dict(placement.nodes)
     reserved = _Reserved.of(reserved_pods, capacity)
     for spare in sorted(spares, key=lambda s: (-s.priority, s.pod.replica, s.pod.key)):
-        if spare.needs and spare.needs not in met:
+        if spare.first_replica and spare.first_replica not in met:
             continue  # a second replica of what has no first
         if (excluded := reserved.excluded_nodes(spare.pod, capacity)) is None:
             continue

@@ -4,18 +4,20 @@ NotReady means that the kubelet does not reach the API server. That is one signa
 respond to their coordinator, or a kubelet that responds to the operator, prove that the node works.
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds, and without
-reports only one whose kubelet used to respond and does not. The same holds if more than half of the
-nodes with pods of fresh reports have a task that responds; otherwise those without one are lost.
+reports only one whose kubelet used to respond and does not. The same holds if a task responds on
+more than half of the nodes that have pods of topologies with a fresh report; otherwise those
+without one are lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from math import inf
 
 from rekindle_operator.cluster.model import NodeView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence
-from rekindle_operator.recovery.kubelets import responds_now, unresponsive_kubelets
+from rekindle_operator.recovery.kubelets import find_silent_kubelets, responds_now
 from rekindle_operator.settings import Timing
 
 _NAMED = 3  # nodes in a message
@@ -34,12 +36,13 @@ def assess_unready(
 ) -> Unready:
     """`occupied`: names of nodes with pods of topologies."""
     unready = [n for n in snapshot.nodes if not n.ready]
-    silent = unresponsive_kubelets(snapshot, timing)
+    silent = find_silent_kubelets(snapshot, now, timing, max_response_age_s=inf)
     alive = [n for n in unready if n.name in evidence.alive_nodes]
-    covered = [n for n in unready if n.name in evidence.covered_nodes]
+    reported = [n for n in unready if n.name in evidence.reported_nodes]
     most = 2 * len(unready) > len(snapshot.nodes)
-    most_work = most and 2 * len(alive) > len(covered)
-    confirmed = silent if most_work else evidence.covered_nodes | silent
+    most_work = most and 2 * len(alive) > len(reported)
+    # Where a second source, a report or the silent kubelet, says that the node is lost.
+    confirmed = silent if most_work else evidence.reported_nodes | silent
 
     def is_lost(node: NodeView) -> bool:
         responds = responds_now(node, snapshot, now, timing)

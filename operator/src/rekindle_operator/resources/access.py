@@ -59,7 +59,7 @@ def coordinator_access(topology: TopologyView) -> list[Manifest]:
 
 
 def token_secret(topology: TopologyView) -> Manifest:
-    """The Secret of the token for polls and Flight calls, without its value. Pods get it by
+    """The Secret of the token for polls and reads of streams, without its value. Pods get it by
     reference; no Role may read Secrets."""
     return {
         "apiVersion": "v1",

@@ -14,7 +14,7 @@ from rekindle import names
 from rekindle.identity import TOKEN_VARIABLE
 from rekindle_operator.cluster.model import TopologyView
 
-Manifest = dict[str, Any]
+Manifest = dict[str, Any]  # a Kubernetes manifest, or a part of one; no manifest of checkpoints
 
 TOPOLOGY_MOUNT = "/etc/rekindle"
 TOKEN_KEY = "token"
@@ -72,7 +72,7 @@ def generation_record(topology: TopologyView, default_image: str) -> Manifest:
         "name": topology.name,
         "uid": topology.uid,
         "generation": topology.generation,
-        "origin": topology.created,
+        "origin": topology.creation_timestamp,
         "image": topology.spec.get("image") or default_image,
         "spec": topology.spec,
     }
@@ -96,11 +96,13 @@ def template_digest(parts: Mapping[str, Any]) -> str:
 
 
 def secure_pod() -> Manifest:
-    """The images have a numeric user, as the kubelet needs it to check `runAsNonRoot`."""
+    """Its securityContext. The images have a numeric user, as the kubelet needs it to check
+    `runAsNonRoot`."""
     return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def secure_container() -> Manifest:
+    """Its securityContext."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 

@@ -39,18 +39,20 @@ def shared_metadata(template: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
     return dict(meta.get("labels") or {}), dict(meta.get("annotations") or {})
 
 
-def with_shared(spec: Manifest, template: Mapping[str, Any], task: str) -> Manifest:
-    """`spec`, of one container, with the shared parts of the template and its container `task`."""
+def with_shared(spec: Manifest, template: Mapping[str, Any], container_name: str) -> Manifest:
+    """`spec`, of one container, with the shared parts of the template and of its container of that
+    name."""
     template_spec = template.get("spec") or {}
     containers = template_spec.get("containers") or ()
-    task_container: Mapping[str, Any] = next((c for c in containers if c.get("name") == task), {})
+    named = (c for c in containers if c.get("name") == container_name)
+    container_template: Mapping[str, Any] = next(named, {})
     volumes = [
         v for v in template_spec.get("volumes") or () if any(k in v for k in _READ_ONLY_VOLUMES)
     ]
     names = {volume["name"] for volume in volumes}
-    mounts = [m for m in task_container.get("volumeMounts") or () if m.get("name") in names]
+    mounts = [m for m in container_template.get("volumeMounts") or () if m.get("name") in names]
     pod = {key: template_spec[key] for key in _POD_FIELDS if key in template_spec}
-    own = {key: task_container[key] for key in _CONTAINER_FIELDS if key in task_container}
+    own = {key: container_template[key] for key in _CONTAINER_FIELDS if key in container_template}
     container = merge(spec["containers"][0], {**own, "volumeMounts": mounts})
     return {**merge(spec, {**pod, "volumes": volumes}), "containers": [container]}
 

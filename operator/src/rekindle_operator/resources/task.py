@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle import names
-from rekindle.protocol import CONTROL_PORT, FLIGHT_PORT
+from rekindle.protocol import CONTROL_PORT, STREAM_PORT
 from rekindle.quantities import parse_quantity
 from rekindle.topology.model import Segment, Slot, Topology
 from rekindle.topology.resources import task_limits
@@ -135,7 +135,7 @@ def _base_spec(
                 "env": [],
                 "envFrom": store_credentials(checkpoint),
                 "ports": [
-                    {"name": "flight", "containerPort": FLIGHT_PORT},
+                    {"name": "flight", "containerPort": STREAM_PORT},
                     {"name": "control", "containerPort": CONTROL_PORT},
                 ],
                 "volumeMounts": [

@@ -72,7 +72,7 @@ class Watchdog:
         # It never writes the Lease; the candidate measures how long it was not renewed.
         self._lease = Candidate(settings.identity, "", ElectionTiming(retry_s=timing.poll_s))
         # Not all watchdogs delete at the same moment.
-        self._delete_after_s = timing.delete_after_s + random.uniform(0, timing.spread_s)
+        self._delete_after_s = timing.delete_after_s + random.uniform(0, timing.jitter_s)
         self._observation = Observation()
         self._api_unreachable = False
         self._probes_work = False  # a kubelet of another node has responded
@@ -125,7 +125,7 @@ class Watchdog:
     def _probe_routinely(self) -> None:
         """While the Lease is renewed: find out whether probes of kubelets work."""
         now = self._clock()
-        last, pause_s = self._routine_probe_at, self._settings.timing.routine_probe_s
+        last, pause_s = self._routine_probe_at, self._settings.timing.idle_probe_interval_s
         if last is None or now - last >= pause_s:
             self._routine_probe_at = now
             self._probe(*self._list_pods())
@@ -134,7 +134,7 @@ class Watchdog:
         pods, hosts = self._list_pods()
         probed_at = self._clock()
         responses = self._probe(pods, hosts)
-        self._observation = self._observation.seen(pods, responses, probed_at)
+        self._observation = self._observation.with_responses(pods, responses, probed_at)
         if self._lease.unchanged_s < self._delete_after_s:
             return
         by_uid = {pod.uid: pod for pod in pods}
@@ -205,7 +205,7 @@ class Watchdog:
         status, raw = self._api.call("DELETE", path, body)
         if status == 200:
             logger.warning("deleted pod %s of the operator: %s", pod.name, why)
-            self._observation = self._observation.deleted(pod)
+            self._observation = self._observation.with_deleted(pod)
             self._write_event(pod, why)
         elif status not in (404, 409):  # deleted or changed: the next check decides
             logger.warning(

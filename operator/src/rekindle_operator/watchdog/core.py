@@ -25,12 +25,12 @@ class WatchdogTiming:
     unproven_silent_s: float = (
         180.0  # the same if no kubelet ever responded; longer than an operator's start
     )
-    routine_probe_s: float = (
+    idle_probe_interval_s: float = (
         300.0  # between two probes while the Lease is renewed, if none got a response yet
     )
     accept_s: float = 5.0  # after binding, until the kubelet must have accepted the pod
     longest_accept_s: float = 30.0  # at most, as it grows with each deleted pod
-    spread_s: float = 2.0  # random delay, different on each node
+    jitter_s: float = 2.0  # random delay, different on each node
 
 
 _GROWTH = 1.5
@@ -73,7 +73,7 @@ class Observation:
     never_accepted: int = 0  # deleted pods that no kubelet had accepted
     checks: int = 0
 
-    def seen(
+    def with_responses(
         self, pods: Iterable[OperatorPod], responses: Mapping[str, bool], now: float
     ) -> Observation:
         """`responses`: whether the kubelet or the pod responded to the probe of `now`. Pods without
@@ -108,20 +108,20 @@ class Observation:
     def _is_lost(
         self, pod: OperatorPod, now: float, timing: WatchdogTiming, silent_s: float
     ) -> bool:
-        seen = self.histories.get(pod.uid)
-        if seen is None:
+        history = self.histories.get(pod.uid)
+        if history is None:
             return False
         if not pod.accepted:
             # The scheduler may choose a lost node for as long as it is reported Ready.
             timeout_s = timing.accept_s * _GROWTH**self.never_accepted
-            return now - seen.first >= min(timeout_s, timing.longest_accept_s)
+            return now - history.first >= min(timeout_s, timing.longest_accept_s)
         return (
-            seen.silent_since is not None
-            and seen.unanswered >= _MIN_PROBES
-            and now - seen.silent_since >= silent_s
+            history.silent_since is not None
+            and history.unanswered >= _MIN_PROBES
+            and now - history.silent_since >= silent_s
         )
 
-    def deleted(self, pod: OperatorPod) -> Observation:
+    def with_deleted(self, pod: OperatorPod) -> Observation:
         return replace(self, never_accepted=self.never_accepted + (not pod.accepted))
 
 

@@ -115,6 +115,11 @@ def parse_state_name(name: str) -> CheckpointName | None:
     return _checkpoint_name(_STATE.fullmatch(name))
 
 
+def digest_of(data: bytes) -> str:
+    """The digest of a state object, in its name."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
 def parse_log_name(name: str) -> SpilledLogName | None:
     match = _LOG.fullmatch(name)
     if match is None:

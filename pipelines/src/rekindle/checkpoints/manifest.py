@@ -5,8 +5,8 @@ Store layout below `<store>/<topology uid>/`:
   entries/<segment id>/<partition>/<epoch:012d>-<digest>-<token>.json    one Entry
   state/<operator id>/<digest>-<segment id>-<partition>-<epoch:012d>-<token>.arrow
                                       runs of one operator (Arrow IPC file, a batch each)
-Names are opaque outside `rekindle.checkpoints.codec`; digests are of content, and a token is
-unique, so that an object that is garbage is never used again.
+Names are opaque outside `rekindle.checkpoints.codec`; digests are of content, and the token of a
+name is random (no secret), so that an object that is garbage is never used again.
 
 Design: docs/design/checkpoints.md#what-a-checkpoint-is.
 """
@@ -71,8 +71,8 @@ class QueryStart:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """`entries`: "<segment id>/<partition>" -> restore points, newest first; more than one where a
-    descendant is further behind and pins the older one. `queries`: by name. `fence`: incarnation
-    of the coordinator that wrote it."""
+    consumer is further behind and pins the older one. `seq`: number of the manifest. `queries`: by
+    name. `fence`: incarnation of the coordinator that wrote it."""
 
     seq: int
     epoch: int

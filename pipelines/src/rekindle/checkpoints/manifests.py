@@ -18,10 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from rekindle.checkpoints.codec import (
     decode_entry,
     decode_manifest,
+    digest_of,
     encode_manifest,
     manifest_name,
     manifest_seq,
     parse_entry_name,
+    parse_state_name,
 )
 from rekindle.checkpoints.garbage import find_garbage, needed_entries
 from rekindle.checkpoints.manifest import Entry, Manifest
@@ -33,6 +35,8 @@ FULL_SCAN_S = 900.0
 """Seconds between listings of the whole store."""
 PARALLEL = 8
 _MAX_LOOK_UPS = 256
+_MAX_READS = 16
+"""If more objects are damaged, they are read again by listings of the whole store alone."""
 _LISTED_PER_LOOK_UP = 100
 """Objects that are listed in the time of one look-up."""
 
@@ -50,15 +54,17 @@ class ManifestStore:
         self._complete: dict[str, frozenset[str]] = {}
         self._refusals = 0
         # of the thread that collects garbage: state objects by entry that was kept, manifests; the
-        # refusals that it knows
+        # refusals that it knows; what it has not looked at yet
         self._references: dict[str, frozenset[str]] = {}
         self._manifests: dict[int, Manifest] = {}
         self._full_scan_at: float | None = None
         self._known_refusals = 0
+        self._suspects: frozenset[str] = frozenset()
         # written by it, and read by both: what is being deleted, which no entry may need that is
-        # committed now; needed state objects that were missing at the last collection
+        # committed now; needed state objects that were missing, or damaged, at the last collection
         self._deleting: frozenset[str] = frozenset()
         self._missing: frozenset[str] = frozenset()
+        self._damaged: frozenset[str] = frozenset()
         self.unrestorable: Mapping[str, str] = {}
         """Entries that have to stay usable, and that were not at the last collection; each with the
         reason."""
@@ -110,11 +116,13 @@ class ManifestStore:
 
     def unusable(self, object_names: Iterable[str]) -> dict[str, str]:
         """Those of these entries that must not be committed, and why: they cannot be read, or state
-        objects that they need are missing. Looks for objects that no entry of the last manifest
-        that was written needs, or that were missing at the last garbage collection."""
+        objects that they need are missing or known to be damaged. Looks for objects that no entry
+        of the last manifest that was written needs, or that were missing at the last garbage
+        collection."""
         problems: dict[str, str] = {}
         references: dict[str, frozenset[str]] = {}
         deleting = self._deleting  # what is deleted later is in no entry that is there now
+        damaged = self._damaged
         for name in object_names:
             try:
                 references[name] = self._read_references(name)
@@ -125,8 +133,8 @@ class ManifestStore:
         present = known | self._present(_union(references.values()) - known, len(known))
         present -= deleting
         for name, needed in references.items():
-            if missing := sorted(needed - present):
-                problems[name] = f"state object {missing[0]} is missing"
+            if lost := _lost(needed, needed - present, damaged):
+                problems[name] = lost
             else:
                 self._complete[name] = needed
         self._refusals += bool(problems)
@@ -141,33 +149,44 @@ class ManifestStore:
             found = pool.map(lambda n: self._store.exists(f"{self._uid}/{n}"), sorted(wanted))
             return {name for name, exists in zip(sorted(wanted), found, strict=True) if exists}
 
-    def collect_garbage(self, retain: int, full_scan: bool = False) -> int:
-        """Delete what neither the newest `retain` manifests nor a pending entry need. Returns the
-        number of objects. If an entry cannot be read, no state is deleted, and UnreadableObject is
-        raised in the end.
+    def collect_garbage(
+        self,
+        retain: int,
+        full_scan: bool = False,
+        in_use: AbstractSet[str] = frozenset(),
+        suspects: AbstractSet[str] = frozenset(),
+    ) -> int:
+        """Delete what neither the newest `retain` manifests nor a pending entry need, nor an entry
+        `in_use`, which a task still reads. Returns the number of objects. If an entry cannot be
+        read, no state is deleted, and UnreadableObject is raised in the end. `suspects`: state
+        objects that tasks found damaged or missing; those that are needed are read, and again by
+        each call as long as they are damaged; if they are many, by each listing of the whole store.
 
         Lists manifests and entries, of which there are few, and deletes with an entry the state
         that it alone needed. The first call, the first one after a failure or after an entry was
-        refused, one every FULL_SCAN_S, and one with `full_scan` list the whole store: for state
-        without an entry, for spilled logs, and for what is missing. Sets `unrestorable`.
+        refused, one every FULL_SCAN_S, one with `full_scan`, and one with a suspect that is missing
+        list the whole store: for state without an entry, for spilled logs, and for what is missing.
+        Sets `unrestorable`.
         """
+        self._suspects |= suspects  # until a call comes so far that it looks at them
         began, full_scan_at = self._clock(), self._full_scan_at
         due = full_scan_at is None or began - full_scan_at >= FULL_SCAN_S
         refusals = self._refusals  # read once: one that comes later is for the next call
-        full_scan = full_scan or due or refusals != self._known_refusals
+        more_may_be_missing = not self._suspects <= self._present(self._suspects, 0)
+        full_scan = full_scan or due or refusals != self._known_refusals or more_may_be_missing
         self._known_refusals = refusals
         self._full_scan_at = None  # a failure may leave state whose entry is deleted
-        deleted = self._collect(retain, full_scan)
+        deleted = self._collect(retain, full_scan, in_use)
         self._full_scan_at = began if full_scan else full_scan_at
         return deleted
 
-    def _collect(self, retain: int, full_scan: bool) -> int:
+    def _collect(self, retain: int, full_scan: bool, in_use: AbstractSet[str]) -> int:
         parts = ("",) if full_scan else ("manifests/", "entries/")
         objects = [info for part in parts for info in self._list(part)]
         manifests = self._retained(objects, retain)
         before = self._references
-        entries = needed_entries(objects, manifests)
         names = {info.name for info in objects}
+        entries = needed_entries(objects, manifests) | (in_use & names)
         unusable = self._update_references(entries, names)
         self._find_unrestorable(names if full_scan else None, unusable)
         unreadable = next((e for e in unusable.values() if isinstance(e, UnreadableObject)), None)
@@ -250,10 +269,26 @@ class ManifestStore:
         if missing and (listed is not None or len(missing) <= _MAX_LOOK_UPS):
             missing -= self._present(missing, 0)
         self._missing = missing
-        lacking = {name: refs & missing for name, refs in self._references.items()}
-        self.unrestorable = {name: str(error) for name, error in unusable.items()} | {
-            name: f"state object {min(lost)} is missing" for name, lost in lacking.items() if lost
+        known, suspects = self._damaged & needed, (self._suspects & needed) - missing
+        if listed is not None or len(known) <= _MAX_READS:
+            known, suspects = frozenset(), (known | suspects) - missing
+        self._damaged = known | frozenset(name for name in suspects if self._is_damaged(name))
+        self._suspects = frozenset()
+        lost = {
+            name: _lost(refs, missing, self._damaged) for name, refs in self._references.items()
         }
+        self.unrestorable = {name: str(error) for name, error in unusable.items()} | {
+            name: why for name, why in lost.items() if why is not None
+        }
+
+    def _is_damaged(self, name: str) -> bool:
+        """Of a state object. As before, if it cannot be read now."""
+        saved = parse_state_name(name)
+        try:
+            data = self._store.get(f"{self._uid}/{name}")
+        except StoreError:
+            return name in self._damaged
+        return saved is not None and digest_of(data) != saved.digest
 
     def _read_references(self, entry_name: str) -> frozenset[str]:
         entry = self.entry(entry_name)
@@ -270,6 +305,17 @@ class ManifestStore:
         cut = len(self._uid) + 1
         found = self._store.list(f"{self._uid}/{prefix}")
         return [ObjectInfo(info.name[cut:], info.bytes, info.modified) for info in found]
+
+
+def _lost(
+    needed: AbstractSet[str], missing: AbstractSet[str], damaged: AbstractSet[str]
+) -> str | None:
+    """What an entry needs and cannot be restored."""
+    if found := needed & missing:
+        return f"state object {min(found)} is missing"
+    if found := needed & damaged:
+        return f"state object {min(found)} is damaged: its digest does not match"
+    return None
 
 
 def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:

@@ -10,11 +10,11 @@ Design: docs/design/checkpoints.md#what-a-checkpoint-is, docs/design/checkpoints
 from __future__ import annotations
 
 import hashlib
-import io
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,46 +26,60 @@ from rekindle.checkpoints.codec import (
     encode_entry,
     entry_name,
     parse_entry_name,
-    parse_state_name,
-    state_name,
 )
+from rekindle.checkpoints.fetching import PARALLEL, PARALLEL_BYTES, Fetch
 from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.run_objects import RunObjects
 from rekindle.checkpoints.store import Store, UnreadableObject
 from rekindle.engine.model import State
 from rekindle.engine.state import layout
-from rekindle.engine.state.operator import OperatorState
+from rekindle.engine.state.operator import END_OF_PANES, OperatorState
+from rekindle.engine.state.remote import AwaitedRun, RemoteRun, prefer
 from rekindle.engine.state.runs import Run, RunId
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.version import STATE_FORMAT, engine_version
 from rekindle.errors import StateMismatch, StoreError
 from rekindle.objects import to_json
 
-PARALLEL = 4
 OBJECT_BYTES = 8 << 20
 """Size of an object's runs in memory; PARALLEL of them are in memory at a time."""
 LIVE_SHARE = 0.1
 """If a smaller share of an object's rows is live, its runs are written again."""
 REMEMBERED = 64
 """Entries whose objects can be referred to."""
-_TOPOLOGY, _STATE_FORMAT = b"rekindle.topology", b"rekindle.stateFormat"
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 _Place = tuple[str, int]
 """The name of an object, and the number of a batch."""
+
+
+@dataclass(slots=True)
+class _RemoteObject:
+    """`closes_at`: the first pane of its runs that is live."""
+
+    nbytes: int
+    awaited: dict[int, AwaitedRun] = field(default_factory=dict)
+    closes_at: int = END_OF_PANES
 
 
 class StateStore:
     """The saved states of one topology. One instance saves for one task; `save` is called by one
     thread at a time, `load` by any."""
 
-    def __init__(self, store: Store, uid: str, files: RunFiles | None = None) -> None:
-        """`files`: for loaded state; without it, loaded state is in memory."""
+    def __init__(
+        self,
+        store: Store,
+        uid: str,
+        files: RunFiles | None = None,
+        fetch_bytes: int = PARALLEL_BYTES,
+    ) -> None:
+        """`files`: for restored state; without it, it is in memory. `fetch_bytes`: of the objects
+        that are fetched at a time."""
         self._store = store
         self._uid = uid
-        self._files = files
-        self._token = uuid.uuid4().hex[:12]
+        self._fetch_bytes = fetch_bytes
+        self._objects = RunObjects(store, uid, files)
         self._places: WeakKeyDictionary[RunId, dict[str, int]] = WeakKeyDictionary()
-        self._rows: dict[str, int] = {}  # of the objects in _places
+        self._known: dict[str, layout.ObjectFacts] = {}  # of the objects in _places
         self._entries: list[tuple[int, frozenset[str]]] = []
 
     def save(
@@ -89,7 +103,7 @@ class StateStore:
         layouts: dict[str, Mapping[str, Any]] = {}
         for operator, states in sorted(state.operators.items()):
             if states.digest or any(True for _ in states.runs()):
-                names[operator], layouts[operator] = _describe(states, places)
+                names[operator], layouts[operator] = self._describe(states, places)
         self._remember(epoch, names)
         self._forget_before(previous.epoch if previous is not None else -1)
         entry = Entry(
@@ -128,8 +142,16 @@ class StateStore:
         return entry
 
     def load(self, object_name: str) -> tuple[Entry, State]:
-        """An entry and its state, all digests checked. Raises StoreError, StateMismatch,
-        DiskFull."""
+        """An entry and all of its state, all digests checked. Raises what `open` does, and
+        StateLost, DiskFull."""
+        entry, state, fetch = self.open(object_name)
+        fetch.finish()
+        return entry, state
+
+    def open(self, object_name: str) -> tuple[Entry, State, Fetch]:
+        """An entry and its state, whose runs are fetched when they are read, or by `Fetch`. Raises
+        StoreError, StateMismatch; for an entry of an earlier release, all of which is read at once,
+        also DiskFull."""
         entry = self.load_entry(object_name)
         if any(entry.objects.values()) and entry.state_format != STATE_FORMAT:
             raise StateMismatch(
@@ -137,36 +159,68 @@ class StateStore:
                 f"{entry.engine or 'unknown'}; this engine, {engine_version()}, reads format "
                 f"{STATE_FORMAT}: run the image that saved it"
             )
-        return entry, self.load_state(entry)
+        return entry, *self.open_state(entry)
 
-    def load_state(self, entry: Entry) -> State:
-        """The state of an entry, which may come from `merge_entries`. Raises StoreError,
-        DiskFull."""
-        wanted: dict[str, set[int]] = {}
-        for operator, names in entry.objects.items():
-            with self._describing(entry, operator):
-                for at, batch in layout.places(entry.layouts[operator]):
-                    wanted.setdefault(names[at], set()).add(batch)
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            loaded = dict(
-                zip(wanted, pool.map(self._load_runs, wanted, wanted.values()), strict=True)
-            )
+    def open_state(self, entry: Entry) -> tuple[State, Fetch]:
+        """As `open`, of an entry that may come from `merge_entries`."""
+        fetch = Fetch(self._objects.fill, self._fetch_bytes)
         states: dict[str, OperatorState] = {}
+        expected: dict[str, _RemoteObject] = {}
         for operator, names in entry.objects.items():
-            objects = ((at, loaded[name][0]) for at, name in enumerate(names) if name in loaded)
-            runs = {(at, batch): run for at, found in objects for batch, run in found.items()}
             with self._describing(entry, operator):
-                states[operator] = layout.decode(entry.layouts[operator], runs)
-        for name, (found, rows) in loaded.items():
-            self._place(name, found, rows)
+                found = entry.layouts[operator]
+                objects = layout.objects(found)
+                if objects is None:
+                    runs = self._read_at_once(found, names)
+                else:
+                    runs = self._remote_runs(found, names, objects, fetch, expected)
+                states[operator] = layout.decode(found, runs)
+        closing = sorted(expected.items(), key=lambda item: item[1].closes_at)
+        fetch.expect({name: (remote.awaited, remote.nbytes) for name, remote in closing})
         self._remember(entry.epoch, entry.objects)
-        return State(states)
+        return State(states), fetch
+
+    def _remote_runs(
+        self,
+        found: Mapping[str, Any],
+        names: Sequence[str],
+        objects: Sequence[layout.ObjectFacts],
+        fetch: Fetch,
+        expected: dict[str, _RemoteObject],
+    ) -> dict[layout.Place, Run]:
+        runs: dict[layout.Place, Run] = {}
+        self._known.update(zip(names, objects, strict=True))
+        for (at, batch), facts in layout.facts(found, objects):
+            name = names[at]
+            awaited = AwaitedRun(facts, fetch.source(name))
+            run = runs[at, batch] = RemoteRun(awaited)
+            remote = expected.setdefault(name, _RemoteObject(objects[at].nbytes))
+            remote.awaited[batch] = awaited
+            remote.closes_at = min(remote.closes_at, facts.extent[0])
+            self._place(name, {batch: run})
+        return runs
+
+    def _read_at_once(
+        self, found: Mapping[str, Any], names: Sequence[str]
+    ) -> dict[layout.Place, Run]:
+        """The runs of an entry that does not say how large they are."""
+        wanted: dict[int, set[int]] = {}
+        for at, batch in layout.places(found):
+            wanted.setdefault(at, set()).add(batch)
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            read = list(pool.map(lambda at: self._objects.read(names[at], wanted[at]), wanted))
+        runs: dict[layout.Place, Run] = {}
+        for at, (facts, of_object) in zip(wanted, read, strict=True):
+            self._known[names[at]] = facts
+            self._place(names[at], of_object)
+            runs.update(((at, batch), run) for batch, run in of_object.items())
+        return runs
 
     @contextmanager
     def _describing(self, entry: Entry, operator: str) -> Iterator[None]:
         try:
             yield
-        except (LookupError, TypeError, ValueError) as e:
+        except (LookupError, TypeError, ValueError, pa.ArrowInvalid) as e:
             at = f"epoch {entry.epoch} of {entry.segment}/{entry.partition}"
             raise StoreError(
                 f"{self._store.url}: the entry of {at} does not describe the state of operator "
@@ -186,15 +240,18 @@ class StateStore:
                 if run.id in usable:
                     places[run.id] = usable[run.id]
                     continue
-                if size >= OBJECT_BYTES or packs[-1][1][0].table.schema != run.table.schema:
+                if size >= OBJECT_BYTES or packs[-1][1][0].schema != run.schema:
                     packs.append((operator, []))
                     size = 0
                 packs[-1][1].append(run)
                 size += run.nbytes
+        prefer(run for _, runs in packs for run in runs)
         with ThreadPoolExecutor(PARALLEL) as pool:
-            done = list(pool.map(lambda p: self._write(saved, *p), packs))
+            done = list(pool.map(lambda p: self._objects.write(saved, *p), packs))
         for (_, runs), (name, _) in zip(packs, done, strict=True):
-            self._place(name, dict(enumerate(runs)), sum(run.rows for run in runs))
+            rows, nbytes = (sum(run.rows for run in runs), sum(run.nbytes for run in runs))
+            self._known[name] = layout.ObjectFacts(rows, nbytes, runs[0].schema)
+            self._place(name, dict(enumerate(runs)))
             places.update((run.id, (name, batch)) for batch, run in enumerate(runs))
         return places, sum(size for _, size in done)
 
@@ -208,20 +265,23 @@ class StateStore:
             for name in names.intersection(places):  # one, or none
                 found[run.id] = (name, places[name])
                 live[name] = live.get(name, 0) + run.rows
-        kept = {name for name, rows in live.items() if rows >= LIVE_SHARE * self._rows[name]}
+        kept = {name for name, rows in live.items() if rows >= LIVE_SHARE * self._known[name].rows}
         return {run: place for run, place in found.items() if place[0] in kept}
 
-    def _write(self, saved: CheckpointName, operator: str, runs: list[Run]) -> tuple[str, int]:
-        data = encode_runs([run.table for run in runs], self._uid)
-        named = CheckpointName(saved.segment, saved.partition, saved.epoch, _digest(data))
-        # Unique for each attempt to save, even with equal content.
-        name = state_name(operator, named, f"{self._token}{uuid.uuid4().hex[:10]}")
-        self._store.put(self._path(name), data)
-        return name, len(data)
+    def _describe(
+        self, states: OperatorState, places: Mapping[RunId, _Place]
+    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """The objects that have the runs of a state, and its layout."""
+        names = list(dict.fromkeys(places[run.id][0] for run in states.runs()))
+        numbers = {name: number for number, name in enumerate(names)}
 
-    def _place(self, name: str, runs: Mapping[int, Run], rows: int) -> None:
-        """`rows`: of all runs in the object."""
-        self._rows[name] = rows
+        def place(run: Run) -> layout.Place:
+            name, batch = places[run.id]
+            return numbers[name], batch
+
+        return tuple(names), layout.encode(states, place, [self._known[name] for name in names])
+
+    def _place(self, name: str, runs: Mapping[int, Run]) -> None:
         for batch, run in runs.items():
             self._places.setdefault(run.id, {})[name] = batch
 
@@ -236,43 +296,13 @@ class StateStore:
         them."""
         self._entries = [known for known in self._entries if known[0] >= epoch]
         kept = frozenset[str]().union(*(names for _, names in self._entries))
-        self._rows = {name: rows for name, rows in self._rows.items() if name in kept}
+        self._known = {name: facts for name, facts in self._known.items() if name in kept}
         for run, places in list(self._places.items()):
             if not kept.issuperset(places):
                 self._places[run] = {name: at for name, at in places.items() if name in kept}
 
-    def _load_runs(self, name: str, batches: Set[int]) -> tuple[dict[int, Run], int]:
-        """The runs of some batches of an object, and the number of all its rows."""
-        path = self._path(name)
-        data = self._store.get(path)
-        if _digest(data) != _digest_of(name):
-            raise StoreError(f"{self._store.url}: {path} is damaged: its digest does not match")
-        try:
-            tables = decode_runs(data, self._uid)
-        except (pa.ArrowInvalid, OSError, ValueError) as e:
-            raise StoreError(f"{self._store.url}: {path} is damaged: {e}") from e
-        runs = {batch: Run(table) for batch, table in enumerate(tables) if batch in batches}
-        if self._files is not None and runs:
-            moved = self._files.write(tables[0].schema, list(runs.values()))
-            runs = dict(zip(runs, moved, strict=True))
-        return runs, sum(table.num_rows for table in tables)
-
     def _path(self, name: str) -> str:
         return f"{self._uid}/{name}"
-
-
-def _describe(
-    states: OperatorState, places: Mapping[RunId, _Place]
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The objects that have the runs of a state, and its layout."""
-    names = list(dict.fromkeys(places[run.id][0] for run in states.runs()))
-    numbers = {name: number for number, name in enumerate(names)}
-
-    def place(run: Run) -> layout.Place:
-        name, batch = places[run.id]
-        return numbers[name], batch
-
-    return tuple(names), layout.encode(states, place)
 
 
 def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | None:
@@ -304,40 +334,6 @@ def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entr
         state_format=formats.pop(),
         layouts={o: e.layouts[o] for o, e in zip(found, sources, strict=True) if o in e.layouts},
     )
-
-
-def encode_runs(tables: Sequence[pa.Table], topology: str = "") -> bytes:
-    """Runs of one schema as an Arrow IPC file, a batch each; its metadata has the topology and the
-    state format."""
-    metadata = {_TOPOLOGY: topology, _STATE_FORMAT: str(STATE_FORMAT)}
-    schema = tables[0].schema.with_metadata(metadata)
-    sink = io.BytesIO()
-    with pa.ipc.new_file(sink, schema, options=_OPTIONS) as writer:
-        for table in tables:
-            (batch,) = table.replace_schema_metadata(metadata).combine_chunks().to_batches()
-            writer.write_batch(batch)
-    return sink.getvalue()
-
-
-def decode_runs(data: bytes, topology: str = "") -> list[pa.Table]:
-    """Raises ArrowInvalid, OSError, or ValueError if it belongs to another topology."""
-    reader = pa.ipc.open_file(pa.BufferReader(data))
-    owner = (reader.schema.metadata or {}).get(_TOPOLOGY, b"").decode()
-    if topology and owner and owner != topology:
-        raise ValueError(f"it belongs to topology {owner}, not to {topology}")
-    batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-    return [pa.Table.from_batches([b]).replace_schema_metadata(None) for b in batches]
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _digest_of(name: str) -> str:
-    saved = parse_state_name(name)
-    if saved is None:
-        raise StoreError(f"{name} is not the name of a state object")
-    return saved.digest
 
 
 def entry_digest(entry: Entry) -> str:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number_from(1),
         metavar="N",
         default=64,
-        help="maximum number of epochs in one Spark job (default: %(default)s)",
+        help="maximum number of epochs in one call of a chain (default: %(default)s)",
     )
     parser.add_argument(
         "--master",
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     # Imported late because these take a second.
     from rekindle.cli.run_display import open_display, print_result
     from rekindle.directories import cache_root
-    from rekindle.engine.spark.archive_cache import DIRECTORY
+    from rekindle.engine.spark.archive_cache import ARCHIVE_DIRECTORY
     from rekindle.reference import SparkStart, run_reference
     from rekindle.topology.load import load_topology
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
                 input=args.input,
                 until_epoch=args.until_epoch,
                 epochs_per_call=args.epochs_per_job,
-                spark=SparkStart(args.master, log, cache_root(os.environ) / DIRECTORY),
+                spark=SparkStart(args.master, log, cache_root(os.environ) / ARCHIVE_DIRECTORY),
                 report=display.report,
             )
     except InvalidTopology as error:

@@ -36,7 +36,7 @@ _STYLES = {
     "Degraded": "red",
     "Unknown": "magenta",
 }
-_NAME, _STATE = 20, 11
+_NAME_WIDTH, _STATE_WIDTH = 20, 11
 LIVE_TASKS = 8
 """Maximum number of Live tasks shown for each segment; the others are only counted."""
 
@@ -96,7 +96,7 @@ def _recovery(recovery: RecoveryLine, view: StatusView, now: datetime) -> Table:
         table.add_row("lost nodes", Text(", ".join(recovery.lost_nodes)))
     states = {query.name: query.state for query in view.queries}
     for number, name in enumerate(recovery.plan, 1):
-        step = Text.assemble(f"{number}. {name:<{_NAME}} ", _state(states.get(name, "")))
+        step = Text.assemble(f"{number}. {name:<{_NAME_WIDTH}} ", _state(states.get(name, "")))
         table.add_row("plan" if number == 1 else "", step)
     if not recovery.plan:
         table.add_row("plan", "replicas only: no query is down")
@@ -118,7 +118,7 @@ def _problems(view: StatusView) -> Table:
 
 
 def _tree(view: StatusView, live_tasks: int) -> RenderableType:
-    if not view.queries and not view.others:
+    if not view.queries and not view.unqueried_segments:
         return Text("no queries", "dim")
     tree = Tree("queries, by priority", guide_style="dim")
     shown: dict[str, str] = {}
@@ -134,9 +134,9 @@ def _tree(view: StatusView, live_tasks: int) -> RenderableType:
             shown[segment.name] = query.name
             for line in _tasks(segment, live_tasks):
                 under.add(line)
-    if view.others:
+    if view.unqueried_segments:
         rest = tree.add(Text("tasks of no query in this spec", "dim") if view.queries else "tasks")
-        for segment in view.others:
+        for segment in view.unqueried_segments:
             under = rest.add(_segment(segment))
             for line in _tasks(segment, live_tasks):
                 under.add(line)
@@ -144,7 +144,9 @@ def _tree(view: StatusView, live_tasks: int) -> RenderableType:
 
 
 def _query(query: QueryLine) -> Text:
-    line = Text.assemble((f"{query.name:<{_NAME}} ", "bold"), _state(query.state, _STATE))
+    line = Text.assemble(
+        (f"{query.name:<{_NAME_WIDTH}} ", "bold"), _state(query.state, _STATE_WIDTH)
+    )
     if query.priority is not None:
         line.append(f"  priority {query.priority}")
     if query.epoch is not None:
@@ -157,7 +159,8 @@ def _query(query: QueryLine) -> Text:
 def _segment(segment: SegmentLine) -> Text:
     live, total = segment.live, len(segment.tasks)
     return Text.assemble(
-        f"{segment.name:<{_NAME}} ", (f"{live}/{total} live", "green" if live == total else "red")
+        f"{segment.name:<{_NAME_WIDTH}} ",
+        (f"{live}/{total} live", "green" if live == total else "red"),
     )
 
 
@@ -174,7 +177,7 @@ def _tasks(segment: SegmentLine, live_tasks: int) -> Iterator[Text]:
 
 
 def _task(task: TaskLine) -> Text:
-    line = Text.assemble(f"{task.name:<7} ", _state(task.phase or "no pod", _STATE))
+    line = Text.assemble(f"{task.name:<7} ", _state(task.phase or "no pod", _STATE_WIDTH))
     if task.epoch is not None:
         line.append(f"  epoch {task.epoch}")
     where = " on ".join(part for part in (task.pod, task.node) if part)

@@ -93,8 +93,8 @@ class ConditionLine:
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """`conditions`: the unhealthy ones; `others`: segments and tasks that belong to no query of the
-    spec (of another generation, or if the spec does not compile)."""
+    """`conditions`: the unhealthy ones; `unqueried_segments`: segments, with their tasks, that
+    belong to no query of the spec (of another generation, or if the spec does not compile)."""
 
     name: str
     namespace: str
@@ -109,7 +109,7 @@ class StatusView:
     conditions: tuple[ConditionLine, ...]
     problems: tuple[str, ...]
     queries: tuple[QueryLine, ...]
-    others: tuple[SegmentLine, ...]
+    unqueried_segments: tuple[SegmentLine, ...]
 
 
 def read_status(
@@ -139,7 +139,7 @@ def read_status(
         conditions=tuple(_conditions(status)),
         problems=tuple(_text(p) for p in _entries(data_plane, "problems")),
         queries=queries,
-        others=tuple(s for s in segments.values() if s.name not in shown),
+        unqueried_segments=tuple(s for s in segments.values() if s.name not in shown),
     )
 
 
@@ -233,7 +233,7 @@ def _queries(
         name = _text(query.get("name"))
         needs: tuple[SegmentLine, ...] = ()
         if topology is not None and name in specs:
-            needs = tuple(segments[s.id] for s in topology.ancestry(specs[name]))
+            needs = tuple(segments[s.id] for s in topology.needed_segments(specs[name]))
         lines.append(
             QueryLine(
                 name=name,

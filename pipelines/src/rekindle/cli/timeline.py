@@ -42,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise RekindleError(f"no {error.name}: install rekindle[cli]") from error
     cluster = open_cluster(args)
-    document = cluster.topology(args.topology)
+    resource = cluster.topology(args.topology)
     now = datetime.now(UTC)
     timeline = read_timeline(
-        document,
-        cluster.events(document),
+        resource,
+        cluster.events(resource),
         cluster.nodes(),
         now,
         now - timedelta(microseconds=args.since) if args.since is not None else None,
@@ -54,6 +54,6 @@ def run(args: argparse.Namespace) -> int:
     if not timeline.history.changes:
         raise RekindleError(f"{args.topology} has no queries in its status yet: nothing to draw")
     output = args.output or Path(f"{args.topology}-timeline.svg")
-    draw(timeline.history, output, f"Rekindle: {args.topology}", timeline.axis)
-    print(f"{output}: {len(timeline.history.queries())} queries, {timeline.axis}")
+    draw(timeline.history, output, f"Rekindle: {args.topology}", timeline.axis_label)
+    print(f"{output}: {len(timeline.history.queries())} queries, {timeline.axis_label}")
     return 0

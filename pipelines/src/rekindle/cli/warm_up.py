@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     print("creating the archive of Spark's classes if there is none (30 s)", file=sys.stderr)
     from rekindle.directories import cache_root
-    from rekindle.engine.spark.archive_cache import DIRECTORY, ensure_archive
+    from rekindle.engine.spark.archive_cache import ARCHIVE_DIRECTORY, ensure_archive
 
-    print(ensure_archive(cache_root(os.environ) / DIRECTORY))
+    print(ensure_archive(cache_root(os.environ) / ARCHIVE_DIRECTORY))
     return 0

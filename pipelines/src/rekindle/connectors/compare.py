@@ -58,7 +58,7 @@ class Difference:
 
 
 def read_sink(
-    place: QuerySpec | str,
+    sink: QuerySpec | str,
     format: str | None = None,
     *,
     until_epoch: int | None = None,
@@ -66,10 +66,10 @@ def read_sink(
 ) -> pa.Table:
     """All rows of a `files` sink, by (query, partition, epoch), with these as first columns.
 
-    `place` is the query or its sink's URL (then `format` is "parquet" or "json"). From JSON, times
+    `sink` is the query or its sink's URL (then `format` is "parquet" or "json"). From JSON, times
     are strings unless `schema` gives all columns and their types.
     """
-    url, format, query = _place(place, format)
+    url, format, query = _url_and_format(sink, format)
     objects = open_objects(url)
     tables = []
     for key, name in _files(objects, format, query, 0, until_epoch):
@@ -96,7 +96,7 @@ def compare_sinks(
     """Compare two sinks row by row, only from `since_epoch` (for a query that was added later)
     through `until_epoch` (for a run that is still going on). Raises ValueError if there is no
     expected output at all."""
-    expected_url = _place(expected, format)[0]
+    expected_url = _url_and_format(expected, format)[0]
     if not open_objects(expected_url).exists(MARKER):
         raise ValueError(f"{expected_url} has no Rekindle output to compare with")
     wanted = _lines(expected, format, since_epoch, until_epoch)
@@ -156,12 +156,12 @@ def _examples(
     return found or [f"{where}: {moved} rows in a different order"]
 
 
-def _place(place: QuerySpec | str, format: str | None) -> tuple[str, str, str | None]:
-    if isinstance(place, str):
-        return place, _format_at(place) if format is None else format, None
-    if place.sink.files is None:
-        raise ValueError(f"query {place.name} has no files sink to read")
-    return place.sink.files.url, place.sink.files.format, place.name
+def _url_and_format(sink: QuerySpec | str, format: str | None) -> tuple[str, str, str | None]:
+    if isinstance(sink, str):
+        return sink, _format_at(sink) if format is None else format, None
+    if sink.sink.files is None:
+        raise ValueError(f"query {sink.name} has no files sink to read")
+    return sink.sink.files.url, sink.sink.files.format, sink.name
 
 
 def _format_at(url: str) -> str:
@@ -194,10 +194,10 @@ def _table(data: bytes, format: str, schema: pa.Schema | None) -> pa.Table:
 
 
 def _lines(
-    place: QuerySpec | str, format: str | None, since_epoch: int, until_epoch: int | None
+    sink: QuerySpec | str, format: str | None, since_epoch: int, until_epoch: int | None
 ) -> Mapping[FileKey, list[str]]:
     """The rows of every file in a normal form: equal rows are equal strings."""
-    url, format, query = _place(place, format)
+    url, format, query = _url_and_format(sink, format)
     objects = open_objects(url)
     return {
         key: _rows_as_lines(objects.get(name), format)

@@ -53,10 +53,10 @@ class QuoteDetector:
         self._file = file
         self._quote = dialect.quote.encode() if dialect.quote else None
         self._quote_byte = ord(dialect.quote or "\0")
-        self._readable = ascii_bytes and dialect.escape is None
-        self._around = np.frombuffer(f"{dialect.delimiter}\r\n".encode(), np.uint8)
+        self._can_follow = ascii_bytes and dialect.escape is None
+        self._separators = np.frombuffer(f"{dialect.delimiter}\r\n".encode(), np.uint8)
         self._inside = False  # a quoted value
-        self._before = self._around[-1:]  # the last byte that was read
+        self._before = self._separators[-1:]  # the last byte that was read
         self._closed_last = False  # by that byte
         self._needs_check = False
 
@@ -75,7 +75,7 @@ class QuoteDetector:
     def read(self, size: int = -1) -> bytes:
         data: bytes = self._file.read(size)
         if self._quote is not None and not self._needs_check:
-            if self._readable:
+            if self._can_follow:
                 self._needs_check = not self._follow(np.frombuffer(data, np.uint8))
             else:
                 self._needs_check = self._quote in data
@@ -86,7 +86,7 @@ class QuoteDetector:
         file."""
         if not len(data):
             return not self._inside
-        if self._closed_last and data[0] not in self._around:
+        if self._closed_last and data[0] not in self._separators:
             return False
         quotes = np.flatnonzero(data == self._quote_byte)
         begins, ends = quotes[int(self._inside) :: 2], quotes[1 - int(self._inside) :: 2]
@@ -95,7 +95,8 @@ class QuoteDetector:
         after = data[ends[:-1] + 1 if self._closed_last else ends + 1]
         self._inside ^= bool(len(quotes) % 2)
         self._before = data[-1:]
-        return bool(np.isin(before, self._around).all() and np.isin(after, self._around).all())
+        beside = np.concatenate([before, after])
+        return bool(np.isin(beside, self._separators).all())
 
     def close(self) -> None:
         self._file.close()

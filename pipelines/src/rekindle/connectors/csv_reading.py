@@ -26,8 +26,8 @@ from rekindle.connectors.csv_quotes import (
 from rekindle.connectors.line_blocks import (
     BLOCK_BYTES,
     BYTE_ORDER_MARK,
-    NotInBlocks,
-    whole_lines,
+    NotReadableInBlocks,
+    blocks_of_lines,
 )
 from rekindle.errors import SchemaMismatch
 from rekindle.topology.kinds.files import UTF_8, FilesSourceSpec
@@ -90,15 +90,15 @@ def read_csv_blocks(
     schema: pa.Schema,
     where: str,
     block_bytes: int,
-    most_bytes: int,
+    max_line_bytes: int,
 ) -> tuple[list[str], Iterator[tuple[int, bytes, pa.RecordBatch]]]:
     """The names of the values of a row; and as `read_csv`, each batch with the offset and the bytes
-    of its lines. Raises NotInBlocks if a line may not be a row: because of line ends in quotes,
-    escapes, line ends other than \\n and \\r\\n, another encoding than UTF-8, or more than
-    `most_bytes`; or if a row cannot be read."""
+    of its lines. Raises NotReadableInBlocks if a line may not be a row: because of line ends in
+    quotes, escapes, line ends other than \\n and \\r\\n, another encoding than UTF-8, or more than
+    `max_line_bytes`; or if a row cannot be read."""
     dialect = _dialect(options)
     if options.encoding != UTF_8:
-        raise NotInBlocks(f"{where}: the encoding is {options.encoding}")
+        raise NotReadableInBlocks(f"{where}: the encoding is {options.encoding}")
     try:
         first = _read_first_row(fs, path, options, dialect, schema, where)
     except UnicodeError as e:
@@ -110,7 +110,7 @@ def read_csv_blocks(
     def blocks() -> Iterator[tuple[int, bytes, pa.RecordBatch]]:
         header_lines = first.empty_lines + 1 if options.header else 0
         with fs.open(path, "rb") as file:
-            for offset, lines in whole_lines(file, block_bytes, most_bytes):
+            for offset, lines in blocks_of_lines(file, block_bytes, max_line_bytes):
                 _require_rows(lines, dialect, where)
                 start = _end_of_lines(lines, header_lines, where)
                 header_lines = 0
@@ -123,13 +123,13 @@ def read_csv_blocks(
 def _require_rows(lines: bytes, dialect: CsvDialect, where: str) -> None:
     """Check that each line is a row."""
     if dialect.escape is not None and dialect.escape.encode() in lines:
-        raise NotInBlocks(f"{where}: {dialect.escape} may be before a line end")
+        raise NotReadableInBlocks(f"{where}: {dialect.escape} may be before a line end")
     if lines.count(b"\r") != lines.count(b"\r\n"):
-        raise NotInBlocks(f"{where}: a line ends with a carriage return")
+        raise NotReadableInBlocks(f"{where}: a line ends with a carriage return")
     if lines.startswith(BYTE_ORDER_MARK):
-        raise NotInBlocks(f"{where}: a second byte order mark")
+        raise NotReadableInBlocks(f"{where}: a second byte order mark")
     if not each_line_is_a_row(lines, dialect):
-        raise NotInBlocks(f"{where}: a quoted value contains a line end, or is not closed")
+        raise NotReadableInBlocks(f"{where}: a quoted value contains a line end, or is not closed")
 
 
 def _end_of_lines(data: bytes, count: int, where: str) -> int:
@@ -137,7 +137,7 @@ def _end_of_lines(data: bytes, count: int, where: str) -> int:
     for _ in range(count):
         at = data.find(b"\n", at) + 1
         if not at:
-            raise NotInBlocks(f"{where}: the header is not in the first block")
+            raise NotReadableInBlocks(f"{where}: the header is not in the first block")
     return at
 
 
@@ -158,7 +158,7 @@ def parse_csv_block(
             convert_options=_convert_options(options, schema),
         )
     except pa.ArrowInvalid as e:
-        raise NotInBlocks(f"{where}: {e}") from e
+        raise NotReadableInBlocks(f"{where}: {e}") from e
     (batch,) = table.combine_chunks().to_batches()
     return batch
 

@@ -27,8 +27,8 @@ from rekindle.topology.sql.event_time import (
     Expression,
     LocalTime,
     ParsedTime,
-    SinceEpoch,
     Text,
+    UnixTime,
 )
 from rekindle.topology.sql.time_formats import MONTHS, TimeFormat
 
@@ -77,7 +77,7 @@ def evaluate(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
         case Concat(parts):
             texts = [pc.cast(evaluate(part, batch), pa.string()) for part in parts]
             return pc.binary_join_element_wise(*texts, "", null_handling="emit_null")
-        case SinceEpoch(number, unit_us):
+        case UnixTime(number, unit_us):
             return _since_epoch(evaluate(number, batch), unit_us)
         case ParsedTime(text, None):
             return _iso(evaluate(text, batch))

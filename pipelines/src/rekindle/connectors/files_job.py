@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from rekindle.arrow_types import arrow_schema
-from rekindle.connectors.files_read import FoundFile, RowGroups
+from rekindle.connectors.files_read import FoundFile, RowGroupSelection
 from rekindle.errors import SourceFailed
 from rekindle.objects import to_json
 from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.schema import Schema
 from rekindle.topology.sql.event_time import Expression, columns_of, parse_event_time
 
-VERSION = 7
+PREPARED_FORMAT = 7  # of the prepared files; files of another format are prepared again
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the preparation of one partition of a source needs."""
+    """What the preparation of one partition of a source needs. No job of Spark."""
 
     name: str
     files: FilesSourceSpec
@@ -88,12 +88,12 @@ class Job:
             files = files.model_copy(update={"file_name_column": None})
         return replace(self, columns=columns, files=files)
 
-    def own_groups(self, units: Iterable[int]) -> Iterator[RowGroups]:
-        """The row groups of each file that belong to this partition; `units`: the number of row
-        groups of each file."""
+    def own_groups(self, group_counts: Iterable[int]) -> Iterator[RowGroupSelection]:
+        """The row groups of each file that belong to this partition; `group_counts`: the number of
+        row groups of each file."""
         before = 0
-        for count in units:
-            yield RowGroups((self.partition - before) % self.partitions, self.partitions)
+        for count in group_counts:
+            yield RowGroupSelection((self.partition - before) % self.partitions, self.partitions)
             before += count
 
 
@@ -118,7 +118,7 @@ def check(job: Job) -> None:
 
 def fingerprint(job: Job, found: list[FoundFile]) -> str:
     parts = {
-        "version": VERSION,
+        "version": PREPARED_FORMAT,
         "pyarrow": pa.__version__,  # the checksums depend on its layout
         "files": [(f.path, f.identity) for f in found],
         "spec": job.files.model_dump(mode="json"),

@@ -33,10 +33,10 @@ from rekindle.connectors.files_index import (
 )
 from rekindle.connectors.files_job import Job
 from rekindle.connectors.files_read import (
-    ALL_GROUPS,
+    ALL_ROW_GROUPS,
     FoundFile,
     NumberedBatches,
-    RowGroups,
+    RowGroupSelection,
     find_files,
     read_batches,
     row_groups,
@@ -191,7 +191,7 @@ def _text_in_place(
     scanned: list[TextBlocks] = []
     in_order = RequireOrder(job)
 
-    def keys(file: FoundFile, groups: RowGroups) -> Iterator[pa.RecordBatch]:
+    def keys(file: FoundFile, groups: RowGroupSelection) -> Iterator[pa.RecordBatch]:
         scanned.append(TextBlocks())
         own_file = 0 in groups
         batches = _scan(job, fs, file, scanned[-1]) if own_file else _read_keys(job, fs, file)
@@ -257,7 +257,7 @@ def _read_piece(
     job: Job, fs: Any, file: FoundFile, piece: Piece, first_row: int
 ) -> Iterator[pa.RecordBatch]:
     if piece.text is None:
-        return _read(job, fs, file, RowGroups(piece.first_group, job.partitions), first_row)
+        return _read(job, fs, file, RowGroupSelection(piece.first_group, job.partitions), first_row)
     text = read_blocks(fs, file.path, job.files, job.raw, job.name, piece.text, first_row)
     return _computed(job, file, text)
 
@@ -275,7 +275,7 @@ def _unit_rows(job: Job, fs: Any, file: FoundFile) -> list[int] | None:
 
 
 def _units(
-    own: Sequence[tuple[FoundFile, RowGroups]],
+    own: Sequence[tuple[FoundFile, RowGroupSelection]],
     sizes: Sequence[list[int] | None],
     counts: Sequence[int],
 ) -> list[Unit]:
@@ -298,7 +298,7 @@ def _in_file_order(units: Sequence[Unit], own: pa.Table, others: pa.Table) -> pa
 
 
 def _read_keys(
-    job: Job, fs: Any, file: FoundFile, groups: RowGroups = ALL_GROUPS
+    job: Job, fs: Any, file: FoundFile, groups: RowGroupSelection = ALL_ROW_GROUPS
 ) -> Iterator[pa.RecordBatch]:
     names = job.keys.names
     return (batch.select(names) for batch in _read(job.of_keys(), fs, file, groups))
@@ -311,7 +311,7 @@ def _identify(job: Job, fs: Any, found: list[FoundFile]) -> bytes:
 
 
 def _read(
-    job: Job, fs: Any, file: FoundFile, groups: RowGroups, first_row: int = 0
+    job: Job, fs: Any, file: FoundFile, groups: RowGroupSelection, first_row: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one file, with the columns that are computed from them."""
     batches = read_batches(fs, file.path, job.files, job.raw, job.name, groups, first_row)

@@ -49,8 +49,8 @@ class FoundFile:
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroups:
-    """The row groups of a Parquet file whose number is `first` plus a multiple of `step`; if
+class RowGroupSelection:
+    """Those row groups of a Parquet file whose number is `first` plus a multiple of `step`; if
     `inverse`, all others. A file of another format is one row group."""
 
     first: int
@@ -60,11 +60,11 @@ class RowGroups:
     def __contains__(self, number: int) -> bool:
         return (number % self.step == self.first) != self.inverse
 
-    def others(self) -> RowGroups:
-        return RowGroups(self.first, self.step, not self.inverse)
+    def others(self) -> RowGroupSelection:
+        return RowGroupSelection(self.first, self.step, not self.inverse)
 
 
-ALL_GROUPS = RowGroups(0, 1)
+ALL_ROW_GROUPS = RowGroupSelection(0, 1)
 
 NumberedBatches = Iterator[tuple[int, pa.RecordBatch]]
 """Batches, each with the number of its first row in the file, from 0 on."""
@@ -135,18 +135,19 @@ def read_batches(
     options: FilesSourceSpec,
     schema: pa.Schema,
     source: str,
-    groups: RowGroups = ALL_GROUPS,
+    groups: RowGroupSelection = ALL_ROW_GROUPS,
     first_row: int = 0,
 ) -> NumberedBatches:
     """The rows of one file in file order, of exactly `schema`: those in `groups`, only of Parquet
     without the first `first_row` of them. Raises SourceFailed."""
     where = f"source {source}: {path}"
-    with reading(where):
+    with source_errors(where):
         yield from _batches(fs, path, options, schema, where, groups, first_row)
 
 
 @contextlib.contextmanager
-def reading(where: str) -> Iterator[None]:
+def source_errors(where: str) -> Iterator[None]:
+    """What fails while a file is read, as SourceFailed or SchemaMismatch."""
     try:
         yield
     except SourceFailed:
@@ -176,7 +177,7 @@ def _batches(
     options: FilesSourceSpec,
     schema: pa.Schema,
     where: str,
-    groups: RowGroups,
+    groups: RowGroupSelection,
     first_row: int,
 ) -> NumberedBatches:
     if options.format != "parquet" and 0 not in groups:
@@ -192,7 +193,7 @@ def _batches(
             raw = _parquet_batches(fs, path, schema, where, groups, first_row)
         case other:
             assert_never(other)
-    yield from typed(raw, schema, where, text_rules(options))
+    yield from converted(raw, schema, where, text_rules(options))
 
 
 def text_rules(options: FilesSourceSpec) -> TextRules:
@@ -220,7 +221,10 @@ def _require_one_member(fs: Any, path: str, where: str) -> None:
         )
 
 
-def typed(raw: NumberedBatches, schema: pa.Schema, where: str, rules: TextRules) -> NumberedBatches:
+def converted(
+    raw: NumberedBatches, schema: pa.Schema, where: str, rules: TextRules
+) -> NumberedBatches:
+    """With the columns and types of `schema`."""
     for row, batch in raw:
         columns = [
             convert_to_field(batch.column(i), field, f"{where}: column {field.name}", row, rules)
@@ -232,7 +236,7 @@ def typed(raw: NumberedBatches, schema: pa.Schema, where: str, rules: TextRules)
 def decode_json(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """JSON lines as the source reads them. Raises SchemaMismatch."""
     raw = read_json_lines(lambda: io.BytesIO(data), schema, BLOCK_BYTES, "JSON lines")
-    batches = typed(numbered(raw), schema, "JSON lines", TextRules(binary_is_base64=True))
+    batches = converted(numbered(raw), schema, "JSON lines", TextRules(binary_is_base64=True))
     return (batch for _, batch in batches)
 
 
@@ -244,7 +248,7 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
 
 
 def _parquet_batches(
-    fs: Any, path: str, schema: pa.Schema, where: str, groups: RowGroups, skipped: int
+    fs: Any, path: str, schema: pa.Schema, where: str, groups: RowGroupSelection, skipped: int
 ) -> NumberedBatches:
     with fs.open(path, "rb") as f:
         file = _opened_parquet(f, where)
@@ -259,7 +263,7 @@ def _parquet_batches(
             if skipped >= in_group:
                 skipped -= in_group
                 continue
-            with _reading_group(where, file, group):
+            with _row_group_errors(where, file, group):
                 rows = _rows_of_a_batch(file.metadata.row_group(group))
                 for batch in file.iter_batches(rows, columns=schema.names, row_groups=[group]):
                     if skipped < batch.num_rows:
@@ -279,7 +283,7 @@ class RowGroup:
 def row_groups(fs: Any, path: str, columns: list[str], source: str) -> list[RowGroup]:
     """The row groups of a Parquet file. Raises SourceFailed."""
     where = f"source {source}: {path}"
-    with reading(where), fs.open(path, "rb") as f:
+    with source_errors(where), fs.open(path, "rb") as f:
         metadata = _opened_parquet(f, where).metadata
         groups = (metadata.row_group(n) for n in range(metadata.num_row_groups))
         return [RowGroup(g.num_rows, _compressed_bytes(g, set(columns))) for g in groups]
@@ -311,7 +315,7 @@ def _rows_of_a_batch(group: pq.RowGroupMetaData) -> int:
 
 
 @contextlib.contextmanager
-def _reading_group(where: str, file: pq.ParquetFile, group: int) -> Iterator[None]:
+def _row_group_errors(where: str, file: pq.ParquetFile, group: int) -> Iterator[None]:
     """Errors of Arrow name the row group: a column of it is too large."""
     try:
         yield

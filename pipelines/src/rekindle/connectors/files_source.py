@@ -49,7 +49,8 @@ _log = logging.getLogger(__name__)
 
 
 def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource:
-    """Prepare the source unless that was done, and open it. Raises SourceFailed."""
+    """Prepare the source unless that was done, and open it. Rows whose order in the input is the
+    right one stay there and are read in place; else a sorted copy is. Raises SourceFailed."""
     source, node, work_dir = context.spec, context.node, context.work_dir
     expression = source.event_time.expression if source.event_time else None
     job = Job(
@@ -66,8 +67,8 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
     check(job)
     fs, found = find_files(job.files.url, job.name)
     prefix = f"source-{node.id}-{context.partition}-"
-    base = prefix + fingerprint(job, found)
-    rows, index = work_dir / f"{base}.arrow", work_dir / f"{base}.index"
+    file_stem = prefix + fingerprint(job, found)
+    rows, index = work_dir / f"{file_stem}.arrow", work_dir / f"{file_stem}.index"
 
     def prepare_again() -> Prepared:
         try:
@@ -78,7 +79,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
             prepare(job, fs, found, rows, index)
         except OSError as e:
             raise SourceFailed(f"source {job.name}: cannot be prepared in {work_dir}: {e}") from e
-        _remove_others(work_dir, prefix, base)
+        _remove_others(work_dir, prefix, file_stem)
         prepared = load(rows, index)
         if prepared is None:
             raise SourceFailed(
@@ -135,7 +136,7 @@ class FilesSource:
     def _take(self, prepared: Prepared) -> None:
         self._rows, index = self._open_rows(prepared), prepared.index
         self.input = _input_of(prepared)
-        self._times_us: list[int | None] = json.loads(index.schema.metadata[SUMMARY_KEY])
+        self._event_time_range_us: list[int | None] = json.loads(index.schema.metadata[SUMMARY_KEY])
         self._epochs = int64s(index.column("epoch"))
         self._starts = np.append(int64s(index.column("start")), self._rows.num_rows)
         self._max_times = int64s(index.column("max_time"))
@@ -151,7 +152,7 @@ class FilesSource:
 
     @property
     def summary(self) -> SourceSummary:
-        return SourceSummary(self._rows.num_rows, *self._times_us)
+        return SourceSummary(self._rows.num_rows, *self._event_time_range_us)
 
     def cut(self, epoch: int) -> SourceCut:
         """The rows of `epoch`; none after the last one, with END_OF_INPUT."""

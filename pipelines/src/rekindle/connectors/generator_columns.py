@@ -26,7 +26,7 @@ from rekindle.topology.generator.columns import (
     Keys,
     Normal,
     OrNull,
-    Sequence,
+    SequenceColumn,
     Timestamps,
     Uniform,
 )
@@ -56,7 +56,7 @@ def column_function(column: Column, kind: pa.DataType) -> ColumnFunction:
     """The function from rows to values of type `kind`. It raises pa.ArrowException or OverflowError
     for rows whose value does not fit."""
     match column:
-        case Sequence(start, step):
+        case SequenceColumn(start, step):
             return lambda r: pc.cast(pa.array(start + r.numbers() * step), kind)
         case Timestamps(start_us, jitter_us):
             return lambda r: pc.cast(pa.array(_times(r, start_us, jitter_us)), kind)

@@ -120,7 +120,7 @@ class GeneratorSource:
         return SourceSummary(rows, first_us, min(last_us, INT64_MAX))
 
     def cut(self, epoch: int) -> SourceCut:
-        first, end = self._bound(epoch), self._bound(epoch + 1)
+        first, end = self._first_row_of(epoch), self._first_row_of(epoch + 1)
         if self._memory is not None and not self._sampled and end - first > SAMPLE_ROWS:
             size = self._make(epoch, first, SAMPLE_ROWS).nbytes * (end - first) // SAMPLE_ROWS
             check_size(
@@ -145,7 +145,7 @@ class GeneratorSource:
 
     def next_epoch_to_cut(self, epoch: int) -> int | None:
         """The watermark advances with each row, and at the end."""
-        first, last = self._bound(epoch), self.last_epoch
+        first, last = self._first_row_of(epoch), self.last_epoch
         if last is not None and epoch > last:
             return last + 1 if epoch == last + 1 else None
         return (
@@ -158,7 +158,8 @@ class GeneratorSource:
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _bound(self, epoch: int) -> int:
+    def _first_row_of(self, epoch: int) -> int:
+        """At most the number of rows."""
         first = first_row(max(epoch, 0), self._spec.rows_per_second, self._epoch_interval_us)
         return first if self._spec.rows is None else min(first, self._spec.rows)
 
@@ -170,7 +171,7 @@ class GeneratorSource:
         last = self.last_epoch
         if last is not None and epoch > last:
             return END_OF_INPUT
-        seen = self._bound(epoch + 1)
+        seen = self._first_row_of(epoch + 1)
         if self._start_us is None or not seen:
             return NO_WATERMARK
         newest = (seen - 1) * self._rate.denominator * SECOND_US // self._rate.numerator

@@ -27,7 +27,7 @@ import pyarrow.json as pa_json
 
 from rekindle.arrow_types import arrow_to_ddl
 from rekindle.connectors.json_fields import DeclaredFields, require_in_some_object
-from rekindle.connectors.line_blocks import BYTE_ORDER_MARK, whole_lines
+from rekindle.connectors.line_blocks import BYTE_ORDER_MARK, blocks_of_lines
 from rekindle.errors import SchemaMismatch
 
 _NON_FINITE = {
@@ -114,15 +114,15 @@ def read_json_blocks(
     schema: pa.Schema,
     block_bytes: int,
     where: str,
-    most_bytes: int | None = None,
+    max_line_bytes: int | None = None,
 ) -> Iterator[tuple[int, bytes, pa.RecordBatch]]:
     """As `read_json_lines`, each batch with the offset and the bytes of its lines. Raises
-    NotInBlocks for a line of more than `most_bytes`."""
+    NotReadableInBlocks for a line of more than `max_line_bytes`."""
     raw = raw_schema(schema)
     fields = DeclaredFields(raw)
     line = 1
     with open_file() as file:
-        for offset, block in whole_lines(file, block_bytes, most_bytes):
+        for offset, block in blocks_of_lines(file, block_bytes, max_line_bytes):
             batch = parse_json_block(block, raw, line, where)
             line += block.count(b"\n")
             fields.observe(batch)

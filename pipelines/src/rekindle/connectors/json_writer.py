@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from rekindle.connectors.json_lines import json_value
 
-PIECE_ROWS = 65_536
-PIECE_BYTES = 64 << 20
+MAX_BATCH_ROWS = 65_536
+MAX_BATCH_BYTES = 64 << 20
 """Limits of rows that are encoded at once: their texts have to fit into 2 GB, and an escaped text
 is up to six times as long."""
 _SPECIAL = r'[\x00-\x1f"\\]'
@@ -38,7 +38,7 @@ def encode_lines(rows: pa.Table) -> bytes:
     """One line for each row. Raises UnencodableValue."""
     if not rows.num_rows or not rows.num_columns:
         return b""
-    size = max(1, min(PIECE_ROWS, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes)))
+    size = max(1, min(MAX_BATCH_ROWS, rows.num_rows * MAX_BATCH_BYTES // max(1, rows.nbytes)))
     pieces = (rows.slice(start, size) for start in range(0, rows.num_rows, size))
     return b"".join(_encode(piece) for piece in pieces)
 

@@ -18,7 +18,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DIGEST_BYTES = 16
 
 
-class NotInBlocks(SchemaMismatch):
+class NotReadableInBlocks(SchemaMismatch):
     """The file has to be read from its beginning, as a whole."""
 
 
@@ -36,11 +36,11 @@ def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def whole_lines(
-    file: BinaryIO, block_bytes: int, most_bytes: int | None = None
+def blocks_of_lines(
+    file: BinaryIO, block_bytes: int, max_line_bytes: int | None = None
 ) -> Iterator[tuple[int, bytes]]:
     """Offset and bytes of blocks of about `block_bytes`, longer if one line is; without a byte
-    order mark. Raises NotInBlocks for one of more than `most_bytes`."""
+    order mark. Raises NotReadableInBlocks for one of more than `max_line_bytes`."""
     first = file.read(len(BYTE_ORDER_MARK))
     rest = [first.removeprefix(BYTE_ORDER_MARK)]
     offset = len(first) - len(rest[0])
@@ -48,8 +48,8 @@ def whole_lines(
         whole, newline, tail = data.rpartition(b"\n")
         if not newline:
             rest.append(data)
-            if most_bytes is not None and sum(map(len, rest)) > most_bytes:
-                raise NotInBlocks(f"a line has more than {most_bytes} bytes")
+            if max_line_bytes is not None and sum(map(len, rest)) > max_line_bytes:
+                raise NotReadableInBlocks(f"a line has more than {max_line_bytes} bytes")
             continue
         block = b"".join((*rest, whole, newline))
         yield offset, block

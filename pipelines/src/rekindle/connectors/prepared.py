@@ -25,8 +25,8 @@ from rekindle.connectors.cuts import Int64s
 from rekindle.errors import SourceFailed
 from rekindle.streams.checksum import checksum_table
 
-PIECE_ROWS = 65_536
-PIECE_BYTES = 64 << 20
+MAX_BATCH_ROWS = 65_536
+MAX_BATCH_BYTES = 64 << 20
 _CHECKSUM = b"rekindle.checksum"
 IN_PLACE = b"rekindle.inPlace"
 """In the index's metadata, if the rows stay in the input: what is read of each file, JSON."""
@@ -53,7 +53,8 @@ class Rows(Protocol):
     num_rows: int
 
     def slice(self, start: int, length: int) -> pa.Table:
-        """Raises SourceFailed; DamagedRows if it finds them damaged before there is a checksum."""
+        """Raises SourceFailed; DamagedRows for rows in the input that are no longer those that
+        were prepared."""
         ...
 
     def checksum(self, rows: pa.Table) -> int:
@@ -106,26 +107,26 @@ def write_rows(
 def reordered(table: pa.Table, order: Int64s) -> Iterator[pa.RecordBatch]:
     """The rows of a table in another order, in batches. Arrow's `take` would first copy each column
     into one contiguous array, which cannot hold more than 2 GB of text."""
-    small = table.nbytes <= PIECE_BYTES
+    small = table.nbytes <= MAX_BATCH_BYTES
     batches = table.combine_chunks().to_batches() if small else table.to_batches()
     firsts = np.cumsum([0, *(batch.num_rows for batch in batches)])[:-1]
-    rows = _piece_rows(table)
-    for start in range(0, len(order), rows):
-        piece = order[start : start + rows]
-        source = np.searchsorted(firsts, piece, side="right") - 1
-        by_source = np.argsort(source, kind="stable")
+    size = _batch_rows(table)
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        batch_of = np.searchsorted(firsts, rows, side="right") - 1
+        by_batch = np.argsort(batch_of, kind="stable")
         gathered = [
-            batches[at].take(pa.array(piece[by_source][source[by_source] == at] - firsts[at]))
-            for at in np.unique(source)
+            batches[n].take(pa.array(rows[by_batch][batch_of[by_batch] == n] - firsts[n]))
+            for n in np.unique(batch_of)
         ]
-        back = pa.array(np.argsort(by_source, kind="stable"))
-        yield from pa.Table.from_batches(gathered).combine_chunks().take(back).to_batches()
+        inverse = pa.array(np.argsort(by_batch, kind="stable"))
+        yield from pa.Table.from_batches(gathered).combine_chunks().take(inverse).to_batches()
 
 
-def _piece_rows(table: pa.Table) -> int:
-    """Rows for each batch, within PIECE_ROWS and PIECE_BYTES."""
-    large: int = table.num_rows * PIECE_BYTES // max(1, table.nbytes)
-    return max(1, min(PIECE_ROWS, large))
+def _batch_rows(table: pa.Table) -> int:
+    """Rows for each batch, within MAX_BATCH_ROWS and MAX_BATCH_BYTES."""
+    large: int = table.num_rows * MAX_BATCH_BYTES // max(1, table.nbytes)
+    return max(1, min(MAX_BATCH_ROWS, large))
 
 
 def publish(written: Path, final: Path) -> None:

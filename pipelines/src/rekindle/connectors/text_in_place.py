@@ -20,13 +20,13 @@ from fsspec.utils import infer_compression
 from rekindle.connectors.csv_reading import parse_csv_block, read_csv_blocks
 from rekindle.connectors.files_read import (
     NumberedBatches,
+    converted,
     numbered,
-    reading,
+    source_errors,
     text_rules,
-    typed,
 )
 from rekindle.connectors.json_reading import parse_json_block, raw_schema, read_json_blocks
-from rekindle.connectors.line_blocks import BLOCK_BYTES, Block, NotInBlocks, digest_of
+from rekindle.connectors.line_blocks import BLOCK_BYTES, Block, NotReadableInBlocks, digest_of
 from rekindle.connectors.prepared import DamagedRows
 from rekindle.topology.kinds.files import FilesSourceSpec
 
@@ -45,17 +45,18 @@ def scan_blocks(
     options: FilesSourceSpec,
     schema: pa.Schema,
     source: str,
-    most_bytes: int,
+    max_line_bytes: int,
     found: TextBlocks,
 ) -> NumberedBatches:
-    """All rows of a file; its blocks are added to `found` on the way. Raises NotInBlocks if the
-    file, or blocks of at most `most_bytes`, cannot be read from any place; SourceFailed."""
+    """All rows of a file; its blocks are added to `found` on the way. Raises NotReadableInBlocks if
+    the file cannot be read from any place, or a line has more than `max_line_bytes`;
+    SourceFailed."""
     where = f"source {source}: {path}"
     if infer_compression(path) is not None:
-        raise NotInBlocks(f"{where}: it is compressed")
-    with reading(where):
-        raw = numbered(_scanned(fs, path, options, schema, where, most_bytes, found))
-        yield from typed(raw, schema, where, text_rules(options))
+        raise NotReadableInBlocks(f"{where}: it is compressed")
+    with source_errors(where):
+        raw = numbered(_scanned(fs, path, options, schema, where, max_line_bytes, found))
+        yield from converted(raw, schema, where, text_rules(options))
         with fs.open(path, "rb") as file:
             _require_seekable(file, where)
 
@@ -66,16 +67,16 @@ def _scanned(
     options: FilesSourceSpec,
     schema: pa.Schema,
     where: str,
-    most_bytes: int,
+    max_line_bytes: int,
     found: TextBlocks,
 ) -> Iterator[pa.RecordBatch]:
     if options.format == "csv":
         found.names, parts = read_csv_blocks(
-            fs, path, options, schema, where, BLOCK_BYTES, most_bytes
+            fs, path, options, schema, where, BLOCK_BYTES, max_line_bytes
         )
     else:
         opened = partial(fs.open, path, "rb")
-        parts = read_json_blocks(opened, schema, BLOCK_BYTES, where, most_bytes)
+        parts = read_json_blocks(opened, schema, BLOCK_BYTES, where, max_line_bytes)
     for offset, data, batch in parts:
         found.blocks.append(Block(offset, len(data), batch.num_rows, digest_of(data)))
         yield batch
@@ -86,7 +87,7 @@ def _require_seekable(file: Any, where: str) -> None:
     try:
         file.seek(1)
     except (OSError, ValueError) as e:
-        raise NotInBlocks(f"{where}: {e}") from e
+        raise NotReadableInBlocks(f"{where}: {e}") from e
 
 
 def read_blocks(
@@ -101,9 +102,9 @@ def read_blocks(
     """The rows of a text file from `first_row` on, a batch for each block. Raises DamagedRows if
     the file's bytes are not those that were found, SourceFailed if it cannot be read."""
     where = f"source {source}: {path}"
-    with reading(where):
+    with source_errors(where):
         raw = _raw_blocks(fs, path, options, schema, where, found, first_row)
-        yield from typed(raw, schema, where, text_rules(options))
+        yield from converted(raw, schema, where, text_rules(options))
 
 
 def _raw_blocks(

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-import rekindle.early_exit
+import rekindle.early_exit  # before the slow imports
 from rekindle.coordinator.shell.kube import KubeApi
 from rekindle.coordinator.shell.kube_access import find_access
 from rekindle.coordinator.shell.process import Process

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.identity import STREAM_PROTOCOL
 from rekindle.protocol import CheckpointProblemKind, PollResponse
 from rekindle.topology.model import Slot, Topology
 
@@ -239,6 +240,8 @@ class Report:
     inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
     checkpoint_problems: tuple[CheckpointProblem, ...]
+    stream_protocol: int = STREAM_PROTOCOL  # of this image
+    stream_conflict: tuple[int, ...] = ()  # stream protocols that cannot read from each other
     generation: int | None = None
     head_epoch: int | None = None
     store: str | None = None
@@ -277,11 +280,15 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
-    """Delete what the newest `retain` manifests do not need. `full_scan`: this collection lists the
-    whole store, to find what is missing. The shell feeds GarbageCollected."""
+    """Delete what the newest `retain` manifests do not need, nor an entry `in_use`, which a task
+    still reads. `full_scan`: this collection lists the whole store, to find what is missing;
+    `suspects`: it reads these state objects, which tasks found damaged or missing. The shell feeds
+    GarbageCollected."""
 
     retain: int
     full_scan: bool = False
+    in_use: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class CallBounds:
     max_rows: int = MAX_ROWS
     max_bytes: int = CALL_BYTES
 
-    def within(self, max_epochs: int) -> CallBounds:
+    def with_max_epochs(self, max_epochs: int) -> CallBounds:
         """The same bounds with at most `max_epochs` epochs."""
         return replace(self, max_epochs=min(self.max_epochs, max_epochs))
 

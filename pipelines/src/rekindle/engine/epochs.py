@@ -19,10 +19,11 @@ EPOCH, LATE_BEFORE = "__e", "__late"
 COPIED_BYTES = 1 << 20
 """If epochs are smaller than this on average, they are copied into one batch."""
 SYSTEM = pa.schema([(EPOCH, pa.int64()), (LATE_BEFORE, pa.int64())])
+"""The system columns, before the columns of the rows."""
 
 
 def stack(schema: pa.Schema, epochs: Sequence[tuple[EpochInput, pa.Table]]) -> pa.Table:
-    """The rows of all epochs, system columns first, in exactly the types of `schema`."""
+    """The epochs concatenated, system columns first, in exactly the types of `schema`."""
     tables = [_conform(table, schema) for _, table in epochs]
     lengths = [t.num_rows for t in tables]
     system = [[e.epoch, e.watermark_before] for e, _ in epochs]

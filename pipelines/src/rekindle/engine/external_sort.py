@@ -37,7 +37,7 @@ class ExternalSort:
         self._tables.append(rows)
         self._bytes += rows.nbytes
         if self._files is not None and self._bytes > self._files.portion_bytes:
-            self._mapped.append(self._map(self._files, pa.concat_tables(self._tables)))
+            self._mapped.append(self._write_mapped(self._files, pa.concat_tables(self._tables)))
             self._tables, self._bytes = [], 0
 
     def sorted(self) -> pa.Table:
@@ -50,11 +50,12 @@ class ExternalSort:
         starts = np.cumsum([0, *(part.num_rows for part in parts)])
         portions = min(rows.num_rows, -(-rows.nbytes // self._files.portion_bytes))
         return pa.concat_tables(
-            self._map(self._files, _take(parts, starts, chosen))
+            self._write_mapped(self._files, _take(parts, starts, chosen))
             for chosen in np.array_split(order, portions)
         )
 
-    def _map(self, files: RunFiles, rows: pa.Table) -> pa.Table:
+    def _write_mapped(self, files: RunFiles, rows: pa.Table) -> pa.Table:
+        # RunFiles writes any tables; Run is only what it takes them in.
         (run,) = files.write(rows.schema, [Run(rows)])
         return run.table
 
@@ -65,12 +66,12 @@ def _take(
     """Rows of consecutive tables. Arrow would copy all of a column of texts for each call."""
     order = np.argsort(chosen, kind="stable")
     ascending = chosen[order].astype(np.int64)
-    cuts = np.searchsorted(ascending, starts)
+    bounds = np.searchsorted(ascending, starts)
     found = [
         part.take(pa.array(ascending[low:high] - start))
-        for part, start, low, high in zip(parts, starts, cuts, cuts[1:], strict=False)
+        for part, start, low, high in zip(parts, starts, bounds, bounds[1:], strict=False)
         if high > low
     ]
-    back = np.empty(len(order), dtype=np.int64)
-    back[order] = np.arange(len(order))
-    return pa.concat_tables(found).combine_chunks().take(pa.array(back))
+    inverse = np.empty(len(order), dtype=np.int64)
+    inverse[order] = np.arange(len(order))
+    return pa.concat_tables(found).combine_chunks().take(pa.array(inverse))

@@ -37,7 +37,8 @@ class MemoryPlan:
     needs several times its input in the `direct` buffers. `read_ahead`: rows that readers buffer
     for incomplete epochs, and the same again for complete epochs that the engine has not taken.
     `epoch`: the largest epoch of which Python can hold all copies. `state`: windows' state in
-    memory; the rest of it is in memory-mapped files.
+    memory; the rest of it is in memory-mapped files. `fetch`: objects of a restored state that are
+    fetched at a time; of the rows' part.
     """
 
     limit_bytes: int
@@ -48,6 +49,7 @@ class MemoryPlan:
     spark_job_input_bytes: int
     epoch_bytes: int
     state_bytes: int
+    fetch_bytes: int
 
 
 def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True) -> MemoryPlan:
@@ -69,6 +71,7 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
         spark_job_input_bytes=heap // 64,
         epoch_bytes=max(call, rows // COPIES),
         state_bytes=state,
+        fetch_bytes=_between(8 * MIB, limit_bytes // 32, 64 * MIB),
     )
 
 

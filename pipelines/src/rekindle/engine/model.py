@@ -14,7 +14,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rekindle.engine.state.operator import OperatorState, join_single_deltas
+from rekindle.engine.state.compaction import join_single_deltas
+from rekindle.engine.state.operator import OperatorState
 from rekindle.streams.epochs import EpochInput
 
 
@@ -26,7 +27,7 @@ class State:
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
 
     def for_checkpoint(self) -> State:
-        """The same state for a checkpoint (`engine.state.operator.join_single_deltas`)."""
+        """The same state for a checkpoint (`engine.state.compaction.join_single_deltas`)."""
         return replace(
             self, operators={o: join_single_deltas(state) for o, state in self.operators.items()}
         )

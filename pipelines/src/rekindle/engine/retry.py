@@ -20,7 +20,7 @@ from rekindle.engine.memory import MIB, MemoryPlan, needed_bytes
 from rekindle.errors import EpochTooLarge
 from rekindle.streams.epochs import EpochInput
 
-JOB_FACTOR = 16
+JOB_INPUT_DIVISOR = 16
 SMALL_BYTES = 1 << 20
 """A call of fewer bytes is hardly the reason that a process was killed: larger ones would have
 failed before, and such a bound would allow only one epoch in each call from then on."""
@@ -33,12 +33,12 @@ MAX_CRASHES = 2
 
 @dataclass(slots=True)
 class CallSizes:
-    """Sizes of calls and Spark jobs, reduced after failures."""
+    """Limits of the sizes of calls and Spark jobs, reduced after failures."""
 
     memory: MemoryPlan
     bounds: CallBounds
     spark_job_input_bytes: int
-    _most_epochs: int | None = None  # in calls up to epoch `_reduced_through`
+    _max_epochs: int | None = None  # in calls up to epoch `_reduced_through`
     _reduced_through: int = 0
     _crashes: int = 0
 
@@ -50,25 +50,25 @@ class CallSizes:
 
     @property
     def next_call(self) -> CallBounds:
-        return self.bounds.within(self._most_epochs or self.bounds.max_epochs)
+        return self.bounds.with_max_epochs(self._max_epochs or self.bounds.max_epochs)
 
     def killed_in(self, epochs: int, size: int) -> None:
-        """The task's process was killed in a call of so many epochs and bytes. The cause may have
-        been another one, so nothing is refused."""
+        """Reduce the limits: the task's process was killed in a call of so many epochs and bytes.
+        The cause may have been another one, so nothing is refused."""
         if epochs == 1:
             self.bounds = replace(self.bounds, max_bytes=max(SMALL_BYTES, size))
             self.spark_job_input_bytes = max(
-                MIN_SPARK_JOB_INPUT_BYTES, self.spark_job_input_bytes // JOB_FACTOR
+                MIN_SPARK_JOB_INPUT_BYTES, self.spark_job_input_bytes // JOB_INPUT_DIVISOR
             )
         elif size // 2 >= SMALL_BYTES:
             self.bounds = replace(self.bounds, max_bytes=size // 2)
         else:
-            self.bounds = self.bounds.within(epochs // 2)
+            self.bounds = self.bounds.with_max_epochs(epochs // 2)
 
     def succeeded(self, through: int) -> None:
         """A call whose last epoch is `through` succeeded."""
         if through >= self._reduced_through:
-            self._most_epochs = None
+            self._max_epochs = None
         self._crashes = 0
 
     def failed(self, call: Sequence[EpochInput], error: EngineUnavailable | OutOfMemory) -> None:
@@ -78,7 +78,7 @@ class CallSizes:
             half = sum(e.nbytes for e in call) // 2
             if by_memory or half >= SMALL_BYTES:
                 self.bounds = replace(self.bounds, max_bytes=max(1, half))
-            self._most_epochs = len(call) // 2
+            self._max_epochs = len(call) // 2
             self._reduced_through = max(self._reduced_through, call[-1].epoch)
             return
         if not by_memory:
@@ -86,9 +86,9 @@ class CallSizes:
             if self._crashes > MAX_CRASHES:
                 raise error
             return
-        if self.spark_job_input_bytes // JOB_FACTOR < MIN_SPARK_JOB_INPUT_BYTES:
+        if self.spark_job_input_bytes // JOB_INPUT_DIVISOR < MIN_SPARK_JOB_INPUT_BYTES:
             raise EpochTooLarge(self._too_large(call[0], str(error))) from error
-        self.spark_job_input_bytes //= JOB_FACTOR
+        self.spark_job_input_bytes //= JOB_INPUT_DIVISOR
 
     def check(self, epoch: EpochInput) -> None:
         """Raises EpochTooLarge for an epoch of which Python could not hold all copies."""

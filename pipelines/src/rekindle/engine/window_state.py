@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from rekindle.engine.epochs import EPOCH
 from rekindle.engine.external_sort import ExternalSort
-from rekindle.engine.state.operator import NO_PANE, OperatorState, append, compact, drop
+from rekindle.engine.state.compaction import compact
+from rekindle.engine.state.operator import NO_PANE, OperatorState, append, drop
 from rekindle.engine.state.panes import closing, each_window, without_touched
 from rekindle.engine.state.runs import HASH, PANE, Merge, Run, RunShape, int64s, sort
 from rekindle.engine.state.spill import RunFiles
@@ -108,17 +109,17 @@ def advance(
 def conform(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
     """Saved state with columns in the order of this shape, matched by name. Raises StateMismatch if
     a column is missing, unknown or of another type."""
-    schema = shape.runs.schema
+    names = shape.runs.schema.names
     runs: dict[object, Run] = {}
     for run in state.runs():
-        table = _conform(schema, run.table, operator)
-        if table is not run.table:
-            runs[run.id] = Run(table, run.id, run.file)
+        _check_columns(shape.runs.schema, run.schema, operator)
+        if run.schema.names != names:
+            runs[run.id] = run.select(names)
     return state.with_runs(runs)
 
 
-def _conform(wanted: pa.Schema, table: pa.Table, operator: str) -> pa.Table:
-    kept = {field.name: field.type for field in table.schema}
+def _check_columns(wanted: pa.Schema, found: pa.Schema, operator: str) -> None:
+    kept = {field.name: field.type for field in found}
     needed = {field.name: field.type for field in wanted}
     for name in [*needed, *kept]:
         if kept.get(name) == needed.get(name):
@@ -129,7 +130,6 @@ def _conform(wanted: pa.Schema, table: pa.Table, operator: str) -> pa.Table:
             f"{name} is {have} in the state and {need} in this release; run the image that saved "
             "it, or rename the operator to start with empty state"
         )
-    return table if table.schema.names == wanted.names else table.select(wanted.names)
 
 
 def _split_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int]:

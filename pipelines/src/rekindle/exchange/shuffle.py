@@ -1,6 +1,6 @@
 """The hash exchange: splits an epoch into the shares of the consumer partitions, at the producer.
 
-In Flux the producer routes by hash; here the Flight server does, so that each consumer gets only
+In Flux the producer routes by hash; here the stream server does, so that each consumer gets only
 its rows, in row order, and all consumers with the same key share one split. A pure function of the
 rows; does not know transport, replicas or time.
 
@@ -14,30 +14,53 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rekindle.exchange.hashing import hash_rows
-
-SHARE_BYTES = 8 << 10
-"""Memory of the Arrow and Python objects of one share, without its rows."""
+from rekindle.table_memory import memory_bytes
 
 
-def split(rows: pa.Table, key_by: Sequence[str], partitions: int) -> tuple[pa.Table, ...]:
-    """One table for each of `partitions`: the rows whose key hashes there, in row order."""
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The rows of an epoch, grouped by share; those of a share are contiguous, in row order. One
+    table, so that an epoch of few rows costs the same for any number of shares."""
+
+    rows: pa.Table
+    ends: npt.NDArray[np.int64]
+    """Of each share, in `rows`."""
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, share: int) -> pa.Table:
+        if not 0 <= share < len(self.ends):
+            raise IndexError(share)
+        begin = int(self.ends[share - 1]) if share else 0
+        return self.rows.slice(begin, int(self.ends[share]) - begin)
+
+    def tables(self) -> tuple[pa.Table, ...]:
+        return tuple(self[share] for share in range(len(self)))
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory, with that of its objects."""
+        return memory_bytes(self.rows) + int(self.ends.nbytes)
+
+
+def split(rows: pa.Table, key_by: Sequence[str], partitions: int) -> Split:
+    """The rows by the share to which their key hashes."""
     if not rows.num_rows or partitions == 1:
-        return (rows,) + (rows.slice(0, 0),) * (partitions - 1)
+        return Split(rows, np.full(partitions, rows.num_rows, dtype=np.int64))
     hashes = np.asarray(hash_rows(rows, list(key_by)), dtype=np.uint64)
     target = (hashes % np.uint64(partitions)).astype(np.int64)
     order = np.argsort(target, kind="stable")
     counts = np.bincount(target, minlength=partitions)
     grouped = rows.take(pa.array(order)).combine_chunks()
-    ends = np.cumsum(counts)
-    return tuple(
-        grouped.slice(int(end - count), int(count)) for end, count in zip(ends, counts, strict=True)
-    )
+    return Split(grouped, np.cumsum(counts, dtype=np.int64))
 
 
 class SplitCache:
@@ -50,7 +73,7 @@ class SplitCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._splits: OrderedDict[Hashable, Future[tuple[pa.Table, ...]]] = OrderedDict()
+        self._splits: OrderedDict[Hashable, Future[Split]] = OrderedDict()
         self._sizes: dict[Hashable, int] = {}
         self._bytes = 0
 
@@ -58,9 +81,7 @@ class SplitCache:
         with self._lock:
             return len(self._splits)
 
-    def get(
-        self, key: Hashable, compute: Callable[[], tuple[pa.Table, ...]]
-    ) -> tuple[pa.Table, ...]:
+    def get(self, key: Hashable, compute: Callable[[], Split]) -> Split:
         with self._lock:
             future = self._splits.get(key)
             mine = future is None
@@ -71,17 +92,17 @@ class SplitCache:
             self._compute(key, future, compute)
         return future.result()
 
-    def _compute(self, key: Hashable, future: Future[Any], compute: Callable[[], Any]) -> None:
+    def _compute(self, key: Hashable, future: Future[Split], compute: Callable[[], Split]) -> None:
         try:
-            tables = compute()
+            computed = compute()
         except BaseException as error:
             with self._lock:
                 self._splits.pop(key, None)
             future.set_exception(error)
             return
-        future.set_result(tables)
+        future.set_result(computed)
         with self._lock:
-            self._sizes[key] = sum(t.nbytes + SHARE_BYTES for t in tables)
+            self._sizes[key] = computed.nbytes
             self._bytes += self._sizes[key]
             for old in list(self._splits):
                 if self._bytes <= self._max_bytes:

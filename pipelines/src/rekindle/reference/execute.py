@@ -217,7 +217,9 @@ def _shares(segment: Segment, streams: Mapping[tuple[str, int], Sequence[EpochOu
 
 def _share(input: Input, consumers: int, rows: pa.Table) -> Sequence[pa.Table]:
     share = share_read(input, consumers, 0)
-    return (rows,) * consumers if share is None else split(rows, share.key_by, consumers)
+    if share is None:
+        return (rows,) * consumers
+    return split(rows, share.key_by, consumers).tables()
 
 
 def _merge(

@@ -17,10 +17,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def ahead(items: Iterator[T]) -> Generator[T, None, None]:
+def prefetch(items: Iterator[T]) -> Generator[T, None, None]:
     """The same items, none of them None; the next one is made while one is used. Raises what
     `items` raises, in its place."""
-    with ThreadPoolExecutor(1, "ahead") as thread:
+    with ThreadPoolExecutor(1, "prefetch") as thread:
         made = thread.submit(next, items, None)
         while (item := made.result()) is not None:
             made = thread.submit(next, items, None)
@@ -28,10 +28,10 @@ def ahead(items: Iterator[T]) -> Generator[T, None, None]:
 
 
 @contextmanager
-def behind(use: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
+def write_behind(use: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
     """A function that calls `use` in a thread, for one item after another. It waits for the item
     before, and raises what `use` raised for it; so does the end."""
-    with ThreadPoolExecutor(1, "behind") as thread:
+    with ThreadPoolExecutor(1, "write_behind") as thread:
         last: Future[None] | None = None
 
         def submit(item: T) -> None:
@@ -47,8 +47,8 @@ def behind(use: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
 
 @contextmanager
 def set_on_error(event: threading.Event) -> Iterator[None]:
-    """Sets `event` if the body ends by an error or a signal, so that the threads of `ahead` and
-    `behind`, which are waited for, can leave the rest of their item."""
+    """Sets `event` if the body ends by an error or a signal, so that the threads of `prefetch` and
+    `write_behind`, which are waited for, can leave the rest of their item."""
     try:
         yield
     except BaseException:

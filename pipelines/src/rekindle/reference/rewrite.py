@@ -92,7 +92,7 @@ def _after(pattern: str, at: int) -> int:
 
 def _read_from(source: SourceSpec, directory: Path, paths: dict[str, str]) -> SourceSpec:
     changes = {
-        kind: given.reading(f"file://{directory.absolute()}/{paths[given.input_url]}")
+        kind: given.with_url(f"file://{directory.absolute()}/{paths[given.input_url]}")
         for kind, given in source.kinds.items()
         if given is not None and given.input_url is not None
     }

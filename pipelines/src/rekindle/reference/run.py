@@ -32,7 +32,7 @@ from rekindle.reference.execute import (
     input_batches,
     last_epoch_to_run,
 )
-from rekindle.reference.overlap import ahead, behind, set_on_error
+from rekindle.reference.overlap import prefetch, set_on_error, write_behind
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.termination import keeping_signal_handlers
@@ -99,7 +99,7 @@ class Progress:
 
 
 RunEvent = SourcesOpened | SparkStarting | Progress
-Report = Callable[[RunEvent], None]
+OnRunEvent = Callable[[RunEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def run_reference(
     until_epoch: int | None = None,
     epochs_per_call: int = EPOCHS_PER_CALL,
     spark: SparkStart = SparkStart(),
-    report: Report = lambda event: None,
+    report: OnRunEvent = lambda event: None,
     make_chain: MakeChain | None = None,
 ) -> ReferenceResult:
     """Run to the end of all inputs, or to `until_epoch`.
@@ -154,10 +154,10 @@ def run_reference(
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
-        ended = threading.Event()
-        batches = ahead(input_batches(sources, last, epochs_per_call, ended.is_set))
-        output_of = partial(execution.write, is_stopping=ended.is_set)
-        with contextlib.closing(batches), behind(output_of) as write, set_on_error(ended):
+        failed = threading.Event()
+        batches = prefetch(input_batches(sources, last, epochs_per_call, failed.is_set))
+        write_batch = partial(execution.write, is_stopping=failed.is_set)
+        with contextlib.closing(batches), write_behind(write_batch) as write, set_on_error(failed):
             for batch in batches:
                 write(execution.run_batch(batch))
                 reported, rows = batch.epochs[-1], rows + batch.rows
@@ -242,7 +242,7 @@ def _require_no_output(topology: Topology) -> None:
 
 @contextlib.contextmanager
 def _spark_chains(
-    topology: Topology, spark: SparkStart, work: Path, report: Report
+    topology: Topology, spark: SparkStart, work: Path, report: OnRunEvent
 ) -> Iterator[MakeChain]:
     """Makes chains on one Spark session, which is not started if no segment has an operator."""
     from rekindle.engine.passthrough import PassThroughChain
@@ -250,7 +250,7 @@ def _spark_chains(
     def pass_through(segment: Segment) -> Chain:
         return PassThroughChain(arrow_schema(topology.nodes[segment.name].schema))
 
-    if all(_is_bare_source(segment) for segment in topology.segments):
+    if all(_has_no_operators(segment) for segment in topology.segments):
         yield pass_through
         return
     from rekindle.engine.spark.archive_cache import cached_archive
@@ -276,7 +276,7 @@ def _spark_chains(
         files = RunFiles(work / "state", _STATE_BYTES)
 
         def chain(segment: Segment) -> Chain:
-            if _is_bare_source(segment):
+            if _has_no_operators(segment):
                 return pass_through(segment)
             return SparkChain(segment, topology, session, run_files=files)
 
@@ -287,5 +287,5 @@ def _spark_chains(
     stop_session(session)
 
 
-def _is_bare_source(segment: Segment) -> bool:
+def _has_no_operators(segment: Segment) -> bool:
     return segment.is_source and len(segment.nodes) == 1

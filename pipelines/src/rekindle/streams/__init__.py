@@ -1,4 +1,4 @@
-"""Streams of epochs: digests, the output log, Flight, readers, SUnion.
+"""Streams of epochs: digests, the output log, server and readers, SUnion.
 
 Must not know the engine, sinks or stores.
 

@@ -31,8 +31,8 @@ class Kind(StrEnum):
 
     STABLE = "STABLE"
     TENTATIVE = "TENTATIVE"
-    UNDO = "UNDO"
-    RECONCILIATION_DONE = "REC_DONE"  # as DPC calls it
+    UNDO = "UNDO"  # drop the tentative ones since the last stable epoch
+    RECONCILIATION_DONE = "REC_DONE"  # as DPC calls it: all corrections are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class EpochBatch:
 
     `watermark` is in microseconds since the Unix epoch, UTC: after this epoch no row with an older
     event time is expected. `rows` may be empty: then the batch is only the boundary. `digest` is
-    the canonical digest of the rows (`rekindle.streams.digest`), hex.
+    the canonical digest of the rows (`rekindle.streams.digest`), hex. `attempt`: the number of the
+    tentative branch; 0 for stable ones.
     """
 
     stream: str

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,13 +27,16 @@ from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull
 from rekindle.streams import records
 from rekindle.streams.branches import Branch
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
 from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
-from rekindle.streams.log_reading import Reading, View
+from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch, Reading, View
 from rekindle.streams.records import DamagedRecord, Record
 from rekindle.streams.tail import append_epoch
 
 LOG_FILE_BYTES = 16 << 20
 LOG_FILE_RECORDS = 1024
+FETCHED_BYTES = 32 << 20
+"""Spilled files that are kept in memory for the next read of them, or one."""
 _CURSORS = 64
 """Places in files that are remembered: where reads in order go on."""
 
@@ -82,12 +85,13 @@ class OutputLog:
         # Locks, acquired in this order. Calls of the store, which may be slow, hold only the first.
         self._appending = threading.Lock()  # held by the one appender
         self._writing = threading.Lock()  # held while files are changed
-        self._changed = threading.Condition()  # held to read or change the index
+        self._changed = threading.Condition()  # held to read or change the index, not for I/O
         self._closed = False
+        self._listeners: list[Callable[[], None]] = []
         self._floor = NO_EPOCH
         self.damage: str | None = None
         """Damage that a read found; the log has to be reopened, which truncates it there."""
-        self._fetched: tuple[str, pa.Buffer] | None = None  # the spilled file read last
+        self._fetched = FetchedFiles(FETCHED_BYTES)
         self._cursors: dict[int, int] = {}  # by epoch, the offset from which to look for it
         self._no_rows = schema.empty_table()
         self._stable: Branch[LogFile] = Branch(0)
@@ -142,9 +146,80 @@ class OutputLog:
                 self._changed.wait(left)
             return not self._closed
 
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, which must not block, after each change, from the thread that made it."""
+        with self._changed:
+            self._listeners.append(changed)
+
+    def spilled(self, epoch: int) -> tuple[str, int] | None:
+        """Name and bytes of the object that has the epoch, if it is in the store, which may be
+        slow."""
+        with self._changed:
+            file = self._stable.holding(epoch)
+            return None if file is None or file.spilled is None else (file.spilled, file.size)
+
     def read(self, from_epoch: int, max_bytes: int) -> list[EpochBatch]:
         """Consecutive epochs from `from_epoch`, at least one if it exists, zero-copy from the
         mapped file. Raises BelowFloor for an epoch below the base."""
+        return [self._decoded(epoch) for epoch in self.read_encoded(from_epoch, max_bytes)]
+
+    def read_encoded(self, from_epoch: int, max_bytes: int) -> list[EncodedEpoch]:
+        """As `read`, without a look at the rows."""
+        return self._read(Reading(from_epoch, max_bytes), self._fetch)
+
+    def read_local(
+        self,
+        from_epoch: int,
+        max_bytes: int,
+        max_epochs: int = READ_EPOCHS,
+        *,
+        at_least_one: bool = False,
+    ) -> list[EncodedEpoch]:
+        """As `read_encoded`, but none that is spilled; with `at_least_one` the first one may be
+        larger. It takes no longer than to read so many bytes of local files."""
+        reading = Reading(from_epoch, max_bytes, at_least_one, max_epochs)
+        return self._read(reading, lambda file: None)
+
+    def read_fetched(
+        self,
+        fetched: FetchedFile,
+        from_epoch: int,
+        max_bytes: int,
+        max_epochs: int = READ_EPOCHS,
+        *,
+        at_least_one: bool = False,
+    ) -> list[EncodedEpoch]:
+        """As `read_local`, of a spilled file; nothing if the epoch is not in it."""
+        reading = Reading(from_epoch, max_bytes, at_least_one, max_epochs)
+        return self._read(
+            reading, lambda file: fetched if file.spilled == fetched.name else None, local=False
+        )
+
+    def fetch(self, name: str) -> FetchedFile:
+        """A spilled file; the store may be slow. Whoever holds it need not fetch it again."""
+        assert self._spill is not None
+        return self._fetched.get(name, self._spill.get)
+
+    def fetched(self, name: str) -> FetchedFile | None:
+        """A spilled file that need not be fetched."""
+        return self._fetched.find(name)
+
+    def is_recent(self, epoch: int) -> bool:
+        """Whether the epoch is in the file that grows, so its bytes are probably in memory."""
+        with self._changed:
+            newest = self._stable.newest
+            return newest is not None and newest.first <= epoch and newest.spilled is None
+
+    def _read(
+        self,
+        reading: Reading,
+        fetch: Callable[[LogFile], FetchedFile | None],
+        *,
+        local: bool = True,
+    ) -> list[EncodedEpoch]:
+        """`fetch`: the bytes of a spilled file; None: the reading ends before it. `local`: whether
+        it reads local files, too."""
+        from_epoch = reading.next_epoch
         with self._changed:
             if from_epoch < self._stable.base:
                 raise BelowFloor(
@@ -152,21 +227,30 @@ class OutputLog:
                     f"the log, which begins at {self.base}; read from another replica, or "
                     f"restore from a later epoch"
                 )
-        reading = Reading(self.stream, self.partition, self._no_rows, from_epoch, max_bytes)
         fetched_again = False
-        while not reading.complete and (found := self._view(reading.next_epoch)) is not None:
+        while not reading.complete:
+            if (found := self._view(reading.next_epoch, fetch)) is None:
+                break
             file, view = found
+            if file.spilled is None and not local:
+                break
             try:
                 offset = reading.take(view)
                 self._remember(reading.next_epoch, offset)
             except DamagedRecord as damage:
                 if file.spilled is not None and not fetched_again:
-                    self._fetched, fetched_again = None, True
+                    self._fetched.drop(file.spilled)
+                    fetch, fetched_again = self._fetch, True  # here, although it may be slow
                 elif reading.epochs:
                     break  # the next read finds it
                 else:
                     raise LogCorrupt(self._damaged(file, f"epoch {from_epoch}", damage)) from None
         return reading.epochs
+
+    def _decoded(self, encoded: EncodedEpoch) -> EpochBatch:
+        epoch, watermark, digest, payload, _ = encoded
+        rows = self._no_rows if payload is None else records.decode_rows(payload)
+        return EpochBatch(self.stream, self.partition, epoch, watermark, rows, digest)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -174,11 +258,12 @@ class OutputLog:
         """Make `epoch` appendable: a log that ends before `epoch - 1` would have a gap and is
         emptied. A log that already holds more stays, and is compared with what is appended, or with
         `keep=False` is emptied as well."""
-        with self._appending, self._writing, self._changed:
-            if keep and self._stable.next_epoch >= epoch:
-                return
-            gone = self._stable.restart_at(epoch)
-            self._cursors.clear()
+        with self._appending, self._writing:
+            with self._changed:
+                if keep and self._stable.next_epoch >= epoch:
+                    return
+                gone = self._stable.restart_at(epoch)
+                self._cursors.clear()
             self._remove_files(gone)
         self._remove_spilled(gone)
 
@@ -206,16 +291,17 @@ class OutputLog:
                     if file is not self._stable.newest:
                         self._stable.add(file)
                     file.grew(appended.tail, appended.record)
-                    self._changed.notify_all()
+                    self._notify()
         return True
 
     def truncate(self, floor: int) -> None:
         """Epochs at or below `floor` are no longer needed: remove the files that have no others."""
-        with self._writing, self._changed:
-            self._floor = max(self._floor, floor)
-            gone = self._stable.drop_through(floor)
+        with self._writing:
+            with self._changed:
+                self._floor = max(self._floor, floor)
+                gone = self._stable.drop_through(floor)
+                self._notify()
             self._remove_files(gone)
-            self._changed.notify_all()
         self._remove_spilled(gone)
 
     def close(self) -> None:
@@ -223,12 +309,20 @@ class OutputLog:
             self._closed = True
             for file in self._stable.extents:
                 file.unmap()
-            self._changed.notify_all()
+            self._notify()
 
     # -- private ---------------------------------------------------------------------------------
 
-    def _view(self, epoch: int) -> tuple[LogFile, View] | None:
-        """Where this epoch is; None if there is no such epoch."""
+    def _notify(self) -> None:
+        """Called under `_changed`."""
+        self._changed.notify_all()
+        for changed in self._listeners:
+            changed()
+
+    def _view(
+        self, epoch: int, fetch: Callable[[LogFile], FetchedFile | None]
+    ) -> tuple[LogFile, View] | None:
+        """Where this epoch is; None if there is no such epoch, or its file is not fetched."""
         with self._changed:
             file = self._stable.holding(epoch)
             if file is None:
@@ -244,7 +338,8 @@ class OutputLog:
             end = file.tail.closed
             if file.spilled is None:
                 return file, View(file.map(end), start, end)
-        return file, View(self._fetch(file), start, end)  # without the lock: it may be slow
+        fetched = fetch(file)  # without the lock: it may be slow
+        return None if fetched is None else (file, View(fetched.data, start, end))
 
     def _remember(self, epoch: int, offset: int) -> None:
         """`epoch`, unless it begins another file, is looked for from this offset on."""
@@ -254,17 +349,9 @@ class OutputLog:
             if len(self._cursors) > _CURSORS:
                 self._cursors.pop(next(iter(self._cursors)))
 
-    def _fetch(self, file: LogFile) -> pa.Buffer:
-        """The bytes of a spilled file; without the lock, because of the network."""
-        assert self._spill is not None
+    def _fetch(self, file: LogFile) -> FetchedFile:
         assert file.spilled is not None
-        fetched = self._fetched
-        if fetched is None or fetched[0] != file.spilled:
-            fetched = self._fetched = (
-                file.spilled,
-                pa.py_buffer(self._spill.get(file.spilled)),
-            )
-        return fetched[1]
+        return self.fetch(file.spilled)
 
     def _damaged(self, file: LogFile, what: str, damage: DamagedRecord) -> str:
         """Ensure that the log ends before the damage when it is opened the next time."""
@@ -273,8 +360,9 @@ class OutputLog:
             f"{what} of stream {self.stream}/{self.partition} is damaged in {where} ({damage}); "
             f"the task restarts, truncates its output log there and computes the epoch again"
         )
-        with self._writing, self._changed:
-            files = self._stable.extents
+        with self._writing:
+            with self._changed:
+                files = self._stable.extents
             if file.spilled is not None and file in files:
                 # Spilled bytes are not checked when a log is opened, so the file is removed now,
                 # and those after it: a log without its first files would begin at a later epoch.
@@ -308,7 +396,7 @@ class OutputLog:
 
     def _records(self, epoch: int) -> Iterator[tuple[Record, memoryview]]:
         """The records of a file from the one that holds `epoch` on; watermark changes of each."""
-        found = self._view(epoch)
+        found = self._view(epoch, self._fetch)
         if found is not None:
             for record in found[1].records(epoch):
                 yield record, found[1].watermark_changes(record)
@@ -370,12 +458,14 @@ class OutputLog:
                     path = file.write_outline(name, len(data), outline)
                     outlined = True
                     with self._changed:
-                        file.replace_by_outline(path, name)
+                        replaced = file.replace_by_outline(path, name)
+                    replaced.unlink(missing_ok=True)
         finally:
             if not outlined:  # truncated meanwhile, or the disk is full
                 self._discard(name)
 
     def _remove_files(self, files: list[LogFile]) -> None:
+        """To be called without `_changed`, which the loop of a server takes."""
         for file in files:
             file.path.unlink(missing_ok=True)
 
@@ -386,8 +476,7 @@ class OutputLog:
                 self._discard(file.spilled)
 
     def _discard(self, name: str) -> None:
-        if self._fetched is not None and self._fetched[0] == name:
-            self._fetched = None
+        self._fetched.drop(name)
         if self._spill is None:
             return
         try:

@@ -107,13 +107,14 @@ class LogFile:
         temp.replace(path)
         return path
 
-    def replace_by_outline(self, outline: Path, name: str) -> None:
-        """Remove the file: its bytes are object `name` of the store, its outline is a file."""
+    def replace_by_outline(self, outline: Path, name: str) -> Path:
+        """Its bytes are object `name` of the store, its outline is a file. Returns the path of what
+        is to be removed."""
         self.complete()
         self.spilled = name
         self._index = SparseIndex()
-        self.path.unlink(missing_ok=True)
-        self.path = outline
+        replaced, self.path = self.path, outline
+        return replaced
 
 
 def _write(file: int, data: bytes | pa.Buffer, offset: int) -> None:

@@ -7,15 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from rekindle.streams import records
-from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.records import Record
 
 READ_EPOCHS = 256
 """Maximum epochs of one read: empty ones hardly count for its limit in bytes."""
+
+
+class EncodedEpoch(NamedTuple):
+    """An epoch as it is in the log. `payload`: its rows as an Arrow IPC stream, None without rows;
+    `checksum`: CRC-32 of it, which matches. A tuple, as `Record` is."""
+
+    epoch: int
+    watermark: int
+    digest: str
+    payload: pa.Buffer | None
+    checksum: int
 
 
 class View:
@@ -47,15 +58,14 @@ class View:
 
 @dataclass(slots=True)
 class Reading:
-    """The epochs of one read, from `next_epoch` on: at least one, at most READ_EPOCHS, and not more
-    than `left` bytes of records. `no_rows`: the rows of empty ones."""
+    """The epochs of one read, from `next_epoch` on: at most `max_epochs`, and not more than `left`
+    bytes of records, but with `at_least_one` the first one whatever its size."""
 
-    stream: str
-    partition: int
-    no_rows: pa.Table
     next_epoch: int
     left: int
-    epochs: list[EpochBatch] = field(default_factory=list)
+    at_least_one: bool = True
+    max_epochs: int = READ_EPOCHS
+    epochs: list[EncodedEpoch] = field(default_factory=list)
     complete: bool = False
 
     def take(self, view: View) -> int:
@@ -76,8 +86,9 @@ class Reading:
         """Read the record's epoch, if it is not one too many."""
         if self._is_full(record.size):
             return False
-        records.verify_checksum(view.content, record)
-        self._add(record.watermark, records.decode_rows(view.data, record), record)
+        checksum = records.verify_checksum(view.content, record)
+        payload = view.data.slice(record.payload, record.length)
+        self._add(record.watermark, record.digest, payload, checksum)
         self.left -= record.size
         return True
 
@@ -87,18 +98,17 @@ class Reading:
         for watermark in records.watermarks(changes, record, self.next_epoch):
             if self._is_full(records.ALIGN):
                 return False
-            self._add(watermark, self.no_rows, record)
+            self._add(watermark, record.digest, None, 0)
             self.left -= records.ALIGN
         return True
 
-    def _add(self, watermark: int, rows: pa.Table, record: Record) -> None:
-        self.epochs.append(
-            EpochBatch(self.stream, self.partition, self.next_epoch, watermark, rows, record.digest)
-        )
+    def _add(self, watermark: int, digest: str, payload: pa.Buffer | None, checksum: int) -> None:
+        self.epochs.append(EncodedEpoch(self.next_epoch, watermark, digest, payload, checksum))
         self.next_epoch += 1
 
     def _is_full(self, size: int) -> bool:
         """Whether an epoch of this size is one too many."""
         epochs = len(self.epochs)
-        self.complete = epochs > 0 and (size > self.left or epochs == READ_EPOCHS)
+        too_large = size > self.left and (epochs > 0 or not self.at_least_one)
+        self.complete = too_large or epochs == self.max_epochs
         return self.complete

@@ -1,28 +1,36 @@
-"""The I/O around `ReaderCore`: a thread that reads one upstream partition, call by call.
+"""The I/O around `ReaderCore`: reads one upstream partition, call by call.
 
-When a call is abandoned, its thread is too: a new thread takes over at once. Knows nothing of the
-SUnion: it delivers batches and asks whether there is buffer space for more.
+All readers of a task share one event loop. A call that is abandoned is cancelled, which closes its
+connection, and the next one begins at once. A reader that can make no call has a timer if it waits
+for the end of a back-off, and none if it waits for buffer space: who takes epochs wakes it. Knows
+nothing of the SUnion: it delivers batches and asks whether there is buffer space for more.
 
 Design: docs/design/streams.md#reader.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
+from rekindle.backoff import Backoff
 from rekindle.errors import BelowFloor, EpochTooLarge, RekindleError
 from rekindle.protocol import Endpoint
+from rekindle.streams.client import StreamClient
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import CallTimedOut, ReadRequest, ReadResponse, StreamClient
+from rekindle.streams.io_thread import IoThread
 from rekindle.streams.reader_core import (
     WAIT_S,
     AbandonCall,
     CallFailed,
+    CallLost,
     CallReturned,
-    CallThreadDied,
     ReadEpochs,
     ReaderCore,
     ReaderEvent,
@@ -30,44 +38,61 @@ from rekindle.streams.reader_core import (
     Subscription,
 )
 from rekindle.streams.replica_choice import DeliverEpochs, RoutesChanged, SwitchReplica
-from rekindle.workers import Worker
+from rekindle.streams.wire import CallTimedOut, ReadRequest, ReadResponse, StreamRefused
+from rekindle.workers import BACKOFF
 
 REQUEST_BYTES = 8 << 20
-_IDLE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
 
+class Client(Protocol):
+    """What a reader needs of `StreamClient`."""
+
+    @property
+    def address(self) -> str: ...
+    async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse: ...
+    async def close(self) -> None: ...
+
+
 class PartitionReader:
     """Reads until closed. `deliver` is called with new batches in order, `has_buffer_space` before
-    each call; both from the reader's thread."""
+    each call; both from the thread of `io`."""
 
     def __init__(
         self,
+        io: IoThread,
         subscription: Subscription,
         deliver: Callable[[EpochBatch], None],
         has_buffer_space: Callable[[], bool],
         *,
         stall_s: float = 3.0,
-        connect: Callable[[str], StreamClient] = StreamClient,
+        connect: Callable[[str], Client] = StreamClient,
         on_fatal: Callable[[Exception], None] = lambda error: None,
         request_bytes: int = REQUEST_BYTES,
     ) -> None:
         """`on_fatal` is called with errors that no other replica and no retry can avoid.
         `request_bytes`: requested in one call, which returns one epoch at least."""
         self.subscription = subscription
+        self._io = io
         self._on_fatal = on_fatal
         self._request_bytes = request_bytes
         self._deliver = deliver
         self._has_buffer_space = has_buffer_space
         self._connect = connect
-        self._core = ReaderCore(subscription, stall_s)
-        self._lock = threading.Condition()
-        self._pending_call: ReadEpochs | None = None
-        self._current_thread = 0  # number of the thread that makes the calls
-        self._closed = False
+        self._core = ReaderCore(subscription, stall_s, random.random)
+        self._lock = threading.Lock()  # held while the core changes, and to read it elsewhere
+        self._problem: str | None = None  # an error of the reader itself
+        self._backoff = Backoff(BACKOFF)
         self._logged_address: str | None = None
-        self._worker: Worker | None = None  # the current thread
+        # Of the event loop alone:
+        self._closed = False
+        self._client: Client | None = None
+        self._pending_call: ReadEpochs | None = None
+        self._calling: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._backing_off = False  # until the timer, because the reader itself has failed
 
     # -- from any thread -------------------------------------------------------------------------
 
@@ -82,35 +107,64 @@ class PartitionReader:
 
     def problem(self) -> str | None:
         with self._lock:
-            if self._worker is not None and self._worker.problem is not None:
-                return self._worker.problem
-            return self._core.problem()
+            return self._problem or self._core.problem()
 
     def route(self, endpoints: tuple[Endpoint, ...]) -> None:
         """Apply the coordinator's routes; abandon a call if they demand another replica."""
-        with self._lock:
-            self._step(RoutesChanged(endpoints))
-            if self._worker is None and not self._closed:
-                self._start()
+        self._io.call(self._guarded, lambda: self._step(RoutesChanged(endpoints)))
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._current_thread += 1
-            if self._worker is not None:
-                self._worker.stop()
-            self._lock.notify_all()
+        self._io.call(self._close)
+
+    # -- in the event loop -----------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be buffer space now."""
+        if self._calling is None and not self._closed and not self._backing_off:
+            self._guarded(lambda: None)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do something, then begin a call if the core wants one. Whatever fails: it is reported,
+        and the reader goes on after a back-off."""
+        if self._closed:
+            return
+        try:
+            work()
+            self._begin_call()
+        except Exception as error:
+            self._failed_itself(error)
+
+    def _begin_call(self) -> None:
+        if self._calling is not None:
+            return
+        space = self._has_buffer_space()
+        self._step(ReaderWoken(space))
+        call, self._pending_call = self._pending_call, None
+        if call is not None:
+            self._calling = asyncio.get_running_loop().create_task(self._make(call))
+            self._calling.add_done_callback(self._task_ended)
+        elif (wake_at := self._core.wake_at()) is not None:
+            self._wake_in(wake_at - time.monotonic())
+
+    def _wake_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, seconds), self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._backing_off = False
+        self._guarded(lambda: None)
 
     def _step(self, event: ReaderEvent, received: tuple[EpochBatch, ...] = ()) -> None:
-        """Called under the lock."""
-        for effect in self._core.step(event, time.monotonic()):
+        with self._lock:
+            effects = self._core.step(event, time.monotonic())
+        for effect in effects:
             match effect:
                 case ReadEpochs():
                     self._pending_call = effect
                 case AbandonCall():
-                    self._pending_call = None
-                    if not self._closed:
-                        self._start()
+                    self._abandon()
                 case DeliverEpochs(epochs):
                     for batch in received:
                         if batch.epoch in epochs:
@@ -118,53 +172,87 @@ class PartitionReader:
                 case SwitchReplica(address, epoch):
                     self._switched(address, epoch)
 
+    def _abandon(self) -> None:
+        """Cancel the call, whose task may not have begun, and close its connection."""
+        calling, self._calling = self._calling, None
+        if calling is not None:
+            calling.cancel()
+        self._leave_client()
+
+    def _leave_client(self) -> None:
+        """Close the connection, without waiting for it."""
+        client, self._client = self._client, None
+        if client is not None:
+            closing = asyncio.get_running_loop().create_task(self._close_client(client))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
     def _switched(self, address: str | None, epoch: int) -> None:
         s = self.subscription
         if address is not None and address != self._logged_address:
             _log.info("%s/%d: from %s, epoch %d", s.stream, s.partition, address, epoch)
             self._logged_address = address
-        self._lock.notify_all()
 
-    # -- the thread ------------------------------------------------------------------------------
+    def _failed_itself(self, error: Exception) -> None:
+        s, wait_s = self.subscription, self._backoff.failed()
+        _log.error("the reader of %s/%d failed", s.stream, s.partition, exc_info=error)
+        self._problem = (
+            f"the reader of stream {s.stream}/{s.partition} failed and starts again, at most every "
+            f"{BACKOFF.longest_s:g} s: {error!r}"
+        )
+        if self._calling is None:
+            with self._lock:
+                self._core.step(CallLost(), time.monotonic())
+            self._backing_off = True
+            self._wake_in(wait_s)
 
-    def _start(self) -> None:
-        self._current_thread += 1
-        s, thread = self.subscription, self._current_thread
-        if self._worker is not None:
-            self._worker.stop()
-        name = f"read-{s.stream[:8]}-{s.partition}-{thread}"
-        self._worker = Worker(name, lambda: self._run(thread)).start()
+    def _close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._abandon()
 
-    def _run(self, thread: int) -> None:
-        client: StreamClient | None = None
-        with self._lock:
-            if thread == self._current_thread:
-                self._step(CallThreadDied())
+    # -- a call ----------------------------------------------------------------------------------
+
+    async def _make(self, call: ReadEpochs) -> None:
+        """Make a call, and go on with its result unless it is cancelled."""
         try:
-            while (call := self._next(thread)) is not None:
-                if client is None or client.address != call.address:
-                    if client is not None:
-                        client.close()
-                    client = self._connect(call.address)
-                if not self._make(thread, client, call):
-                    client.close()
-                    client = None
-        finally:
-            if client is not None:
-                client.close()
+            response = await self._read(self._client_of(call.address), call)
+        except Exception as error:
+            self._ended(partial(self._failed, call, error))
+        else:
+            self._ended(partial(self._received, call, response))
 
-    def _next(self, thread: int) -> ReadEpochs | None:
-        """Wait for a call to make; None when the thread has to end."""
-        with self._lock:
-            while thread == self._current_thread:
-                self._step(ReaderWoken(self._has_buffer_space()))
-                if self._pending_call is not None:
-                    call, self._pending_call = self._pending_call, None
-                    return call
-                self._lock.wait(_IDLE_S)
-        return None
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task that ends in a way that `_make` does not know must not be waited for."""
+        if self._calling is task:
+            self._calling = None
+            self._leave_client()
+            error = None if task.cancelled() else task.exception()
+            cancelled = RuntimeError("its call was cancelled")
+            self._failed_itself(error if isinstance(error, Exception) else cancelled)
 
-    def _make(self, thread: int, client: StreamClient, call: ReadEpochs) -> bool:
+    def _ended(self, result: Callable[[], None]) -> None:
+        """The call of this task has ended; nothing if it was abandoned."""
+        if self._calling is asyncio.current_task():
+            self._calling = None
+            self._guarded(result)
+
+    def _client_of(self, address: str) -> Client:
+        if self._client is not None and self._client.address != address:
+            self._leave_client()
+        if self._client is None:
+            self._client = self._connect(address)
+        return self._client
+
+    async def _close_client(self, client: Client) -> None:
+        """Whatever it raises: it is not used again."""
+        try:
+            await client.close()
+        except Exception as error:
+            _log.warning("the connection to %s is not closed: %r", client.address, error)
+
+    async def _read(self, client: Client, call: ReadEpochs) -> ReadResponse:
         s = self.subscription
         request = ReadRequest(
             s.stream,
@@ -175,37 +263,30 @@ class PartitionReader:
             s.share,
             call.incarnation,
         )
-        try:
-            response = client.read(request, call.deadline_s)
-        except Exception as error:
-            if isinstance(error, EpochTooLarge):
-                self._on_fatal(error)
-            with self._lock:
-                if thread == self._current_thread:
-                    self._failed(call, error)
-            return False
-        with self._lock:
-            if thread == self._current_thread:
-                self._received(call, response)
-        return True
+        return await client.read(request, call.deadline_s)
 
     def _received(self, call: ReadEpochs, response: ReadResponse) -> None:
         epochs = tuple(batch.epoch for batch in response.epochs)
-        self._step(CallReturned(call.call, response.progress.head, epochs), tuple(response.epochs))
-        if self._worker is not None:
-            self._worker.progressed()
+        self._step(CallReturned(call.call, response.progress.head, epochs), response.epochs)
+        if self._problem is not None:
+            self._problem = None
+            self._backoff.succeeded()
 
     def _failed(self, call: ReadEpochs, error: Exception) -> None:
+        self._leave_client()
+        if isinstance(error, EpochTooLarge):
+            self._on_fatal(error)
         s, expected = self.subscription, isinstance(error, RekindleError)
         first = call.address not in self._core.choice.unreadable()
         level = logging.WARNING if first else logging.DEBUG
         stack = None if expected or not first else error
         _log.log(level, "cannot read %s/%d: %s", s.stream, s.partition, error, exc_info=stack)
+        reported = None if expected else f"{call.address} cannot be read: {error!r}"
         self._step(
             CallFailed(
                 call.call,
                 truncated=isinstance(error, BelowFloor),
                 timed_out=isinstance(error, CallTimedOut),
-                unexpected=None if expected else f"{call.address} cannot be read: {error!r}",
+                reported=str(error) if isinstance(error, StreamRefused) else reported,
             )
         )

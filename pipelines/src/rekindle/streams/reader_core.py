@@ -2,15 +2,15 @@
 
 Calls are bounded. Their deadline is a second more than the wait, so that a silent replica is left
 soon; it doubles while an epoch does not arrive in time, because that epoch may be large. When
-the coordinator's routes demand a switch during a call, the call is abandoned: its result is
-ignored, and another one may begin at once. `replica_choice` decides which replica is called.
+the coordinator's routes demand a switch during a call, the call is abandoned: it is cancelled, and
+another one may begin at once. `replica_choice` decides which replica is called.
 
 Design: docs/design/streams.md#reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -61,17 +61,18 @@ class CallReturned:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """`unexpected`: the error, if it is not one that a reader knows."""
+    """`reported`: the error, if it is one that another attempt may not avoid: a refusal, or an
+    error that a reader does not know."""
 
     call: int
     truncated: bool = False
     timed_out: bool = False
-    unexpected: str | None = None
+    reported: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CallThreadDied:
-    """The thread in the call has died."""
+class CallLost:
+    """What made the call in progress has failed: nothing else will be heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +88,29 @@ class ReadEpochs:
 
 @dataclass(frozen=True, slots=True)
 class AbandonCall:
-    """Do not wait for the call in progress."""
+    """Cancel the call in progress."""
 
 
-ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | CallFailed | CallThreadDied
+ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | CallFailed | CallLost
 ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
 
 
 class ReaderCore:
     """One reader. `head`: the newest one that a replica has reported."""
 
-    def __init__(self, subscription: Subscription, stall_s: float) -> None:
-        self.choice = ReplicaChoice(subscription.from_epoch, stall_s)
+    def __init__(
+        self,
+        subscription: Subscription,
+        stall_s: float,
+        draw: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self.choice = ReplicaChoice(subscription.from_epoch, stall_s, draw)
         self.head = NO_EPOCH
         self._name = f"{subscription.stream}/{subscription.partition}"
         self._incarnations: dict[str, int] = {}  # by address
         self._calls = 0
         self._call: ReadEpochs | None = None  # in progress
-        self._unexpected: str | None = None  # error of the last call, if not a known one
+        self._reported: str | None = None  # error of the last call, if it is one to report
 
     def step(self, event: ReaderEvent, now: float) -> Sequence[ReaderEffect]:
         match event:
@@ -116,20 +122,25 @@ class ReaderCore:
                 call = self._ended(number)
                 if call is None:
                     return []
-                self._unexpected = None
+                self._reported = None
                 self.head = max(self.head, head)
                 return self.choice.step(EpochsReceived(call.address, epochs), now)
             case CallFailed():
                 return self._call_failed(event, now)
-            case CallThreadDied():
+            case CallLost():
                 self._call = None
                 return []
         assert_never(event)
 
+    def wake_at(self) -> float | None:
+        """When `ReaderWoken` may begin a call; None: after another event, or when there is buffer
+        space again."""
+        return None if self._call is not None else self.choice.wake_at()
+
     def problem(self) -> str | None:
         where = f"epoch {self.choice.next_epoch} of stream {self._name}"
-        if self._unexpected is not None:
-            return f"{where}: {self._unexpected}"
+        if self._reported is not None:
+            return f"{where}: {self._reported}"
         if self.choice.all_truncated():
             return (
                 f"{where} is no longer in the log of any replica; the task needs a later restore "
@@ -170,10 +181,10 @@ class ReaderCore:
         return effects
 
     def _call_failed(self, event: CallFailed, now: float) -> Sequence[ReaderEffect]:
-        """After unexpected errors, too, the reader switches to another replica."""
+        """Whatever the error, the reader switches to another replica."""
         if (call := self._ended(event.call)) is None:
             return []
-        self._unexpected = event.unexpected
+        self._reported = event.reported
         failed = replica_choice.CallFailed(call.address, event.truncated, event.timed_out)
         return self.choice.step(failed, now)
 

@@ -145,9 +145,9 @@ def _write(rows: pa.Table, sink: pa.NativeFile) -> None:
         writer.write_table(rows)
 
 
-def decode_rows(data: pa.Buffer, record: Record) -> pa.Table:
-    """The rows of an epoch that has some; zero-copy over the file's bytes."""
-    return pa.ipc.open_stream(data.slice(record.payload, record.length)).read_all()
+def decode_rows(payload: pa.Buffer) -> pa.Table:
+    """The rows of an epoch that has some; zero-copy over the payload's bytes."""
+    return pa.ipc.open_stream(payload).read_all()
 
 
 def watermark_changes(data: memoryview, record: Record) -> memoryview:
@@ -201,14 +201,20 @@ def _parse(data: memoryview, start: int) -> Record:
     )
 
 
-def verify_checksum(data: memoryview, record: Record) -> None:
-    """Raises DamagedRecord if the record does not match its checksum."""
+def checksum(payload: pa.Buffer) -> int:
+    """CRC-32 of a payload."""
+    return zlib.crc32(payload)
+
+
+def verify_checksum(data: memoryview, record: Record) -> int:
+    """The CRC-32 of the payload. Raises DamagedRecord if the record does not match its checksum."""
     start, payload = record.start, record.payload
     found = zlib.crc32(data[payload : payload + record.length])
     if _SUM.unpack_from(data, start + _SUMMED)[0] != zlib.crc32(
         data[start : start + _SUMMED], found
     ):
         raise DamagedRecord("a record with a wrong checksum", start)
+    return found
 
 
 def headers(data: memoryview, start: int, end: int) -> Iterator[Record]:

@@ -18,14 +18,14 @@ Paper: DPC (Balazinska et al. 2005), section 3.3.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import Endpoint
 
-_BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
+_BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0, jitter=0.5)
 FAILURE_MEMORY_S = 30.0
 """A replica that failed or stalled is not preferred to a lagging one for this long."""
 
@@ -88,7 +88,11 @@ class ReplicaChoice:
     calls for it that passed their deadline at replicas that were not suspected, as long as one of
     these has not responded in time since."""
 
-    def __init__(self, next_epoch: int, stall_s: float) -> None:
+    def __init__(
+        self, next_epoch: int, stall_s: float, draw: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        """`draw`: of the jitter of back-offs, from 0 to 1."""
+        self._draw = draw
         self.next_epoch = next_epoch
         self.current: str | None = None
         self.timeouts = 0
@@ -110,6 +114,12 @@ class ReplicaChoice:
         """What counts for the deadline of the next call: a replica that responds in time, without
         the epoch, is not one to which the epoch is too large."""
         return 0 if address in self._in_time else self.timeouts
+
+    def wake_at(self) -> float | None:
+        """When the first back-off ends, if no replica can be called before."""
+        if self.current is not None or not self._endpoints:
+            return None
+        return min(self._health_of(e).retry_at for e in self._endpoints)
 
     def wake(self, now: float) -> list[Effect]:
         """Time has passed."""
@@ -194,7 +204,7 @@ class ReplicaChoice:
         for health in self._health_of_address(address):
             health.failures += 1
             health.truncated = truncated
-            health.retry_at = now + _BACKOFF.wait_s(health.failures)
+            health.retry_at = now + _BACKOFF.wait_s(health.failures, self._draw())
             health.left_at = now
 
     def _health_of_address(self, address: str) -> list[_ReplicaHealth]:

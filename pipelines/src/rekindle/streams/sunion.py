@@ -3,8 +3,8 @@
 An epoch is complete when every input partition has delivered it; its rows are then merged in the
 order (input, partition, row) and its watermark is the minimum over all of them (DPC's boundary
 rule), so every replica and every replay sees the same epochs whatever the interleaving, duplication
-or order of arrival. Pure: no I/O, no clock, no threads. Tentative batches, which DPC's consistency
-manager produces when an input is missing, are not supported and refused.
+or order of arrival. Pure: no I/O, no clock, no threads. Only stable batches are accepted: tentative
+epochs are formed beside it, by `rekindle.consistency.live_union`.
 
 Design: docs/design/streams.md#sunion.
 Paper: DPC (Balazinska et al. 2005), section 3.2.
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from rekindle.errors import Diverged, RekindleError
 from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
+from rekindle.table_memory import memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,13 @@ class SUnion:
         max_bytes: int = 256 << 20,
     ) -> None:
         """`inputs`: the partitions read, for each input; `watermark`: after `next_epoch - 1`;
-        `max_bytes`: of buffered rows, over all channels."""
+        `max_bytes`: of the memory of buffered epochs, over all channels."""
         self._inputs = len(inputs)
         self._inboxes = {Channel(i, p): _Inbox() for i, ps in enumerate(inputs) for p in sorted(ps)}
         if not self._inboxes:
             raise ValueError("an SUnion without inputs never completes an epoch")
         self.channel_bytes = max_bytes // len(self._inboxes)
-        """Bytes of rows that may be buffered for each channel."""
+        """Bytes of memory that may be buffered for each channel."""
         self.next_epoch = next_epoch
         self._missing = len(self._inboxes)  # channels that have not delivered `next_epoch`
         self._watermark = watermark
@@ -66,6 +67,10 @@ class SUnion:
     @property
     def channels(self) -> tuple[Channel, ...]:
         return tuple(self._inboxes)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(inbox.bytes for inbox in self._inboxes.values())
 
     def has_buffer_space(self, channel: Channel) -> bool:
         """Whether the channel may be read further. A channel that lacks the next epoch always may,
@@ -95,7 +100,7 @@ class SUnion:
             _require_equal(known, batch)
             return []
         inbox.batches[batch.epoch] = batch
-        inbox.bytes += batch.rows.nbytes
+        inbox.bytes += memory_bytes(batch.rows)
         self._missing -= batch.epoch == self.next_epoch
         complete = []
         while not self._missing:
@@ -108,16 +113,17 @@ class SUnion:
         watermarks = []
         for channel, inbox in self._inboxes.items():
             batch = inbox.batches.pop(epoch)
-            inbox.bytes -= batch.rows.nbytes
+            inbox.bytes -= memory_bytes(batch.rows)
             tables[channel.input].append(batch.rows)
             watermarks.append(batch.watermark)
         self._watermark = max(before, min(watermarks))
         self.next_epoch += 1
         self._missing = len(self.missing())
-        return EpochInput(epoch, before, self._watermark, tuple(map(_merge, tables)))
+        return EpochInput(epoch, before, self._watermark, tuple(map(merge_rows, tables)))
 
 
-def _merge(tables: list[pa.Table]) -> pa.Table:
+def merge_rows(tables: list[pa.Table]) -> pa.Table:
+    """The rows of at least one table, in order."""
     rows = [table for table in tables if table.num_rows]
     return pa.concat_tables(rows) if rows else tables[0]
 

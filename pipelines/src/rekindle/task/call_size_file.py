@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,6 +36,7 @@ class CallSizeFile:
         self._path = directory / "attempt.json"
         self._largest_succeeded = 0  # bytes
         self._written = False
+        self._thread: int | None = None  # that is in a call
 
     def interrupted(self) -> CallSize | None:
         """The call in which the task was killed; None if there was none."""
@@ -43,8 +47,13 @@ class CallSizeFile:
             return None
 
     def begin(self, call: CallSize) -> None:
+        """The calling thread begins a call."""
+        self._thread = threading.get_ident()
         if self._written or call.bytes <= self._largest_succeeded * _MARGIN:
             return
+        self._write(call)
+
+    def _write(self, call: CallSize) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps(asdict(call)))
@@ -52,10 +61,28 @@ class CallSizeFile:
         except OSError as error:
             _log.warning("the size of a call cannot be written to %s: %s", self._path, error)
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Meanwhile the call waits, perhaps for long, and uses no memory: a task that is killed
+        then was not killed because of its size. Does nothing in other threads than that of the
+        call."""
+        size = self.interrupted() if self._written else None
+        if size is None or self._thread != threading.get_ident():
+            yield
+            return
+        self._remove()
+        try:
+            yield
+        finally:
+            self._write(size)
+
+    def _remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._written = False
+
     def end(self, succeeded: CallSize | None = None) -> None:
         """The call has ended; `succeeded`: its size if it succeeded."""
         if succeeded is not None:
             self._largest_succeeded = max(self._largest_succeeded, succeeded.bytes)
         if self._written:
-            self._path.unlink(missing_ok=True)
-            self._written = False
+            self._remove()

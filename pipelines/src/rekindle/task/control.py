@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class ControlServer:
-    """Binds in the constructor (raises OSError), then serves until `stop`."""
+    """Binds in the constructor (raises OSError), then serves until `stop`. `identity`: whose token
+    polls must have; without a token in it, any poll is taken."""
 
     def __init__(
         self,

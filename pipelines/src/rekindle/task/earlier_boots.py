@@ -31,7 +31,7 @@ from rekindle.task.discard import end_comparison, mark_comparison, must_compare
 
 _log = logging.getLogger(__name__)
 _RESULTS_FILE = "disputed.json"
-_UNDECIDED = 2
+_RESULTS_BEFORE_DECISION = 2
 """Number of different results of an epoch between which a third one decides."""
 
 
@@ -43,16 +43,16 @@ class EarlierBoots:
         self,
         directory: Path,
         results: Mapping[int, tuple[Result, ...]],
-        alone: bool,
+        has_no_partners: bool,
         compare_from: int | None,
     ) -> None:
         self.compare_from = compare_from
         self._directory = directory
         self._file = directory / _RESULTS_FILE
         self._results = dict(results)
-        self._alone = alone
+        self._has_no_partners = has_no_partners
 
-    def compared(self) -> None:
+    def stop_comparing(self) -> None:
         """Sinks have compared all their files."""
         self.compare_from = None
         try:
@@ -69,7 +69,7 @@ class EarlierBoots:
         if all(now == result for result in before):
             return None
         where = f"epoch {batch.epoch} of stream {batch.stream}/{batch.partition}"
-        if not self._alone:
+        if not self._has_no_partners:
             return f"{where} differs from what an earlier boot of this replica had in its log"
         if now not in before:
             results = (*before, now)
@@ -92,33 +92,35 @@ class EarlierBoots:
             _log.error("the results of epoch %d cannot be written: %s", epoch, error)
 
 
-def continue_log(log: OutputLog, directory: Path, restored_from: int, alone: bool) -> EarlierBoots:
-    """Make the log continue after a restore point; `alone`: the task has no partners. Raises
+def continue_log(
+    log: OutputLog, directory: Path, restored_from: int, has_no_partners: bool
+) -> EarlierBoots:
+    """Make the log continue after a restore point. `has_no_partners`: of the task. Raises
     NotDeterministic if three computations of an epoch had three results."""
     file = directory / _RESULTS_FILE
-    kept = _read_results(file)
-    if kept is not None and kept[0] <= restored_from:
+    stored = _read_results(file)
+    if stored is not None and stored[0] <= restored_from:
         file.unlink()  # a trusted checkpoint covers the epoch
     compare_from = restored_from + 1 if must_compare(directory) else None
-    if kept is None:
+    if stored is None:
         results = {e: (r,) for e, r in log.results(restored_from + 1).items()}
-        log.start_at(restored_from + 1, keep=alone)
-        return EarlierBoots(directory, results, alone, compare_from)
-    epoch, disputed = kept
-    if epoch > restored_from and len(disputed) > _UNDECIDED:
+        log.start_at(restored_from + 1, keep=has_no_partners)
+        return EarlierBoots(directory, results, has_no_partners, compare_from)
+    epoch, disputed = stored
+    if epoch > restored_from and len(disputed) > _RESULTS_BEFORE_DECISION:
         raise _difference(f"epoch {epoch} of stream {log.stream}/{log.partition}", disputed)
     log.start_at(restored_from + 1, keep=False)
     if epoch <= restored_from:
-        return EarlierBoots(directory, {}, alone, compare_from)
+        return EarlierBoots(directory, {}, has_no_partners, compare_from)
     if compare_from is None:
         mark_comparison(directory)  # the file of results ends with the dispute
         compare_from = epoch
-    return EarlierBoots(directory, {epoch: disputed}, alone, compare_from)
+    return EarlierBoots(directory, {epoch: disputed}, has_no_partners, compare_from)
 
 
 def _difference(where: str, results: tuple[Result, ...]) -> Diverged:
     shown = ", ".join(f"{r.digest} (watermark {r.watermark})" for r in results)
-    if len(results) == _UNDECIDED:
+    if len(results) == _RESULTS_BEFORE_DECISION:
         return Diverged(
             f"{where} was computed again with another result than the output log has: {shown}. It "
             f"is computed once more from the checkpoint: two of three results decide"

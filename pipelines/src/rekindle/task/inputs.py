@@ -11,15 +11,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.bounds import CallBounds, CallBuilder
+from rekindle.errors import RekindleError
 from rekindle.exchange.routing import Share, partitions_read, share_read
 from rekindle.protocol import Upstream
+from rekindle.streams.client import StreamClient
 from rekindle.streams.epochs import EpochBatch, EpochInput
-from rekindle.streams.flight import StreamClient
-from rekindle.streams.reader import REQUEST_BYTES, PartitionReader
+from rekindle.streams.io_thread import IoThread
+from rekindle.streams.reader import REQUEST_BYTES, Client, PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.sunion import Channel
 from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
@@ -120,7 +123,7 @@ class SourceInputs:
 
 
 class StreamInputs:
-    """The epochs of upstream streams: a reader for each partition, one SUnion."""
+    """The epochs of upstream streams: a reader for each partition, one SUnion, and one thread."""
 
     def __init__(
         self,
@@ -130,19 +133,26 @@ class StreamInputs:
         watermark: int,
         *,
         stall_s: float = 3.0,
-        connect: Callable[[str], StreamClient] = StreamClient,
+        connect: Callable[..., Client] = StreamClient,
+        check_size: Callable[[str, int], None] = lambda what, size: None,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
+        """`check_size` is called with an epoch's name and the bytes that all its partitions have so
+        far; if it raises, the task fails before it receives them."""
         reads = [partitions_read(i, partition) for i in segment.inputs]
         self._changed = threading.Condition()
         self._core = StreamsCore(reads, next_epoch, watermark, read_ahead_bytes)
         self._closed = False
+        self._check_epoch = check_size
+        self._lacks_space = False  # whether a reader waits for buffer space
+        self._io = IoThread("pulls", self._thread_died)
         self._readers: dict[tuple[str, int], list[PartitionReader]] = {}
         for channel in self._core.channels:
             input = segment.inputs[channel.input]
             share = share_read(input, segment.partitions, partition)
             reader = self._reader(channel, input, next_epoch, share, stall_s, connect)
             self._readers.setdefault((input.stream, channel.partition), []).append(reader)
+        self._io.start()
 
     def _reader(
         self,
@@ -151,14 +161,15 @@ class StreamInputs:
         next_epoch: int,
         share: Share | None,
         stall_s: float,
-        connect: Callable[[str], StreamClient],
+        connect: Callable[..., Client],
     ) -> PartitionReader:
         return PartitionReader(
+            self._io,
             Subscription(input.stream, channel.partition, next_epoch, share),
             lambda batch: self._arrived(channel, batch),
             lambda: self._has_buffer_space(channel),
             stall_s=stall_s,
-            connect=connect,
+            connect=partial(connect, check_size=partial(self._check_size, channel)),
             on_fatal=self._fail,
             request_bytes=max(MIN_REQUEST_BYTES, min(REQUEST_BYTES, self._core.channel_bytes)),
         )
@@ -168,6 +179,14 @@ class StreamInputs:
             self._core.failed(error)
             self._changed.notify_all()
 
+    def _check_size(self, channel: Channel, epoch: int, size: int) -> None:
+        with self._changed:
+            total = self._core.announced(channel, epoch, size)
+        self._check_epoch(f"epoch {epoch} of the upstream partitions together", total)
+
+    def _thread_died(self, reason: str) -> None:
+        self._fail(RekindleError(f"{reason}; nothing is read any more, so the task starts again"))
+
     def _arrived(self, channel: Channel, batch: EpochBatch) -> None:
         with self._changed:
             try:
@@ -175,15 +194,30 @@ class StreamInputs:
             finally:
                 if self._core.may_take:
                     self._changed.notify_all()
+                    self._offer_space()
 
     def _has_buffer_space(self, channel: Channel) -> bool:
         with self._changed:
-            return self._core.has_buffer_space(channel)
+            has_space = self._core.has_buffer_space(channel)
+            self._lacks_space |= not has_space
+            return has_space
+
+    def _offer_space(self) -> None:
+        """Called under the lock when there may be more space: wake the readers that lack it."""
+        if self._lacks_space:
+            self._lacks_space = False
+            self._io.call(self._wake_readers)
+
+    def _wake_readers(self) -> None:
+        for reader in self._all():
+            reader.wake()
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         with self._changed:
             self._changed.wait_for(lambda: self._core.may_take or self._closed, timeout_s)
-            return self._core.take(bounds)
+            taken = self._core.take(bounds)
+            self._offer_space()
+            return taken
 
     def head(self) -> int:
         return min(r.head for r in self._all())
@@ -202,6 +236,7 @@ class StreamInputs:
     def close(self) -> None:
         for reader in self._all():
             reader.close()
+        self._io.stop()
         with self._changed:
             self._closed = True
             self._changed.notify_all()

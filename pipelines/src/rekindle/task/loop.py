@@ -19,7 +19,7 @@ from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, EpochOutput
 from rekindle.engine.retry import CallSizes, check_columns
-from rekindle.errors import LogFull, SourceFailed, StoreError
+from rekindle.errors import LogFull, SourceFailed, StateLost, StoreError
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
@@ -115,7 +115,7 @@ class EpochLoop:
 
     def run(self) -> None:
         """Run until the task has to stop. Raises permanent errors: OperatorFailed, EpochTooLarge,
-        Diverged, EngineUnavailable."""
+        Diverged, EngineUnavailable, StateLost."""
         while not self._wait(0):
             self.run_call(0.25)
 
@@ -171,7 +171,8 @@ class EpochLoop:
     # -- requests --------------------------------------------------------------------------------
 
     def _perform(self, request: LoopRequest, timeout_s: float) -> LoopEvent:
-        """Do what the core asks for; how it ended. Raises permanent errors."""
+        """Do what the core asks for; how it ended. Raises permanent errors, StateLost among
+        them."""
         try:
             match request:
                 case TakeEpochs(bounds):
@@ -182,6 +183,8 @@ class EpochLoop:
                     return self._append(outputs)
                 case RestartEngine(spark_job_input_bytes):
                     return self._restart(spark_job_input_bytes)
+        except StateLost:
+            raise
         except _TRANSIENT as error:
             return AttemptFailed(str(error))
 

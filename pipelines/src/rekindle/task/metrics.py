@@ -41,6 +41,16 @@ class TaskCollector(Collector):
             ("rekindle_task_log_bytes", "Output log on local disk", response.log_bytes),
             ("rekindle_task_log_base_epoch", "Lowest epoch in the output log", response.log_base),
             (
+                "rekindle_task_missing_state_bytes",
+                "Restored state that is still fetched from the checkpoint store",
+                self._status.missing_state_bytes(),
+            ),
+            (
+                "rekindle_task_snapshot_bytes",
+                "State that checkpoints in progress keep beyond the newest",
+                self._status.snapshot_bytes(),
+            ),
+            (
                 "rekindle_task_unreadable_peers",
                 "Upstream replicas that cannot be read",
                 len(response.unreadable),

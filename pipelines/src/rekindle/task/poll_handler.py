@@ -19,17 +19,17 @@ from rekindle.task.fence import NO_FENCE, FenceFile
 
 
 class PollHandler:
-    """`answer` builds the task's poll response for a fence."""
+    """`make_response` builds the task's poll response for a fence."""
 
     def __init__(
         self,
         ref: TaskRef,
-        answer: Callable[[int], PollResponse],
+        make_response: Callable[[int], PollResponse],
         identity: Identity | None = None,
         fences: FenceFile | None = None,
     ) -> None:
         self._identity = identity or Identity()
-        self._answer = answer
+        self._make_response = make_response
         self._lock = threading.Lock()
         self._fences = fences
         self._stored_fence = fences.read() if fences is not None else NO_FENCE
@@ -43,16 +43,16 @@ class PollHandler:
             self._core.accept(poll)
             self._store_fence()
             contained = self._core.contained()
-        answer = self._answer(poll.fence).model_copy(
+        response = self._make_response(poll.fence).model_copy(
             update={
                 "topology": self._identity.topology,
                 "engine": engine_version(),
                 "contained": contained,
             }
         )
-        if answer.phase is TaskPhase.FAILED:
+        if response.phase is TaskPhase.FAILED:
             self.failure_reported = True
-        return answer
+        return response
 
     def _store_fence(self) -> None:
         if self._fences is None or self._stored_fence == self._core.fence:
@@ -62,5 +62,5 @@ class PollHandler:
 
     @property
     def desired(self) -> PollRequest | None:
-        """The newest poll that is not `ask_only`; None before the first."""
+        """The newest poll with a desired state, that is, not `ask_only`; None before the first."""
         return self._core.desired

@@ -1,7 +1,8 @@
 """The I/O around `SupervisorCore`: builds the components of one task, and ends them.
 
-Threads: this one (supervisor), the engine's loop, the control server, Flight's, one for each
-reader, each sink and the saver. Only the supervisor applies polls to the components.
+Threads: this one (supervisor), the engine's loop, the control server, one for all readers, one for
+all connections of the stream server and at most three for what it reads, one for each sink, and the
+saver. Only the supervisor applies polls to the components.
 
 Design: docs/design/task.md.
 """
@@ -23,15 +24,15 @@ from rekindle.connectors.sink import Sink
 from rekindle.errors import NotDeterministic, OperatorRefused
 from rekindle.protocol import (
     CONTROL_PORT,
-    FLIGHT_PORT,
+    STREAM_PORT,
     PollRequest,
     SinkAssignment,
     TaskPhase,
     TaskProblem,
 )
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.streams.flight import StreamServer
 from rekindle.streams.log import OutputLog
+from rekindle.streams.server import StreamServer
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
@@ -126,14 +127,23 @@ class TaskRuntime:
             ),
             identity=config.identity,
         )
-        self._flight = StreamServer(
-            config.bind, FLIGHT_PORT, config.identity, config.ref.incarnation
+        self._server_death: str | None = None
+        self._server = StreamServer(
+            config.bind,
+            STREAM_PORT,
+            config.identity,
+            config.ref.incarnation,
+            on_death=self._server_died,
         )
         self._engine = EngineStarter(config)
         self._startup = Startup(config, self._store, self._engine, self.status)
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def _server_died(self, reason: str) -> None:
+        """From the server's thread; the supervisor finds it."""
+        self._server_death = reason
 
     @property
     def _failed(self) -> bool:
@@ -179,21 +189,34 @@ class TaskRuntime:
             return self._go_on_starting()
         if self._core.phase is not ProcessPhase.RUNNING or running is None:
             return Woken()
+        self._note_fetched(running)
         self.status.update_phase()
         if running.earlier.compare_from is not None and running.sinks.compared():
-            running.earlier.compared()
+            running.earlier.stop_comparing()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
+
+    def _note_fetched(self, running: Running) -> None:
+        fetch = self._startup.fetch
+        if self.status.restoring is not None and (fetch is None or fetch.complete):
+            self.status.restoring = self.status.fetch = None
+            running.saver.state_complete()
 
     def _new_poll(self) -> PollRequest | None:
         before, self._applied = self._applied, self.polls.desired
         return self._applied if self._applied is not before else None
 
     def _find_failure(self) -> None:
-        """Fail if the engine could not start, or if the log is damaged."""
-        running = self._running
-        if running is not None:
-            if running.log.damage is not None:
-                self._fail(running.log.damage)
+        """Fail if the engine could not start, if the log is damaged or not served any more, or if
+        restored state is lost."""
+        running, fetch = self._running, self._startup.fetch
+        died = self._server_death
+        if fetch is not None and (lost := fetch.lost) is not None:
+            raise lost
+        if died is not None:
+            self._fail(f"{died}; nothing is served any more, so the task starts again")
+        elif running is not None and running.log.damage is not None:
+            self._fail(running.log.damage)
+        if died is not None or running is not None:
             return
         chain = self._engine.chain
         if chain.done() and (error := chain.exception()) is not None:
@@ -206,6 +229,7 @@ class TaskRuntime:
         match effect:
             case StartTask(restore):
                 self.status.restored_from = restore.epoch
+                self.status.restoring = restore.object
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 self._startup.begin(restore)
             case RouteInputs(upstreams) if running is None:
@@ -257,14 +281,18 @@ class TaskRuntime:
         state, log = started.state, started.log
         sinks = SinkWriters(log, state.epoch, self._open_sink, started.earlier.compare_from)
         saver = CheckpointSaver(self._store)
+        if self.status.restoring is not None:
+            saver.state_incomplete()
         call_size_file = CallSizeFile(self._config.data)
+        if self._startup.fetch is not None:
+            self._startup.fetch.during_wait = call_size_file.waiting
         loop = EpochLoop(
             chain=started.chain,
             state=state,
             inputs=started.inputs,
             log=log,
             checkpoint_interval_epochs=self._config.topology.spec.checkpoint_interval_epochs,
-            save=lambda reached: saver.offer(reached) if self._core.saves else None,
+            save=lambda reached: saver.offer(reached) if self._core.is_saver else None,
             status=self.status,
             wait=self._halt.wait,
             sizes=call_sizes(self._config, call_size_file),
@@ -272,10 +300,11 @@ class TaskRuntime:
             call_size_file=call_size_file,
             earlier=started.earlier,
         )
+        self.status.snapshots = lambda: saver.held(loop.state.operators)
         self.status.engine_epoch = state.epoch
         self.status.dropped = started.chain.dropped
         self.status.components = TaskComponents(log, started.inputs, sinks, saver)
-        self._flight.serve_log(log, started.inputs.head)
+        self._server.serve_log(log, started.inputs.head)
         self.status.step(TaskEvent.STARTED)
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
@@ -322,6 +351,8 @@ class TaskRuntime:
         self.status.step(TaskEvent.STOP_REQUESTED)
         started = time.monotonic()
         self._halt.set()
+        if self._startup.fetch is not None:
+            self._startup.fetch.stop()  # the loop may wait for it
         if running is not None:
             if running.loop_thread.ident is not None:
                 running.loop_thread.join(end.loop_s)
@@ -332,13 +363,11 @@ class TaskRuntime:
             running.sinks.stop()
             running.inputs.close()
             running.saver.stop(end.saver_s)
+        self._server.stop()
         # A JVM that does not respond must not block the exit of the process: it ends with it.
-        flight = threading.Thread(target=self._flight.stop, name="flight-stop", daemon=True)
         engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)
-        flight.start()
         engine.start()
         engine.join(2 * STOP_S)
-        flight.join(STOP_S)
         self._control.stop()
         self._exit_status = end.exit_status
         _log.info("stopped in %.1f s", time.monotonic() - started)

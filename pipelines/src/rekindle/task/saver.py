@@ -12,6 +12,7 @@ from typing import Protocol
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
+from rekindle.engine.model import State
 from rekindle.errors import RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.core.events import Woken
@@ -25,8 +26,11 @@ from rekindle.task.core.saver import (
     SaverEvent,
     SaveState,
     SkipState,
+    StateComplete,
+    StateIncomplete,
     StateReached,
 )
+from rekindle.task.core.snapshots import Held
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer, Worker
 
@@ -55,7 +59,9 @@ class CheckpointSaver:
 
     @property
     def problem(self) -> str | None:
-        return self._core.problem or self._worker.problem or self._calls.problem
+        """A save that waits for restored state is none: what is fetched reports its own."""
+        slow = self._calls.problem if self._core.state_is_complete else None
+        return self._core.problem or self._worker.problem or slow
 
     def offer(self, state: TaskState) -> None:
         self._step(StateReached(state))
@@ -65,11 +71,24 @@ class CheckpointSaver:
         if committed is not None:
             self._step(EntryCommitted(committed))
 
+    def state_incomplete(self) -> None:
+        """Some of the restored state is not here."""
+        self._step(StateIncomplete())
+
+    def state_complete(self) -> None:
+        """All of it is here."""
+        self._step(StateComplete())
+
     def refuse(self, objects: frozenset[str]) -> None:
         """These entries cannot be restored: they are not reported any more, and nothing of them is
         reused."""
         if objects:
             self._step(EntriesRefused(objects))
+
+    def held(self, newest: State) -> tuple[Held, ...]:
+        """What checkpoints in progress keep beyond the newest state."""
+        with self._changed:
+            return self._core.snapshots.held(newest)
 
     def done(self) -> tuple[CheckpointDone, ...]:
         """Saved and not yet committed, oldest first."""

@@ -86,8 +86,11 @@ class SinkWriter:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Also called again after an unexpected error (`rekindle.workers`): then the call that was
+        in progress is abandoned."""
         with self._lock:
             if self._pending_call is None:
+                # This thread has ended in a call, and was started again.
                 self.step(CallAbandoned())
         while not self._stopping.is_set():
             if (call := self._next()) is None:

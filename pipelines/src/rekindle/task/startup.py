@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.store import ObjectMissing
 from rekindle.connectors.registry import open_source
 from rekindle.engine.failure import DiskFull
@@ -21,7 +22,7 @@ from rekindle.engine.model import Chain
 from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import SchemaMismatch, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, TaskProblem, Upstream
-from rekindle.streams.flight import StreamClient
+from rekindle.streams.client import StreamClient
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
@@ -77,6 +78,8 @@ class Startup:
         self._state: TaskState | None = None
         self._inputs: Inputs | None = None
         self._prepared: Prepared | None = None
+        self.fetch: Fetch | None = None
+        """What is not here of the restored state."""
 
     def begin(self, point: RestorePoint) -> None:
         """Raises the error that prevents the start, as does `go_on`."""
@@ -95,7 +98,8 @@ class Startup:
             self._step(StepSucceeded())
         else:
             self._step(Woken())
-        return self._prepared
+        prepared, self._prepared = self._prepared, None
+        return prepared
 
     def _step(self, event: StartEvent) -> None:
         for effect in self._core.step(event, time.monotonic()):
@@ -113,7 +117,8 @@ class Startup:
 
     def _restore(self, point: RestorePoint) -> StartEvent:
         try:
-            self._state = self._store.restore(point)
+            self._state, self.fetch = self._store.restore(point)
+            self._status.fetch = self.fetch
         except ObjectMissing:
             raise  # it was garbage-collected: a restarted task gets a newer restore point
         except (StoreError, DiskFull) as error:
@@ -141,6 +146,7 @@ class Startup:
         restored, chain = self._restored(), self._engine.chain.result()
         assert self._inputs is not None, "the inputs are open"
         state = replace(restored, operators=chain.align_state(restored.operators))
+        self._state = None  # it would keep what the task drops from it
         directory = self._config.log_directory
         if discard_marked(directory):
             _log.warning("the output log was discarded: its epochs are computed again")
@@ -157,11 +163,8 @@ class Startup:
             state.epoch + 1,
             state.watermark,
             stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
-            connect=partial(
-                StreamClient,
-                identity=config.identity,
-                check_size=partial(check_size, memory=config.memory),
-            ),
+            connect=partial(StreamClient, identity=config.identity),
+            check_size=partial(check_size, memory=config.memory),
             read_ahead_bytes=config.memory.read_ahead_bytes,
         )
 

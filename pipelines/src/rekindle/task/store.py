@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 
 from rekindle.checkpoints.codec import SpilledLogName, source_name
+from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
@@ -40,12 +41,13 @@ class TaskStore:
         spilled = SpilledLogName(ref.segment, ref.partition, ref.replica, ref.incarnation)
         self.spill_prefix = f"{config.uid}/{spilled.prefix}"
 
-    def restore(self, point: RestorePoint) -> TaskState:
-        """State and watermark at a restore point; empty if it has no object. Raises StoreError,
-        StateMismatch, DiskFull."""
+    def restore(self, point: RestorePoint) -> tuple[TaskState, Fetch | None]:
+        """State and watermark at a restore point; empty if it has no object. What is not here yet
+        is fetched in the background. Raises StoreError, StateMismatch, DiskFull."""
         if point.object is None:
-            return TaskState(point.epoch, NO_WATERMARK, State(), chained_digest_from(point.epoch))
-        entry, saved = self._opened().load(point.object)
+            chained_digest = chained_digest_from(point.epoch)
+            return TaskState(point.epoch, NO_WATERMARK, State(), chained_digest), None
+        entry, saved, fetch = self._opened().open(point.object)
         if entry.engine != engine_version():
             _log.warning(
                 "state saved by engine %s is restored by engine %s",
@@ -54,7 +56,8 @@ class TaskStore:
             )
         mine = {o: s for o, s in saved.operators.items() if o in self._operators}
         chained_digest = entry.chain or chained_digest_from(point.epoch)
-        return TaskState(point.epoch, entry.watermark, State(mine), chained_digest)
+        fetch.start()
+        return TaskState(point.epoch, entry.watermark, State(mine), chained_digest), fetch
 
     def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
         return self._opened().save(
@@ -106,5 +109,8 @@ class TaskStore:
 
     def _opened(self) -> StateStore:
         if self._states is None:
-            self._states = StateStore(self._objects(), self._config.uid, self._config.run_files)
+            config = self._config
+            self._states = StateStore(
+                self._objects(), config.uid, config.run_files, config.memory.fetch_bytes
+            )
         return self._states

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from rekindle.timeline.history import Change, ClusterEvent, History
+from rekindle.timeline.history import ClusterEvent, History, StateChange
 
 Json = Mapping[str, Any]
 
@@ -24,8 +24,8 @@ _NOTES = {
     "Resumed": "resumed",
     "Diverged": "replicas diverged",
 }
-_SAME_MARK = timedelta(seconds=2)
-"""Nodes that are lost, or join, within this time share one mark."""
+_SAME_TIME = timedelta(seconds=2)
+"""Moments within it count as one: nodes that are lost, or join, share a mark in the drawing."""
 _PADDING = timedelta(seconds=5)
 """Time drawn before the first known change."""
 _SECONDS = re.compile(r"([\d.]+)s")
@@ -50,7 +50,7 @@ class Timeline:
     since_creation: bool
 
     @property
-    def axis(self) -> str:
+    def axis_label(self) -> str:
         if self.since_creation:
             return "seconds since the topology was created"
         return f"seconds since {self.began:%Y-%m-%d %H:%M:%S} UTC"
@@ -72,7 +72,7 @@ def read_timeline(
     moments += _from_recovery_history(status, names, oldest)
     created = read_time(topology["metadata"].get("creationTimestamp")) or oldest
     first = min((m.at for m in moments), default=created)
-    began = since or (created if first - created <= _SAME_MARK + _PADDING else first - _PADDING)
+    began = since or (created if first - created <= _SAME_TIME + _PADDING else first - _PADDING)
     moments += (m for m in _from_nodes(nodes) if m.at >= max(first, began))
     moments.sort(key=lambda m: m.at)
     history = History(ended_s=max(1.0, (now - began).total_seconds()))
@@ -116,7 +116,7 @@ def _from_recovery_history(
     """The recoveries whose Events the cluster has deleted."""
     for entry in (status.get("recovery") or {}).get("history") or ():
         started = read_time(entry.get("startedAt"))
-        if started is None or started >= before - _SAME_MARK:
+        if started is None or started >= before - _SAME_TIME:
             continue
         yield _Moment(started, lost=tuple(str(node) for node in entry.get("lostNodes") or ()))
         for query in entry.get("queries") or ():
@@ -141,7 +141,7 @@ def _changes(
     names: Sequence[str],
     began: datetime,
     now: datetime,
-) -> list[Change]:
+) -> list[StateChange]:
     """For each query: its state at the beginning, each change, and its state now."""
     states_now = {
         str(q.get("name")): str(q.get("state") or "") for q in status.get("queries") or ()
@@ -150,19 +150,19 @@ def _changes(
         (q for q in status.get("queries") or () if q.get("name") in names),
         key=lambda q: -int(q.get("priority") or 0),
     )
-    changes: list[Change] = []
+    changes: list[StateChange] = []
     for name in (str(q["name"]) for q in by_priority):
         own = [m for m in moments if m.query == name]
         earlier = [m.state for m in own if m.at < began]
         later = [m for m in own if m.at >= began]
         state = earlier[-1] if earlier else _state_before(later, states_now[name])
-        changes.append(Change(0.0, name, state))
+        changes.append(StateChange(0.0, name, state))
         for moment in later:
             if moment.state != state:
                 state = moment.state
-                changes.append(Change((moment.at - began).total_seconds(), name, state))
+                changes.append(StateChange((moment.at - began).total_seconds(), name, state))
         if states_now[name] and _differs(state, states_now[name]):
-            changes.append(Change((now - began).total_seconds(), name, states_now[name]))
+            changes.append(StateChange((now - began).total_seconds(), name, states_now[name]))
     return changes
 
 
@@ -186,19 +186,21 @@ def _cluster_events(moments: Sequence[_Moment], began: datetime) -> Iterator[Clu
             nodes = moment.lost if kind == "lost" else moment.joined
             if not nodes or moment.at < began:
                 continue
-            if start is not None and moment.at - start > _SAME_MARK:
-                yield ClusterEvent((start - began).total_seconds(), kind, _named(group, kind))
+            if start is not None and moment.at - start > _SAME_TIME:
+                yield ClusterEvent(
+                    (start - began).total_seconds(), kind, _describe_nodes(group, kind)
+                )
                 group, start = [], None
             start = start or moment.at
             group += nodes
         if start is not None:
-            yield ClusterEvent((start - began).total_seconds(), kind, _named(group, kind))
+            yield ClusterEvent((start - began).total_seconds(), kind, _describe_nodes(group, kind))
     for moment in moments:
         if moment.note and moment.at >= began:
             yield ClusterEvent((moment.at - began).total_seconds(), "note", moment.note)
 
 
-def _named(nodes: Sequence[str], kind: str) -> str:
+def _describe_nodes(nodes: Sequence[str], kind: str) -> str:
     unique = list(dict.fromkeys(nodes))
     if len(unique) > 2:
         return f"{len(unique)} nodes {kind}"

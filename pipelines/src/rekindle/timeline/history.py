@@ -15,7 +15,7 @@ DOWN_STATES = frozenset({"Waiting", "Restoring", "Failed"})
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     """A query entered `state` at `at_s`."""
 
     at_s: float
@@ -44,7 +44,7 @@ class Outage:
 
 @dataclass(slots=True)
 class History:
-    changes: list[Change] = field(default_factory=list)
+    changes: list[StateChange] = field(default_factory=list)
     events: list[ClusterEvent] = field(default_factory=list)
     plans: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
     progress: list[tuple[float, str, int]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class History:
         for query in status.get("queries", []):
             name, state = query["name"], query.get("state", "Waiting")
             if self.state(name) != state:
-                self.changes.append(Change(at_s, name, state))
+                self.changes.append(StateChange(at_s, name, state))
             epoch = query.get("stableEpoch", -1)
             if epoch > self.epoch(name):
                 self.progress.append((at_s, name, epoch))
@@ -91,8 +91,8 @@ class History:
         live = next((c.at_s for c in later if c.state == "Live"), None)
         return Outage(query, lost.at_s, restored, live)
 
-    def plan_before_return(self, since_s: float, lost: Sequence[str]) -> tuple[str, ...]:
-        """The plan in force when the first of the `lost` queries was Live again."""
+    def plan_of_recovery(self, since_s: float, lost: Sequence[str]) -> tuple[str, ...]:
+        """The plan by which the first of the `lost` queries became Live again."""
         outages = [o for q in lost if (o := self.outage(q, since_s))]
         returned = min((o.live_s for o in outages if o.live_s is not None), default=self.ended_s)
         plans = [plan for at_s, plan in self.plans if since_s <= at_s <= returned]

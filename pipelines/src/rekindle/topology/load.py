@@ -21,9 +21,14 @@ from rekindle.errors import InvalidTopology, Problem
 from rekindle.names import API_VERSION, KIND
 from rekindle.topology.documents import Document, read_documents
 from rekindle.topology.kinds.base import Spec
-from rekindle.topology.partial import field_at, field_path, model_in, problems_of_valid_fields
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import UNITS_REQUIRED, TopologySpec
+from rekindle.topology.unparsable_fields import (
+    field_at,
+    field_path,
+    model_in,
+    problems_of_parsed_fields,
+)
 
 MAX_SHOWN_CHARS = 60
 """Characters of a value in a message."""
@@ -33,13 +38,13 @@ def load_topology(source: str | bytes | Mapping[str, Any]) -> tuple[str, Topolog
     """(metadata.name, spec) of one StreamTopology. Raises InvalidTopology if fields cannot be
     parsed; `rekindle.topology.validate` checks the rest."""
     resource = _parse_resource(source)
-    problems = list(_envelope(resource))
+    problems = list(_problems_of_metadata(resource))
     try:
         spec = load_spec(resource["spec"]) if "spec" in resource else None
     except InvalidTopology as error:
         problems += error.problems
     else:
-        problems += problems_of_valid_fields(resource["spec"], []) if problems and spec else []
+        problems += problems_of_parsed_fields(resource["spec"], []) if problems and spec else []
     if problems or spec is None:
         raise InvalidTopology(list(dict.fromkeys(problems)))
     return str(resource["metadata"]["name"]), spec
@@ -52,7 +57,7 @@ def load_spec(data: Any) -> TopologySpec:
         return TopologySpec.model_validate(data, context=UNITS_REQUIRED)
     except ValidationError as error:
         problems = [_problem(e) for e in error.errors(include_url=False)]
-    rest = problems_of_valid_fields(data, [p.path for p in problems])
+    rest = problems_of_parsed_fields(data, [p.path for p in problems])
     raise InvalidTopology(problems + rest)
 
 
@@ -83,7 +88,7 @@ def _topology_in(source: str | bytes) -> Document:
     return (topologies or documents or [Document(None, ())])[0]
 
 
-def _envelope(resource: Mapping[str, Any]) -> Iterator[Problem]:
+def _problems_of_metadata(resource: Mapping[str, Any]) -> Iterator[Problem]:
     for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if resource.get(field) != wanted:
             yield Problem(field, "InvalidValue", f"is {resource.get(field)!r}", f"write {wanted}")
@@ -182,7 +187,7 @@ def _as_written(value: Any) -> str:
 
 def _field_hint(field: str, model: type[BaseModel]) -> str:
     """A hint with the field that was probably meant."""
-    if issubclass(model, Spec) and (meant := model.other_names.get(field)):
+    if issubclass(model, Spec) and (meant := model.wrong_field_names.get(field)):
         return f"write {meant}"
     return nearest(field, [f.alias or n for n, f in model.model_fields.items()])
 

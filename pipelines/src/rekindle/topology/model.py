@@ -112,13 +112,13 @@ class Topology:
     def consumers(self, segment: Segment) -> tuple[Segment, ...]:
         return tuple(s for s in self.segments if any(i.stream == segment.stream for i in s.inputs))
 
-    def queried(self, query: QuerySpec) -> Segment:
+    def queried_segment(self, query: QuerySpec) -> Segment:
         """The segment whose stream a query writes."""
         return next(s for s in self.segments if query.name in s.queries)
 
-    def ancestry(self, query: QuerySpec) -> tuple[Segment, ...]:
+    def needed_segments(self, query: QuerySpec) -> tuple[Segment, ...]:
         """The segments that a query needs, itself included, in topological order."""
-        wanted = {self.queried(query).id}
+        wanted = {self.queried_segment(query).id}
         for segment in reversed(self.segments):
             if segment.id in wanted:
                 wanted |= {self.producer(i.stream).id for i in segment.inputs}

@@ -12,7 +12,7 @@ DEFAULT = Resources(cpu_m=500, memory=1024**3)
 
 
 PARSERS: dict[str, Callable[[Any], int]] = {"cpu": parse_cpu, "memory": parse_size}
-PARTS = ("requests", "limits")
+RESOURCE_FIELDS = ("requests", "limits")
 
 
 def task_resources(
@@ -49,12 +49,12 @@ def task_limits(
 
 
 def _requested(resources: Mapping[str, Any], name: str) -> int | None:
-    for part in PARTS:
-        value = given_value(resources, part, name)
+    for field in RESOURCE_FIELDS:
+        value = given_value(resources, field, name)
         if value is not None:
             return PARSERS[name](value)
     return None
 
 
-def given_value(resources: Mapping[str, Any], part: str, name: str) -> Any:
-    return (resources.get(part) or {}).get(name)
+def given_value(resources: Mapping[str, Any], field: str, name: str) -> Any:
+    return (resources.get(field) or {}).get(name)

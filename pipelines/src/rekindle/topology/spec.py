@@ -22,8 +22,8 @@ from rekindle.topology.kinds.unsupported import UnsupportedSink, UnsupportedSour
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
 UNITS_REQUIRED: Final = {"units_required": True}
-"""Context of the validation of a manifest: Python may write a duration as microseconds, a manifest
-may not."""
+"""Context of the validation of a resource: Python may write a duration as microseconds, a resource
+has to name the unit."""
 
 
 def _read_duration(value: Any, info: ValidationInfo) -> int:
@@ -199,10 +199,10 @@ class OperatorSpec(Spec):
 
     @property
     def definition(self) -> str | WindowSpec:
-        """What a valid operator does, of the kinds that are built: SQL, or windows. Who tells kinds
-        apart does so by `match` with `assert_never`, which finds the places for a new kind."""
+        """What a valid operator does, of the kinds that are supported: SQL, or windows. Callers
+        distinguish them by `match` with `assert_never`, which finds the places for a new kind."""
         found = self.sql if self.sql is not None else self.window
-        assert found is not None, f"operator {self.name} is of no kind that is built"
+        assert found is not None, f"operator {self.name} is of no kind that is supported"
         return found
 
 

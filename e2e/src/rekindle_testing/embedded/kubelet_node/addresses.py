@@ -23,7 +23,7 @@ class NodeAddresses:
 
     number: int
     address: IPv4Address
-    pods: IPv4Network
+    pod_cidr: IPv4Network
 
     @property
     def mac(self) -> str:
@@ -59,7 +59,8 @@ class ClusterAddresses:
 
 def mac_of(address: IPv4Address) -> str:
     """A locally administered hardware address. As it follows from the IP address, neighbours can
-    be entered as permanent: a partitioned node is silent, and not "unreachable" after 3 s."""
+    be entered as permanent: a node in a network partition is silent, and not
+    "unreachable" after 3 s."""
     return ":".join(f"{byte:02x}" for byte in (2, 0, *address.packed))
 
 
@@ -87,7 +88,7 @@ def neighbour_commands(
         f"neigh replace {address} lladdr {mac_of(address)} nud permanent dev {device}"
         for address in (*host, *(node.address for node in others))
     ]
-    lines += [f"route replace {node.pods} via {node.address} dev {device}" for node in others]
+    lines += [f"route replace {node.pod_cidr} via {node.address} dev {device}" for node in others]
     if gateway is not None:
         lines.append(f"route replace default via {gateway} dev {device}")
     return lines

@@ -17,11 +17,11 @@ CNI_PLUGINS = Path("/usr/lib/cni")
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PAUSE_IMAGE = "docker.io/rekindle/pause:dev"
 # Where a node sees its unpacked images (`image_store`).
-IMAGES = "/run/rekindle/images"
+IMAGE_TEMPLATE_DIRECTORY = "/run/rekindle/images"
 
 _CTR = ("ctr", "--namespace", "k8s.io")
 # The label is set by the part of containerd that serves the kubelet.
-UNMANAGED_IMAGES = (
+IMAGES_UNKNOWN_TO_CRI = (
     *(*_CTR, "images", "list", "--quiet"),
     'labels."io.cri-containerd.image"!=managed',
 )
@@ -36,7 +36,7 @@ _DISABLED = (
 Json = dict[str, Any]
 
 # What the kubelet would write into the machine's kernel; a node sees them as set already.
-KERNEL_TUNABLES: Mapping[str, int] = {
+KUBELET_SYSCTLS: Mapping[str, int] = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
     "kernel/panic": 10,
@@ -54,7 +54,7 @@ class KubeletSettings:
     cgroup: str
     certificate: Path
     key: Path
-    client_authority: Path
+    client_ca_file: Path
     pods: int
     lease_duration_s: int
     # What is kept from pods, so that a node looks smaller than the machine.
@@ -72,7 +72,7 @@ def import_command(snapshotter: str) -> list[str]:
     return [*_CTR, "images", "import", "--snapshotter", snapshotter]
 
 
-def containerd_alone(root: Path, snapshotter: str) -> str:
+def containerd_config_without_cri(root: Path, snapshotter: str) -> str:
     """Of one that unpacks images and runs nothing."""
     disabled = {*_DISABLED, "io.containerd.grpc.v1.cri"}
     others = {"native", "overlayfs"} - {snapshotter}
@@ -148,7 +148,7 @@ def kubelet(settings: KubeletSettings) -> str:
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True},
-                "x509": {"clientCAFile": str(settings.client_authority)},
+                "x509": {"clientCAFile": str(settings.client_ca_file)},
             },
             "authorization": {"mode": "Webhook"},
             "tlsCertFile": str(settings.certificate),

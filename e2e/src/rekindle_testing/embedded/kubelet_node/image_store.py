@@ -26,15 +26,15 @@ from rekindle_testing.embedded.kubelet_node.network import child_of, wait_while_
 from rekindle_testing.embedded.processes import ChildProcesses, Process
 from rekindle_testing.progress import OnProgress, no_progress
 
-KEPT = 3
+MAX_UNUSED_TEMPLATES = 3
 """Templates in the cache, besides those in use. One has every image twice: in the layers of its
 archive and unpacked."""
 
 _ROOT = "containerd"
 _METADATA = "io.containerd.metadata.v1.bolt/meta.db"
 _BLOBS = "io.containerd.content.v1.content/blobs/sha256"
-_IMPORT_S = 600.0
-_STOP_S = 60.0
+_IMPORT_TIMEOUT_S = 600.0
+_STOP_TIMEOUT_S = 60.0
 _NAMESPACES = (
     *("unshare", "--pid", "--mount", "--ipc", "--propagation", "private", "--mount-proc"),
     *("--fork", "--kill-child=KILL", "--"),
@@ -69,14 +69,14 @@ def acquire_template(
     key = content_key(
         [
             ("containerd", commands.run(["containerd", "--version"]).encode()),
-            ("configuration", files.containerd_alone(Path("/"), snapshotter).encode()),
+            ("configuration", files.containerd_config_without_cri(Path("/"), snapshotter).encode()),
             ("sandbox", sandbox),
             *((f"archive {number}", content) for number, content in enumerate(contents)),
         ]
     )
 
     def make(scratch: Path) -> None:
-        prune(directory, KEPT - 1)
+        prune(directory, MAX_UNUSED_TEMPLATES - 1)
         names = ", ".join(archive.name for archive in archives) or "no archives"
         on_progress(f"unpacking the images of kubelet nodes, once: {names}")
         pause_tar = scratch / "pause.tar"
@@ -88,9 +88,9 @@ def acquire_template(
     return ImageStoreTemplate(snapshotter, acquire(directory / key, make, on_progress))
 
 
-def link(template: ImageStoreTemplate, root: Path) -> None:
+def link_images(template: ImageStoreTemplate, root: Path) -> None:
     """Make the root directory of a node's containerd, for a node that has the template's root at
-    `files.IMAGES`."""
+    `files.IMAGE_TEMPLATE_DIRECTORY`."""
     plugin = f"io.containerd.snapshotter.v1.{template.snapshotter}"
     for database in (_METADATA, f"{plugin}/metadata.db"):
         (root / database).parent.mkdir(parents=True, mode=0o711)
@@ -98,7 +98,9 @@ def link(template: ImageStoreTemplate, root: Path) -> None:
     for shared in (_BLOBS, f"{plugin}/snapshots"):
         (root / shared).mkdir(parents=True, mode=0o711)
         for entry in (template.root / shared).iterdir():
-            (root / shared / entry.name).symlink_to(f"{files.IMAGES}/{shared}/{entry.name}")
+            (root / shared / entry.name).symlink_to(
+                f"{files.IMAGE_TEMPLATE_DIRECTORY}/{shared}/{entry.name}"
+            )
 
 
 def import_archive(archive: Path, snapshotter: str, init_pid: int) -> None:
@@ -107,14 +109,15 @@ def import_archive(archive: Path, snapshotter: str, init_pid: int) -> None:
     try:
         # The namespaces have another /run, and maybe this file is there.
         with archive.open("rb") as file:
-            commands.run(command, file, timeout_s=_IMPORT_S)
+            commands.run(command, file, timeout_s=_IMPORT_TIMEOUT_S)
     except OSError as error:
         raise _unreadable(archive, error) from error
 
 
-def unmanaged(init_pid: int) -> list[str]:
+def images_unknown_to_cri(init_pid: int) -> list[str]:
     """Images that containerd has, and its part that serves the kubelet does not know yet."""
-    return commands.run([*commands.enter_namespaces(init_pid), *files.UNMANAGED_IMAGES]).split()
+    command = [*commands.enter_namespaces(init_pid), *files.IMAGES_UNKNOWN_TO_CRI]
+    return commands.run(command).split()
 
 
 def _contents(archives: Sequence[Path]) -> list[bytes]:
@@ -143,7 +146,7 @@ def _snapshotter(cache: Path, data: Path) -> str:
 def _unpack(archives: Sequence[Path], directory: Path, snapshotter: str) -> None:
     """By a containerd of its own, which ends in order: its databases are complete then."""
     config = directory / "containerd.toml"
-    config.write_text(files.containerd_alone(directory / _ROOT, snapshotter))
+    config.write_text(files.containerd_config_without_cri(directory / _ROOT, snapshotter))
     with ChildProcesses(directory / "logs") as children:
         command = [*_NAMESPACES, "sh", "-c", _RUN_CONTAINERD, "sh", str(config)]
         wrapper = children.start("containerd", command, commands.environment())
@@ -153,7 +156,7 @@ def _unpack(archives: Sequence[Path], directory: Path, snapshotter: str) -> None
             for archive in archives:
                 import_archive(archive, snapshotter, pid)
             os.kill(pid, signal.SIGTERM)
-        if not wrapper.wait(_STOP_S) or wrapper.exit_code != 0:
+        if not wrapper.wait(_STOP_TIMEOUT_S) or wrapper.exit_code != 0:
             raise KubeletNodeError(
                 f"containerd did not end in order after it has imported images (exit code "
                 f"{wrapper.exit_code}):\n{wrapper.log_tail()}"

@@ -25,7 +25,7 @@ _WATCHED = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2}
 _TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _MS_SHARED = 1 << 20
-_OWN = Path("/run/rekindle")
+_RUN_DIRECTORY = Path("/run/rekindle")
 # Programs of a node write to paths here that no option changes: /var/lib/kubelet/device-plugins,
 # /var/lib/cni, /var/log/containers.
 _COPIED_ON_WRITE = ("/var/lib", "/var/log")
@@ -34,7 +34,7 @@ _NETWORK_SETTINGS = ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables")
 Config = dict[str, Any]
 
 
-class _Service:
+class _Program:
     def __init__(self, name: str, argv: list[str], logs: str) -> None:
         self._argv = argv
         self._log = f"{logs}/{name}.log"
@@ -67,35 +67,35 @@ def main(config_path: str) -> None:
         Path(file).write_text("0")
     socket.sethostname(config["name"])
     _prepare_mounts(Path(config["directory"]), config["images"])
-    _hide_tunables(config["tunables"])
+    _overlay_sysctls(config["sysctls"])
     _await("the network", Path(config["network_ready"]).exists)
     for setting in _NETWORK_SETTINGS:
         _set_network(setting)
-    services = {
-        name: _Service(name, argv, config["logs"]) for name, argv in config["services"].items()
+    programs = {
+        name: _Program(name, argv, config["logs"]) for name, argv in config["programs"].items()
     }
-    services["containerd"].start()
+    programs["containerd"].start()
     _await("containerd", lambda: _accepts(config["containerd_socket"]))
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    for service in services.values():
-        service.start()
-    _run(services)
+    for program in programs.values():
+        program.start()
+    _run(programs)
 
 
-def _run(services: dict[str, _Service]) -> None:
+def _run(programs: dict[str, _Program]) -> None:
     while True:
         # A program may have ended before its signal was waited for.
-        _reap(services)
+        _reap(programs)
         match signal.sigwait(_WATCHED):
             case signal.SIGUSR1:
-                services["kubelet"].kill()
+                programs["kubelet"].kill()
             case signal.SIGUSR2:
-                services["kubelet"].start()
+                programs["kubelet"].start()
             case _:
                 pass
 
 
-def _reap(services: dict[str, _Service]) -> None:
+def _reap(programs: dict[str, _Program]) -> None:
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -103,25 +103,26 @@ def _reap(services: dict[str, _Service]) -> None:
             pid = 0
         if pid == 0:
             break
-        for service in services.values():
-            if service.pid == pid:
-                service.pid = 0
-    missing = [service for service in services.values() if service.is_missing]
+        for program in programs.values():
+            if program.pid == pid:
+                program.pid = 0
+    missing = [program for program in programs.values() if program.is_missing]
     if missing:
         time.sleep(RESTART_DELAY_S)
-    for service in missing:
-        service.start()
+    for program in missing:
+        program.start()
 
 
 def _prepare_mounts(directory: Path, images: dict[str, str]) -> None:
-    """Shared within the node, as the kubelet expects, and seen by nobody else."""
+    """Shared within the node, as the kubelet expects, and seen by nobody else. `images`: the
+    prepared image store, and where containerd looks for it."""
     kept = os.open(directory, os.O_PATH)
-    template = os.open(images["source"], os.O_PATH)
+    image_store = os.open(images["source"], os.O_PATH)
     before = directory.stat()
     syscalls.mount("none", "/", flags=syscalls.MS_REC | _MS_SHARED)
     syscalls.mount("tmpfs", "/run", "tmpfs", data="mode=755")
     for number, path in enumerate(_COPIED_ON_WRITE):
-        upper, work = _OWN / f"upper-{number}", _OWN / f"work-{number}"
+        upper, work = _RUN_DIRECTORY / f"upper-{number}", _RUN_DIRECTORY / f"work-{number}"
         upper.mkdir(parents=True)
         work.mkdir()
         options = f"lowerdir={path},upperdir={upper},workdir={work}"
@@ -132,8 +133,8 @@ def _prepare_mounts(directory: Path, images: dict[str, str]) -> None:
         syscalls.bind(f"/proc/self/fd/{kept}", str(directory))
     os.close(kept)
     Path(images["target"]).mkdir(parents=True)
-    syscalls.bind(f"/proc/self/fd/{template}", images["target"], read_only=True)
-    os.close(template)
+    syscalls.bind(f"/proc/self/fd/{image_store}", images["target"], read_only=True)
+    os.close(image_store)
 
 
 def _is_same(path: Path, before: os.stat_result) -> bool:
@@ -144,14 +145,14 @@ def _is_same(path: Path, before: os.stat_result) -> bool:
     return (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino)
 
 
-def _hide_tunables(values: dict[str, int]) -> None:
+def _overlay_sysctls(values: dict[str, int]) -> None:
     """The kubelet sets these, for the whole machine, if they have other values."""
     for name, value in values.items():
-        shown = Path("/proc/sys") / name
-        if shown.exists():
-            instead = _OWN / name.replace("/", "-")
-            instead.write_text(f"{value}\n")
-            syscalls.bind(str(instead), str(shown))
+        sysctl_file = Path("/proc/sys") / name
+        if sysctl_file.exists():
+            overlaid = _RUN_DIRECTORY / name.replace("/", "-")
+            overlaid.write_text(f"{value}\n")
+            syscalls.bind(str(overlaid), str(sysctl_file))
 
 
 def _set_network(name: str) -> None:

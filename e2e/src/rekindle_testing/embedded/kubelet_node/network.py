@@ -191,7 +191,7 @@ class NodeNetwork:
         cgroup = f"{self.cgroup}/switch"
         cgroups.make(cgroup)
         files = [str(file) for file in cgroups.process_files(cgroup)]
-        # The wrapper stays outside, as that of a node does.
+        # The process `unshare` itself stays outside the control group, as for a node.
         command = ["unshare", "--net", "--fork", "--kill-child=KILL", "--"]
         switch = self.children.start(
             "switch",

@@ -23,7 +23,7 @@ from rekindle_testing.embedded.process_node.fields import Json
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.node_object import NodeObject
 from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
-from rekindle_testing.embedded.process_node.pod_worker import NodeServices, PodWorker
+from rekindle_testing.embedded.process_node.pod_worker import PodWorker, WorkerContext
 from rekindle_testing.embedded.process_node.probe_executor import ProbeExecutor
 from rekindle_testing.embedded.process_node.quantities import parse_rounded_up
 from rekindle_testing.embedded.process_node.server import KubeletServer
@@ -49,7 +49,7 @@ class Agent:
         self._last_address = _FIRST_ADDRESS - 1
         self.workers: dict[str, PodWorker] = {}
         url = urlsplit(self._api.url)
-        self._services = NodeServices(
+        self._worker_context = WorkerContext(
             settings=settings,
             api=self._api,
             events=EventRecorder(self._api, settings.name),
@@ -129,7 +129,7 @@ class Agent:
         self._start_worker(pod, directory)
 
     def _start_worker(self, pod: Json, directory: Path) -> PodWorker:
-        worker = PodWorker(pod, directory, self._address(directory), self._services)
+        worker = PodWorker(pod, directory, self._address(directory), self._worker_context)
         self.workers[worker.uid] = worker
         return worker
 

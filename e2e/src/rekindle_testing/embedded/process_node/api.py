@@ -21,8 +21,8 @@ from rekindle_testing.embedded.process_node.fields import Json
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 
-# A partition drops packets without errors: with keepalive, a watch detects a dead
-# connection.
+# A network partition drops packets without errors: with keepalive, a watch detects a
+# dead connection.
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 2),
     (socket.TCP_KEEPINTVL, 1),
@@ -76,7 +76,7 @@ class ApiClient:
     async def merge(self, path: str, body: Json) -> Json:
         return await self._call("PATCH", path, body, kind=_MERGE)
 
-    async def merge_strategically(self, path: str, body: Json) -> Json:
+    async def strategic_merge_patch(self, path: str, body: Json) -> Json:
         """Lists with a merge key (conditions) keep the entries of others."""
         return await self._call("PATCH", path, body, kind=_STRATEGIC)
 

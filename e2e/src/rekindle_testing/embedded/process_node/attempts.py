@@ -44,14 +44,16 @@ class Attempt:
         self._found_ended_at: float | None = None
 
     @classmethod
-    def start(cls, directory: Path, spec: dict[str, Any], on_exit: Callable[[], None]) -> Attempt:
+    def start(
+        cls, directory: Path, shim_spec: dict[str, Any], on_exit: Callable[[], None]
+    ) -> Attempt:
         attempt = cls(directory, on_exit)
         for name in ("root", "overlays"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         (directory / "termination-log").touch()
         # One start time for this agent, the shim, and an agent that adopts it.
-        spec = {**spec, "started_at": attempt.started_at}
-        syscalls.write_json(directory / "spec.json", spec)
+        content = {**shim_spec, "started_at": attempt.started_at}
+        syscalls.write_json(directory / "spec.json", content)
         argv = [sys.executable, "-S", "-E", "-c", _BOOTSTRAP, str(_IMPORT_ROOT), str(directory)]
         # In its own session: pods outlive the agent.
         # Signals are blocked until the shim can forward them: before, they would kill it.

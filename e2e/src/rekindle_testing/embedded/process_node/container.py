@@ -21,13 +21,13 @@ from rekindle_testing.embedded.process_node.fields import Json
 from rekindle_testing.embedded.process_node.probe_executor import ProbeExecutor, ProbeFailed
 from rekindle_testing.embedded.process_node.probes import (
     ProbeKind,
-    ProbeRun,
     ProbeSpec,
+    ProbeState,
     is_ready,
     is_started,
     must_restart,
 )
-from rekindle_testing.embedded.process_node.restarts import BackoffPolicy, Crashes, Exit
+from rekindle_testing.embedded.process_node.restarts import BackoffPolicy, ConsecutiveExits, Exit
 from rekindle_testing.embedded.process_node.status import ContainerView
 
 log = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ class Container:
         self._is_init = is_init
         self.attempt: Attempt | None = None
         self.last: Exit | None = None
-        self.crashes = Crashes()
+        self.consecutive_exits = ConsecutiveExits()
         self.waiting: tuple[str, str] | None = None
         self._probe_executor = probe_executor
         self._backoff = backoff
         self._changed = changed
         self._record_event = record_event
         self._pod_ip = ""
-        self._runs: dict[ProbeKind, ProbeRun] = {}
+        self._probe_states: dict[ProbeKind, ProbeState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -84,13 +84,13 @@ class Container:
     def next_directory(self) -> Path:
         return self.directory / str(self.next_number)
 
-    def start(self, spec: dict[str, Any], pod_ip: str) -> None:
+    def start(self, shim_spec: dict[str, Any], pod_ip: str) -> None:
         if self.attempt is not None:
             self.last = self.attempt.exit()
             self._delete_older_attempts()
         self.waiting = None
         self._ended.clear()
-        self.attempt = Attempt.start(self.next_directory(), spec, self._on_exit)
+        self.attempt = Attempt.start(self.next_directory(), shim_spec, self._on_exit)
         self._start_probes(pod_ip, None)
         self._record_event("Normal", "Started", f"Started container {self.name}")
 
@@ -102,7 +102,7 @@ class Container:
                 self.last = self.attempt.exit()
             self.attempt = Attempt.adopt(self.directory / str(number), self._on_exit)
             if ended := self.attempt.exit():
-                self.crashes = self.crashes.after(ended, self._backoff)
+                self.consecutive_exits = self.consecutive_exits.after(ended, self._backoff)
         if self.running:
             self._start_probes(pod_ip, status)
 
@@ -115,7 +115,8 @@ class Container:
 
     def view(self) -> ContainerView:
         running = self.running
-        startup, readiness = (self._runs.get(k) for k in (ProbeKind.STARTUP, ProbeKind.READINESS))
+        kinds = (ProbeKind.STARTUP, ProbeKind.READINESS)
+        startup, readiness = (self._probe_states.get(kind) for kind in kinds)
         attempt = self.attempt
         identity = "" if attempt is None else f"process://{self.directory.parent.parent.name}"
         return ContainerView(
@@ -139,7 +140,8 @@ class Container:
     def failed_probe(self) -> ProbeKind | None:
         if not self.running or self._stopping is not None:
             return None
-        return must_restart(self._runs.get(ProbeKind.STARTUP), self._runs.get(ProbeKind.LIVENESS))
+        states = self._probe_states
+        return must_restart(states.get(ProbeKind.STARTUP), states.get(ProbeKind.LIVENESS))
 
     # --- end --------------------------------------------------------------
 
@@ -170,10 +172,10 @@ class Container:
     def _on_exit(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self._runs.clear()
+        self._probe_states.clear()
         self._stopping = None
         if ended := self.exit:
-            self.crashes = self.crashes.after(ended, self._backoff)
+            self.consecutive_exits = self.consecutive_exits.after(ended, self._backoff)
             if ended.reason == "StartError":
                 self._record_event("Warning", "Failed", f"Error: {ended.message}")
         self._ended.set()
@@ -196,7 +198,7 @@ class Container:
                 field = {ProbeKind.STARTUP: "started", ProbeKind.READINESS: "ready"}.get(kind)
                 # An adopted container keeps its state until its probes change it.
                 passed = True if field and known.get(field) else None
-                self._runs[kind] = ProbeRun(ProbeSpec.parse(probe), passed=passed)
+                self._probe_states[kind] = ProbeState(ProbeSpec.parse(probe), passed=passed)
                 self._spawn(self._probe(kind, probe))
 
     def _spawn(self, work: Any) -> None:
@@ -207,20 +209,20 @@ class Container:
     async def _probe(self, kind: ProbeKind, probe: Json) -> None:
         attempt = self.attempt
         assert attempt is not None
-        spec = self._runs[kind].spec
+        spec = self._probe_states[kind].spec
         await _wait_forked(attempt)
         if kind is not ProbeKind.STARTUP:
-            while not is_started(True, self._runs.get(ProbeKind.STARTUP)):
+            while not is_started(True, self._probe_states.get(ProbeKind.STARTUP)):
                 await asyncio.sleep(0.1)
         await asyncio.sleep(max(0.0, attempt.started_at + spec.initial_delay_s - time.time()))
-        while not (kind is ProbeKind.STARTUP and self._runs[kind].passed):
+        while not (kind is ProbeKind.STARTUP and self._probe_states[kind].passed):
             failure = await self._check(probe, spec.timeout_s)
-            before = self._runs[kind].passed
-            self._runs[kind] = self._runs[kind].record(failure is None)
+            before = self._probe_states[kind].passed
+            self._probe_states[kind] = self._probe_states[kind].record(failure is None)
             if failure is not None:
                 title = f"{kind.capitalize()} probe failed: {failure}"
                 self._record_event("Warning", "Unhealthy", title)
-            if self._runs[kind].passed != before:
+            if self._probe_states[kind].passed != before:
                 self._changed()
             await asyncio.sleep(spec.period_s)
 

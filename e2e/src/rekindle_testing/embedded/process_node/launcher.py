@@ -25,16 +25,16 @@ Config = dict[str, Any]
 
 def main(config_path: str) -> None:
     config: Config = json.loads(Path(config_path).read_text())
-    # Not reached by Ctrl-C in the terminal, nor by a group kill of the host.
+    # Not reached by Ctrl-C in the terminal, nor by a group kill of the creator.
     os.setsid()
-    host = os.pidfd_open(config["host_pid"])
+    creator = os.pidfd_open(config["creator_pid"])
     _unshare()
     init = os.fork()
     if init == 0:
         _become_init(config)
     _give_up_pid_namespace()
     Path(config["init_pid_file"]).write_text(str(init))
-    _wait(host, init)
+    _wait(creator, init)
     _clean_up(config)
 
 
@@ -72,11 +72,11 @@ def _become_init(config: Config) -> None:
     os.execve(config["init"][0], config["init"], config["environment"])
 
 
-def _wait(host: int, init: int) -> None:
+def _wait(creator: int, init: int) -> None:
     """Until the node is dead.  The kernel reaps a whole namespace before its pid 1."""
     node = os.pidfd_open(init)
     poll = select.poll()
-    poll.register(host, select.POLLIN)
+    poll.register(creator, select.POLLIN)
     poll.register(node, select.POLLIN)
     while not (ready := {descriptor for descriptor, _ in poll.poll()}):
         pass
@@ -90,10 +90,10 @@ def _clean_up(config: Config) -> None:
     import shutil
     import subprocess
 
-    if config["table"]:
+    if config["nft_table"]:
         with contextlib.suppress(OSError):
             subprocess.run(
-                ["nft", "delete", "table", "inet", config["table"]],
+                ["nft", "delete", "table", "inet", config["nft_table"]],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

@@ -40,12 +40,12 @@ table inet {table} {{
 
 
 class NetworkPartitionUnsupported(EmbeddedError):
-    """This machine does not support partitions; the message says what is missing."""
+    """This machine does not support network partitions; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
-    """The partition of one node; `cgroup` is directly below the root of cgroup v2."""
+class NetworkPartition:
+    """The network partition of one node; `cgroup` is directly below the root of cgroup v2."""
 
     table: str
     address_range: str

@@ -118,7 +118,7 @@ class NodeObject:
 
     async def report(self) -> None:
         status = node_status(self._settings, self._ready_since, self._clock())
-        await self._api.merge_strategically(f"{self._node_path}/status", {"status": status})
+        await self._api.strategic_merge_patch(f"{self._node_path}/status", {"status": status})
 
     async def keep_reporting(self) -> None:
         while True:

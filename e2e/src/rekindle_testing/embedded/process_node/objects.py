@@ -35,7 +35,7 @@ class ObjectReader:
         """None for an object that does not exist."""
         return {r: await self._read(namespace, r) for r in set(references)}
 
-    async def claimed_path(self, namespace: str, claim_name: str) -> Path:
+    async def claim_directory(self, namespace: str, claim_name: str) -> Path:
         """The directory behind a claim; ValueError if there is none on this machine."""
         try:
             claim = await self._api.get(

@@ -32,7 +32,7 @@ class PodObject:
         if wanted == self._published:
             return
         try:
-            await self._api.merge_strategically(
+            await self._api.strategic_merge_patch(
                 f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": wanted}
             )
         except ApiError as error:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -32,23 +33,23 @@ from rekindle_testing.embedded.process_node.containers import ImageError, PodCon
 from rekindle_testing.embedded.process_node.environment import ConfigError
 from rekindle_testing.embedded.process_node.events import EventRecorder
 from rekindle_testing.embedded.process_node.fields import DownwardValues, Json
-from rekindle_testing.embedded.process_node.mounts import Mounts
 from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
 from rekindle_testing.embedded.process_node.pod_object import PodObject
 from rekindle_testing.embedded.process_node.probe_executor import ProbeExecutor
 from rekindle_testing.embedded.process_node.restarts import should_restart
 from rekindle_testing.embedded.process_node.settings import NodeSettings
 from rekindle_testing.embedded.process_node.status import PodView
+from rekindle_testing.embedded.process_node.volume_manager import VolumeManager
 from rekindle_testing.embedded.process_node.volumes import Volumes
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-_FOREVER = float("inf")
+_NEVER = math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class NodeServices:
+class WorkerContext:
     """What all workers of an agent share."""
 
     settings: NodeSettings
@@ -64,24 +65,26 @@ class NodeServices:
 class PodWorker:
     """Handles a pod from its first event to the deletion of its object and files."""
 
-    def __init__(self, pod: Json, directory: Path, pod_ip: str, services: NodeServices) -> None:
+    def __init__(
+        self, pod: Json, directory: Path, pod_ip: str, worker_context: WorkerContext
+    ) -> None:
         self.pod = pod
         self.directory = directory
         self.pod_ip = pod_ip
         self.removed = False
         self.failure: tuple[str, str] | None = None
-        self._services = services
+        self._worker_context = worker_context
         self._wake = asyncio.Event()
         self._deleted_at: float | None = None
         self._stop_began: float | None = None
         self._start_time = time.time()
         self._admitted = False
-        self._object = PodObject(services.api, pod)
-        self._stale = asyncio.Event()
+        self._object = PodObject(worker_context.api, pod)
+        self._status_outdated = asyncio.Event()
         self._publishing = asyncio.Lock()
-        self._mounts = Mounts(
-            Volumes(directory / "volumes", services.objects, services.tokens),
-            services.settings.timing.volume_refresh_s,
+        self._volume_manager = VolumeManager(
+            Volumes(directory / "volumes", worker_context.objects, worker_context.tokens),
+            worker_context.settings.timing.volume_refresh_s,
             lambda problem: self._event("Warning", "FailedMount", problem),
             lambda problem: self.fail("Evicted", problem),
         )
@@ -89,7 +92,7 @@ class PodWorker:
         self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
         self.main = [self._container(c, False) for c in spec["containers"]]
         self.downward_values = DownwardValues(
-            pod_ip, services.settings.address, services.settings.capacity
+            pod_ip, worker_context.settings.address, worker_context.settings.capacity
         )
         # Before other pods are admitted, since this one uses capacity.
         self._adopt()
@@ -130,7 +133,7 @@ class PodWorker:
         """Stop the pod permanently: refused or evicted."""
         if self.failure is None:
             self.failure = (reason, message)
-            self._services.events.record(self.pod, "Warning", reason, message)
+            self._worker_context.events.record(self.pod, "Warning", reason, message)
             self._save()
             self._wake.set()
 
@@ -153,28 +156,28 @@ class PodWorker:
             if self.removed:
                 return
             with contextlib.suppress(TimeoutError):
-                timeout = None if next_at == _FOREVER else max(0.0, next_at - time.time())
+                timeout = None if next_at == _NEVER else max(0.0, next_at - time.time())
                 await asyncio.wait_for(self._wake.wait(), timeout)
 
     async def _sync(self) -> float:
         if self._deleted_at is not None or "deletionTimestamp" in self.pod["metadata"]:
             return await self._terminate()
         if self._admitted and self.failure is None and self._phase() in ("Succeeded", "Failed"):
-            self._stale.set()
-            return _FOREVER
+            self._status_outdated.set()
+            return _NEVER
         if not self._admitted and self.failure is None:
             self._admit()
         if self.failure is not None:
             for container in self.containers:
                 container.kill("")
-            self._stale.set()
-            return _FOREVER
+            self._status_outdated.set()
+            return _NEVER
         next_at = await self._advance()
-        self._stale.set()
+        self._status_outdated.set()
         return next_at
 
     def _admit(self) -> None:
-        if refusal := self._services.admit(self.pod):
+        if refusal := self._worker_context.admit(self.pod):
             self.fail(refusal.reason, f"Pod was rejected: {refusal.message}")
             return
         self._admitted = True
@@ -187,25 +190,25 @@ class PodWorker:
 
     async def _advance(self) -> float:
         """Take all steps that are possible now; returns the time of the next call."""
-        deadline = self._start_time + (self.pod["spec"].get("activeDeadlineSeconds") or _FOREVER)
+        deadline = self._start_time + (self.pod["spec"].get("activeDeadlineSeconds") or math.inf)
         if time.time() >= deadline:
             self.fail("DeadlineExceeded", "Pod was active on the node longer than its deadline")
-            return _FOREVER
+            return _NEVER
         return min(deadline, await self._advance_containers())
 
     async def _advance_containers(self) -> float:
-        if (refresh_at := await self._mounts.sync(self.pod, self.downward_values)) is None:
+        if (refresh_at := await self._volume_manager.sync(self.pod, self.downward_values)) is None:
             return time.time() + _RETRY_S
         next_at = refresh_at
         for container in self.init:
             ended = container.exit
             if ended is None or ended.exit_code != 0:
-                return min(next_at, await self._drive(container, retry_failures=True))
+                return min(next_at, await self._advance_container(container, retry_failures=True))
         for container in self.main:
-            next_at = min(next_at, await self._drive(container, retry_failures=False))
+            next_at = min(next_at, await self._advance_container(container, retry_failures=False))
         return next_at
 
-    async def _drive(self, container: Container, *, retry_failures: bool) -> float:
+    async def _advance_container(self, container: Container, *, retry_failures: bool) -> float:
         """Start or restart a container if needed; returns the time of the next call."""
         if container.running:
             if kind := container.failed_probe():
@@ -213,7 +216,7 @@ class PodWorker:
                 self._event("Normal", "Killing", message)
                 deadline = time.time() + self._grace_s(container, f"{kind}Probe")
                 container.stop(lambda: deadline)
-            return _FOREVER
+            return _NEVER
         policy = self.pod["spec"].get("restartPolicy", "Always")
         if ended := container.exit:
             if retry_failures and policy == "Always":
@@ -221,11 +224,11 @@ class PodWorker:
                 policy = "OnFailure"
             if not should_restart(policy, ended):
                 container.waiting = None
-                return _FOREVER
-            backoff = self._services.settings.timing.backoff
-            start_at = ended.finished_at + container.crashes.delay_s(backoff)
+                return _NEVER
+            backoff = self._worker_context.settings.timing.backoff
+            start_at = ended.finished_at + container.consecutive_exits.delay_s(backoff)
             if time.time() < start_at:
-                self._back_off(container, container.crashes.delay_s(backoff))
+                self._back_off(container, container.consecutive_exits.delay_s(backoff))
                 return start_at
         return await self._start(container)
 
@@ -240,15 +243,15 @@ class PodWorker:
         namespace = self.pod["metadata"]["namespace"]
         try:
             wanted = environment.references(container.spec)
-            objects = await self._services.objects.read(namespace, wanted)
+            objects = await self._worker_context.objects.read(namespace, wanted)
             directory = container.next_directory()
-            spec = containers.shim_spec(self._context(), container.spec, objects, directory)
+            shim_spec = containers.shim_spec(self._context(), container.spec, objects, directory)
         except ImageError as error:
             again = container.waiting is not None
             self._event("Warning", "Failed", f"Failed to pull image: {error}")
             container.waiting = ("ImagePullBackOff" if again else "ErrImagePull", str(error))
             # A node's images do not change while it runs.
-            return time.time() + _RETRY_S if not again else _FOREVER
+            return time.time() + _RETRY_S if not again else _NEVER
         except (ConfigError, OSError) as error:
             self._event("Warning", "Failed", f"Error: {error}")
             container.waiting = ("CreateContainerConfigError", str(error))
@@ -257,8 +260,8 @@ class PodWorker:
             # Objects that this container refers to cannot be read; the others are not affected.
             log.warning("container %s: %s", container.name, error)
             return time.time() + _RETRY_S
-        container.start(spec, self.pod_ip)
-        return _FOREVER
+        container.start(shim_spec, self.pod_ip)
+        return _NEVER
 
     # --- termination ------------------------------------------------------
 
@@ -270,25 +273,25 @@ class PodWorker:
         if any(container.running for container in self.containers):
             if self._deleted_at is None:
                 await self._publish()
-            return _FOREVER
+            return _NEVER
         if self._deleted_at is None:
             await self._publish()
             await self._object.delete()
         self._publisher.cancel()
-        self._mounts.remove()
+        self._volume_manager.remove()
         shutil.rmtree(self.directory, ignore_errors=True)
         if self._cgroup is not None:
             with contextlib.suppress(OSError):
                 self._cgroup.rmdir()
-        self._services.events.forget(self.uid)
-        self._services.tokens.forget(self.uid)
+        self._worker_context.events.forget(self.uid)
+        self._worker_context.tokens.forget(self.uid)
         self.removed = True
-        return _FOREVER
+        return _NEVER
 
     def _deadline(self) -> float:
         assert self._stop_began is not None
         if self._deleted_at is not None:
-            return self._deleted_at + self._services.settings.timing.orphan_grace_s
+            return self._deleted_at + self._worker_context.settings.timing.deleted_object_grace_s
         grace_s: float | None = self.pod["metadata"].get("deletionGracePeriodSeconds")
         return self._stop_began + (self._grace_s() if grace_s is None else grace_s)
 
@@ -304,14 +307,14 @@ class PodWorker:
     async def _keep_published(self) -> None:
         """Whenever the status is outdated; an unavailable API server delays nothing else."""
         while True:
-            await self._stale.wait()
-            self._stale.clear()
+            await self._status_outdated.wait()
+            self._status_outdated.clear()
             try:
                 await self._publish()
             except Exception as error:
                 log.warning("pod %s: status not published: %r", self.pod["metadata"]["name"], error)
                 await asyncio.sleep(_RETRY_S)
-                self._stale.set()
+                self._status_outdated.set()
 
     async def _publish(self) -> None:
         # One after another: a late request must not overwrite a newer status.
@@ -323,10 +326,10 @@ class PodWorker:
             init=[c.view() for c in self.init],
             main=[c.view() for c in self.main],
             pod_ip=self.pod_ip,
-            host_ip=self._services.settings.address,
+            host_ip=self._worker_context.settings.address,
             start_time=self._start_time,
             failure=self.failure,
-            prepared=bool(self._mounts.paths) or not self.pod["spec"].get("volumes"),
+            volumes_ready=bool(self._volume_manager.paths) or not self.pod["spec"].get("volumes"),
             conditions=self._object.conditions,
         )
 
@@ -340,8 +343,8 @@ class PodWorker:
             spec,
             is_init,
             self.directory / "containers" / spec["name"],
-            self._services.probe_executor,
-            self._services.settings.timing.backoff,
+            self._worker_context.probe_executor,
+            self._worker_context.settings.timing.backoff,
             self._wake.set,
             self._event,
         )
@@ -376,13 +379,13 @@ class PodWorker:
         syscalls.write_json(self.directory / "pod.json", content)
 
     def _context(self) -> PodContext:
-        settings = self._services.settings
+        settings = self._worker_context.settings
         return PodContext(
             pod=self.pod,
             downward_values=self.downward_values,
             images=settings.images,
-            volumes=self._mounts.paths,
-            service_variables=self._services.service_variables,
+            volumes=self._volume_manager.paths,
+            service_variables=self._worker_context.service_variables,
             hosts_file=self.directory / "hosts",
             data_directory=Path(settings.directory),
             log_limit_bytes=settings.log_limit_bytes,
@@ -390,9 +393,9 @@ class PodWorker:
         )
 
     def _event(self, kind: str, reason: str, message: str) -> None:
-        self._services.events.record(self.pod, kind, reason, message)
+        self._worker_context.events.record(self.pod, kind, reason, message)
 
     @property
     def _cgroup(self) -> Path | None:
-        node = self._services.settings.cgroup
+        node = self._worker_context.settings.cgroup
         return Path(node) / self.uid if node else None

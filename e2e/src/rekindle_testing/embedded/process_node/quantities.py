@@ -35,6 +35,6 @@ def parse_rounded_up(text: str | int | float) -> int:
     return ceil_divide(parse(text), Decimal(1))
 
 
-def milli(text: str | int | float) -> int:
+def parse_millis(text: str | int | float) -> int:
     """In thousandths, rounded up: those of a core."""
     return ceil_divide(parse(text), Decimal("0.001"))

@@ -72,8 +72,8 @@ class JsonApi:
         if self._connection is None:
             document = json.loads(self._kubeconfig.read_text())
             cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
-            authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-            context = ssl.create_default_context(cadata=authority)
+            ca = base64.b64decode(cluster["certificate-authority-data"]).decode()
+            context = ssl.create_default_context(cadata=ca)
             # The ssl module reads certificates from files only.
             with tempfile.NamedTemporaryFile(suffix=".pem") as pair:
                 for field in ("client-certificate-data", "client-key-data"):

@@ -28,20 +28,20 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Crashes:
-    """How many times in a row a container ended, for its back-off."""
+class ConsecutiveExits:
+    """How many times in a row a container ended, with whatever exit code, for its back-off."""
 
-    in_row: int = 0
+    count: int = 0
 
-    def after(self, ended: Exit, policy: BackoffPolicy) -> Crashes:
+    def after(self, ended: Exit, policy: BackoffPolicy) -> ConsecutiveExits:
         ran_s = ended.finished_at - ended.started_at
-        return Crashes(1 if ran_s >= policy.reset_s else self.in_row + 1)
+        return ConsecutiveExits(1 if ran_s >= policy.reset_s else self.count + 1)
 
     def delay_s(self, policy: BackoffPolicy) -> float:
         """How long after the last exit the next attempt may begin."""
-        if self.in_row <= 1:
+        if self.count <= 1:
             return 0.0
-        return min(policy.base_s * 2.0 ** min(self.in_row - 2, 30), policy.max_s)
+        return min(policy.base_s * 2.0 ** min(self.count - 2, 30), policy.max_s)
 
 
 def should_restart(restart_policy: str, ended: Exit) -> bool:

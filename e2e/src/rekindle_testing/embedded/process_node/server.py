@@ -1,6 +1,6 @@
 """The node's HTTPS endpoint, for `kubectl logs` through the API server.
 
-Its certificate is of the cluster's authority; clients must have the API server's
+Its certificate is signed by the cluster's CA; clients must have the API server's
 certificate.
 """
 
@@ -52,10 +52,10 @@ class KubeletServer:
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        # The authority also signs for nodes, which must not read each other's logs.
+        # The CA also signs for nodes, which must not read each other's logs.
         certificate = (request.transport and request.transport.get_extra_info("peercert")) or {}
         names = [value for part in certificate.get("subject", ()) for _, value in part]
-        if self._settings.kubelet_client_name not in names:
+        if self._settings.apiserver_client_name not in names:
             return web.Response(
                 status=403, text="only the API server may send requests to a node\n"
             )

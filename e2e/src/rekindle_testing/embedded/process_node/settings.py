@@ -1,4 +1,4 @@
-"""The settings of an agent, which the host writes into a JSON file."""
+"""The settings of an agent, which `ProcessNode` writes into a JSON file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Timing:
     volume_refresh_s: float = 10.0
     backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
     # For a pod whose object is already gone.
-    orphan_grace_s: float = 1.0
+    deleted_object_grace_s: float = 1.0
 
 
 # Shorter intervals for tests.
@@ -70,7 +70,8 @@ class NodeSettings:
     ca_file: str
     serving_certificate: str
     serving_key: str
-    kubelet_client_name: str
+    # The common name in the certificate by which the API server calls a node.
+    apiserver_client_name: str
     # In cgroup v2; empty where there is none.
     cgroup: str = ""
     log_limit_bytes: int = 10 * 1024 * 1024

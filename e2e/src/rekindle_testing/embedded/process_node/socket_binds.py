@@ -27,7 +27,8 @@ _INET4_BIND, _INET6_BIND = 8, 9
 # Offsets in struct bpf_sock_addr.
 _IP4, _IP6, _PORT, _TYPE = 4, 8, 24, 32
 _R0, _R1, _R2 = 0, 1, 2
-_LOAD, _STORE, _MOVE, _EXIT, _UNLESS_EQUAL, _IF_EQUAL = 0x61, 0x63, 0xB4, 0x95, 0x55, 0x15
+# Opcodes: LDX|MEM|W, STX|MEM|W, MOV32 of an immediate, EXIT, JNE and JEQ with an immediate.
+_LOAD, _STORE, _MOVE, _EXIT, _JUMP_NOT_EQUAL, _JUMP_EQUAL = 0x61, 0x63, 0xB4, 0x95, 0x55, 0x15
 
 
 def create_restricted_cgroup(cgroup: Path, address: str) -> None:
@@ -60,8 +61,8 @@ def _program(fields: list[int], values: Iterable[int]) -> bytes:
     )
     left = len(rewrite) // 8
     # Each test jumps over what follows it, to the end.
-    checks = [(_TYPE, _UNLESS_EQUAL, int(socket.SOCK_STREAM)), (_PORT, _IF_EQUAL, 0)]
-    checks += [(field, _UNLESS_EQUAL, 0) for field in fields]
+    checks = [(_TYPE, _JUMP_NOT_EQUAL, int(socket.SOCK_STREAM)), (_PORT, _JUMP_EQUAL, 0)]
+    checks += [(field, _JUMP_NOT_EQUAL, 0) for field in fields]
     tests = b""
     for field, jump, value in reversed(checks):
         test = _instruction(_LOAD, _R2, _R1, field)
@@ -76,17 +77,17 @@ def _instruction(
     return struct.pack("<BBhi", code, source << 4 | target, offset, immediate)
 
 
-def _attach(cgroup: int, kind: int, program: bytes) -> None:
+def _attach(cgroup: int, attach_type: int, program: bytes) -> None:
     code, license_name = ctypes.create_string_buffer(program), ctypes.create_string_buffer(b"GPL")
     load = struct.pack(
         "<IIQQIIQII16sII",
         *(_CGROUP_SOCK_ADDR, len(program) // 8),
         *(ctypes.addressof(code), ctypes.addressof(license_name)),
-        *(0, 0, 0, 0, 0, b"pod_address", 0, kind),
+        *(0, 0, 0, 0, 0, b"pod_address", 0, attach_type),
     )
     loaded = _bpf(_PROG_LOAD, load)
     try:
-        _bpf(_PROG_ATTACH, struct.pack("<IIII", cgroup, loaded, kind, 0))
+        _bpf(_PROG_ATTACH, struct.pack("<IIII", cgroup, loaded, attach_type, 0))
     finally:
         os.close(loaded)
 

@@ -40,7 +40,7 @@ class PodView:
     start_time: float
     # Set for a pod that was refused or evicted: phase Failed, whatever its containers do.
     failure: tuple[str, str] | None = None
-    prepared: bool = True
+    volumes_ready: bool = True
     conditions: Sequence[Json] = field(default_factory=tuple)
 
 
@@ -103,22 +103,23 @@ def conditions(pod: Json, view: PodView, now: float) -> list[Json]:
         c.name for c in view.init if not (c.ended is not None and c.ended.exit_code == 0)
     ]
     unready = [c.name for c in view.main if not c.ready]
-    wanted: list[tuple[str, bool, str, str]] = [
-        ("PodReadyToStartContainers", view.prepared and not ended, "", ""),
+    computed: list[tuple[str, bool, str, str]] = [
+        ("PodReadyToStartContainers", view.volumes_ready and not ended, "", ""),
         _condition("Initialized", uninitialized, "ContainersNotInitialized", "incomplete"),
     ]
     if ended:
-        wanted += [(kind, False, completed, "") for kind in ("ContainersReady", "Ready")]
+        computed += [(kind, False, completed, "") for kind in ("ContainersReady", "Ready")]
     else:
         containers = _condition("ContainersReady", unready, "ContainersNotReady", "unready")
         gates = [g["conditionType"] for g in pod["spec"].get("readinessGates") or []]
-        closed = [g for g in gates if _status_of(pod, g) != "True"]
+        unmet_gates = [g for g in gates if _status_of(pod, g) != "True"]
         ready = _condition("Ready", unready, "ContainersNotReady", "unready")
-        if not unready and closed:
-            ready = ("Ready", False, "ReadinessGatesNotReady", f"closed gates: {closed}")
-        wanted += [containers, ready]
-    wanted.append(("PodScheduled", True, "", ""))
-    return [_with_times(condition, view.conditions, now) for condition in wanted]
+        if not unready and unmet_gates:
+            message = f"readiness gates not True: {unmet_gates}"
+            ready = ("Ready", False, "ReadinessGatesNotReady", message)
+        computed += [containers, ready]
+    computed.append(("PodScheduled", True, "", ""))
+    return [_with_times(condition, view.conditions, now) for condition in computed]
 
 
 def container_status(container: ContainerView) -> Json:

@@ -64,7 +64,7 @@ class Volumes:
             return _host_path(source)
         if claim := volume.get("persistentVolumeClaim"):
             namespace = pod["metadata"]["namespace"]
-            return await self._objects.claimed_path(namespace, str(claim["claimName"]))
+            return await self._objects.claim_directory(namespace, str(claim["claimName"]))
         fresh = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         if payloads.volume_sources(volume):

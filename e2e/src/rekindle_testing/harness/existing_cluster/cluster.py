@@ -19,9 +19,10 @@ from typing import Any
 import yaml
 
 from rekindle_testing.embedded.control_plane import KubectlError
+from rekindle_testing.harness.any_cluster import CHART, Cluster, UnsupportedByCluster
 from rekindle_testing.harness.cluster_programs import (
+    ClusterNotUsable,
     ClusterPrograms,
-    Refused,
     find_kubectl,
     run,
 )
@@ -30,7 +31,6 @@ from rekindle_testing.harness.existing_cluster.leftovers import CRD, Heartbeat, 
 from rekindle_testing.harness.existing_cluster.nodes import NO_MACHINES, ExistingNode
 from rekindle_testing.harness.existing_cluster.settings import Settings
 from rekindle_testing.harness.existing_cluster.transfer import Volume
-from rekindle_testing.harness.installed import CHART, Cluster, Unsupported
 from rekindle_testing.progress import OnProgress, no_progress
 from rekindle_testing.waiting import wait_for
 
@@ -53,7 +53,7 @@ class ExistingCluster(Cluster):
         self._settings = settings
         self._on_progress = on_progress
         self._run = RunNames(secrets.token_hex(3))
-        self.namespace, self.system = self._run.namespace, self._run.system
+        self.namespace, self.operator_namespace = self._run.namespace, self._run.operator_namespace
         self._volume: Volume | None = None
         self._cleanup = contextlib.ExitStack()
         self._programs = ClusterPrograms(self.kubeconfig)
@@ -70,8 +70,8 @@ class ExistingCluster(Cluster):
             self._remove_earlier()
             self._refuse_if_unsuitable()
             self._cleanup.callback(self._remove)
-            for namespace in (self.namespace, self.system):
-                self.make_restricted(namespace, self._run.labels)
+            for namespace in (self.namespace, self.operator_namespace):
+                self.create_restricted_namespace(namespace, self._run.labels)
             holder = f"{getpass.getuser()}@{socket.gethostname()}, process {os.getpid()}"
             heartbeat = Heartbeat(self.kubectl, self._run, holder, _now)
             heartbeat.start()
@@ -127,7 +127,7 @@ class ExistingCluster(Cluster):
                 owner = (
                     role["metadata"].get("annotations", {}).get("meta.helm.sh/release-namespace")
                 )
-                raise Refused(
+                raise ClusterNotUsable(
                     f"the Rekindle in namespace {owner} watches all namespaces, and a second "
                     "operator for a topology is not allowed: use another cluster"
                 )
@@ -137,7 +137,7 @@ class ExistingCluster(Cluster):
                 name = node["metadata"]["name"]
                 self.nodes[name] = ExistingNode(name, self._run, self.kubectl, self.core)
         if len(self.nodes) < _MIN_NODES:
-            raise Refused(
+            raise ClusterNotUsable(
                 f"{len(self.nodes)} nodes take pods, and replicas need {_MIN_NODES}: uncordon or "
                 "add nodes"
             )
@@ -145,7 +145,7 @@ class ExistingCluster(Cluster):
             *("get", "storageclass", self._settings.storage_class),
             *("--ignore-not-found", "-o", "name"),
         ):
-            raise Refused(
+            raise ClusterNotUsable(
                 f"there is no StorageClass {self._settings.storage_class}: set STORAGE_CLASS to "
                 "one of `kubectl get storageclass`"
             )
@@ -159,7 +159,7 @@ class ExistingCluster(Cluster):
             *("-f", str(CHART / "crds")),
         )
         if json.loads(applied)["spec"]["versions"] != json.loads(found)["spec"]["versions"]:
-            raise Refused(
+            raise ClusterNotUsable(
                 f"the cluster has a {CRD} of another release of Rekindle: use another cluster, or "
                 "tests of that release"
             )
@@ -199,7 +199,7 @@ class ExistingCluster(Cluster):
 
     # -- the volume ---------------------------------------------------------------------------
 
-    def make_volume(self, name: str) -> None:
+    def create_claim(self, name: str) -> None:
         """A claim of the StorageClass, which must be empty."""
         claim: dict[str, Any] = {
             "apiVersion": "v1",
@@ -223,24 +223,24 @@ class ExistingCluster(Cluster):
         )
         # Also what binds the claim, if its class waits for a first pod.
         if entries := volume.entries():
-            raise Refused(
+            raise ClusterNotUsable(
                 f"the volume of claim {name} is not empty ({', '.join(entries[:5])}): delete its "
                 "files, or set STORAGE_CLASS to a class that provisions new volumes"
             )
         self._volume = volume
 
     def upload(self, path: str) -> None:
-        self._files.write(self.shared, path)
+        self._made_volume.write(self.shared, path)
 
     def download(self, path: str) -> None:
-        self._files.read(path, self.shared)
+        self._made_volume.read(path, self.shared)
 
     def move(self, path: str, to: str) -> None:
-        self._files.move(path, to)
+        self._made_volume.move(path, to)
 
     @property
-    def _files(self) -> Volume:
-        assert self._volume is not None, "make_volume was called"
+    def _made_volume(self) -> Volume:
+        assert self._volume is not None, "create_claim was called"
         return self._volume
 
     # -- nodes --------------------------------------------------------------------------------
@@ -249,13 +249,13 @@ class ExistingCluster(Cluster):
         self.nodes[node].uncordon()
 
     def add_node(self) -> str:
-        raise Unsupported(f"no node can be added: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"no node can be added: {NO_MACHINES}")
 
     def kill_nodes(self, names: list[str]) -> None:
-        raise Unsupported(f"nodes cannot be killed: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"nodes cannot be killed: {NO_MACHINES}")
 
     def kill_processes(self, pod: Any) -> None:
-        raise Unsupported(f"processes of a pod cannot be killed: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"processes of a pod cannot be killed: {NO_MACHINES}")
 
 
 def with_fs_group(manifest: dict[str, Any], group: int | None) -> dict[str, Any]:

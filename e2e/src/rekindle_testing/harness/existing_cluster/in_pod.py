@@ -12,21 +12,21 @@ import sys
 import tarfile
 from pathlib import Path
 
-_PARTS = ".transfer"  # archives that are read in parts
+_ARCHIVE_DIRECTORY = ".transfer"  # archives that are read in parts
 
 
-def main(root: Path, parts: Path, verb: str, *words: str) -> dict[str, object]:
+def main(root: Path, input_directory: Path, verb: str, *arguments: str) -> dict[str, object]:
     answer: dict[str, object] = {}
     if verb == "write":
-        content = b"".join(part.read_bytes() for part in sorted(parts.glob("transfer-*")))
+        content = b"".join(part.read_bytes() for part in sorted(input_directory.glob("transfer-*")))
         with tarfile.open(fileobj=io.BytesIO(content)) as tar:
             for member in tar:
                 # The user of the pod becomes the owner.
                 tar.extract(member, root, set_attrs=False)
     elif verb == "read":
-        answer = _read(root, *words)
+        answer = _read(root, *arguments)
     elif verb == "move":
-        (root / words[0]).rename(root / words[1])
+        (root / arguments[0]).rename(root / arguments[1])
     elif verb == "list":
         answer = {"names": sorted(p.name for p in root.iterdir() if p.name != "lost+found")}
     elif verb == "clear":
@@ -43,14 +43,14 @@ def main(root: Path, parts: Path, verb: str, *words: str) -> dict[str, object]:
 def _read(root: Path, path: str, offset: str, size: str) -> dict[str, object]:
     """One part of the archive of a folder. The first call makes the archive; if one part does not
     have all of it, it stays until the last part was read."""
-    parts = root / _PARTS
-    archive = parts / "archive.tar.gz"
+    directory = root / _ARCHIVE_DIRECTORY
+    archive = directory / "archive.tar.gz"
     content = _archive(root, path) if offset == "0" else archive.read_bytes()
     part = content[int(offset) : int(offset) + int(size)]
     if int(offset) + len(part) >= len(content):
-        shutil.rmtree(parts, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     elif offset == "0":
-        parts.mkdir(exist_ok=True)
+        directory.mkdir(exist_ok=True)
         archive.write_bytes(content)
     data = base64.b64encode(part).decode()
     return {"size": len(content), "sha256": hashlib.sha256(part).hexdigest(), "data": data}

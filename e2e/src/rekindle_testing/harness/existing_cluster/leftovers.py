@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from rekindle import names
 from rekindle_testing.embedded.control_plane import KubectlError
-from rekindle_testing.harness.cluster_programs import Refused
-from rekindle_testing.harness.installed import RELEASE
+from rekindle_testing.harness.any_cluster import RELEASE
+from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.progress import OnProgress
 
 LABEL_RUN = "harness.rekindle.dev/run"
@@ -52,7 +52,7 @@ class RunNames:
         return f"rekindle-e2e-{self.id}"
 
     @property
-    def system(self) -> str:
+    def operator_namespace(self) -> str:
         return f"{self.namespace}-system"
 
     @property
@@ -123,7 +123,7 @@ def refuse_if_alive(kubectl: Kubectl, run: RunNames, now: Clock) -> None:
     spec = json.loads(found)["spec"]
     age_s = (now() - datetime.fromisoformat(spec["renewTime"])).total_seconds()
     if age_s < _ALIVE_S:
-        raise Refused(
+        raise ClusterNotUsable(
             f"{spec['holderIdentity']} runs these tests in namespace {run.namespace}, alive "
             f"{age_s:.0f} s ago: wait for its end, or a minute if it was killed"
         )
@@ -138,15 +138,15 @@ def remove(kubectl: Kubectl, helm: Helm, run: RunNames, on_progress: OnProgress)
         kubectl("label", "node", node["metadata"]["name"], f"{LABEL_RUN}-")
     if kubectl("get", "crd", CRD, "--ignore-not-found", "-o", "name"):
         kubectl("delete", CRD, "--all", "-n", run.namespace, timeout_s=120)
-    if RELEASE in helm("list", "--all", "--short", "--namespace", run.system).split():
-        on_progress(f"uninstalling the release in {run.system}")
-        options = ("--namespace", run.system, "--wait", "--timeout", "90s")
+    if RELEASE in helm("list", "--all", "--short", "--namespace", run.operator_namespace).split():
+        on_progress(f"uninstalling the release in {run.operator_namespace}")
+        options = ("--namespace", run.operator_namespace, "--wait", "--timeout", "90s")
         helm("uninstall", RELEASE, *options, timeout_s=120)
     for item in items(kubectl, _CLUSTER_KINDS):
-        if item["metadata"].get("annotations", {}).get(_OF_RELEASE) == run.system:
+        if item["metadata"].get("annotations", {}).get(_OF_RELEASE) == run.operator_namespace:
             kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found")
-    on_progress(f"deleting the namespaces {run.namespace} and {run.system}")
-    namespaces = (run.namespace, run.system)
+    on_progress(f"deleting the namespaces {run.namespace} and {run.operator_namespace}")
+    namespaces = (run.namespace, run.operator_namespace)
     kubectl("delete", "namespace", *namespaces, "--ignore-not-found", timeout_s=300)
     _remove_crd(kubectl, run, on_progress)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from kubernetes import client
 
+from rekindle_testing.harness.any_cluster import UnsupportedByCluster
 from rekindle_testing.harness.existing_cluster.leftovers import LABEL_RUN, Kubectl, RunNames
-from rekindle_testing.harness.installed import Unsupported
 from rekindle_testing.waiting import wait_for
 
 NO_MACHINES = "an existing cluster gives access to its API, not to its machines"
@@ -26,19 +26,19 @@ class ExistingNode:
         self._core = core
 
     def volume(self, pod_uid: str, name: str) -> Path:
-        raise Unsupported(f"an emptyDir cannot be read: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"an emptyDir cannot be read: {NO_MACHINES}")
 
     def freeze(self) -> None:
-        raise Unsupported(f"nodes cannot be frozen: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"nodes cannot be frozen: {NO_MACHINES}")
 
     def thaw(self) -> None:
-        raise Unsupported(f"nodes cannot be thawed: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"nodes cannot be thawed: {NO_MACHINES}")
 
     def partition_network(self) -> None:
-        raise Unsupported(f"networks of nodes cannot be partitioned: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"networks of nodes cannot be partitioned: {NO_MACHINES}")
 
     def heal_network(self) -> None:
-        raise Unsupported(f"nodes cannot be connected: {NO_MACHINES}")
+        raise UnsupportedByCluster(f"nodes cannot be connected: {NO_MACHINES}")
 
     def drain(self, timeout_s: float = 60.0) -> None:
         # The label first: a run that is killed now leaves nothing that the next does not find.
@@ -58,7 +58,7 @@ class ExistingNode:
         return not pods
 
     def _pods(self) -> list[Any]:
-        namespaces = (self._run.namespace, self._run.system)
+        namespaces = (self._run.namespace, self._run.operator_namespace)
         here = f"spec.nodeName={self.name}"
         lists = [self._core.list_namespaced_pod(n, field_selector=here).items for n in namespaces]
         return [pod for found in lists for pod in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rekindle_testing.harness.cluster_programs import Refused, checked_image
+from rekindle_testing.harness.cluster_programs import ClusterNotUsable, checked_image
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +21,17 @@ class Settings:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Settings:
         if environment.get("NODES") != "existing":
-            raise Refused("an existing cluster is used only with NODES=existing")
+            raise ClusterNotUsable("an existing cluster is used only with NODES=existing")
         needed = ("KUBECONFIG", "OPERATOR_IMAGE", "PIPELINES_IMAGE", "STORAGE_CLASS")
         if missing := [name for name in needed if not environment.get(name)]:
-            raise Refused(
+            raise ClusterNotUsable(
                 f"NODES=existing needs {', '.join(missing)}: see docs/existing-clusters.md"
             )
         group = environment.get("FS_GROUP", "")
         if group and not group.isdecimal():
-            raise Refused(f"FS_GROUP={group} is not the number of a group: write it like 10001")
+            raise ClusterNotUsable(
+                f"FS_GROUP={group} is not the number of a group: write it like 10001"
+            )
         return cls(
             kubeconfig=environment["KUBECONFIG"],
             operator_image=checked_image(environment, "OPERATOR_IMAGE"),

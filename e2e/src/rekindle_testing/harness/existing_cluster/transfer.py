@@ -21,15 +21,15 @@ from typing import Any
 
 from kubernetes import client
 
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.harness.existing_cluster import in_pod
-from rekindle_testing.harness.installed import MOUNT
 from rekindle_testing.waiting import wait_for
 
 _MAP_PART_BYTES = 700_000  # of an archive in a ConfigMap
 _LOG_PART_BYTES = 4_000_000  # of an archive in a log, which has it in base64
 _ENDED = ("Succeeded", "Failed")
 
-Logs = Callable[[str], str]
+ReadLog = Callable[[str], str]
 
 
 class TransferError(Exception):
@@ -37,7 +37,7 @@ class TransferError(Exception):
 
 
 class Volume:
-    """`logs`: the log of a pod by its name."""
+    """`read_log`: returns the log of a pod, by its name."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Volume:
         namespace: str,
         claim: str,
         image: str,
-        logs: Logs,
+        read_log: ReadLog,
         *,
         fs_group: int | None = None,
         timeout_s: float = 180,
@@ -54,7 +54,7 @@ class Volume:
         self._namespace = namespace
         self._claim = claim
         self._image = image
-        self._logs = logs
+        self._read_log = read_log
         self._fs_group = fs_group
         self._timeout_s = timeout_s
         self._numbers = itertools.count(1)
@@ -66,15 +66,15 @@ class Volume:
             tar.add(base / path, arcname=path)
         parts = list(_split(content.getvalue(), _MAP_PART_BYTES))
         number = next(self._numbers)
-        maps = [f"transfer-{number}-{i:04}" for i in range(len(parts))]
+        config_maps = [f"transfer-{number}-{i:04}" for i in range(len(parts))]
         try:
-            for name, part in zip(maps, parts, strict=True):
+            for name, part in zip(config_maps, parts, strict=True):
                 data = {name: base64.b64encode(part).decode()}
                 body: Any = {"metadata": {"name": name}, "binaryData": data}
                 self._core.create_namespaced_config_map(self._namespace, body)
-            self._run(number, "write", maps=maps)
+            self._run(number, "write", config_maps=config_maps)
         finally:
-            for name in maps:
+            for name in config_maps:
                 self._delete(self._core.delete_namespaced_config_map, name)
 
     def read(self, path: str, base: Path) -> None:
@@ -102,9 +102,11 @@ class Volume:
         """Delete all files."""
         self._run(next(self._numbers), "clear")
 
-    def _run(self, number: int, *words: str, maps: Sequence[str] = ()) -> dict[str, Any]:
+    def _run(self, number: int, *arguments: str, config_maps: Sequence[str] = ()) -> dict[str, Any]:
         name = f"volume-{number}"
-        pod: Any = pod_manifest(name, self._claim, self._image, words, maps, self._fs_group)
+        pod: Any = pod_manifest(
+            name, self._claim, self._image, arguments, config_maps, self._fs_group
+        )
         self._core.create_namespaced_pod(self._namespace, pod)
         try:
             phase = wait_for(
@@ -113,11 +115,12 @@ class Volume:
                 self._timeout_s,
                 0.25,
             )
-            log = self._logs(name)
+            log = self._read_log(name)
         finally:
             self._delete(self._core.delete_namespaced_pod, name)
         if phase == "Failed":
-            raise TransferError(f"{' '.join(words)} on claim {self._claim} failed:\n{log[-2000:]}")
+            what = f"{' '.join(arguments)} on claim {self._claim}"
+            raise TransferError(f"{what} failed:\n{log[-2000:]}")
         answer: dict[str, Any] = json.loads(log.strip().splitlines()[-1])
         return answer
 
@@ -137,24 +140,24 @@ def pod_manifest(
     name: str,
     claim: str,
     image: str,
-    words: Sequence[str],
-    maps: Sequence[str],
+    arguments: Sequence[str],
+    config_maps: Sequence[str],
     fs_group: int | None,
 ) -> dict[str, Any]:
     """Admitted where the Pod Security Standard `restricted` is enforced."""
     volumes: list[dict[str, Any]] = [
         {"name": "volume", "persistentVolumeClaim": {"claimName": claim}}
     ]
-    mounts = [{"name": "volume", "mountPath": MOUNT}]
-    if maps:
-        sources = [{"configMap": {"name": each}} for each in maps]
+    mounts = [{"name": "volume", "mountPath": SHARED_MOUNT_PATH}]
+    if config_maps:
+        sources = [{"configMap": {"name": each}} for each in config_maps]
         volumes.append({"name": "parts", "projected": {"sources": sources}})
         mounts.append({"name": "parts", "mountPath": "/var/lib/parts"})
     program = Path(in_pod.__file__).read_text()
     container = {
         "name": "volume",
         "image": image,
-        "args": ["python", "-c", program, MOUNT, "/var/lib/parts", *words],
+        "args": ["python", "-c", program, SHARED_MOUNT_PATH, "/var/lib/parts", *arguments],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,

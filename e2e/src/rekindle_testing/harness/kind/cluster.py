@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from rekindle_testing.embedded.cache import cache_root
-from rekindle_testing.harness.cluster import NAMESPACE, SYSTEM
-from rekindle_testing.harness.cluster_programs import ClusterPrograms, ProgramError, Refused, run
-from rekindle_testing.harness.installed import Cluster, Unsupported
+from rekindle_testing.harness.any_cluster import Cluster, UnsupportedByCluster
+from rekindle_testing.harness.cluster import NAMESPACE, OPERATOR_NAMESPACE
+from rekindle_testing.harness.cluster_programs import (
+    ClusterNotUsable,
+    ClusterPrograms,
+    ProgramError,
+    run,
+)
 from rekindle_testing.harness.kind.nodes import KindNode, docker
 from rekindle_testing.harness.kind.settings import Settings
 from rekindle_testing.harness.nodes import POD_USER
@@ -28,15 +33,15 @@ from rekindle_testing.waiting import wait_for
 
 NAME = "rekindle-e2e"
 _SHARED = "/mnt/rekindle-shared"  # the shared directory, on every node
-_CREATE_S = 600
-_READY_S = 180
+_CREATE_TIMEOUT_S = 600
+_READY_TIMEOUT_S = 180
 
 
 class KindCluster(Cluster):
     """From `start` (or `with`) to `stop`. `nodes`: how many workers, which are all that fails."""
 
     namespace = NAMESPACE
-    system = SYSTEM
+    operator_namespace = OPERATOR_NAMESPACE
     nodes: dict[str, KindNode]
 
     def __init__(
@@ -61,17 +66,17 @@ class KindCluster(Cluster):
     def start(self) -> None:
         for program in ("docker", "kind"):
             if shutil.which(program) is None:
-                raise Refused(f"NODES=kind needs {program} on PATH")
+                raise ClusterNotUsable(f"NODES=kind needs {program} on PATH")
         try:
             self._cleanup.enter_context(_exclusive_lock())
             if NAME in _kind("get", "clusters").split():
                 self._on_progress("deleting the kind cluster that an earlier run has left")
-                _kind("delete", "cluster", "--name", NAME, timeout_s=_CREATE_S)
+                _kind("delete", "cluster", "--name", NAME, timeout_s=_CREATE_TIMEOUT_S)
             self._create()
             self._connect()
             self._load_images()
-            for namespace in (NAMESPACE, SYSTEM):
-                self.make_restricted(namespace)
+            for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
+                self.create_restricted_namespace(namespace)
             for name in sorted(_kind("get", "nodes", "--name", NAME).split()):
                 if not name.startswith(f"{NAME}-control-plane"):
                     self.nodes[name] = KindNode(name, self._programs)
@@ -88,11 +93,15 @@ class KindCluster(Cluster):
         path = self.directory / "kind.json"
         path.write_text(json.dumps(configuration(self._node_count, self.shared)))
         self._on_progress(f"kind creates {NAME} with {self._node_count} workers")
-        self._cleanup.callback(_kind, "delete", "cluster", "--name", NAME, timeout_s=_CREATE_S)
+        self._cleanup.callback(
+            _kind, "delete", "cluster", "--name", NAME, timeout_s=_CREATE_TIMEOUT_S
+        )
         image = ("--image", self._settings.node_image) if self._settings.node_image else ()
         files = ("--config", str(path), "--kubeconfig", str(self.kubeconfig))
-        wait = ("--wait", f"{_READY_S}s")
-        _kind("create", "cluster", "--name", NAME, *files, *wait, *image, timeout_s=_CREATE_S)
+        wait = ("--wait", f"{_READY_TIMEOUT_S}s")
+        _kind(
+            "create", "cluster", "--name", NAME, *files, *wait, *image, timeout_s=_CREATE_TIMEOUT_S
+        )
 
     def _load_images(self) -> None:
         """Built ones by their archives; given ones from Docker, or the nodes pull them."""
@@ -101,11 +110,13 @@ class KindCluster(Cluster):
             self._images = (built["operator"].tag, built["pipelines"].tag)
             for archive in built.values():
                 load = ("load", "image-archive", str(archive.path))
-                _kind(*load, "--name", NAME, timeout_s=_CREATE_S)
+                _kind(*load, "--name", NAME, timeout_s=_CREATE_TIMEOUT_S)
         else:
             for image in self._images:
                 if _is_local(image):
-                    _kind("load", "docker-image", image, "--name", NAME, timeout_s=_CREATE_S)
+                    _kind(
+                        "load", "docker-image", image, "--name", NAME, timeout_s=_CREATE_TIMEOUT_S
+                    )
 
     def stop(self) -> None:
         """Delete the cluster."""
@@ -124,11 +135,11 @@ class KindCluster(Cluster):
         return self._images
 
     def _install_options(self) -> list[str]:
-        # The control plane's node is never lost, so its replica would never be.
+        # The control plane's node never fails, so a replica of the operator there never would.
         return ["--set", "onControlPlane=false"]
 
-    def make_volume(self, name: str) -> None:
-        self.make_host_path_volume(name, _SHARED)
+    def create_claim(self, name: str) -> None:
+        self.create_host_path_claim(name, _SHARED)
 
     def upload(self, path: str) -> None:
         """The volume is `shared` itself."""
@@ -150,7 +161,9 @@ class KindCluster(Cluster):
     def add_node(self) -> str:
         """The node that was killed first starts again, with its name and its disk."""
         if not self._dead:
-            raise Unsupported("kind adds no nodes to a cluster; those that were killed run again")
+            raise UnsupportedByCluster(
+                "kind adds no nodes to a cluster; those that were killed run again"
+            )
         node = self._dead.pop(0)
         before = self._renewed_at(node.name)
         node.start()
@@ -159,7 +172,7 @@ class KindCluster(Cluster):
         def is_ready() -> bool:
             return self._renewed_at(node.name) != before and self._is_ready(node.name)
 
-        wait_for(f"{node.name} to be Ready", is_ready, _READY_S, 0.5)
+        wait_for(f"{node.name} to be Ready", is_ready, _READY_TIMEOUT_S, 0.5)
         self.nodes[node.name] = node
         return node.name
 
@@ -206,5 +219,7 @@ def _exclusive_lock() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Refused(f"another run uses the kind cluster {NAME}: wait for its end") from error
+            raise ClusterNotUsable(
+                f"another run uses the kind cluster {NAME}: wait for its end"
+            ) from error
         yield

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rekindle_testing.harness.any_cluster import UnsupportedByCluster
 from rekindle_testing.harness.cluster_programs import ClusterPrograms, run
-from rekindle_testing.harness.installed import Unsupported
 
 # At the node's only interface, for its pods too. `docker network disconnect` would take the address
 # away: pods would get errors instead of silence, and another address when it is connected again.
@@ -35,7 +35,9 @@ class KindNode:
         self._programs = programs
 
     def volume(self, pod_uid: str, name: str) -> Path:
-        raise Unsupported("an emptyDir is in a volume of Docker, not in a directory of this user")
+        raise UnsupportedByCluster(
+            "an emptyDir is in a volume of Docker, not in a directory of this user"
+        )
 
     def freeze(self) -> None:
         docker("pause", self.name)

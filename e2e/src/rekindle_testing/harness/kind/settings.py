@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rekindle_testing.harness.cluster_programs import Refused, checked_image
+from rekindle_testing.harness.cluster_programs import ClusterNotUsable, checked_image
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,12 @@ class Settings:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Settings:
         if environment.get("NODES") != "kind":
-            raise Refused("a kind cluster is made only with NODES=kind")
+            raise ClusterNotUsable("a kind cluster is made only with NODES=kind")
         given = [n for n in ("OPERATOR_IMAGE", "PIPELINES_IMAGE") if environment.get(n)]
         if len(given) == 1:
-            raise Refused(f"{given[0]} alone: set OPERATOR_IMAGE and PIPELINES_IMAGE, or neither")
+            raise ClusterNotUsable(
+                f"{given[0]} alone: set OPERATOR_IMAGE and PIPELINES_IMAGE, or neither"
+            )
         images = None
         if given:
             operator, pipelines = (checked_image(environment, name) for name in given)

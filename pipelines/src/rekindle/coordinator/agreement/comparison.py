@@ -255,8 +255,8 @@ class DigestComparison:
             wrong = [by for group in groups if group is not right for by, _ in group]
             self._mark_all_diverged(wrong, epoch, right[0][0])
             return
-        kind = groups[0][0][1].difference(groups[1][0][1]) or "digest"
-        self._disputes[partition] = Dispute(partition, after, epoch, kind, tuple(results))
+        digest_name = groups[0][0][1].difference(groups[1][0][1]) or "digest"
+        self._disputes[partition] = Dispute(partition, after, epoch, digest_name, tuple(results))
         self._requested_at.pop(partition, None)
 
     def _decide(self, partition: Partition, by: Computation, restored_from: int | None) -> None:
@@ -271,10 +271,11 @@ class DigestComparison:
         if found is None:
             return
         own = [digests for other, digests in dispute.results if _is_same_replica(other, by)]
-        if any(found.agrees(digests, dispute.kind) for digests in own):
+        if any(found.agrees(digests, dispute.digest_name) for digests in own):
             self._continue(dispute.with_repetition(by, found))
             return
-        same = [(other, found.agrees(digests, dispute.kind)) for other, digests in dispute.results]
+        name = dispute.digest_name
+        same = [(other, found.agrees(digests, name)) for other, digests in dispute.results]
         right = [other for other, agrees in same if agrees]
         wrong = [other for other, agrees in same if agrees is False]
         if right:
@@ -338,8 +339,8 @@ def _equal_results(results: Sequence[Result]) -> list[list[Result]]:
 def _has_agreement(digests: Sequence[EpochDigests]) -> bool:
     """Whether two of them agree, in the chained digest or in that of the epoch."""
     return any(
-        one.agrees(two, kind)
+        one.agrees(two, digest_name)
         for at, one in enumerate(digests)
         for two in digests[at + 1 :]
-        for kind in ("chained", "digest")
+        for digest_name in ("chained", "digest")
     )

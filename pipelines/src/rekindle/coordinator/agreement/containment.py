@@ -200,8 +200,8 @@ class Containment:
             return
         for dispute in self.comparison.disputes.values():
             for partition in (dispute.partition, *downstream(graph, dispute.partition)):
-                known = self._sinks_through.get(partition, dispute.after)
-                self._sinks_through[partition] = min(known, dispute.after)
+                known = self._sinks_through.get(partition, dispute.agreed_through)
+                self._sinks_through[partition] = min(known, dispute.agreed_through)
 
 
 def _computation(task: Task) -> list[Computation]:
@@ -218,11 +218,12 @@ def _describe(dispute: Dispute, generation: Generation | None) -> str:
         return (
             f"{where}: epoch {dispute.epoch} was computed {len(dispute.results)} times with "
             f"different results; operator {operators} is not deterministic: change its definition. "
-            f"Its queries write nothing after epoch {dispute.after}"
+            f"Its queries write nothing after epoch {dispute.agreed_through}"
         )
     return (
         f"{where}: replicas disagree on epoch {dispute.epoch}; it is computed again from the "
-        f"committed checkpoint, and nothing is written after epoch {dispute.after} meanwhile"
+        "committed checkpoint, and nothing is written after epoch "
+        f"{dispute.agreed_through} meanwhile"
     )
 
 

@@ -14,8 +14,8 @@ from enum import StrEnum
 
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
 from rekindle.coordinator.model import Partition
-from rekindle.coordinator.transitions import Table, next_state
 from rekindle.topology.model import Slot
+from rekindle.transitions import Table, next_state
 
 Result = tuple[Computation, EpochDigests]
 
@@ -32,7 +32,7 @@ class DisputeEvent(StrEnum):
 
     REPEATED = "a replica repeated its result"
     CONTRADICTED = "a replica contradicted its result"
-    COMPARED = "a new result differs from the only one"
+    SECOND_DIFFERS = "a new result differs from the only one"
     MATCHED = "two computations agree"
     MATCHED_NONE = "a new result differs from all"
     SUPERSEDED = "a trusted checkpoint is beyond the epoch"
@@ -54,7 +54,7 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
     DisputePhase.OPEN: {
         DisputeEvent.REPEATED: DisputePhase.OPEN,
         DisputeEvent.CONTRADICTED: DisputePhase.OPEN,
-        DisputeEvent.COMPARED: DisputePhase.OPEN,
+        DisputeEvent.SECOND_DIFFERS: DisputePhase.OPEN,
         DisputeEvent.MATCHED_NONE: DisputePhase.UNRESOLVED,
         **_ENDINGS,
     },
@@ -72,15 +72,15 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """Computations of a partition that differ at `epoch`, in the field `kind` of EpochDigests; all
-    agree through `after`. A dispute that an older coordinator opened begins with the result of one
-    party. `repeated`: replicas that computed the same again; `contradicted`: those that computed
-    something else. `history`: the transitions so far."""
+    """Computations of a partition that differ at `epoch`, in the field `digest_name` of
+    EpochDigests; all agree through `agreed_through`. A dispute that an older coordinator opened
+    begins with the result of one party. `repeated`: replicas that computed the same again;
+    `contradicted`: those that computed something else. `history`: the transitions so far."""
 
     partition: Partition
-    after: int
+    agreed_through: int
     epoch: int
-    kind: str
+    digest_name: str
     results: tuple[Result, ...]
     repeated: frozenset[Slot] = frozenset()
     contradicted: frozenset[Slot] = frozenset()
@@ -115,6 +115,6 @@ class Dispute:
         )
         event = DisputeEvent.CONTRADICTED if another_is_consistent else DisputeEvent.MATCHED_NONE
         if len(self.results) == 1 and not self.unresolved:
-            event = DisputeEvent.COMPARED
+            event = DisputeEvent.SECOND_DIFFERS
         results = (*self.results, (by, digests))
         return replace(self.step(event), results=results, contradicted=contradicted)

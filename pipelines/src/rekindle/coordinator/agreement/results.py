@@ -37,13 +37,13 @@ class EpochDigests:
     def difference(self, other: EpochDigests) -> str | None:
         """The field in which two results of an epoch differ; None if no comparable one does."""
         same_bases = self.agrees(other, "chained") is not None
-        kinds = ("chained", "state") if same_bases else ("digest", "state")
-        return next((kind for kind in kinds if self.agrees(other, kind) is False), None)
+        names = ("chained", "state") if same_bases else ("digest", "state")
+        return next((name for name in names if self.agrees(other, name) is False), None)
 
-    def agrees(self, other: EpochDigests, kind: str) -> bool | None:
+    def agrees(self, other: EpochDigests, name: str) -> bool | None:
         """Whether they agree in one field; None if it cannot be compared."""
-        mine, yours = getattr(self, kind), getattr(other, kind)
-        if mine is None or yours is None or (kind == "chained" and not same_base(mine, yours)):
+        mine, yours = getattr(self, name), getattr(other, name)
+        if mine is None or yours is None or (name == "chained" and not same_base(mine, yours)):
             return None
         return bool(mine == yours)
 

@@ -53,7 +53,7 @@ def definition_of(query: QuerySpec, segment: Segment) -> str:
 
 
 def query_start(query: QuerySpec, generation: Generation, epoch: int) -> QueryStart:
-    definition = definition_of(query, generation.topology.queried(query))
+    definition = definition_of(query, generation.topology.queried_segment(query))
     return QueryStart(epoch, query.identity, definition, generation.number)
 
 
@@ -176,7 +176,9 @@ class _Starter:
 
     def _query_starts(self) -> dict[str, QueryStart]:
         topology = self._generation.topology
-        return {q.name: self._query_start(q, topology.queried(q)) for q in topology.spec.queries}
+        return {
+            q.name: self._query_start(q, topology.queried_segment(q)) for q in topology.spec.queries
+        }
 
     def _query_start(self, query: QuerySpec, segment: Segment) -> QueryStart:
         parts = [Partition(segment.id, i) for i in range(segment.partitions)]

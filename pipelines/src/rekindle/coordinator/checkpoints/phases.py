@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rekindle.coordinator.transitions import StateMachine, Table
+from rekindle.transitions import StateMachine, Table
 
 
 class CommitPhase(StrEnum):

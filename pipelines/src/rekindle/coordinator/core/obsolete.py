@@ -18,6 +18,7 @@ STOP_TIMEOUT_S = 3.0
 
 
 def is_obsolete(task: Task, graph: Graph) -> bool:
+    """Whether its partition is not in the newest generation (`graph.consumers` has each)."""
     return task.partition not in graph.consumers
 
 

@@ -142,6 +142,7 @@ def build_report(inputs: ReportInputs, now: float) -> Report:
             replace(problem, message=_bounded(problem.message))
             for problem in inputs.checkpoint_problems[:CHECKPOINT_PROBLEMS]
         ),
+        stream_conflict=inputs.membership.stream_conflict(),
         generation=generation.number if generation is not None else None,
         head_epoch=head if head != NO_EPOCH else None,
         # The next coordinator expects this store, so it is reported once something was written

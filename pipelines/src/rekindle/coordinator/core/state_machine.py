@@ -28,6 +28,7 @@ from rekindle.coordinator.core.report import (
 )
 from rekindle.coordinator.model import (
     CheckpointProblem,
+    CollectGarbage,
     Effect,
     EntriesRefused,
     Event,
@@ -110,6 +111,8 @@ class Coordinator:
 
     def problems(self, now: float) -> tuple[str, ...]:
         found = [*self._problems.values(), *self.membership.refusals()]
+        if (problem := self.membership.stream_problem()) is not None:
+            found.append(problem)
         if self._isolated:
             silent = sum(t.suspected for t in self.membership)
             found.append(
@@ -136,7 +139,8 @@ class Coordinator:
             return effects
         if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
             inputs = None if self._waits_for_obsolete_tasks(now) else self._commit_inputs()
-            effects += [self._with_time(e, now) for e in self.committer.step(inputs, now)]
+            effects += self.committer.step(inputs, now)
+        effects = [self._completed(effect, now) for effect in effects]
         # Also reports what prevents discovery, such as a generation that cannot be read.
         if (self._settled or self._problems) and self._pacer.due(now):
             effects += self._pacer.offer(build_report(self._report_inputs(now), now), now)
@@ -203,6 +207,8 @@ class Coordinator:
         first = task.response is None
         if response.phase is TaskPhase.FAILED and task.restores:
             self.committer.restore_failed()
+        if response.lost is not None:
+            self.committer.object_lost(response.lost)
         news = self.membership.answered(task, response, now)
         if first:
             self.containment.first_response(task, self._graph)
@@ -347,12 +353,15 @@ class Coordinator:
     def _retain(self) -> int:
         return self._generation.topology.spec.checkpoint.retain if self._generation else 3
 
-    def _with_time(self, effect: Effect, now: float) -> Effect:
-        if isinstance(effect, WriteManifest):
-            return replace(
-                effect, manifest=replace(effect.manifest, time=rfc3339(self._wall_s + now))
-            )
-        return effect
+    def _completed(self, effect: Effect, now: float) -> Effect:
+        match effect:
+            case WriteManifest(manifest=manifest):
+                time = rfc3339(self._wall_s + now)
+                return replace(effect, manifest=replace(manifest, time=time))
+            case CollectGarbage():
+                return replace(effect, in_use=self.membership.entries_in_use())
+            case _:
+                return effect
 
     def _report_inputs(self, now: float) -> ReportInputs:
         return ReportInputs(

@@ -1,7 +1,7 @@
 """Compiles topologies in a child process that exits afterwards.
 
 The SQL parser costs some 30 MB and a second of CPU; a coordinator only needs it when a generation
-appears, and must not miss heartbeats at that time.
+appears, and has to poll its tasks and renew its Lease meanwhile.
 
 Run as a module (`python -m rekindle.coordinator.shell.compiling`) it is that child: it reads JSON
 `[[name, spec], ...]` from standard input and writes a pickled list to standard output, with a
@@ -22,7 +22,7 @@ from typing import Any
 from rekindle.errors import RekindleError
 from rekindle.topology.model import Topology
 
-_DEADLINE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 class CompilationFailed(RekindleError):
@@ -41,9 +41,9 @@ async def compile_specs(specs: Sequence[tuple[str, Any]]) -> list[Topology | str
     )
     try:
         work = child.communicate(json.dumps(specs).encode())
-        output, errors = await asyncio.wait_for(work, _DEADLINE_S)
+        output, errors = await asyncio.wait_for(work, _TIMEOUT_S)
     except TimeoutError as error:
-        raise CompilationFailed(f"the compiler did not end within {_DEADLINE_S:g} s") from error
+        raise CompilationFailed(f"the compiler did not end within {_TIMEOUT_S:g} s") from error
     finally:
         if child.returncode is None:
             child.kill()

@@ -82,11 +82,11 @@ def _by_name(document: Mapping[str, Any], plural: str, singular: str) -> dict[st
 
 
 def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
-    authority = _material(cluster, "certificate-authority")
-    tls = ssl.create_default_context(cadata=authority.decode() if authority else None)
+    ca = _pem(cluster, "certificate-authority")
+    tls = ssl.create_default_context(cadata=ca.decode() if ca else None)
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    certificate, key = _material(user, "client-certificate"), _material(user, "client-key")
+    certificate, key = _pem(user, "client-certificate"), _pem(user, "client-key")
     if certificate and key:
         # The ssl module loads a client's certificate from files only.
         with tempfile.NamedTemporaryFile(suffix=".pem") as pair:
@@ -96,7 +96,7 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
     return tls
 
 
-def _material(section: Mapping[str, Any], name: str) -> bytes | None:
+def _pem(section: Mapping[str, Any], name: str) -> bytes | None:
     if f"{name}-data" in section:
         return base64.b64decode(section[f"{name}-data"])
     return Path(section[name]).read_bytes() if name in section else None

@@ -92,6 +92,8 @@ def data_plane_document(report: Report) -> Json:
         "inconsistent": list(report.inconsistent),
         "problems": list(report.problems),
         "checkpointProblems": [asdict(problem) for problem in report.checkpoint_problems],
+        "streamProtocol": report.stream_protocol,
+        "streamConflict": list(report.stream_conflict) or None,
         "generation": report.generation,
         "headEpoch": report.head_epoch,
         "store": report.store,

@@ -37,24 +37,23 @@ class _Refusal:
 
 class Pollers:
     """One loop for each slot that has a pod. `next_poll` returns the poll and the address to
-    send it to, at the moment of sending; None if there is no task. `ended` is told of each loop
-    that ends, also by an error, which nobody else would see."""
+    send it to, at the moment of sending; None if there is no task. `on_poll` gets the seconds that
+    a poll took, and whether the task responded. `on_loop_end` is told of each loop that ends, also
+    by an error, which nobody else would see."""
 
     def __init__(
         self,
         settings: Settings,
         next_poll: Callable[[Slot], tuple[PollRequest, str] | None],
-        feed: Callable[[Event], None],
-        observe: Callable[[float, bool], None],
-        ended: Callable[[asyncio.Task[None]], None],
+        on_event: Callable[[Event], None],
+        on_poll: Callable[[float, bool], None],
+        on_loop_end: Callable[[asyncio.Task[None]], None],
     ) -> None:
-        self._settings, self._next_poll, self._feed, self._observe, self._ended = (
-            settings,
-            next_poll,
-            feed,
-            observe,
-            ended,
-        )
+        self._settings = settings
+        self._next_poll = next_poll
+        self._on_event = on_event
+        self._on_poll = on_poll
+        self._on_loop_end = on_loop_end
         self._headers = {"Content-Type": "application/json"}
         if (authorization := settings.identity.authorization) is not None:
             self._headers["Authorization"] = authorization
@@ -63,9 +62,9 @@ class Pollers:
         self._wakeups: dict[Slot, asyncio.Event] = {}
 
     async def open(self) -> None:
-        deadline = aiohttp.ClientTimeout(total=self._settings.poll_deadline_s)
+        timeout = aiohttp.ClientTimeout(total=self._settings.poll_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-        self._session = aiohttp.ClientSession(timeout=deadline, connector=connector)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
 
     async def close(self) -> None:
         for loop in self._loops.values():
@@ -82,7 +81,7 @@ class Pollers:
         for slot in slots - self._loops.keys():
             self._wakeups[slot] = asyncio.Event()
             self._loops[slot] = asyncio.create_task(self._loop(slot, self._wakeups[slot]))
-            self._loops[slot].add_done_callback(self._ended)
+            self._loops[slot].add_done_callback(self._on_loop_end)
 
     def poll_now(self, slot: Slot) -> None:
         """Poll this task without waiting for the interval."""
@@ -96,8 +95,8 @@ class Pollers:
             if next_poll is not None:
                 began = time.monotonic()
                 event = await self._poll(slot, *next_poll)
-                self._observe(time.monotonic() - began, isinstance(event, PollAnswered))
-                self._feed(event)
+                self._on_poll(time.monotonic() - began, isinstance(event, PollAnswered))
+                self._on_event(event)
             try:
                 await asyncio.wait_for(poll_now.wait(), self._settings.poll_interval_s)
             except TimeoutError:
@@ -126,9 +125,9 @@ class Pollers:
 
     async def _call(self, poll: PollRequest, host: str) -> PollResponse | _Refusal:
         assert self._session is not None
-        where = f"[{host}]" if ":" in host else host
+        url_host = f"[{host}]" if ":" in host else host
         async with self._session.post(
-            f"http://{where}:{CONTROL_PORT}/v1/poll",
+            f"http://{url_host}:{CONTROL_PORT}/v1/poll",
             data=poll.model_dump_json(),
             headers=self._headers,
         ) as response:

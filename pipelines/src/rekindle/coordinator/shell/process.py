@@ -58,7 +58,7 @@ class Process:
             settings.incarnation, time.time() - time.monotonic(), settings.topology_uid
         )
         self._metrics = Metrics(self.core)
-        self._store = CheckpointStore(settings.topology_uid, settings.store_deadline_s)
+        self._store = CheckpointStore(settings.topology_uid, settings.store_timeout_s)
         self._store_is_known = False
         self._status = StatusWriter(api, settings, self.feed)
         observe = self._metrics.observe_poll
@@ -168,7 +168,7 @@ class Process:
     async def _collect(self, effect: CollectGarbage) -> None:
         problem = None
         try:
-            await self._store.collect_garbage(effect.retain, effect.full_scan)
+            await self._store.collect_garbage(effect)
         except RekindleError as error:
             problem = str(error)
         self.feed(GarbageCollected(problem, self._store.unrestorable))

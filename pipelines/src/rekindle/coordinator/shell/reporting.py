@@ -21,7 +21,7 @@ from rekindle.coordinator.model import FenceRaised, ProblemChanged, Report
 from rekindle.coordinator.shell.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
 from rekindle.coordinator.shell.objects import data_plane_document, holder, lease, status_patch
 from rekindle.coordinator.shell.settings import Settings
-from rekindle.coordinator.shell.watching import Feed
+from rekindle.coordinator.shell.watching import EventHandler
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
@@ -50,13 +50,13 @@ async def store_id_from_status(api: KubeApi, settings: Settings) -> str | None:
 class StatusWriter:
     """One write at a time; during a write only the latest report is kept."""
 
-    def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
+    def __init__(self, api: KubeApi, settings: Settings, feed: EventHandler) -> None:
         self._api, self._settings, self._feed = api, settings, feed
         self._path = (
             f"/apis/{names.API_VERSION}/namespaces/{settings.namespace}/{names.PLURAL}/"
             f"{settings.topology}"
         )
-        self._store: str | None = None  # its id, from the status
+        self._store_id: str | None = None  # its id, from the status
         self._desired: Report | None = None
         self._written: Report | None = None
         self._changed = asyncio.Event()
@@ -98,8 +98,8 @@ class StatusWriter:
             return
         # Numbered, so that the Lease can name the report that is still valid.
         document = {**data_plane_document(desired), "report": self.writes + 1}
-        if self._store is not None:
-            document.setdefault("store", self._store)  # this coordinator may not know it yet
+        if self._store_id is not None:
+            document.setdefault("store", self._store_id)  # this coordinator may not know it yet
         patch = status_patch(settings.namespace, settings.topology, settings.topology_uid, document)
         try:
             await self._api.apply(f"{self._path}/status", patch, names.COORDINATOR_FIELD_MANAGER)
@@ -126,7 +126,7 @@ class StatusWriter:
             self._feed(FenceRaised(f"topology {settings.topology} was deleted and created again"))
             return False
         data_plane = (found.get("status") or {}).get("dataPlane") or {}
-        self._store = data_plane.get("store") or self._store
+        self._store_id = data_plane.get("store") or self._store_id
         fence = data_plane.get("fence") or 0
         if fence > settings.incarnation:
             self._feed(FenceRaised(f"status.dataPlane.fence is {fence}"))
@@ -146,7 +146,7 @@ class LeaseKeeper:
         self,
         api: KubeApi,
         settings: Settings,
-        feed: Feed,
+        feed: EventHandler,
         valid_report_number: Callable[[], int | None],
         suspecting: Callable[[], bool],
     ) -> None:

@@ -27,13 +27,13 @@ class Settings:
     bind: str
     token: str | None = field(default=None, repr=False)
     poll_interval_s: float = 0.25
-    poll_deadline_s: float = 1.0  # a frozen task blocks one call, which is then retried
+    poll_timeout_s: float = 1.0  # a frozen task blocks one call, which is then retried
     tick_s: float = 0.1
     generation_check_s: float = 1.0
     lease_renew_s: float = 1.0  # each renewal names the report that is still valid
     lease_renew_suspecting_s: float = 0.5  # the operator counts a silence up to the last renewal
     lease_duration_s: int = 6  # the operator replaces a coordinator whose Lease is older
-    store_deadline_s: float = 10.0
+    store_timeout_s: float = 10.0
 
     @property
     def identity(self) -> Identity:

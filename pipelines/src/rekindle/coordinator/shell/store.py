@@ -17,7 +17,7 @@ from typing import TypeVar
 from rekindle.checkpoints import EntryRef, Manifest, ManifestStore, Store, merge_entries
 from rekindle.checkpoints.codec import encode_entry, entry_name
 from rekindle.checkpoints.state import entry_digest
-from rekindle.coordinator.model import StateMigration, WriteManifest
+from rekindle.coordinator.model import CollectGarbage, StateMigration, WriteManifest
 from rekindle.errors import StoreError
 
 T = TypeVar("T")
@@ -77,10 +77,12 @@ class CheckpointStore:
         reason."""
         return self._opened[2].unrestorable if self._opened is not None else {}
 
-    async def collect_garbage(self, retain: int, full_scan: bool = False) -> None:
+    async def collect_garbage(self, what: CollectGarbage) -> None:
         manifests = await self._run("opening it", lambda m, _: m)
         await asyncio.wrap_future(
-            self._garbage_thread.submit(manifests.collect_garbage, retain, full_scan)
+            self._garbage_thread.submit(
+                manifests.collect_garbage, what.retain, what.full_scan, what.in_use, what.suspects
+            )
         )
 
     def _save_migrated(

@@ -27,7 +27,7 @@ from rekindle.coordinator.shell.objects import (
 from rekindle.coordinator.shell.settings import Settings
 from rekindle.topology.model import Topology
 
-Feed = Callable[[Event], None]
+EventHandler = Callable[[Event], None]  # gives the core an event, and executes the effects
 _log = logging.getLogger(__name__)
 _GONE = 410
 
@@ -35,7 +35,7 @@ _GONE = 410
 class PodWatcher:
     """Lists the task pods, then watches them; lists again if the resourceVersion is too old."""
 
-    def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
+    def __init__(self, api: KubeApi, settings: Settings, feed: EventHandler) -> None:
         self._api, self._feed, self._uid = api, feed, settings.topology_uid
         self._path = f"/api/v1/namespaces/{settings.namespace}/pods"
         topology = f"{names.LABEL_TOPOLOGY}={settings.topology}"
@@ -61,28 +61,28 @@ class PodWatcher:
     async def _list(self) -> None:
         found = await self._api.get(self._path, self._query)
         self._pods = {}
-        for document in found["items"]:
-            self._keep(document)
+        for raw in found["items"]:
+            self._keep(raw)
         self._version = found["metadata"]["resourceVersion"]
         self._feed(PodsListed(tuple(self._pods.values())))
 
     async def _watch(self, backoff: Backoff) -> None:
         query = {**self._query, "resourceVersion": self._version or ""}
-        async for kind, document in self._api.watch(self._path, query):
+        async for kind, raw in self._api.watch(self._path, query):
             backoff.succeeded()
-            self._version = document["metadata"]["resourceVersion"]
+            self._version = raw["metadata"]["resourceVersion"]
             if kind == "BOOKMARK":
                 continue
             before = dict(self._pods)
             if kind == "DELETED":
-                self._pods.pop(document["metadata"]["name"], None)
+                self._pods.pop(raw["metadata"]["name"], None)
             else:
-                self._keep(document)
+                self._keep(raw)
             if self._pods != before:
                 self._feed(PodsListed(tuple(self._pods.values())))
 
-    def _keep(self, document: dict[str, Any]) -> None:
-        pod = pod_from(document, self._uid)
+    def _keep(self, raw: dict[str, Any]) -> None:
+        pod = pod_from(raw, self._uid)
         if pod is not None:
             self._pods[pod.name] = pod
 
@@ -90,7 +90,7 @@ class PodWatcher:
 class GenerationReader:
     """Lists the topology's ConfigMaps; compiles a new one in a child process."""
 
-    def __init__(self, api: KubeApi, settings: Settings, feed: Feed) -> None:
+    def __init__(self, api: KubeApi, settings: Settings, feed: EventHandler) -> None:
         self._api, self._settings, self._feed = api, settings, feed
         self._path = f"/api/v1/namespaces/{settings.namespace}/configmaps"
         selector = f"{names.LABEL_TOPOLOGY}={settings.topology},{names.LABEL_GENERATION}"

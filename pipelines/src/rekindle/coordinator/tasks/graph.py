@@ -26,7 +26,7 @@ class Graph:
     inputs: Mapping[Partition, tuple[Partition, ...]]
     streams: Mapping[str, str]  # segment id -> operator id of its stream
     queries: Mapping[str, tuple[QuerySpec, ...]]  # segment id -> queries of its stream
-    sources: Mapping[str, tuple[Partition, ...]]  # segment id -> source partitions that it reads
+    sources: Mapping[str, tuple[Partition, ...]]  # segment id -> source partitions upstream
 
 
 def build_graph(topology: Topology) -> Graph:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rekindle.coordinator.model import Partition, Pod, PollFailed, partition_of
-from rekindle.protocol import FLIGHT_PORT, PollResponse, RestorePoint, TaskPhase
+from rekindle.identity import STREAM_VERSIONS, stream_conflict
+from rekindle.protocol import STREAM_PORT, PollResponse, RestorePoint, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
@@ -35,6 +36,7 @@ and then none for some seconds."""
 _MAX_REGULAR_GAP_S = 3.0
 """A longer silence was a failure, and is not part of a task's history."""
 _HISTORY = 64
+_SHOWN = 5
 _NOT_RESTORED = frozenset({TaskPhase.WAITING, TaskPhase.RESTORING})
 _DEVIATIONS = 6.0
 
@@ -74,7 +76,7 @@ class Task:
     @property
     def endpoint(self) -> str:
         host = self.pod.address or ""
-        return f"[{host}]:{FLIGHT_PORT}" if ":" in host else f"{host}:{FLIGHT_PORT}"
+        return f"[{host}]:{STREAM_PORT}" if ":" in host else f"{host}:{STREAM_PORT}"
 
     @property
     def suspected(self) -> bool:
@@ -185,6 +187,30 @@ class Membership:
     def refusals(self) -> list[str]:
         return [f"{t.slot.key}: {t.refusal}" for t in self if t.refusal is not None]
 
+    def stream_conflict(self) -> tuple[int, ...]:
+        """The stream protocols of tasks and of this image, with which lost tasks are replaced, if
+        some cannot read from others."""
+        spoken = [t.response.stream_versions() for t in self if t.response is not None]
+        return stream_conflict([*spoken, STREAM_VERSIONS]) if spoken else ()
+
+    def stream_problem(self) -> str | None:
+        """Names the tasks that speak an older stream protocol."""
+        if not (conflict := self.stream_conflict()):
+            return None
+        older = sorted(
+            task.slot.key
+            for task in self
+            if task.response is not None and task.response.stream_protocol != conflict[-1]
+        )
+        shown = ", ".join(older[:_SHOWN]) + (", ..." if len(older) > _SHOWN else "")
+        protocols = " and ".join(map(str, conflict))
+        return (
+            f"tasks and the image of the coordinator have stream protocols {protocols}, and cannot "
+            f"read from each other ({len(older)} tasks have an older one: {shown}): what replaces "
+            f"a lost task never gets live. Set spec.suspend to true, and back once all tasks have "
+            f"ended: all start with one image, from the newest checkpoint"
+        )
+
     def started(self) -> tuple[str, ...]:
         """Slots whose task has got a restore point, from this coordinator or an older one."""
         return tuple(
@@ -200,6 +226,12 @@ class Membership:
         """Saved entries, as the tasks' last responses name them."""
         responses = [task.response for task in self if task.response is not None]
         return frozenset(done.object for r in responses for done in r.checkpoints)
+
+    def entries_in_use(self) -> frozenset[str]:
+        """Entries that tasks are restored from, and of which they do not have all state yet."""
+        assigned = (t.assigned.object for t in self if t.assigned is not None and t.restores)
+        fetched = (t.response.restoring for t in self if t.response is not None)
+        return frozenset(entry for entry in (*assigned, *fetched) if entry is not None)
 
     def polling_started(self, now: float) -> None:
         """The first polls are sent now."""

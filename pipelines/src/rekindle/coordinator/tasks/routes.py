@@ -101,9 +101,15 @@ def running(
 
 def saver(replicas: list[Task], is_suspected: TaskPredicate) -> Slot | None:
     """The replica that saves a partition's checkpoints: the lowest index that is Live, otherwise
-    CatchingUp; None while no replica serves."""
+    CatchingUp, one that has all of its state if possible, because others report nothing that they
+    save; None while no replica serves."""
+
+    def preference(task: Task) -> tuple[bool, bool, int]:
+        reads = task.response is not None and task.response.restoring is not None
+        return task.phase != TaskPhase.LIVE, reads, task.slot.replica
+
     responding = [t for t in replicas if t.response is not None and not is_suspected(t)]
-    best = min(responding, key=lambda t: (t.phase != TaskPhase.LIVE, t.slot.replica), default=None)
+    best = min(responding, key=preference, default=None)
     return best.slot if best else None
 
 

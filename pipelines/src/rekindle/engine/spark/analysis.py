@@ -33,7 +33,7 @@ from rekindle.engine.window_state import ROWS, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.topology.model import Node, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
-from rekindle.topology.sql.aggregates import added_values, can_be_summed, not_a_number
+from rekindle.topology.sql.aggregates import can_be_summed, not_a_number, summed_arguments
 from rekindle.topology.sql.casts_without_date import time_without_date_as_null
 from rekindle.topology.windows.kind import END, START
 
@@ -126,7 +126,7 @@ class Analyzer:
         spec = window.node.spec
         assert isinstance(spec, OperatorSpec)
         assert spec.window is not None
-        added = dict(added_values(spec.window.aggregate))
+        added = dict(summed_arguments(spec.window.aggregate))
         if not added:
             return
         name, source = window.node.name, window.node.inputs[0]
@@ -178,7 +178,7 @@ class Analyzer:
 
 
 def system_fields(step: Step) -> list[pa.Field]:
-    return [SYSTEM.field(name) for name in step.system]
+    return [SYSTEM.field(name) for name in step.system_columns]
 
 
 def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:

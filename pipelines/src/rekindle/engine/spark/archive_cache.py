@@ -20,10 +20,10 @@ from pathlib import Path
 
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.spark import session
-from rekindle.engine.spark.cds import copies_of, key_file, key_of
+from rekindle.engine.spark.cds import key_file, key_of, unsigned_jars_directory
 from rekindle.engine.spark.jvm import JvmSpec
 
-DIRECTORY = "appcds"
+ARCHIVE_DIRECTORY = "appcds"
 """Name of the archives' directory in a cache."""
 _UNUSED_S = 30 * 86400
 """An archive (150 MB) that was not used for this time is removed."""
@@ -71,7 +71,7 @@ def remove_unused(directory: Path, now: float) -> None:
         key.unlink(missing_ok=True)  # first: without it the archive counts as absent
         archive.unlink(missing_ok=True)
         archive.with_suffix(".lock").unlink(missing_ok=True)
-        shutil.rmtree(copies_of(archive), ignore_errors=True)
+        shutil.rmtree(unsigned_jars_directory(archive), ignore_errors=True)
 
 
 def _path(directory: Path, spec: JvmSpec) -> Path:
@@ -79,7 +79,7 @@ def _path(directory: Path, spec: JvmSpec) -> Path:
 
 
 def _is_complete(archive: Path) -> bool:
-    """The key is written last: an archive without one is left from an interrupted training."""
+    """The key is written last: an archive without one is left from an interrupted training run."""
     return archive.exists() and key_file(archive).exists()
 
 

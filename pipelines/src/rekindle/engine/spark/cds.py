@@ -87,10 +87,11 @@ def prepare(spec: JvmSpec, archive: Path) -> JvmSpec:
     """`spec` with a class path that can be archived completely: signed jars are copied unsigned,
     beside `archive`."""
     signed = [jar for jar in spec.jars if is_signed(jar)]
-    copies_of(archive).mkdir(parents=True, exist_ok=True)
+    directory = unsigned_jars_directory(archive)
+    directory.mkdir(parents=True, exist_ok=True)
     for jar in signed:
-        (copies_of(archive) / jar.name).unlink(missing_ok=True)  # a running JVM keeps the old file
-        copy_unsigned(jar, copies_of(archive) / jar.name)
+        (directory / jar.name).unlink(missing_ok=True)  # a running JVM keeps the old file
+        copy_unsigned(jar, directory / jar.name)
     return _with_copies(spec, archive, [jar.name for jar in signed])
 
 
@@ -100,12 +101,13 @@ def write_key(spec: JvmSpec, prepared: JvmSpec, archive: Path) -> None:
     key_file(archive).write_text(json.dumps({"key": key_of(spec), "unsigned": unsigned}))
 
 
-def copies_of(archive: Path) -> Path:
+def unsigned_jars_directory(archive: Path) -> Path:
     """The directory of the unsigned copies of signed jars."""
     return archive.with_name(archive.name + ".jars")
 
 
 def _with_copies(spec: JvmSpec, archive: Path, names: Iterable[str]) -> JvmSpec:
     copied = set(names)
-    jars = (copies_of(archive) / jar.name if jar.name in copied else jar for jar in spec.jars)
+    directory = unsigned_jars_directory(archive)
+    jars = (directory / jar.name if jar.name in copied else jar for jar in spec.jars)
     return replace(spec, jars=tuple(jars))

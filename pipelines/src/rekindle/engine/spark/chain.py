@@ -34,7 +34,8 @@ from rekindle.engine.spark.steps import (
     plan_steps,
     step_sql,
 )
-from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState, read
+from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState
+from rekindle.engine.state.reading import read
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_state import WINDOW, WindowShape, advance, conform
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
@@ -98,7 +99,7 @@ class SparkChain:
         *steps, last = plan_steps(segment, topology)
         prepared = [self._prepare(step, analyzer) for step in steps]
         self._for_many = [*prepared, self._prepare(last, analyzer)]
-        self._for_one = [*prepared, self._prepare(replace(last, tagged=False), analyzer)]
+        self._for_one = [*prepared, self._prepare(replace(last, has_epoch_column=False), analyzer)]
         self._output_schema = analyzer.schema(segment.nodes[-1])
 
     def _prepare(self, step: Step, analyzer: Analyzer) -> _StepQueries:
@@ -184,7 +185,7 @@ class SparkChain:
         """`to_view`: what a view has of its table, or of consecutive rows of it."""
         if not any(t.num_rows for t in tables.values()):
             return None
-        hidden = [name for name in SYSTEM.names if name not in prepared.step.system]
+        hidden = [name for name in SYSTEM.names if name not in prepared.step.system_columns]
 
         def views_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
             return {name: to_view(table).drop_columns(hidden) for name, table in tables.items()}
@@ -281,7 +282,7 @@ def _same(table: pa.Table) -> pa.Table:
 
 
 def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInput]) -> pa.Table:
-    """What `finals_sql` selects from: system columns, the window's bounds, keys and partials."""
+    """What `output_sql` selects from: system columns, the window's bounds, keys and partials."""
     before = {e.epoch: e.watermark_before for e in epochs}
     numbers = closed.column(EPOCH).to_numpy()
     start = closed.column(WINDOW).to_numpy()

@@ -27,12 +27,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.util import _load_from_socket
 
-from rekindle.engine.spark.plans import IN_ORDER, HashAggregation, class_name, each, operators
+from rekindle.engine.spark.plans import (
+    ORDER_PRESERVING_CLASSES,
+    HashAggregation,
+    class_name,
+    each,
+    operators,
+)
 from rekindle.engine.spark.session import BATCH_ROWS
 
 log = logging.getLogger(__name__)
 
-_STATELESS = IN_ORDER | {"ObjectHashAggregateExec", "SortAggregateExec", "SortExec"}
+_STATELESS = ORDER_PRESERVING_CLASSES | {"ObjectHashAggregateExec", "SortAggregateExec", "SortExec"}
 """Classes of Spark's physical plans without state between two runs."""
 
 
@@ -147,10 +153,10 @@ class PlannedQuery:
         self._rdd = frame._jdf.toArrowBatchRdd()
         self._context = frame.sparkSession.sparkContext._jsc.sc()
         self._collect = _jvm(frame.sparkSession).PythonRDD.collectAndServe
-        self._no_rows = {name: found[0].values() for name, found in partitions.items()}
+        self._empty_values = {name: found[0].values() for name, found in partitions.items()}
 
     @cached_property
-    def hashing(self) -> HashAggregation:
+    def hash_aggregation(self) -> HashAggregation:
         return HashAggregation(self._plan)
 
     def run(self, views: Mapping[str, pa.Table]) -> pa.Table:
@@ -168,7 +174,7 @@ class PlannedQuery:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
                 for name in views:  # otherwise it would keep the rows until the next run
                     for partition in self._partitions[name]:
-                        _put(partition, self._no_rows[name])
+                        _put(partition, self._empty_values[name])
         return pa.Table.from_batches(batches, self._schema)
 
     def _batches(self) -> list[pa.RecordBatch]:

@@ -23,7 +23,7 @@ ROW_BY_ROW = frozenset(
     }
 )
 """Classes of stateless physical operators that keep the order of rows."""
-IN_ORDER = ROW_BY_ROW | {AGGREGATE}
+ORDER_PRESERVING_CLASSES = ROW_BY_ROW | {AGGREGATE}
 
 
 def each(collection: JavaObject) -> Iterator[JavaObject]:
@@ -57,14 +57,14 @@ class HashAggregation:
     def __init__(self, plan: JavaObject) -> None:
         found = list(operators(plan))
         names = {class_name(operator) for operator in found}
-        self._keeps_order = AGGREGATE in names and names <= IN_ORDER
+        self._keeps_order = AGGREGATE in names and names <= ORDER_PRESERVING_CLASSES
         self._metrics = [
             operator.metrics().apply("numTasksFallBacked")
             for operator in found
             if class_name(operator) == AGGREGATE
         ]
 
-    def rows(self, run: Callable[[], pa.Table]) -> pa.Table | None:
+    def run_if_in_order(self, run: Callable[[], pa.Table]) -> pa.Table | None:
         """The result of `run`, which runs the plan; None if rows may have been aggregated out of
         order."""
         if not self._keeps_order:

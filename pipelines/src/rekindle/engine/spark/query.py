@@ -57,7 +57,8 @@ class Query:
         return rows
 
     def run_in_order(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
-        """As `run`, by hash aggregation in the order of rows; None if it may not have kept it."""
+        """As `run`, by hash aggregation in the order of rows; None if it may not have kept it,
+        which is so once a hash map was full."""
         return self._run(sql, views, what, in_order=True)
 
     def _run(
@@ -80,7 +81,7 @@ class Query:
         def run() -> pa.Table:
             return self._job(lambda: planned.run(views))
 
-        return planned.hashing.rows(run) if in_order else run()
+        return planned.hash_aggregation.run_if_in_order(run) if in_order else run()
 
     def _run_once(self, sql: str, views: Mapping[str, pa.Table], in_order: bool) -> pa.Table | None:
         try:
@@ -88,7 +89,7 @@ class Query:
             if not in_order:
                 return self._job(frame.toArrow)
             plan = frame._jdf.queryExecution().executedPlan()
-            return HashAggregation(plan).rows(lambda: self._job(frame.toArrow))
+            return HashAggregation(plan).run_if_in_order(lambda: self._job(frame.toArrow))
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
                 for name in views:  # which hold the rows

@@ -38,7 +38,7 @@ from rekindle.engine.spark.plans import class_name, each
 from rekindle.topology.sql.casts_without_date import STARTS_WITH_YEAR
 from rekindle.topology.sql.ddl import hint_for
 
-_PLAIN = (
+_SUPPORTED_SCALARS = (
     BinaryType,
     BooleanType,
     ByteType,
@@ -99,7 +99,7 @@ def _refused_type(kind: DataType) -> DataType | None:
         case StringType():
             return None if kind.isUTF8BinaryCollation() else kind
         case _:
-            return None if type(kind) in _PLAIN else kind
+            return None if type(kind) in _SUPPORTED_SCALARS else kind
 
 
 def _instead(kind: DataType) -> str:
@@ -139,13 +139,15 @@ def _texts_as_timestamp(plan: JavaObject) -> Iterator[str]:
 
 
 def _texts_in(expression: JavaObject) -> Iterator[str]:
-    wanted = expression.dataType().catalogString() if class_name(expression) == "Cast" else ""
-    if _TIMESTAMP_TYPE.search(wanted):
+    """The SQL of each operand in an expression whose strings, also those in arrays and structs, are
+    cast to TIMESTAMP."""
+    target = expression.dataType().catalogString() if class_name(expression) == "Cast" else ""
+    if _TIMESTAMP_TYPE.search(target):
         operand = expression.child()
         kind = operand.dataType().catalogString()
-        more = len(_TIMESTAMP_TYPE.findall(wanted))
-        gained = len(_TIMESTAMP_TYPE.findall(kind)) < more
-        if "string" in kind and gained and not _has_date(operand):
+        timestamps = len(_TIMESTAMP_TYPE.findall(kind))
+        adds_timestamp = timestamps < len(_TIMESTAMP_TYPE.findall(target))
+        if "string" in kind and adds_timestamp and not _has_date(operand):
             yield str(operand.sql())
     for child in each(expression.children()):
         yield from _texts_in(child)

@@ -39,8 +39,8 @@ class Aggregation(Enum):
     such a result is not used (`rekindle.engine.spark.plans`).
     """
 
-    HASHED = "one task, hash aggregation"
-    SORTED = "one task, rows sorted by key and order, sort-based aggregation"
+    HASHED = "one Spark task, hash aggregation"
+    SORTED = "one Spark task, rows sorted by key and order, sort-based aggregation"
     PARTITIONED = "the same in eight hash partitions"
 
 
@@ -65,26 +65,26 @@ class WindowNode:
 class Step:
     """`begin` is None for the segment's inputs; `end` is None for its output.
 
-    `tagged`: whether rows carry their epoch. The last step does without it if there is only one
-    epoch: this saves a tenth of the time of an epoch of 100,000 rows.
+    `has_epoch_column`: whether rows carry their epoch. The last step does without it if there is
+    only one epoch: this saves a tenth of the time of an epoch of 100,000 rows.
     """
 
     begin: WindowNode | None
-    sqls: tuple[Node, ...]
+    sql_nodes: tuple[Node, ...]
     end: WindowNode | None
-    tagged: bool = True
+    has_epoch_column: bool = True
 
     @property
-    def system(self) -> tuple[str, ...]:
+    def system_columns(self) -> tuple[str, ...]:
         """The system columns of its input views: only a window needs the watermark."""
-        if not self.tagged:
+        if not self.has_epoch_column:
             return ()
         return (EPOCH,) if self.end is None else (EPOCH, LATE_BEFORE)
 
     @property
     def operators(self) -> str:
         """The operators whose expressions this step's query evaluates, for messages."""
-        names = [n.node.name for n in (self.begin,) if n] + [n.name for n in self.sqls]
+        names = [n.node.name for n in (self.begin,) if n] + [n.name for n in self.sql_nodes]
         return ", ".join(names + [n.node.name for n in (self.end,) if n])
 
 
@@ -96,18 +96,18 @@ def operators_of(segment: Segment, topology: Topology) -> tuple[Node, ...]:
 def plan_steps(segment: Segment, topology: Topology) -> tuple[Step, ...]:
     steps: list[Step] = []
     begin: WindowNode | None = None
-    sqls: list[Node] = []
+    sql_nodes: list[Node] = []
     for node in operators_of(segment, topology):
         match _operator(node).definition:
             case str():
-                sqls.append(node)
+                sql_nodes.append(node)
             case WindowSpec() as window:
                 end = window_node(node, window, topology)
-                steps.append(Step(begin, tuple(sqls), end))
-                begin, sqls = end, []
+                steps.append(Step(begin, tuple(sql_nodes), end))
+                begin, sql_nodes = end, []
             case unknown:
                 assert_never(unknown)
-    return (*steps, Step(begin, tuple(sqls), None))
+    return (*steps, Step(begin, tuple(sql_nodes), None))
 
 
 def window_node(node: Node, window: WindowSpec, topology: Topology) -> WindowNode:
@@ -155,10 +155,10 @@ def step_sql(
     """
     blocks: list[tuple[str, str]] = []
     if step.begin is not None:
-        blocks.append((step.begin.node.name, finals_sql(step.begin, step.system)))
-    for node in step.sqls:
+        blocks.append((step.begin.node.name, output_sql(step.begin, step.system_columns)))
+    for node in step.sql_nodes:
         sql = time_without_date_as_null(_operator(node).sql or "")
-        blocks.append((node.name, with_system_columns(sql, node.inputs, step.system)))
+        blocks.append((node.name, with_system_columns(sql, node.inputs, step.system_columns)))
     if step.end is not None:
         inputs = [blocks[-1][0]] if blocks else sources
         blocks.append(("", _partials_sql(step.end, inputs, method, float_keys)))
@@ -173,16 +173,16 @@ def is_divisible(step: Step, sources: Sequence[str]) -> bool:
     an epoch together; a UNION ALL outputs all rows of one branch before those of the next."""
     if step.end is not None or (step.begin is None and len(sources) > 1):
         return False
-    return all(len(_SELECT.findall(_operator(node).sql or "")) == 1 for node in step.sqls)
+    return all(len(_SELECT.findall(_operator(node).sql or "")) == 1 for node in step.sql_nodes)
 
 
-def finals_sql(window: WindowNode, system: Sequence[str]) -> str:
+def output_sql(window: WindowNode, system: Sequence[str]) -> str:
     """SQL that computes the window operator's rows from closed windows."""
     keys = [f"__k{i} AS {quote(name)}" for i, name in enumerate(window.keys)]
-    finals = [
-        f"{time_without_date_as_null(sql)} AS {quote(a)}" for a, sql in window.decomposition.finals
+    outputs = [
+        f"{time_without_date_as_null(sql)} AS {quote(a)}" for a, sql in window.decomposition.outputs
     ]
-    columns = ", ".join([*system, START, END, *keys, *finals])
+    columns = ", ".join([*system, START, END, *keys, *outputs])
     return f"SELECT {columns} FROM {quote(window.closed_view)}"
 
 

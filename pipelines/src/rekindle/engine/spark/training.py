@@ -1,7 +1,7 @@
 """Creates an AppCDS archive: `python -m rekindle.engine.spark.training OUT.jsa`.
 
-It runs a small topology in a session, as a task does in its first seconds, and archives the classes
-that were loaded.
+A training run, as the JDK calls it: it runs a small topology in a session, as a task does in its
+first seconds, and archives the classes that were loaded.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ queries:
 
 
 def make_archive(archive: Path) -> None:
-    """Train in a separate JVM and write the archive and its key."""
+    """Make the training run in a separate JVM, and write the archive and its key."""
     archive = archive.resolve()
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.unlink(missing_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="rekindle-cds-"))
     spec = session.jvm_spec()
     prepared = cds.prepare(spec, archive)
-    writing = replace(
+    dumping_spec = replace(
         prepared, archive_flags=(f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=error")
     )
     session.use_jvm(
-        launch(writing, directory=directory, environment={"SPARK_LOCAL_IP": "127.0.0.1"})
+        launch(dumping_spec, directory=directory, environment={"SPARK_LOCAL_IP": "127.0.0.1"})
     )
     spark = session.start_session("training", data_dir=directory)
-    train(spark)
+    run_training_topology(spark)
     session.stop_session(spark, timeout_s=DUMP_TIMEOUT_S)
     shutil.rmtree(directory, ignore_errors=True)
     if not archive.exists():
@@ -81,7 +81,7 @@ def make_archive(archive: Path) -> None:
     cds.write_key(spec, prepared, archive)
 
 
-def train(spark: SparkSession) -> None:
+def run_training_topology(spark: SparkSession) -> None:
     topology = compile_topology(
         load_spec(yaml.safe_load(_TOPOLOGY)), "training", skip_cluster_checks=True
     )

@@ -1,51 +1,130 @@
-"""The layout of an operator's state as JSON: which run is where. Pure.
+"""The layout of an operator's state as JSON: which run is where, and how large. Pure.
 
 Runs are named by places: (object, batch), as small numbers. Restoring a layout with the runs of its
-places gives the same state, with the same pages, deltas and order of compaction.
+places gives the same state, with the same pages, deltas and order of compaction. The facts about
+runs are such that a state can be restored before its runs are here (`engine.state.remote`).
 
 Design: docs/design/checkpoints.md#formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from rekindle.engine.state.operator import Delta, OperatorState, Page
-from rekindle.engine.state.runs import Run
+from rekindle.engine.state.operator import END_OF_PANES, NO_PANE, Delta, OperatorState, Page
+from rekindle.engine.state.remote import RunFacts
+from rekindle.engine.state.runs import Int64s, Run
 
 Place = tuple[int, int]
 """The number of an object, and of a batch in it."""
 _NOWHERE = (-1, -1)
+_NO_EXTENT = (END_OF_PANES, NO_PANE)
 
 
-def encode(state: OperatorState, place: Callable[[Run], Place]) -> dict[str, Any]:
-    """Lists of equal length, one value for each page or delta, because they are shorter in JSON."""
-    at = [_NOWHERE if page.run is None else place(page.run) for page in state.pages]
-    deltas = [place(delta.run) for delta in state.deltas]
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """What is known of an object with runs. `rows`, `nbytes` (in memory): of all of them, also dead
+    ones; `schema`: they have the same."""
+
+    rows: int
+    nbytes: int
+    schema: pa.Schema
+
+
+def encode(
+    state: OperatorState, place: Callable[[Run], Place], objects: Sequence[ObjectFacts]
+) -> dict[str, Any]:
+    """Lists of equal length, one value for each page or delta, because they are shorter in JSON.
+    `first` and `last`: the panes of a run that are live, by their place in `panes`."""
     return {
         "pages": {
             "pane": [page.pane for page in state.pages],
             "bucket": [page.bucket for page in state.pages],
-            "object": [o for o, _ in at],
-            "batch": [b for _, b in at],
+            **_runs([page.run for page in state.pages], place, state.panes),
             "through": state.through.tolist(),
             "pending": state.pending.tolist(),
         },
         "deltas": {
             "seq": [delta.seq for delta in state.deltas],
             "level": [delta.level for delta in state.deltas],
-            "object": [o for o, _ in deltas],
-            "batch": [b for _, b in deltas],
+            **_runs([delta.run for delta in state.deltas], place, state.panes),
         },
+        "objects": _encode_objects(objects),
         "floor": state.first_live_pane_us,
         "panes": state.panes.tolist(),
         "seq": state.seq,
         "credit": state.credit,
         "digest": state.digest,
     }
+
+
+def _runs(
+    runs: Sequence[Run | None], place: Callable[[Run], Place], panes: Int64s
+) -> dict[str, list[int]]:
+    at = [_NOWHERE if run is None else place(run) for run in runs]
+    live = [(0, -1) if run is None else _live_panes(run, panes) for run in runs]
+    return {
+        "object": [o for o, _ in at],
+        "batch": [b for _, b in at],
+        "rows": [0 if run is None else run.rows for run in runs],
+        "first": [first for first, _ in live],
+        "last": [last for _, last in live],
+    }
+
+
+def _live_panes(run: Run, panes: Int64s) -> tuple[int, int]:
+    if not len(panes):
+        return 0, -1
+    first, last = run.extent
+    low, high = np.searchsorted(panes, first), np.searchsorted(panes, last, "right") - 1
+    return int(low), int(high)
+
+
+def _encode_objects(objects: Sequence[ObjectFacts]) -> dict[str, Any]:
+    schemas = list(dict.fromkeys(_encode_schema(facts.schema) for facts in objects))
+    return {
+        "rows": [facts.rows for facts in objects],
+        "bytes": [facts.nbytes for facts in objects],
+        "schema": [schemas.index(_encode_schema(facts.schema)) for facts in objects],
+        "schemas": schemas,
+    }
+
+
+def _encode_schema(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def objects(layout: Mapping[str, Any]) -> list[ObjectFacts] | None:
+    """Of the operator's objects, in order; None if an earlier release saved it. Raises KeyError if
+    a field is missing, ArrowInvalid."""
+    found = layout.get("objects")
+    if found is None:
+        return None
+    read = [pa.ipc.read_schema(pa.py_buffer(base64.b64decode(s))) for s in found["schemas"]]
+    of_each = zip(found["rows"], found["bytes"], found["schema"], strict=True)
+    return [ObjectFacts(rows, nbytes, read[schema]) for rows, nbytes, schema in of_each]
+
+
+def facts(
+    layout: Mapping[str, Any], objects: Sequence[ObjectFacts]
+) -> Iterator[tuple[Place, RunFacts]]:
+    """Of all runs, deltas first. Raises KeyError if a field is missing."""
+    panes = layout["panes"]
+    for part in (layout["deltas"], layout["pages"]):
+        names = ("object", "batch", "rows", "first", "last")
+        for at, batch, rows, first, last in zip(*(part[name] for name in names), strict=True):
+            if (at, batch) == _NOWHERE:
+                continue
+            whole = objects[at]
+            extent = (panes[first], panes[last]) if first <= last else _NO_EXTENT
+            nbytes = whole.nbytes * rows // max(1, whole.rows)
+            yield (at, batch), RunFacts(rows, nbytes, extent, whole.schema)
 
 
 def places(layout: Mapping[str, Any]) -> Iterator[Place]:
@@ -61,14 +140,17 @@ def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorStat
     found = [None if place == _NOWHERE else runs[place] for place in at]
     places = zip(deltas["object"], deltas["batch"], strict=True)
     order = zip(deltas["seq"], deltas["level"], places, strict=True)
+    pending = np.array(pages["pending"], dtype=np.int64)
     return OperatorState(
         pages=tuple(Page(*low) for low in zip(pages["pane"], pages["bucket"], found, strict=True)),
         deltas=tuple(Delta(seq, runs[place], level) for seq, level, place in order),
         through=np.array(pages["through"], dtype=np.int64),
-        pending=np.array(pages["pending"], dtype=np.int64),
+        pending=pending,
+        restored=pending,
         first_live_pane_us=layout["floor"],
         panes=np.array(layout["panes"], dtype=np.int64),
         seq=layout["seq"],
         credit=layout["credit"],
         digest=layout["digest"],
+        complete=all(run.is_here for run in runs.values()),
     )

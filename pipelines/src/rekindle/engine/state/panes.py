@@ -23,7 +23,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from rekindle.engine.state.operator import OperatorState, portions, read
+from rekindle.engine.state.operator import OperatorState
+from rekindle.engine.state.reading import portions, read
 from rekindle.engine.state.runs import (
     BUCKETS,
     PANE,

@@ -14,7 +14,7 @@ Design: docs/decisions/0044-window-state.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -78,17 +78,37 @@ class RunFile:
     nbytes: int
 
 
-@dataclass(frozen=True)
 class Run:
     """`table` has one chunk at most; `file` has its buffers, if they are not in memory."""
 
-    table: pa.Table
-    id: RunId = field(default_factory=RunId)
-    file: RunFile | None = None
+    def __init__(
+        self, table: pa.Table, id: RunId | None = None, file: RunFile | None = None
+    ) -> None:
+        self.id = id or RunId()
+        self._table = table
+        self._file = file
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its rows can be read at once (see `engine.state.remote`)."""
+        return True
+
+    @property
+    def table(self) -> pa.Table:
+        return self._table
+
+    @property
+    def file(self) -> RunFile | None:
+        return self._file
 
     @property
     def spilled(self) -> bool:
+        """Whether its rows are not in memory."""
         return self.file is not None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.table.schema
 
     @property
     def rows(self) -> int:
@@ -97,6 +117,15 @@ class Run:
     @cached_property
     def nbytes(self) -> int:
         return int(self.table.nbytes)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Its first and its last pane."""
+        return int(self.panes[0]), int(self.panes[-1])
+
+    def select(self, names: Sequence[str]) -> Run:
+        """The same run with its columns in this order."""
+        return Run(self.table.select(names), self.id, self.file)
 
     @cached_property
     def panes(self) -> Int64s:

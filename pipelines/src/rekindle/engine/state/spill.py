@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -76,7 +75,7 @@ class RunFiles:
             ) from error
         file = RunFile(sum(run.nbytes for run in runs))
         pairs = zip(runs, tables, strict=True)
-        return [replace(run, table=table, file=file) for run, table in pairs]
+        return [Run(table, run.id, file) for run, table in pairs]
 
     def _write(self, schema: pa.Schema, tables: Iterable[pa.Table]) -> list[pa.Table]:
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, SUnion
+from rekindle.table_memory import memory_bytes
 
 _DAY_US = 86_400_000_000
 LONG_GAP_US = 365 * _DAY_US
@@ -62,6 +63,7 @@ class StreamsCore:
         self._ready: deque[EpochInput] = deque()
         self._ready_bytes = 0
         self._read_ahead_bytes = read_ahead_bytes
+        self._announced: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -69,7 +71,7 @@ class StreamsCore:
 
     @property
     def channel_bytes(self) -> int:
-        """Bytes of rows that may be buffered for each channel."""
+        """Bytes of memory that may be buffered for each channel."""
         return self._union.channel_bytes
 
     @property
@@ -81,6 +83,15 @@ class StreamsCore:
         """The first error is kept."""
         self.error = self.error or error
 
+    def announced(self, channel: Channel, epoch: int, size: int) -> int:
+        """A channel will have so many bytes of an epoch; the bytes of all that are announced for
+        it. The epoch is one piece in the end, and the pieces of it arrive at the same time."""
+        if epoch < self._union.next_epoch:  # it has been repeated, and is dropped
+            return size
+        sizes = self._announced.setdefault(epoch, {})
+        sizes[channel] = size  # again, if a call for it is repeated
+        return sum(sizes.values())
+
     def arrived(self, channel: Channel, batch: EpochBatch) -> None:
         """Raises TentativeRefused, Diverged, which are kept too."""
         try:
@@ -89,8 +100,9 @@ class StreamsCore:
             self.error = error
             raise
         for epoch in complete:
+            self._announced.pop(epoch.epoch, None)
             self._ready.append(epoch)
-            self._ready_bytes += epoch.nbytes
+            self._ready_bytes += _memory(epoch)
 
     def has_buffer_space(self, channel: Channel) -> bool:
         """Whether the channel may be read further."""
@@ -101,5 +113,9 @@ class StreamsCore:
         if self.error is not None:
             raise self.error
         taken = take_ready(self._ready, bounds)
-        self._ready_bytes -= sum(e.nbytes for e in taken)
+        self._ready_bytes -= sum(map(_memory, taken))
         return taken
+
+
+def _memory(epoch: EpochInput) -> int:
+    return sum(map(memory_bytes, epoch.inputs))

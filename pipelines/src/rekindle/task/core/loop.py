@@ -243,7 +243,7 @@ class LoopCore:
         until_checkpoint = (
             self._checkpoint_interval_epochs - done % self._checkpoint_interval_epochs
         )
-        return [TakeEpochs(self._sizes.bounds.within(until_checkpoint))]
+        return [TakeEpochs(self._sizes.bounds.with_max_epochs(until_checkpoint))]
 
     def _epochs_taken(self, epochs: Sequence[EpochInput], now: float) -> list[LoopEffect]:
         self._taken.extend(epochs)

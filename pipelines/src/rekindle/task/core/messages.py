@@ -22,7 +22,13 @@ from rekindle.task.core.loop import (
     EpochsTaken,
     LoopRequest,
 )
-from rekindle.task.core.saver import EntrySaved, SaveAbandoned, SaveFailed, SaverEffect
+from rekindle.task.core.saver import (
+    EntrySaved,
+    SaveAbandoned,
+    SaveFailed,
+    SaverEffect,
+    StateComplete,
+)
 from rekindle.task.core.sink import SinkEffect, SinkEvent
 from rekindle.task.core.start import CompleteStart, StartCall, StepFailed, StepSucceeded
 from rekindle.task.core.supervisor import (
@@ -60,12 +66,14 @@ class PollReceived:
 
 @dataclass(frozen=True, slots=True)
 class TaskRestored:
-    """State, inputs, engine and log are there; the log holds `log_base` to `log_last`."""
+    """State, inputs, engine and log are there; the log holds `log_base` to `log_last`. `complete`:
+    none of the state has to be fetched; otherwise StateComplete follows."""
 
     state: TaskState
     log_base: int
     log_last: int
-    compare_from: int | None = None
+    compare_from: int | None = None  # see `task.earlier_boots`
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,7 @@ TaskCoreEvent = (
     | EngineFailed
     | EngineDied
     | EngineRestarted
+    | StateComplete
     | EntrySaved
     | SaveFailed
     | SaveAbandoned

@@ -48,7 +48,7 @@ class PollCore:
         return not poll.ask_only
 
     def contained(self) -> Contained | None:
-        """A new coordinator does not know what the one before held back."""
+        """What the coordinator before had held back here; a new one does not know it."""
         desired = self.desired
         if desired is None or desired.fence == self.fence or desired.sinks_through is None:
             return None

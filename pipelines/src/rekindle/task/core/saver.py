@@ -1,14 +1,19 @@
 """Which checkpoints are saved, and which are reported. Pure.
 
-At most PENDING states wait for the store. If it is slow, older ones are dropped, because only the
-newest checkpoint that all partitions have is committed; states up to the committed entry are not
-saved at all. A state that could not be saved is saved again after a back-off, unless newer ones
-have taken its place. A saved entry is reported until it is committed.
+At most PENDING states wait for the store, each a snapshot (`core.snapshots`). If it is slow, older
+ones are dropped, because only the newest checkpoint that all partitions have is committed; states
+up to the committed entry are not saved at all. A state that could not be saved is saved again after
+a back-off, unless newer ones have taken its place. A saved entry is reported until it is committed.
 
 A save reuses objects of the newest entry that this task has saved and that may yet be committed, or
 of the committed one. Garbage collection keeps both, and the coordinator refuses an entry whose
 objects are missing. Once it has refused one, nothing that was saved until then is reused: the next
-save has all of the state. Does not know log, sinks or engine.
+save has all of the state.
+
+An entry that was saved while some of the restored state was not here refers to objects that nobody
+has read since they were written. It is reported once they have been: they may be damaged, and older
+entries, which may be restored instead, are kept until it is committed. Does not know log, sinks or
+engine.
 
 Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md#what-is-reused.
 """
@@ -24,6 +29,7 @@ from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.events import Woken
+from rekindle.task.core.snapshots import Holder, Snapshot, Snapshots, SnapshotsFull
 from rekindle.task.state import TaskState
 
 PENDING = 2
@@ -50,6 +56,16 @@ class EntriesRefused:
     """These entries cannot be restored: objects that they need are missing or damaged."""
 
     objects: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StateIncomplete:
+    """The task was restored, and some of its state is still in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateComplete:
+    """All of it is here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,15 @@ class SkipState:
 
 
 SaverEvent = (
-    StateReached | EntryCommitted | EntriesRefused | EntrySaved | SaveFailed | SaveAbandoned | Woken
+    StateReached
+    | EntryCommitted
+    | EntriesRefused
+    | StateIncomplete
+    | StateComplete
+    | EntrySaved
+    | SaveFailed
+    | SaveAbandoned
+    | Woken
 )
 SaverEffect = SaveState | SkipState
 
@@ -91,15 +115,23 @@ SaverEffect = SaveState | SkipState
 class SaverCore:
     """Checkpoints of one task. `problem`: why the newest attempt failed; None after a success."""
 
-    def __init__(self) -> None:
+    def __init__(self, snapshots: Snapshots | None = None) -> None:
+        """`snapshots`: of the task; each state that waits or is being saved is one."""
+        self.snapshots = snapshots or Snapshots()
         self.problem: str | None = None
-        self._pending: deque[TaskState] = deque()
-        self._saving: TaskState | None = None
+        self._pending: deque[Snapshot] = deque()
+        self._saving: Snapshot | None = None
         self._saved: deque[CheckpointDone] = deque()
+        self._complete = True
         self._committed: RestorePoint | None = None
         self._distrusted = NO_EPOCH  # nothing of entries up to this epoch is reused
         self._failures = 0  # in a row
         self._retry_at = -math.inf
+
+    @property
+    def state_is_complete(self) -> bool:
+        """Whether a save does not wait for restored state."""
+        return self._complete
 
     @property
     def wake_at(self) -> float | None:
@@ -107,31 +139,33 @@ class SaverCore:
         return self._retry_at if waits else None
 
     def saved(self) -> tuple[CheckpointDone, ...]:
-        """Saved and not yet committed, oldest first."""
-        return tuple(self._saved)
+        """To be reported: saved and not yet committed, oldest first."""
+        return tuple(self._saved) if self._complete else ()
 
     def step(self, event: SaverEvent, now: float) -> list[SaverEffect]:
         skipped: list[SaverEffect] = []
         match event:
             case StateReached(state):
                 if not self._is_covered(state.epoch):
-                    self._pending.append(state)
-                while len(self._pending) > PENDING:
-                    skipped.append(SkipState(self._pending.popleft().epoch))
+                    skipped += self._keep(state)
             case EntryCommitted(point):
                 self._committed = point
                 while self._saved and self._saved[0].epoch <= point.epoch:
                     self._saved.popleft()
                 while self._pending and self._pending[0].epoch <= point.epoch:
-                    self._pending.popleft()
+                    self._drop_oldest()
             case EntriesRefused(objects):
                 self._entries_refused(objects)
+            case StateIncomplete():
+                self._complete = False
+            case StateComplete():
+                self._complete = True
             case EntrySaved(done):
                 self._entry_saved(done)
             case SaveFailed(message):
                 self._save_failed(message, now)
             case SaveAbandoned():
-                self._saving = None
+                self._end_save()
             case Woken():
                 pass
             case _:
@@ -142,7 +176,35 @@ class SaverCore:
         if self._saving is not None or not self._pending or now < self._retry_at:
             return []
         self._saving = self._pending.popleft()
-        return [SaveState(self._saving, self._reusable())]
+        return [SaveState(self._saving.state, self._reusable())]
+
+    def _keep(self, state: TaskState) -> list[SaverEffect]:
+        """Until it is saved. The oldest that wait are dropped for it; if the one that is being
+        saved keeps too much, it is skipped itself."""
+        skipped: list[SaverEffect] = []
+        while True:
+            try:
+                snapshot = self.snapshots.take(Holder.CHECKPOINT, state)
+                break
+            except SnapshotsFull:
+                if not self._pending:
+                    return [*skipped, SkipState(state.epoch)]
+                skipped.append(SkipState(self._drop_oldest()))
+        self._pending.append(snapshot)
+        while len(self._pending) > PENDING:
+            skipped.append(SkipState(self._drop_oldest()))
+        return skipped
+
+    def _drop_oldest(self) -> int:
+        """Of those that wait; its epoch."""
+        snapshot = self._pending.popleft()
+        self.snapshots.release(snapshot.name)
+        return snapshot.epoch
+
+    def _end_save(self) -> None:
+        if self._saving is not None:
+            self.snapshots.release(self._saving.name)
+            self._saving = None
 
     def _reusable(self) -> str | None:
         """The entry whose objects the next save may refer to."""
@@ -166,7 +228,8 @@ class SaverCore:
         self._saved = deque(done for done in self._saved if done.object not in objects)
 
     def _entry_saved(self, done: CheckpointDone) -> None:
-        self._saving, self._failures, self.problem = None, 0, None
+        self._end_save()
+        self._failures, self.problem = 0, None
         if self._is_covered(done.epoch):
             return
         if len(self._saved) == KEPT:
@@ -174,14 +237,16 @@ class SaverCore:
         self._saved.append(done)
 
     def _save_failed(self, message: str, now: float) -> None:
-        state, self._saving = self._saving, None
         self._failures += 1
         self._retry_at = now + _BACKOFF.wait_s(self._failures)
-        if state is None:
+        snapshot = self._saving
+        if snapshot is None:
             return
-        self.problem = f"the checkpoint of epoch {state.epoch} cannot be saved: {message}"
-        if len(self._pending) < PENDING and not self._is_covered(state.epoch):
-            self._pending.appendleft(state)
+        self.problem = f"the checkpoint of epoch {snapshot.epoch} cannot be saved: {message}"
+        if len(self._pending) < PENDING and not self._is_covered(snapshot.epoch):
+            self._pending.appendleft(snapshot)
+            self._saving = None
+        self._end_save()
 
     def _is_covered(self, epoch: int) -> bool:
         """Whether a newer entry, or this one, is committed: a task that was restored from an older

@@ -11,12 +11,14 @@ Design: docs/design/task.md#passive.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from rekindle.engine.model import DroppedRows
+from rekindle.errors import StateLost
+from rekindle.identity import STREAM_VERSIONS
 from rekindle.protocol import (
     CheckpointDone,
     Contradiction,
@@ -28,13 +30,15 @@ from rekindle.protocol import (
 )
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.phases import PhaseMachine, TaskEvent
+from rekindle.task.core.snapshots import Held
 
 DIGESTS = 16
 """Number of newest epochs whose digests are in each response."""
 KEPT_DIGESTS = 256
 """Number of newest epochs whose digests can be requested."""
 LIVE_WITHIN_EPOCHS = 2
-"""A task that catches up becomes Live when it is at most so many epochs behind the head."""
+"""A task that catches up becomes Live when it is at most so many epochs behind the head, and has
+fetched its state: what is only in the store may be lost, so that it would be no redundancy."""
 BEHIND_AFTER_EPOCHS = 10
 """A Live task becomes CatchingUp when it is more than so many epochs behind the head."""
 
@@ -65,6 +69,17 @@ class SaverView(Protocol):
     def done(self) -> tuple[CheckpointDone, ...]: ...
 
 
+class FetchView(Protocol):
+    """What is fetched of a restored state."""
+
+    @property
+    def problem(self) -> str | None: ...
+    @property
+    def missing_bytes(self) -> int: ...
+    @property
+    def lost(self) -> StateLost | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TaskComponents:
     """What the status of a started task is read from."""
@@ -90,6 +105,9 @@ class TaskStatus:
         self._phases = PhaseMachine()
         self._lock = lock or nullcontext()
         self.restored_from: int | None = None
+        self.restoring: str | None = None  # the entry of which state is not here
+        self.fetch: FetchView | None = None  # while that is so
+        self.snapshots: Callable[[], Sequence[Held]] | None = None
         self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
         self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
@@ -157,13 +175,15 @@ class TaskStatus:
         self._requested = frozenset(epochs)
 
     def update_phase(self) -> None:
-        """Live within LIVE_WITHIN_EPOCHS of the head; then until BEHIND_AFTER_EPOCHS behind it."""
+        """Live within LIVE_WITHIN_EPOCHS of the head, once all of the state is here; then until
+        BEHIND_AFTER_EPOCHS behind it."""
         phase = self.phase
         if self.components is None or not phase.serves:
             return
         head = self.components.inputs.head()
         behind = head - self.engine_epoch
-        if phase is TaskPhase.CATCHING_UP and head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS:
+        near = head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS
+        if phase is TaskPhase.CATCHING_UP and near and self.restoring is None:
             self.step(TaskEvent.CAUGHT_UP)
         elif phase is TaskPhase.LIVE and behind > BEHIND_AFTER_EPOCHS:
             self.step(TaskEvent.FELL_BEHIND)
@@ -182,12 +202,22 @@ class TaskStatus:
         due_us = self._origin_us + (stable + 2) * self._epoch_interval_us
         return max(0.0, self._clock() - due_us / 1e6)
 
+    def missing_state_bytes(self) -> int:
+        """State that is still fetched from the store."""
+        fetch = self.fetch
+        return fetch.missing_bytes if fetch is not None else 0
+
+    def snapshot_bytes(self) -> int:
+        """What checkpoints in progress keep beyond the newest state."""
+        return sum(held.nbytes for held in self.snapshots()) if self.snapshots is not None else 0
+
     def epoch_p99_s(self) -> float:
         ordered = sorted(self._durations.copy())
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
     def response(self, fence: int) -> PollResponse:
-        components = self.components
+        components, fetch = self.components, self.fetch
+        lost = fetch.lost if fetch is not None else None
         base = PollResponse(
             task=self._ref,
             boot_id=self.boot_id,
@@ -195,8 +225,12 @@ class TaskStatus:
             phase=self.phase,
             lag_s=self.lag_s(),
             restored_from=self.restored_from,
+            restoring=self.restoring,
+            lost=lost.object if lost is not None else None,
             problem=self._problem(components),
             contradiction=self._contradiction[0] if self._contradiction is not None else None,
+            stream_protocol=STREAM_VERSIONS.protocol,
+            oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
         )
         if components is None:
@@ -224,6 +258,12 @@ class TaskStatus:
 
     def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
         problem = self._failure or next(iter(self._problems.copy().values()), None)
+        fetch = self.fetch
+        if problem is None and fetch is not None and fetch.problem is not None:
+            problem = TaskProblem(
+                message=f"some of the state is not here: {fetch.problem}",
+                saving=components is not None,
+            )
         if problem is not None or components is None:
             return problem
         for message in (components.inputs.problem(), components.sinks.problem()):

@@ -217,8 +217,8 @@ class SupervisorCore:
         return self._report_until if self.phase is ProcessPhase.REPORTING else None
 
     @property
-    def saves(self) -> bool:
-        """Whether this task saves checkpoints."""
+    def is_saver(self) -> bool:
+        """Whether this replica saves the checkpoints of its partition."""
         return self._desired is not None and self._desired.saver
 
     def must_recompute(self, poll: PollRequest | None) -> bool:

@@ -63,6 +63,8 @@ from rekindle.task.core.saver import (
     SaveAbandoned,
     SaveFailed,
     SaverCore,
+    StateComplete,
+    StateIncomplete,
     StateReached,
 )
 from rekindle.task.core.sink import (
@@ -157,6 +159,10 @@ class TaskCore:
                 return self._give_up(error)
             case SinkReported(assigned, sink_event):
                 return self._sink_reported(assigned, sink_event)
+            case StateComplete():
+                self.status.restoring = None
+                self.status.update_phase()
+                return [*self.saver.step(event, self._now)]
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
             case StepSucceeded() | StepFailed():
@@ -204,6 +210,7 @@ class TaskCore:
         match effect:
             case StartTask(restore):
                 self.status.restored_from = restore.epoch
+                self.status.restoring = restore.object
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 return self._start(StartRequested(restore))
             case RunLoop():
@@ -258,8 +265,12 @@ class TaskCore:
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, Saved(self.saver))
         self.status.step(TaskEvent.STARTED)
+        restored = StateComplete() if event.complete else StateIncomplete()
+        if event.complete:
+            self.status.restoring = None
         self.status.update_phase()
-        return [*self._supervise(Started()), *self._truncate()]
+        saved = self.saver.step(restored, self._now)
+        return [*saved, *self._supervise(Started()), *self._truncate()]
 
     def _truncate(self) -> list[TaskEffect]:
         if self.parts is None:
@@ -286,7 +297,7 @@ class TaskCore:
                     self.status.update_phase()
                     effects += self._log_grew()
                 case CheckpointReached(state):
-                    if self.supervisor.saves:
+                    if self.supervisor.is_saver:
                         effects += self.saver.step(StateReached(state), self._now)
                 case GiveUp(error):
                     effects += self._give_up(error)

@@ -24,8 +24,8 @@ from rekindle.topology.spec import (
 from rekindle.topology.units import MILLISECOND, SECOND, show_duration
 from rekindle.topology.windows.registry import check_window
 
-NAME = re.compile(r"[a-z]([a-z0-9_-]{0,38}[a-z0-9])?")
-OBJECT_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+NAME_IN_SPEC = re.compile(r"[a-z]([a-z0-9_-]{0,38}[a-z0-9])?")
+TOPOLOGY_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 MAX_ITEMS = 64
 MAX_INPUTS = 16
 MAX_KEYS = 16
@@ -47,7 +47,8 @@ _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("metadata", "spec"),
     ("metadata",): ("labels", "annotations"),
 }
-_MERGED = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
+"""Fields of `podTemplate` that are merged into the operator's pod, by the path of their object."""
+_MERGED_PATHS = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 
 def check_fields(spec: TopologySpec, name: str, *, skip_cluster_checks: bool) -> list[Problem]:
@@ -71,14 +72,14 @@ def check_fields(spec: TopologySpec, name: str, *, skip_cluster_checks: bool) ->
 
 
 def _names(spec: TopologySpec, name: str) -> Iterator[Problem]:
-    if not OBJECT_NAME.fullmatch(name):
+    if not TOPOLOGY_NAME.fullmatch(name):
         what = f"{name!r} is not a valid topology name"
         yield Problem("metadata.name", "InvalidName", what, "use at most 40 of a-z, 0-9 and -")
     nodes = [(f"{path}.name", node.name) for path, node in nodes_with_paths(spec)]
     queries = [(f"spec.queries[{at}].name", q.name) for at, q in enumerate(spec.queries)]
     for group in (nodes, queries):
         for path, own in group:
-            if not NAME.fullmatch(own):
+            if not NAME_IN_SPEC.fullmatch(own):
                 hint = "begin with a-z; at most 40 of a-z, 0-9, - and _; end in a-z or 0-9"
                 yield Problem(path, "InvalidName", f"{own!r} is not a valid name", hint)
         yield from _duplicates(group)
@@ -146,7 +147,7 @@ def _conf(spec: TopologySpec) -> Iterator[Problem]:
 def _template(template: Mapping[str, object]) -> Iterator[Problem]:
     """Fields that are merged must be mappings, and others would be ignored. The API server checks
     the fields of the pod's spec."""
-    for path in _MERGED:
+    for path in _MERGED_PATHS:
         *parents, last = path
         parent = _at(template, parents)
         if not isinstance(parent, Mapping) or isinstance(parent.get(last, {}), Mapping):
@@ -202,9 +203,13 @@ def _at(template: Mapping[str, object], path: Iterable[str]) -> object:
 def _exactly_one(node: BaseModel, kinds: Sequence[str], path: str) -> Iterator[Problem]:
     given = [k for k in kinds if getattr(node, k) is not None]
     if len(given) != 1:
-        built = [k for k in kinds if k not in UNSUPPORTED.get(type(node), {})]
-        what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(built)}"
-        hint = f"write exactly one of {', '.join(built)}" if len(built) > 1 else f"write {built[0]}"
+        supported = [k for k in kinds if k not in UNSUPPORTED.get(type(node), {})]
+        what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(supported)}"
+        hint = (
+            f"write exactly one of {', '.join(supported)}"
+            if len(supported) > 1
+            else f"write {supported[0]}"
+        )
         yield Problem(path, "ExactlyOneOf", what, hint)
 
 

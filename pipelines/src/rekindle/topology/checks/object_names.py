@@ -12,8 +12,8 @@ from rekindle.errors import Problem
 from rekindle.topology.spec import TopologySpec
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-OBJECT_NAME = f"{_LABEL}([.]{_LABEL})*"
-"""An RFC 1123 subdomain."""
+DNS_SUBDOMAIN = f"{_LABEL}([.]{_LABEL})*"
+"""Of RFC 1123: what most objects of Kubernetes may be called."""
 MAX_NAME_CHARS = 253
 _HOST_PART = "[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?"
 _HOST = rf"({_HOST_PART}([.]{_HOST_PART})*|\[[a-fA-F0-9:]+\])(:[0-9]+)?"
@@ -22,8 +22,8 @@ _TAG = "[a-zA-Z0-9_][-a-zA-Z0-9_.]{0,127}"
 _DIGEST = "[a-zA-Z][a-zA-Z0-9]*([-_+.][a-zA-Z][a-zA-Z0-9]*)*:[0-9a-fA-F]{32,}"
 IMAGE = f"({_HOST}/)?{_PATH_PART}(/{_PATH_PART})*(:{_TAG})?(@{_DIGEST})?"
 """A reference as container runtimes parse it."""
-_AN_IMAGE = re.compile(IMAGE)
-_A_NAME = re.compile(OBJECT_NAME)
+_IMAGE_PATTERN = re.compile(IMAGE)
+_NAME_PATTERN = re.compile(DNS_SUBDOMAIN)
 
 
 def check_object_names(spec: TopologySpec) -> Iterator[Problem]:
@@ -35,11 +35,11 @@ def check_object_names(spec: TopologySpec) -> Iterator[Problem]:
     for at, secret in enumerate(spec.image_pull_secrets):
         named.append((f"spec.imagePullSecrets[{at}].name", "Secret", secret.get("name")))
     for path, kind, name in named:
-        if name is not None and not (_A_NAME.fullmatch(name) and len(name) <= MAX_NAME_CHARS):
+        if name is not None and not (_NAME_PATTERN.fullmatch(name) and len(name) <= MAX_NAME_CHARS):
             what = f"{name!r} cannot be the name of a {kind}"
             hint = f"at most {MAX_NAME_CHARS} of a-z, 0-9, - and .; begin and end with a-z or 0-9"
             yield Problem(path, "InvalidName", what, hint)
-    if spec.image is not None and not _AN_IMAGE.fullmatch(spec.image):
+    if spec.image is not None and not _IMAGE_PATTERN.fullmatch(spec.image):
         what = f"{spec.image!r} cannot be the name of an image"
         hint = "write it like registry.example/rekindle/pipelines:0.1.0"
         yield Problem("spec.image", "InvalidName", what, hint)

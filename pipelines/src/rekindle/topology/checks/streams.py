@@ -16,12 +16,12 @@ from rekindle.topology.graph import edges_of, nodes_with_paths, topological_orde
 from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.schema import Field, Scalar, Schema, is_nested, type_to_ddl
 from rekindle.topology.spec import EventTimeSpec, OperatorSpec, SourceSpec, TopologySpec, WindowSpec
-from rekindle.topology.sql.aggregates import parse_aggregates, refused_aggregates
+from rekindle.topology.sql.aggregates import parse_aggregates, type_problems
 from rekindle.topology.sql.columns import unknown_columns
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.event_time import parse_event_time
 from rekindle.topology.sql.inference import infer_types
-from rekindle.topology.sql.row_wise import SelectReport, SqlReport, check_sql
+from rekindle.topology.sql.row_wise import SelectAnalysis, SqlAnalysis, check_sql
 from rekindle.topology.windows.kind import END, START
 
 
@@ -65,7 +65,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     try:
         schema = ddl_to_schema(node.schema_)
     except InvalidSql as error:
-        problems += [f.at(f"{path}.schema") for f in error.problems]
+        problems += [p.at(f"{path}.schema") for p in error.problems]
         return Stream(None, node.event_time.column if node.event_time else None, node.partitions)
     for field in schema:
         problems += _reserved(field.name, f"{path}.schema")
@@ -80,8 +80,8 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     for kind, given in node.kinds.items():
         if given is not None:
             problems += given.check_columns(schema, event_time, f"{path}.{kind}")
-    lost = "" if event_time else f"source {node.name} has no eventTime"
-    return Stream(schema, event_time, node.partitions, lost)
+    no_event_time = "" if event_time else f"source {node.name} has no eventTime"
+    return Stream(schema, event_time, node.partitions, no_event_time)
 
 
 def _with_added(node: SourceSpec, schema: Schema, path: str, problems: list[Problem]) -> Schema:
@@ -127,7 +127,7 @@ def _check_expression(
     try:
         parse_event_time(event_time.expression or "", schema)
     except InvalidSql as error:
-        yield from (f.at(f"{path}.expression") for f in error.problems)
+        yield from (p.at(f"{path}.expression") for p in error.problems)
 
 
 def check_timestamp(schema: Schema, column: str, path: str) -> list[Problem]:
@@ -149,14 +149,14 @@ def _operator(
     _check_keys(node, inputs, path, problems)
     partitions = _partitions(node, inputs, path, problems)
     if node.sql is not None:
-        report = check_sql(node.sql, {name: s.schema for name, s in inputs.items()})
+        analysis = check_sql(node.sql, {name: s.schema for name, s in inputs.items()})
         if len(inputs) == len(node.inputs):  # else an unknown input has been reported
-            problems += [f.at(f"{path}.sql") for f in report.problems]
-        event_time = _kept_event_time(report, inputs)
-        lost = "" if event_time else _lost_event_time(node.name, report, inputs)
+            problems += [p.at(f"{path}.sql") for p in analysis.problems]
+        event_time = _kept_event_time(analysis, inputs)
+        no_event_time = "" if event_time else _why_no_event_time(node.name, analysis, inputs)
         ends = {s.at_window_end for s in inputs.values()} or {False}
         at_end = ends.pop() if len(ends) == 1 else None
-        return Stream(report.schema, event_time, partitions, lost, at_end)
+        return Stream(analysis.schema, event_time, partitions, no_event_time, at_end)
     if node.window is not None:
         schema = _window(node, node.window, inputs, path, problems)
         return Stream(schema, END, partitions, at_window_end=True)
@@ -167,21 +167,21 @@ def _common(values: list[str | None]) -> str | None:
     return values[0] if values and all(v == values[0] for v in values) else None
 
 
-def _kept_event_time(report: SqlReport, inputs: Mapping[str, Stream]) -> str | None:
+def _kept_event_time(analysis: SqlAnalysis, inputs: Mapping[str, Stream]) -> str | None:
     """The event time of the output: a column that is event time in every SELECT, by its position as
     in UNION ALL. Of several the one with the name of the event time of the first SELECT's input,
     else the first."""
-    if report.schema is None:
+    if analysis.schema is None:
         return _common([s.event_time for s in inputs.values()])
-    places = [_event_time_places(select, inputs[select.input]) for select in report.selects]
-    everywhere = set.intersection(*places) if places else set()
+    positions = [_event_time_positions(select, inputs[select.input]) for select in analysis.selects]
+    everywhere = set.intersection(*positions) if positions else set()
     if not everywhere:
         return None
-    names, first = report.schema.names, inputs[report.selects[0].input].event_time
+    names, first = analysis.schema.names, inputs[analysis.selects[0].input].event_time
     return names[min(everywhere, key=lambda at: (names[at] != first, at))]
 
 
-def _event_time_places(select: SelectReport, stream: Stream) -> set[int]:
+def _event_time_positions(select: SelectAnalysis, stream: Stream) -> set[int]:
     """The positions of a SELECT's output columns that are event time: its TIMESTAMP with the name
     of the input's event time if that is computed, else all copies of the input's event time."""
     if stream.event_time is None:
@@ -193,22 +193,22 @@ def _event_time_places(select: SelectReport, stream: Stream) -> set[int]:
     return copies
 
 
-def _lost_event_time(operator: str, report: SqlReport, inputs: Mapping[str, Stream]) -> str:
+def _why_no_event_time(operator: str, analysis: SqlAnalysis, inputs: Mapping[str, Stream]) -> str:
     """A message about the SELECTs that do not output event time, or not at the same position."""
     for name, stream in inputs.items():
         if stream.event_time is None:
             return stream.no_event_time or f"{name} has none"
-    places: dict[str, None] = {}
-    for select in report.selects:
-        found = _event_time_places(select, inputs[select.input])
+    positions: dict[str, None] = {}
+    for select in analysis.selects:
+        found = _event_time_positions(select, inputs[select.input])
         if not found:
             column = inputs[select.input].event_time
             what = f"does not output {column}, its event time"
             return f"in {operator}, SELECT FROM {select.input} {what}"
         numbers = " and ".join(str(at + 1) for at in sorted(found))
-        places[f"column {numbers} of SELECT FROM {select.input}"] = None
+        positions[f"column {numbers} of SELECT FROM {select.input}"] = None
     what = "UNION ALL matches columns by position, and event time is"
-    return f"in {operator}, {what} {', but '.join(places)}"
+    return f"in {operator}, {what} {', but '.join(positions)}"
 
 
 def _check_keys(
@@ -355,7 +355,7 @@ def _aggregates(
     try:
         items = parse_aggregates(window.aggregate)
     except InvalidSql as error:
-        problems += [f.at(where) for f in error.problems]
+        problems += [p.at(where) for p in error.problems]
         return None
     if schema is None:
         return [Field(item.alias, None) for item in items]
@@ -370,8 +370,8 @@ def _aggregates(
         for i in items
         if i.alias.startswith("__")
     ]
-    found += [f for item in items for f in refused_aggregates(item, schema)]
-    problems += [f.at(where) for f in found]
+    found += [p for item in items for p in type_problems(item, schema)]
+    problems += [p.at(where) for p in found]
     if found:
         return None
     types = infer_types([item.expression for item in items], schema)

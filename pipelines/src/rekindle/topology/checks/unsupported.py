@@ -25,9 +25,9 @@ from rekindle.topology.spec import (
 )
 from rekindle.topology.windows.registry import unsupported_fields
 
-_TENTATIVE = "leave it out: there are no tentative results yet"
-_PER_WINDOW = "leave it out: it belongs to the mode PerWindow"
-_WINDOW = "use size, and slide for windows that overlap"
+_HINT_TENTATIVE = "leave it out: there are no tentative results yet"
+_HINT_PER_WINDOW = "leave it out: only the mode PerWindow uses it, which is not supported yet"
+_HINT_WINDOW = "use size, and slide for windows that overlap"
 
 _UNSUPPORTED_OPERATORS = ("join", "distinct", "python")
 _SUPPORTED_OPERATORS = " or ".join(k for k in OperatorSpec.KINDS if k not in _UNSUPPORTED_OPERATORS)
@@ -35,9 +35,9 @@ _SUPPORTED_OPERATORS = " or ".join(k for k in OperatorSpec.KINDS if k not in _UN
 
 def _unsupported_kinds(spec: type[BaseModel], what: str) -> dict[str, tuple[str, str]]:
     kinds = kinds_of(spec)
-    built = " or ".join(kind for kind, options in kinds.items() if options.connector)
+    supported = " or ".join(kind for kind, options in kinds.items() if options.connector)
     return {
-        kind: (f"a {kind} {what}", f"use {built}")
+        kind: (f"a {kind} {what}", f"use {supported}")
         for kind, options in kinds.items()
         if not options.connector
     }
@@ -60,9 +60,9 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         ),
     },
     AvailabilitySpec: {
-        "delay_fraction": ("a delayFraction other than the default", _TENTATIVE),
-        "during_failure": ("a duringFailure other than the default", _TENTATIVE),
-        "during_stabilization": ("a duringStabilization other than the default", _TENTATIVE),
+        "delay_fraction": ("a delayFraction other than the default", _HINT_TENTATIVE),
+        "during_failure": ("a duringFailure other than the default", _HINT_TENTATIVE),
+        "during_stabilization": ("a duringStabilization other than the default", _HINT_TENTATIVE),
     },
     RecoverySpec: {
         "autoscale": ("autoscale", "leave it out: waiting queries start when capacity returns"),
@@ -79,13 +79,13 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         for kind in _UNSUPPORTED_OPERATORS
     },
     WindowSpec: {
-        field: (f"a window by {WindowSpec.name_of(field)}", _WINDOW)
+        field: (f"a window by {WindowSpec.name_of(field)}", _HINT_WINDOW)
         for field in unsupported_fields()
     },
     OperatorCheckpointSpec: {
         "mode": ("checkpoint mode PerWindow", "use Global, or leave it out"),
-        "load_target": ("loadTarget", _PER_WINDOW),
-        "replay_target": ("replayTarget", _PER_WINDOW),
+        "load_target": ("loadTarget", _HINT_PER_WINDOW),
+        "replay_target": ("replayTarget", _HINT_PER_WINDOW),
     },
     SinkSpec: _unsupported_kinds(SinkSpec, "sink"),
 }

@@ -16,12 +16,12 @@ import fsspec
 
 from rekindle.errors import Problem
 from rekindle.names import TASK_CONTAINER, VOLUME_MOUNT
-from rekindle.objects import CONDITIONAL
+from rekindle.objects import CREATE_IF_ABSENT_PROTOCOLS
 from rekindle.topology.problems import did_you_mean
 from rekindle.topology.spec import TopologySpec
 
 _ON_DISK = ("file", "local")
-_CREATE_IF_ABSENT = frozenset(_ON_DISK) | CONDITIONAL
+_CREATE_IF_ABSENT = frozenset(_ON_DISK) | CREATE_IF_ABSENT_PROTOCOLS
 _COMMON = ("file", "s3", "gs", "abfs", "https")
 _STORE = "spec.checkpoint.store"
 _OF_ONE_POD = frozenset(
@@ -47,9 +47,9 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
     mounts = _mounts(spec)
     taken: dict[str, str] = {}
     for path, url in urls:
-        lacks = "cannot create an object only if it is absent"
-        yield from _url(
-            url, path, _CREATE_IF_ABSENT, lacks, skip_cluster_checks=skip_cluster_checks
+        why_not = "cannot create an object only if it is absent"
+        yield from _check_url(
+            url, path, _CREATE_IF_ABSENT, why_not, skip_cluster_checks=skip_cluster_checks
         )
         key = url.rstrip("/")
         if key in taken:
@@ -57,9 +57,9 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
             yield Problem(path, "SharedPlace", what, "give each its own directory")
         taken.setdefault(key, path)
         if not skip_cluster_checks:
-            yield from _on_a_volume(url, path, spec.checkpoint.volume, mounts)
+            yield from _check_is_on_volume(url, path, spec.checkpoint.volume, mounts)
     # With _CREATE_IF_ABSENT, because fsspec lists some of these only if their driver is installed.
-    known, lacks = (
+    known, why_not = (
         _CREATE_IF_ABSENT.union(fsspec.available_protocols()),
         "is not a scheme that can be read",
     )
@@ -67,25 +67,25 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
         for kind, given in source.kinds.items():
             if given is not None and given.input_url is not None:
                 where = f"spec.sources[{at}].{kind}.url"
-                yield from _url(
-                    given.input_url, where, known, lacks, skip_cluster_checks=skip_cluster_checks
+                yield from _check_url(
+                    given.input_url, where, known, why_not, skip_cluster_checks=skip_cluster_checks
                 )
 
 
-def _on_a_volume(
+def _check_is_on_volume(
     url: str, path: str, claim: str | None, mounts: Mapping[str, _Disk]
 ) -> Iterator[Problem]:
-    scheme, _, place = url.partition("://")
-    if scheme not in _ON_DISK or not place.startswith("/"):
+    scheme, _, disk_path = url.partition("://")
+    if scheme not in _ON_DISK or not disk_path.startswith("/"):
         return
-    place = _normalized(place)
-    disk = _disk_at(place, mounts)
+    disk_path = _normalized(disk_path)
+    disk = _disk_at(disk_path, mounts)
     if disk is _Disk.CLAIM or (disk is _Disk.OTHER_VOLUME and path != _STORE):
         return
-    moved = f"write file://{posixpath.join(VOLUME_MOUNT, place.lstrip('/'))}"
+    moved = f"write file://{posixpath.join(VOLUME_MOUNT, disk_path.lstrip('/'))}"
     if not claim:
         what = f"{url} is on a node's disk, and is lost with the node"
-        also = "" if _is_below(place, VOLUME_MOUNT) else f" and {moved}"
+        also = "" if _is_below(disk_path, VOLUME_MOUNT) else f" and {moved}"
         named = f"name a shared volume (an RWX claim) in spec.checkpoint.volume{also}"
         hint = f"{named}, or use s3://..."
     else:
@@ -116,21 +116,21 @@ def _mappings(parent: object, field: str) -> list[Mapping[str, Any]]:
     return [i for i in items if isinstance(i, Mapping)] if isinstance(items, list) else []
 
 
-def _disk_at(place: str, mounts: Mapping[str, _Disk]) -> _Disk:
-    around = [path for path in mounts if _is_below(place, path)]
-    return mounts[max(around, key=len)] if around else _Disk.OF_THE_POD
+def _disk_at(disk_path: str, mounts: Mapping[str, _Disk]) -> _Disk:
+    mounts_above = [path for path in mounts if _is_below(disk_path, path)]
+    return mounts[max(mounts_above, key=len)] if mounts_above else _Disk.OF_THE_POD
 
 
-def _is_below(place: str, directory: str) -> bool:
-    return posixpath.commonpath([place, directory]) == directory
+def _is_below(disk_path: str, directory: str) -> bool:
+    return posixpath.commonpath([disk_path, directory]) == directory
 
 
 def _normalized(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
-def _url(
-    url: str, path: str, schemes: Collection[str], lacks: str, *, skip_cluster_checks: bool
+def _check_url(
+    url: str, path: str, schemes: Collection[str], why_not: str, *, skip_cluster_checks: bool
 ) -> Iterator[Problem]:
     """Schemes are case-sensitive, as in fsspec. Whether a driver is installed is not checked: that
     depends on the image of the tasks."""
@@ -143,7 +143,7 @@ def _url(
     if scheme in possible:
         return
     if scheme in schemes:
-        lacks = "is the memory of one process, which other tasks do not see"
+        why_not = "is the memory of one process, which other tasks do not see"
     common = [s for s in _COMMON if s in possible]
     hint = did_you_mean(scheme, possible) or f"use for instance {', '.join(common)}"
-    yield Problem(path, "InvalidUrl", f"{scheme}:// {lacks}", hint)
+    yield Problem(path, "InvalidUrl", f"{scheme}:// {why_not}", hint)

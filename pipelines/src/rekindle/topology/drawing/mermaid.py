@@ -35,11 +35,11 @@ def _lines(topology: Topology) -> Iterator[str]:
         label = f"<b>{_escaped(query.name)}</b><br/>priority {query.priority}"
         yield f'    q{n}(["{label}"]):::query'
     for segment in topology.segments:
-        for stream in segment.inputs:
-            start = ids[topology.producer(stream.stream).id]
-            yield f'    {start} -->|"{_escaped(describe_exchange(stream))}"| {ids[segment.id]}'
+        for consumed in segment.inputs:
+            start = ids[topology.producer(consumed.stream).id]
+            yield f'    {start} -->|"{_escaped(describe_exchange(consumed))}"| {ids[segment.id]}'
     for n, query in enumerate(topology.spec.queries):
-        yield f"    {ids[topology.queried(query).id]} --> q{n}"
+        yield f"    {ids[topology.queried_segment(query).id]} --> q{n}"
     for kind, style in _STYLES.items():
         yield f"    classDef {kind} {style}"
 

@@ -53,7 +53,8 @@ def describe_node(node: Node) -> str:
     """What a source reads or an operator does: `24h every 6h by origin: count(*) AS flights`."""
     spec = node.spec
     if isinstance(spec, SourceSpec):
-        description = spec.kind[1].describe()
+        _, options = spec.kind
+        description = options.describe()
         return f"{description}, event time {node.event_time}" if node.event_time else description
     match spec.definition:
         case str() as sql:
@@ -94,5 +95,5 @@ def _totals(topology: Topology) -> Iterator[str]:
     memory = sum(s.resources.memory * n for s, n in counts)
     yield f"{tasks} tasks in {len(counts)} segments request {describe_resources(cpu, memory)}"
     for query in sorted(topology.spec.queries, key=lambda q: -q.priority):
-        needs = [s.name for s in topology.ancestry(query)]
+        needs = [s.name for s in topology.needed_segments(query)]
         yield f"query {query.name} (priority {query.priority}) needs {', '.join(needs)}"

@@ -56,11 +56,11 @@ _UINT64_END = 2**64
 _EXACT_INTEGERS = {Scalar.DOUBLE: 2**53, Scalar.FLOAT: 2**24}
 """The largest integers up to which a floating type has them all."""
 _BIGINT_DIGITS = 19
-_TAKE_BOOLEANS = (Scalar.BOOLEAN, Scalar.STRING, *INTEGER_BITS, *_EXACT_INTEGERS)
+_TYPES_OF_BOOLEANS = (Scalar.BOOLEAN, Scalar.STRING, *INTEGER_BITS, *_EXACT_INTEGERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class SequenceColumn:
     start: int
     step: int
 
@@ -121,7 +121,16 @@ class OrNull:
 
 
 Column = (
-    Sequence | Timestamps | Integers | Uniform | Normal | Booleans | Choice | Cycle | Keys | OrNull
+    SequenceColumn
+    | Timestamps
+    | Integers
+    | Uniform
+    | Normal
+    | Booleans
+    | Choice
+    | Cycle
+    | Keys
+    | OrNull
 )
 
 
@@ -130,9 +139,10 @@ def parse_column(text: str, kind: DataType | None) -> Column:
     try:
         return _column(parse_expression(text), kind)
     except ExpressionError as error:
-        raise ExpressionError(str(error), error.hint or suitable(kind)) from error
+        raise ExpressionError(str(error), error.hint or expression_hint(kind)) from error
     except (OverflowError, ValueError) as error:
-        raise ExpressionError(f"does not give {type_to_ddl(kind)}", suitable(kind)) from error
+        what = f"does not give {type_to_ddl(kind)}"
+        raise ExpressionError(what, expression_hint(kind)) from error
 
 
 def event_start(text: str) -> int:
@@ -146,7 +156,7 @@ def event_start(text: str) -> int:
     return _start_us(call)
 
 
-def suitable(kind: DataType | None) -> str:
+def expression_hint(kind: DataType | None) -> str:
     """A hint with expressions of a type."""
     if is_nested(kind):
         return "the generator has no arrays and structs; build them with a sql operator"
@@ -172,7 +182,7 @@ def _column(call: Call, kind: DataType | None) -> Column:
             _require_number(call, kind)
             _require_bigints(start, step)
             _require_integer_of(kind, start)
-            return Sequence(start, step)
+            return SequenceColumn(start, step)
         case "timestamp":
             return _timestamps(call, kind)
         case "integer":
@@ -195,7 +205,7 @@ def _column(call: Call, kind: DataType | None) -> Column:
             return Normal(mean, sd)
         case "boolean":
             below = _threshold(call.numbers(None)[0])
-            if kind not in _TAKE_BOOLEANS:
+            if kind not in _TYPES_OF_BOOLEANS:
                 raise ValueError("true is no value of this type")
             return Booleans(below)
         case "choice":

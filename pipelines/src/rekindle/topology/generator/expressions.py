@@ -65,7 +65,7 @@ class Call:
 
     def integers(self, *defaults: int | None) -> list[int]:
         """All arguments as integers; None means that the argument is required."""
-        self._expect(len(defaults))
+        self._require_at_most(len(defaults))
         given = range(len(self.arguments))
         return [
             self.integer(i) if i in given or default is None else default
@@ -74,16 +74,16 @@ class Call:
 
     def numbers(self, *defaults: float | None) -> list[float]:
         """All arguments as doubles; None means that the argument is required."""
-        self._expect(len(defaults))
+        self._require_at_most(len(defaults))
         given = range(len(self.arguments))
         return [
             self.number(i) if i in given or default is None else default
             for i, default in enumerate(defaults)
         ]
 
-    def _expect(self, most: int) -> None:
-        if len(self.arguments) > most:
-            raise ExpressionError(f"{self.name} takes at most {most} arguments")
+    def _require_at_most(self, limit: int) -> None:
+        if len(self.arguments) > limit:
+            raise ExpressionError(f"{self.name} takes at most {limit} arguments")
 
 
 def parse_expression(text: str) -> Call:
@@ -101,7 +101,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ExpressionError(f"{text!r} has an open quote")
+            raise ExpressionError(f"{text!r} has an unclosed quote")
         kind = match.lastgroup or ""
         value = match[kind]
         if kind == "quoted":

@@ -26,7 +26,7 @@ class Spec(BaseModel):
         allow_inf_nan=False,
     )
 
-    other_names: ClassVar[Mapping[str, str]] = {}
+    wrong_field_names: ClassVar[Mapping[str, str]] = {}
     """Wrong names that users may write -> the right field name, for a hint."""
 
     @classmethod
@@ -57,10 +57,11 @@ class SourceOptions(Spec):
 
     @property
     def replay_speed(self) -> tuple[str, float] | None:
-        """The field that says how fast it is replayed, and its value; None if it is not."""
+        """The field that sets how fast its rows come, and its value; None if they come as they
+        are read."""
         return None
 
-    def reading(self, url: str) -> Self:
+    def with_url(self, url: str) -> Self:
         """A copy of this source that reads another URL."""
         return self.model_copy(update={"url": url})
 

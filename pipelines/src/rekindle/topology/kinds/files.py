@@ -43,7 +43,7 @@ class FilesSourceSpec(SourceOptions):
     connector: ClassVar[str | None] = "files_source:open_source"
     has_raw_columns: ClassVar[bool] = True
     can_be_partitioned: ClassVar[bool] = True
-    other_names: ClassVar[Mapping[str, str]] = {
+    wrong_field_names: ClassVar[Mapping[str, str]] = {
         "sep": "delimiter",
         "separator": "delimiter",
         "charset": "encoding",

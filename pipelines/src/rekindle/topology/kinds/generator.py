@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from rekindle.errors import Problem
-from rekindle.topology.generator.columns import event_start, parse_column, suitable
+from rekindle.topology.generator.columns import event_start, expression_hint, parse_column
 from rekindle.topology.generator.expressions import ExpressionError
 from rekindle.topology.kinds.base import SourceOptions
 from rekindle.topology.problems import nearest
@@ -47,13 +47,13 @@ class GeneratorSourceSpec(SourceOptions):
         missing = [c for c in names if c not in self.columns]
         if missing:
             what = f"column {missing[0]} of the schema has no expression"
-            yield Problem(where, "Missing", what, suitable(schema.field(missing[0]).type))
+            yield Problem(where, "Missing", what, expression_hint(schema.field(missing[0]).type))
         for field in (f for f in schema if f.name in self.columns):
             text = self.columns[field.name]
             try:
                 parse_column(text, field.type)
                 if field.name == event_time:
-                    event_start(text)
+                    event_start(text)  # raises ExpressionError if it is not a timestamp
             except ExpressionError as error:
                 at, what = f"{where}[{field.name}]", _with_text(text, str(error))
                 yield Problem(at, "InvalidExpression", what, error.hint)

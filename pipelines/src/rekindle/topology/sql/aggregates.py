@@ -30,7 +30,7 @@ from rekindle.topology.schema import (
 from rekindle.topology.sql import functions
 from rekindle.topology.sql.casts_without_date import check_dates
 from rekindle.topology.sql.ddl import hint_for
-from rekindle.topology.sql.inference import infer_types, refused_type
+from rekindle.topology.sql.inference import infer_types, unsupported_type
 from rekindle.topology.sql.tokens import (
     DIALECT,
     MAX_DEPTH,
@@ -72,10 +72,10 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """`finals` are (output column, SQL over the partials' names)."""
+    """`outputs` are (output column, SQL over the partials' names)."""
 
     partials: tuple[Partial, ...]
-    finals: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
 
 
 def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
@@ -106,20 +106,20 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
     return tuple(items)
 
 
-def added_values(text: str) -> tuple[tuple[str, str], ...]:
+def summed_arguments(text: str) -> tuple[tuple[str, str], ...]:
     """The calls of sum and avg in an aggregate list, each with the SQL of its argument."""
     calls = (c for item in parse_aggregates(text) for c in _outermost_calls(item.expression))
-    summed = ((call, _summed(call)) for call in calls)
+    summed = ((call, _argument_of_sum(call)) for call in calls)
     return tuple((_sql(call), _sql(added)) for call, added in summed if added is not None)
 
 
-def refused_aggregates(item: Aggregate, columns: Iterable[Field]) -> list[Problem]:
+def type_problems(item: Aggregate, columns: Iterable[Field]) -> list[Problem]:
     """Problems of types that are known not to be supported; the engine finds the others."""
     fields = list(columns)
     found = [
         not_a_number(_sql(call), type_to_ddl(kind))
         for call in _outermost_calls(item.expression)
-        if (argument := _summed(call)) is not None
+        if (argument := _argument_of_sum(call)) is not None
         for kind in infer_types([argument], fields)
         if kind is not None and not can_be_summed(kind)
     ]
@@ -132,11 +132,11 @@ def refused_aggregates(item: Aggregate, columns: Iterable[Field]) -> list[Proble
             "compare a field or an element of it",
         )
         for call in _outermost_calls(item.expression)
-        if (argument := _compared(call)) is not None
+        if (argument := _argument_of_min_max(call)) is not None
         for kind in infer_types([argument], fields)
         if kind is not None and is_nested(kind)
     ]
-    name = refused_type(item.expression, fields)
+    name = unsupported_type(item.expression, fields)
     if name is not None and not found:
         what = f"{item.sql} has the type {name}, which is not supported yet"
         found.append(Problem("", NOT_SUPPORTED_YET, what, hint_for(name)))
@@ -155,20 +155,20 @@ def can_be_summed(kind: DataType | None) -> bool:
     return is_integer(kind) or is_floating(kind) or isinstance(kind, Decimal)
 
 
-def _summed(call: exp.Expr) -> exp.Expr | None:
+def _argument_of_sum(call: exp.Expr) -> exp.Expr | None:
     """The argument of a call of sum or avg; None for others."""
     inner = call.this if isinstance(call, exp.Filter) else call
     return _argument(inner) if _name(inner) in ("sum", "avg") else None
 
 
-def _compared(call: exp.Expr) -> exp.Expr | None:
+def _argument_of_min_max(call: exp.Expr) -> exp.Expr | None:
     """The argument of a call of min or max; None for others."""
     inner = call.this if isinstance(call, exp.Filter) else call
     return _argument(inner) if _name(inner) in ("min", "max") else None
 
 
 def decompose(aggregates: str | Sequence[Aggregate]) -> Decomposition:
-    """Partials and finals of an aggregate list. Equal calls share their partials."""
+    """Partials and outputs of an aggregate list. Equal calls share their partials."""
     items = parse_aggregates(aggregates) if isinstance(aggregates, str) else tuple(aggregates)
     names: dict[tuple[str, Merge], str] = {}
 
@@ -176,9 +176,9 @@ def decompose(aggregates: str | Sequence[Aggregate]) -> Decomposition:
         key = (_sql(call), merge)
         return exp.column(names.setdefault(key, partial_name(*key)))
 
-    finals = tuple((i.alias, _sql(_replace_calls(i.expression.copy(), partial))) for i in items)
+    outputs = tuple((i.alias, _sql(_replace_calls(i.expression.copy(), partial))) for i in items)
     return Decomposition(
-        tuple(Partial(name, sql, merge) for (sql, merge), name in names.items()), finals
+        tuple(Partial(name, sql, merge) for (sql, merge), name in names.items()), outputs
     )
 
 
@@ -193,7 +193,7 @@ _PartialOf = Callable[[exp.Expr, Merge], exp.Expr]
 def _replace_calls(tree: exp.Expr, partial: _PartialOf) -> exp.Expr:
     """`tree` with each outermost aggregate call replaced by an expression over partials."""
     if _is_call(tree):
-        return _final(tree, partial)
+        return _output_expression(tree, partial)
     for child in list(tree.iter_expressions()):
         replaced = _replace_calls(child, partial)
         if replaced is not child:
@@ -201,7 +201,7 @@ def _replace_calls(tree: exp.Expr, partial: _PartialOf) -> exp.Expr:
     return tree
 
 
-def _final(call: exp.Expr, partial: _PartialOf) -> exp.Expr:
+def _output_expression(call: exp.Expr, partial: _PartialOf) -> exp.Expr:
     where = call.args["expression"] if isinstance(call, exp.Filter) else None
     inner = call.this if where is not None else call
 
@@ -291,8 +291,8 @@ def _check_item(item: exp.Expr) -> list[Problem]:
     for kind, what in (
         (exp.Window, "analytic functions (OVER)"),
         (exp.Query, "subqueries"),
-        (exp.UDTF, "generators"),
-        (exp.Explode, "generators"),
+        (exp.UDTF, "table-generating functions (explode)"),
+        (exp.Explode, "table-generating functions (explode)"),
     ):
         if tree.find(kind):
             return [Problem("", "InvalidAggregate", f"{_sql(tree)}: {what} cannot be used here")]

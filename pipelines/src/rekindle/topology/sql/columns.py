@@ -21,7 +21,12 @@ from rekindle.topology.schema import Array, DataType, Field, Scalar, Schema, Str
 from rekindle.topology.sql.casts_without_date import may_lack_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.functions import WITHOUT_PARENTHESES
-from rekindle.topology.sql.inference import infer_types, is_large, is_timestamp, refused_type
+from rekindle.topology.sql.inference import (
+    infer_types,
+    is_timestamp,
+    is_too_large_to_infer,
+    unsupported_type,
+)
 from rekindle.topology.sql.tokens import DIALECT, MAX_UNKNOWN
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
@@ -170,7 +175,7 @@ def output_columns(
         if columns is None:
             problems.append(_no_name(item.unalias()))
             return None
-        problems += _refused_types(item, visible)
+        problems += _unsupported_types(item, visible)
         fields += columns
         if len(fields) > MAX_COLUMNS:
             what = f"a SELECT has more than {MAX_COLUMNS} columns"
@@ -221,11 +226,11 @@ def _no_name(item: exp.Expr) -> Problem:
     return Problem("", "MissingAlias", f"{text} has no name", f"write {text} AS {names}")
 
 
-def _refused_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]:
+def _unsupported_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]:
     """Problems of a type that is known not to be supported; the engine finds the others."""
     if item.is_star or isinstance(item, exp.Aliases) or _generated_names(item.unalias()):
         return []
-    kind = refused_type(_with_names_of(item.unalias(), visible), visible.columns)
+    kind = unsupported_type(_with_names_of(item.unalias(), visible), visible.columns)
     if kind is None:
         return []
     text = item.unalias().sql(dialect=DIALECT)
@@ -286,7 +291,7 @@ def _type_of(item: exp.Expr, visible: VisibleColumns) -> DataType | None:
         return Scalar.BOOLEAN
     if isinstance(tree, exp.Literal) and tree.is_string:
         return Scalar.STRING
-    if is_large(tree):
+    if is_too_large_to_infer(tree):
         return None
     return infer_types([_with_names_of(tree, visible)], visible.columns)[0]
 

@@ -35,7 +35,7 @@ _SIMPLE = {
     "binary": Scalar.BINARY,
 }
 _DECIMAL = frozenset({"decimal", "dec", "numeric"})
-_NOT_YET = {
+_UNSUPPORTED_TYPE_HINTS = {
     "map": "use ARRAY<STRUCT<key: ..., value: ...>>, which map_entries() gives",
     "timestamp_ntz": "use TIMESTAMP",
     "varchar": "use STRING",
@@ -72,17 +72,18 @@ class _Token:
 
 def hint_for(kind: str) -> str:
     """What to use instead of an unsupported type, given Spark's name of it."""
-    return next((hint for name, hint in _NOT_YET.items() if kind.lower().startswith(name)), "")
+    hints = _UNSUPPORTED_TYPE_HINTS.items()
+    return next((hint for name, hint in hints if kind.lower().startswith(name)), "")
 
 
 def ddl_to_schema(ddl: str) -> Schema:
     """`"origin STRING, delay DOUBLE"` -> schema; raises InvalidSql with the position in the
     text."""
-    reader = _Reader(ddl)
-    fields = [reader.field()]
-    while reader.take(","):
-        fields.append(reader.field())
-    reader.end()
+    parser = _Parser(ddl)
+    fields = [parser.field()]
+    while parser.take(","):
+        fields.append(parser.field())
+    parser.end()
     lower = [f.name.lower() for f in fields]
     twice = [f.name for f in fields if lower.count(f.name.lower()) > 1]
     if twice:
@@ -90,7 +91,7 @@ def ddl_to_schema(ddl: str) -> Schema:
     return Schema(tuple(fields))
 
 
-class _Reader:
+class _Parser:
     """Recursive descent over the tokens of one DDL text."""
 
     def __init__(self, ddl: str) -> None:
@@ -165,14 +166,14 @@ class _Reader:
             return self._decimal()
         if name in ("array", "struct"):
             return self._nested(name, token.column)
-        if name in _NOT_YET:
+        if name in _UNSUPPORTED_TYPE_HINTS:
             what = f"the type {token.text} at column {token.column} is not supported yet"
-            raise InvalidSql([Problem("", NOT_SUPPORTED_YET, what, _NOT_YET[name])])
-        known = nearest(name, [t.upper() for t in (*_SIMPLE, "decimal", "array", "struct")])
+            raise InvalidSql([Problem("", NOT_SUPPORTED_YET, what, _UNSUPPORTED_TYPE_HINTS[name])])
+        hint = nearest(name, [t.upper() for t in (*_SIMPLE, "decimal", "array", "struct")])
         if name in _TYPE_SYNONYMS:
-            known = f"use {_TYPE_SYNONYMS[name]}"
+            hint = f"use {_TYPE_SYNONYMS[name]}"
         what = f"unknown type {token.text} at column {token.column}"
-        raise InvalidSql([Problem("", "InvalidSchema", what, known)])
+        raise InvalidSql([Problem("", "InvalidSchema", what, hint)])
 
     def _nested(self, name: str, column: int) -> DataType:
         if self._depth == _MAX_DEPTH:

@@ -30,8 +30,12 @@ from rekindle.topology.schema import (
 )
 from rekindle.topology.sql.time_formats import TimeFormat, parse_format
 
-UNITS = {"timestamp_seconds": 1_000_000, "timestamp_millis": 1_000, "timestamp_micros": 1}
-_FUNCTIONS = ("to_timestamp", "to_utc_timestamp", *UNITS, "concat")
+_UNIT_US_BY_FUNCTION = {
+    "timestamp_seconds": 1_000_000,
+    "timestamp_millis": 1_000,
+    "timestamp_micros": 1,
+}
+_FUNCTIONS = ("to_timestamp", "to_utc_timestamp", *_UNIT_US_BY_FUNCTION, "concat")
 _HINT = "write it like to_timestamp(started, 'dd/MM/yyyy HH:mm') or timestamp_millis(ms)"
 _TOKEN = re.compile(
     r"\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_]*)|`(?P<name>(?:[^`]|``)+)`|'(?P<text>(?:[^']|'')*)'"
@@ -39,7 +43,7 @@ _TOKEN = re.compile(
 )
 _CALL = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*\(")
 _QUOTED = re.compile(r"'[^']*'|`[^`]*`")
-_OF_PARTS = ("make_timestamp", "make_date", "make_timestamp_ltz")
+_FUNCTIONS_OF_PARTS = ("make_timestamp", "make_date", "make_timestamp_ltz")
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*")
 _OFFSET = re.compile(r"(?P<sign>[+-])(?P<hours>\d{2}):(?P<minutes>\d{2})")
 
@@ -69,7 +73,7 @@ class Concat:
 
 
 @dataclass(frozen=True, slots=True)
-class SinceEpoch:
+class UnixTime:
     """A time as number of units of `unit_us` microseconds since 1970, UTC."""
 
     number: Column
@@ -96,7 +100,7 @@ class LocalTime:
     type: DataType = Scalar.TIMESTAMP
 
 
-Expression = Column | Text | Concat | SinceEpoch | ParsedTime | LocalTime
+Expression = Column | Text | Concat | UnixTime | ParsedTime | LocalTime
 
 
 def columns_of(expression: Expression | None) -> set[str]:
@@ -106,7 +110,7 @@ def columns_of(expression: Expression | None) -> set[str]:
             return {name}
         case Concat(parts):
             return set().union(*map(columns_of, parts))
-        case SinceEpoch(inner) | ParsedTime(inner) | LocalTime(inner):
+        case UnixTime(inner) | ParsedTime(inner) | LocalTime(inner):
             return columns_of(inner)
         case Text() | None:
             return set()
@@ -141,7 +145,7 @@ def _refuse(message: str, hint: str = _HINT) -> NoReturn:
 def _require_known(function: str) -> None:
     if function == "cast":
         _refuse("CAST cannot be used for event time", "write to_timestamp(column)")
-    if function in _OF_PARTS:
+    if function in _FUNCTIONS_OF_PARTS:
         what = f"the function {function} cannot be used for event time"
         hint = "join the columns: to_timestamp(concat(year, '-', month, '-', day), 'yyyy-M-d')"
         raise InvalidSql([Problem("", "UnknownFunction", what, hint)])
@@ -219,8 +223,8 @@ class _Parser:
 
     def _column(self, name: str) -> Column:
         if name not in self._schema.names:
-            known = nearest(name, self._schema.names)
-            raise InvalidSql([Problem("", "UnknownColumn", f"unknown column {name}", known)])
+            hint = nearest(name, self._schema.names)
+            raise InvalidSql([Problem("", "UnknownColumn", f"unknown column {name}", hint)])
         return Column(name, self._schema.field(name).type)
 
     def _call(self, name: str) -> Expression:
@@ -231,8 +235,8 @@ class _Parser:
         self._expect(")")
         if name == "concat":
             return _concat(arguments)
-        if name in UNITS:
-            return _since_epoch(name, arguments)
+        if name in _UNIT_US_BY_FUNCTION:
+            return _unix_time(name, arguments)
         return _to_timestamp(arguments) if name == "to_timestamp" else _local(arguments)
 
 
@@ -246,7 +250,7 @@ def _concat(parts: Sequence[Expression]) -> Concat:
     return Concat(tuple(parts))
 
 
-def _since_epoch(name: str, arguments: Sequence[Expression]) -> SinceEpoch:
+def _unix_time(name: str, arguments: Sequence[Expression]) -> UnixTime:
     number = arguments[0]
     if len(arguments) != 1 or not isinstance(number, Column):
         _refuse(f"{name} takes one column", f"write it like {name}(column)")
@@ -254,7 +258,7 @@ def _since_epoch(name: str, arguments: Sequence[Expression]) -> SinceEpoch:
     if not (real or is_integer(number.type)):
         what = f"{number.name} is {type_to_ddl(number.type)}, and {name} takes a whole number"
         _refuse(what, "declare the column BIGINT in the schema")
-    return SinceEpoch(number, UNITS[name])
+    return UnixTime(number, _UNIT_US_BY_FUNCTION[name])
 
 
 def _to_timestamp(arguments: Sequence[Expression]) -> ParsedTime:
@@ -296,8 +300,8 @@ def _zone(name: str) -> dt.tzinfo:
         with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as rules:
             return zoneinfo.ZoneInfo.from_file(rules, key=name)
     except (ValueError, OSError):
-        known = did_you_mean(name, zoneinfo.available_timezones())
-        _refuse(f"unknown time zone {name!r}", known or "write it like Europe/Paris or +02:00")
+        hint = did_you_mean(name, zoneinfo.available_timezones())
+        _refuse(f"unknown time zone {name!r}", hint or "write it like Europe/Paris or +02:00")
 
 
 def _shown(part: Expression) -> str:

@@ -57,7 +57,7 @@ def infer_types(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> li
     return [_type_of(item) for item in _annotated(expressions, columns)]
 
 
-def refused_type(expression: exp.Expr, columns: Iterable[Field]) -> str | None:
+def unsupported_type(expression: exp.Expr, columns: Iterable[Field]) -> str | None:
     """The name of an expression's type if it is known to be unsupported; None otherwise."""
     (item,) = _annotated([expression], columns)
     tree = _innermost_of_same_type(item.unalias())
@@ -93,7 +93,7 @@ def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> lis
     fields = list(columns)
     items = [e.copy() for e in expressions]
     select = exp.Select(
-        expressions=[item for item in items if not is_large(item)],
+        expressions=[item for item in items if not is_too_large_to_infer(item)],
         from_=exp.From(this=exp.Table(this=exp.to_identifier(_TABLE))),
     )
     used: dict[str, list[exp.Column]] = {}
@@ -115,7 +115,7 @@ def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> lis
         with contextlib.suppress(SqlglotError, ValueError, KeyError):
             annotate_types(select, schema=schema, dialect=DIALECT)
     found = iter(select.expressions)
-    return [item if is_large(item) else next(found) for item in items]
+    return [item if is_too_large_to_infer(item) else next(found) for item in items]
 
 
 @functools.lru_cache(maxsize=256)
@@ -126,7 +126,7 @@ def _sqlglot_type(kind: DataType) -> exp.DataType:
     return normalized
 
 
-def is_large(tree: exp.Expr) -> bool:
+def is_too_large_to_infer(tree: exp.Expr) -> bool:
     """Whether types of parts of it are not inferred."""
     return next(islice(tree.walk(), _MAX_NODES, None), None) is not None
 

@@ -54,7 +54,7 @@ _ALLOWED = frozenset({"expressions", "from", "where", "laterals"})
 
 
 @dataclass(frozen=True, slots=True)
-class SelectReport:
+class SelectAnalysis:
     """One SELECT of an operator's SQL: the name of its input, its own output columns, and for each
     of them the input column that it copies, None if it is computed."""
 
@@ -64,7 +64,7 @@ class SelectReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SqlReport:
+class SqlAnalysis:
     """Inputs and output of an operator's SQL. `schema` is None if `problems` make it unknown; its
     names are right, its types may be unknown (`rekindle.topology.sql.inference`). `selects`: the
     SELECTs whose columns are known, left to right."""
@@ -72,20 +72,20 @@ class SqlReport:
     problems: tuple[Problem, ...]
     reads: tuple[str, ...]
     schema: Schema | None
-    selects: tuple[SelectReport, ...] = ()
+    selects: tuple[SelectAnalysis, ...] = ()
 
 
-def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlReport:
+def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlAnalysis:
     """Check `sql` over inputs by name; columns of an input of schema None are not checked."""
     try:
         tree = parse(sql)
     except InvalidSql as error:
-        return SqlReport(_with_quotes(error.problems, sql, inputs), (), None)
+        return SqlAnalysis(_with_quotes(error.problems, sql, inputs), (), None)
     columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
     problems = _check_calls(sql) + check_functions(sql, tree, columns) + check_dates(sql, tree)
     reads: list[str] = []
     outputs: list[list[Field] | None] = []
-    selects: list[SelectReport] = []
+    selects: list[SelectAnalysis] = []
     for branch in _branches(tree, problems):
         problems += _check_clauses(branch)
         name = _input_of(branch, inputs, problems)
@@ -102,12 +102,12 @@ def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlReport:
             if found is not None:
                 outputs[-1] = found
                 copies = tuple(copied_columns(branch, visible))
-                selects.append(SelectReport(name, tuple(found), copies))
+                selects.append(SelectAnalysis(name, tuple(found), copies))
     unread = [name for name in inputs if name not in reads]
-    if unread and all(f.reason != "InvalidFrom" for f in problems):
+    if unread and all(p.reason != "InvalidFrom" for p in problems):
         problems.append(_unread(unread[0], reads))
     result = _union(outputs, problems)
-    return SqlReport(tuple(dict.fromkeys(problems)), tuple(reads), result, tuple(selects))
+    return SqlAnalysis(tuple(dict.fromkeys(problems)), tuple(reads), result, tuple(selects))
 
 
 def _with_quotes(

@@ -68,7 +68,7 @@ def parse(sql: str) -> exp.Expr:
     if len(statements) != 1:
         what = "is empty" if not statements else "has more than one statement"
         raise InvalidSql([Problem("", "SqlDoesNotParse", what, "write exactly one SELECT")])
-    _refuse_dangling_commas(sql)
+    _refuse_trailing_commas(sql)
     if depth(statements[0], chains=False) > MAX_DEPTH:
         raise InvalidSql([too_deep()])
     return statements[0]
@@ -92,7 +92,7 @@ def too_deep() -> Problem:
     return Problem("", TOO_DEEP, "expressions are nested too deep", hint)
 
 
-def _refuse_dangling_commas(sql: str) -> None:
+def _refuse_trailing_commas(sql: str) -> None:
     """sqlglot accepts `SELECT a, FROM t`; Spark does not."""
     tokens = tokenize(sql)
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):
@@ -226,11 +226,11 @@ def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Pr
     found += [
         _non_deterministic(f"'{text}' as a point in time") for text in texts if is_clock(text)
     ]
-    found += [_without_length(text) for text in _lengths(sql)]
+    found += [_length_problem(text) for text in _types_with_length(sql)]
     return list(dict.fromkeys(found))
 
 
-def _lengths(sql: str) -> Iterator[str]:
+def _types_with_length(sql: str) -> Iterator[str]:
     """Types with a length that Spark ignores in a CAST, like VARCHAR(5)."""
     tokens = tokenize(sql)
     for at in range(1, len(tokens) - 2):
@@ -240,7 +240,7 @@ def _lengths(sql: str) -> Iterator[str]:
             yield f"{tokens[at].text.upper()}({tokens[at + 2].text})"
 
 
-def _without_length(text: str) -> Problem:
+def _length_problem(text: str) -> Problem:
     what = f"the type {text} is not supported yet: Spark would neither truncate nor pad the string"
     return Problem("", NOT_SUPPORTED_YET, what, "use STRING, with left(text, n) or rpad(text, n)")
 

@@ -28,10 +28,10 @@ class HoppingWindows:
         return size if self.size_us == self.slide_us else f"{size} every {slide}"
 
 
-class Hopping:
+class HoppingKind:
     """`size`, and `slide` for windows that overlap."""
 
-    options = ("slide",)
+    further_fields = ("slide",)
 
     def check(self, window: WindowSpec, path: str) -> Iterator[Problem]:
         for field, value in (("size", window.size), ("slide", window.slide)):

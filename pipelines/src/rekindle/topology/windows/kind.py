@@ -26,7 +26,7 @@ class WindowKind(Protocol):
     """The fields of one kind in `window`."""
 
     @property
-    def options(self) -> tuple[str, ...]:
+    def further_fields(self) -> tuple[str, ...]:
         """Further fields of `WindowSpec` that this kind has."""
         ...
 

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping
 
 from rekindle.errors import Problem
 from rekindle.topology.spec import WindowSpec
-from rekindle.topology.windows.hopping import Hopping
+from rekindle.topology.windows.hopping import HoppingKind
 from rekindle.topology.windows.kind import WindowKind, Windows
 
 KINDS: Mapping[str, WindowKind] = {
-    "size": Hopping(),
+    "size": HoppingKind(),
 }
 """By the field of `window` that selects the kind."""
 
-UNSUPPORTED = ("session", "rows")
+UNSUPPORTED_KINDS = ("session", "rows")
 """Fields that ask for kinds that v1alpha1 names and this version refuses."""
 
 _COMMON_FIELDS = frozenset({"group_by", "aggregate"})
@@ -28,7 +28,7 @@ _COMMON_FIELDS = frozenset({"group_by", "aggregate"})
 
 def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
     """Check that `window` is of exactly one kind, and that its values are valid."""
-    given = [field for field in (*KINDS, *UNSUPPORTED) if getattr(window, field) is not None]
+    given = [field for field in (*KINDS, *UNSUPPORTED_KINDS) if getattr(window, field) is not None]
     if len(given) != 1:
         what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(KINDS)}"
         kinds = ", ".join(KINDS)
@@ -36,7 +36,7 @@ def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
         yield Problem(path, "ExactlyOneOf", what, hint)
     for field, kind in KINDS.items():
         yield from kind.check(window, path)
-        for option in kind.options:
+        for option in kind.further_fields:
             if getattr(window, option) is not None and getattr(window, field) is None:
                 alias = WindowSpec.name_of(option)
                 what = f"{alias} needs {field}"
@@ -46,7 +46,7 @@ def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
 
 def unsupported_fields() -> list[str]:
     """Fields of v1alpha1 whose kinds are not supported yet."""
-    supported = _COMMON_FIELDS.union(KINDS, *(kind.options for kind in KINDS.values()))
+    supported = _COMMON_FIELDS.union(KINDS, *(kind.further_fields for kind in KINDS.values()))
     return [field for field in WindowSpec.model_fields if field not in supported]
 
 

@@ -37,15 +37,15 @@ _CONSEQUENCES = {
 """Reasons that are left out if the field cannot be parsed."""
 
 
-def problems_of_valid_fields(data: Any, unparsable: Sequence[str]) -> list[Problem]:
+def problems_of_parsed_fields(data: Any, unparsable: Sequence[str]) -> list[Problem]:
     """Further problems of a spec whose fields at these paths cannot be parsed; [] if it cannot be
     validated at all. `file://` URLs are accepted: whether this is a local run is not known."""
     spec = _with_placeholders(data)
     if spec is None:
         return []
     found = validate(spec, "topology", skip_cluster_checks=True)
-    bad = [_parts(path) for path in unparsable]
-    return [p for p in found if not _is_consequence(p, spec, bad)]
+    unparsable_paths = [_parts(path) for path in unparsable]
+    return [p for p in found if not _is_consequence(p, spec, unparsable_paths)]
 
 
 def _with_placeholders(data: Any) -> TopologySpec | None:
@@ -61,13 +61,13 @@ def _with_placeholders(data: Any) -> TopologySpec | None:
     return None
 
 
-def _replace(data: Any, location: Location, kind: str) -> bool:
+def _replace(data: Any, location: Location, error_type: str) -> bool:
     *parents, last = location or (None,)
     parent = data
     try:
         for part in parents:
             parent = parent[part]
-        if kind == "extra_forbidden":
+        if error_type == "extra_forbidden":
             del parent[last]
             return True
         field = field_at(location)
@@ -116,18 +116,20 @@ def _placeholder(annotation: Any) -> Any:
     return _PLACEHOLDER if annotation is str else {}
 
 
-def _is_consequence(problem: Problem, spec: TopologySpec, bad: Sequence[Sequence[str]]) -> bool:
+def _is_consequence(
+    problem: Problem, spec: TopologySpec, unparsable_paths: Sequence[Sequence[str]]
+) -> bool:
     """Whether a problem may only be a consequence of an unparsable field."""
     at = _parts(problem.path)
     if at[:1] == ["metadata"]:
         return True
-    if any(at[: len(b)] == b or b[: len(at)] == at for b in bad):
+    if any(at[: len(b)] == b or b[: len(at)] == at for b in unparsable_paths):
         return True
-    if problem.reason in _GRAPH_REASONS and any(map(_may_hold_names, bad)):
+    if problem.reason in _GRAPH_REASONS and any(map(_may_hold_names, unparsable_paths)):
         return True
-    if any(problem.reason in _CONSEQUENCES.get(".".join(b), ()) for b in bad):
+    if any(problem.reason in _CONSEQUENCES.get(".".join(b), ()) for b in unparsable_paths):
         return True
-    return _node_of(at) in _affected(spec, bad)
+    return _node_of(at) in _affected(spec, unparsable_paths)
 
 
 def _may_hold_names(parts: Sequence[str]) -> bool:
@@ -141,13 +143,13 @@ def _field_of(parts: Sequence[str]) -> str:
     return next((part for part in reversed(parts) if not part.isdigit()), "")
 
 
-def _affected(spec: TopologySpec, bad: Sequence[Sequence[str]]) -> set[str]:
+def _affected(spec: TopologySpec, unparsable_paths: Sequence[Sequence[str]]) -> set[str]:
     """Paths of the sources, operators and queries with unparsable fields, and of all that read
     them."""
     paths = {"/".join(_parts(path)): node.name for path, node in nodes_with_paths(spec)}
-    names = {paths[n] for b in bad if (n := _node_of(b)) in paths}
+    names = {paths[n] for b in unparsable_paths if (n := _node_of(b)) in paths}
     edges = edges_of(spec)
-    affected = {_node_of(b) for b in bad} - {""}
+    affected = {_node_of(b) for b in unparsable_paths} - {""}
     affected |= {path for path, name in paths.items() if names & nodes_and_ancestors(edges, [name])}
     for at, query in enumerate(spec.queries):
         if names & nodes_and_ancestors(edges, [query.from_]):

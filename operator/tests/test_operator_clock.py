@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle_operator.steady import SteadyClock
+from rekindle_operator.clock import SteadyClock
 
 
 class Machine:
@@ -36,7 +36,7 @@ def test_a_step_of_the_machines_clock_changes_no_age(step_s: float) -> None:
 
 
 @pytest.mark.parametrize("step_s", [7.0, -7.0])
-def test_a_steady_clock_drifts_towards_the_machines_clock(step_s: float) -> None:
+def test_a_steady_clock_is_slewed_to_the_machines_clock(step_s: float) -> None:
     machine = Machine()
     machine.wall_s += step_s
     for _ in range(200):

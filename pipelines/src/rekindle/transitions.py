@@ -1,6 +1,7 @@
 """State machines as transition tables; any other event raises with the transitions so far. Pure.
 
-`checkpoints.phases` and `agreement.disputes` have the tables.
+Each package that has state machines has their tables in a module of its own (`phases.py`, or beside
+what goes through them).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _HISTORY_LENGTH = 16
 
 
 class InvalidTransition(RekindleError):
-    """An event that is invalid in a state: a bug in the coordinator. Contains the transitions
+    """An event that is invalid in a state: a bug in the caller. Contains the transitions
     before it."""
 
 
@@ -33,7 +34,7 @@ def next_state(
     if after is None:
         before = "; ".join(history) or "nothing"
         raise InvalidTransition(
-            f"{subject}: event '{event}' is invalid in phase {state}; transitions before: {before}"
+            f"{subject}: event '{event}' is invalid in state {state}; transitions before: {before}"
         )
     return after, (*history, f"{state}: {event}")[-_HISTORY_LENGTH:]
 

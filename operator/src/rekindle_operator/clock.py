@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-_DRIFT = 0.05  # share of the elapsed time
+_MAX_SLEW = 0.05  # seconds of correction in a second
 
 
 class SteadyClock:
@@ -33,6 +33,6 @@ class SteadyClock:
             read_at = self._elapsed()
             passed_s, self._read_at = read_at - self._read_at, read_at
             self._now += passed_s
-            most_s = _DRIFT * passed_s
+            most_s = _MAX_SLEW * passed_s
             self._now += min(max(self._wall() - self._now, -most_s), most_s)
             return self._now

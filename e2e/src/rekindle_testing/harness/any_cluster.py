@@ -1,8 +1,8 @@
 """Rekindle on a cluster of any kind: what failure scenarios use of it.
 
 It knows kubectl, helm and the API; what a kind of cluster can do to its nodes, and where its volume
-is, is up to the class of that kind. An operation that a kind does not have raises `Unsupported`
-before it changes anything.
+is, is up to the class of that kind. An operation that a kind does not have raises
+`UnsupportedByCluster` before it changes anything.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import wait_for
 
-MOUNT = "/var/lib/rekindle"
+SHARED_MOUNT_PATH = "/var/lib/rekindle"  # in pods: of the volume that all nodes share
 RELEASE = "rekindle"
 OPERATOR_LEASE = f"{RELEASE}-operator"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 CHART = ROOT / "charts" / "rekindle"
 
 
-class Unsupported(Exception):
+class UnsupportedByCluster(Exception):
     """This kind of cluster cannot do it; the message says why. Its tests are skipped."""
 
 
@@ -43,8 +43,12 @@ class ClusterNode(Protocol):
     def volume(self, pod_uid: str, name: str) -> Path:
         """Directory, on this machine, of a pod's emptyDir."""
 
-    def freeze(self) -> None: ...
-    def thaw(self) -> None: ...
+    def freeze(self) -> None:
+        """Stop all processes; connections stay open, and there are no responses."""
+
+    def thaw(self) -> None:
+        """Let them run again."""
+
     def partition_network(self) -> None: ...
     def heal_network(self) -> None: ...
     def drain(self, timeout_s: float = ...) -> None:
@@ -52,13 +56,14 @@ class ClusterNode(Protocol):
 
 
 class Cluster(ABC):
-    """`namespace` is that of topologies, `system` that of the release. `shared` is the volume as
-    this machine sees it: the volume itself, or a copy that `upload` and `download` keep."""
+    """`namespace` is that of topologies, `operator_namespace` that of the release. `shared` is
+    the volume as this machine sees it: the volume itself, or a copy that `upload` and `download`
+    keep."""
 
     directory: Path
     shared: Path
     namespace: str
-    system: str
+    operator_namespace: str
     nodes: Mapping[str, ClusterNode]
     core: client.CoreV1Api
     custom: client.CustomObjectsApi
@@ -103,7 +108,7 @@ class Cluster(ABC):
         """Of the operator, and of the pipelines."""
 
     @abstractmethod
-    def make_volume(self, name: str) -> None:
+    def create_claim(self, name: str) -> None:
         """A claim of this name over the shared volume."""
 
     @abstractmethod
@@ -167,7 +172,7 @@ class Cluster(ABC):
     def helm(self, verb: str, *arguments: str, timeout_s: float) -> None:
         command = [
             *(str(ensure_helm(self._on_progress)), verb, RELEASE, *arguments),
-            *("--namespace", self.system, "--wait", "--timeout", f"{timeout_s:.0f}s"),
+            *("--namespace", self.operator_namespace, "--wait", "--timeout", f"{timeout_s:.0f}s"),
         ]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -179,7 +184,7 @@ class Cluster(ABC):
         arguments = (
             "logs",
             "-n",
-            self.system,
+            self.operator_namespace,
             "-l",
             names.LABEL_OPERATOR_RELEASE,
             "--tail=20",
@@ -192,11 +197,13 @@ class Cluster(ABC):
 
     def describe_system(self) -> str:
         """Pods and Events of both namespaces."""
-        namespaces = (self.namespace, self.system)
+        namespaces = (self.namespace, self.operator_namespace)
         found = [self.kubectl("get", "pods,events", "-n", n, "-o", "wide") for n in namespaces]
         return "\n".join(found)
 
-    def make_restricted(self, namespace: str, labels: Mapping[str, str] | None = None) -> None:
+    def create_restricted_namespace(
+        self, namespace: str, labels: Mapping[str, str] | None = None
+    ) -> None:
         """Pods that need more than the Pod Security Standard `restricted` are refused in it."""
         metadata = {"name": namespace, "labels": {POD_SECURITY: "restricted", **(labels or {})}}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
@@ -238,14 +245,15 @@ class Cluster(ABC):
 
     def operator_pods(self) -> list[Any]:
         selector = names.LABEL_OPERATOR_RELEASE
-        return list(self.core.list_namespaced_pod(self.system, label_selector=selector).items)
+        pods = self.core.list_namespaced_pod(self.operator_namespace, label_selector=selector)
+        return list(pods.items)
 
     def leading_operator_pod(self) -> Any:
         """The replica of the operator that holds its Lease: only its loss has an effect."""
         return wait_for("an operator pod that leads", self._leading_operator_pod, 60)
 
     def _leading_operator_pod(self) -> Any:
-        lease = self.coordination.read_namespaced_lease(OPERATOR_LEASE, self.system)
+        lease = self.coordination.read_namespaced_lease(OPERATOR_LEASE, self.operator_namespace)
         # The chart makes the pod's name its identity.
         holder = lease.spec and lease.spec.holder_identity
         return next((p for p in self.operator_pods() if p.metadata.name == holder), None)
@@ -265,7 +273,7 @@ class Cluster(ABC):
         found = self.core.read_namespaced_persistent_volume_claim(claim, self.namespace)
         return found.status is not None and found.status.phase == "Bound"
 
-    def make_host_path_volume(self, name: str, path: str, *, local: bool = False) -> None:
+    def create_host_path_claim(self, name: str, path: str, *, local: bool = False) -> None:
         """A claim over a directory that all nodes have. `local`: a volume whose owner the kubelet
         changes for an fsGroup; else a hostPath."""
         size: dict[str, Any] = {"storage": "10Gi"}

@@ -20,8 +20,8 @@ from rekindle_testing.embedded.process_node import syscalls
 from rekindle_testing.embedded.process_node.indexes import Reservation
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.network_partition import (
+    NetworkPartition,
     NetworkPartitionUnsupported,
-    Partition,
     cgroup2_mount,
 )
 from rekindle_testing.embedded.process_node.remote import NodeInApi
@@ -97,7 +97,7 @@ class ProcessNode:
         self._kubelet_port = kubelet_port
         self._launcher: subprocess.Popen[bytes] | None = None
         self._cgroup: Path | None = None
-        self._partitioned = False
+        self._is_partitioned = False
 
     # --- lifecycle --------------------------------------------------------
 
@@ -120,13 +120,13 @@ class ProcessNode:
         environment["MALLOC_ARENA_MAX"] = "1"
         syscalls.write_json(init_file, {"agent": agent, "agent_log": str(self.log)})
         config = {
-            "host_pid": os.getpid(),
+            "creator_pid": os.getpid(),
             "init": init,
             "init_pid_file": str(self.directory / "init.pid"),
             "environment": environment,
             "data_directory": str(data),
             "cgroup": str(self._cgroup or ""),
-            "table": self._partition().table if self._cgroup else "",
+            "nft_table": self._network_partition().table if self._cgroup else "",
         }
         syscalls.write_json(config_file, config)
         with self.log.open("ab") as log:
@@ -177,7 +177,7 @@ class ProcessNode:
             if self._launcher.poll() is None:
                 os.killpg(self.init_pid, signal.SIGKILL)
             self._launcher.wait(30)
-            self._partitioned = False
+            self._is_partitioned = False
         if not never_reuse_address:
             self._reservation.release()
 
@@ -193,15 +193,16 @@ class ProcessNode:
         """Drop all packets between the node and everything else."""
         if self._cgroup is None:
             raise NetworkPartitionUnsupported(
-                "a partition needs root and a mounted cgroup v2, by which sockets are matched"
+                "a network partition needs root and a mounted cgroup v2, by which sockets are "
+                "matched"
             )
-        self._partition().begin()
-        self._partitioned = True
+        self._network_partition().begin()
+        self._is_partitioned = True
 
     def heal_network(self) -> None:
-        if self._partitioned:
-            self._partition().end()
-            self._partitioned = False
+        if self._is_partitioned:
+            self._network_partition().end()
+            self._is_partitioned = False
 
     def delete_node_object(self) -> None:
         """Delete the Node from the API; the machine keeps running and does not register again."""
@@ -228,10 +229,10 @@ class ProcessNode:
     def agent_pid(self) -> int | None:
         for pid in self.pids:
             try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if words[4:6] == [_BOOTSTRAP.encode(), b"agent"]:
+            if argv[4:6] == [_BOOTSTRAP.encode(), b"agent"]:
                 return pid
         return None
 
@@ -275,7 +276,7 @@ class ProcessNode:
             ca_file=str(self._cluster.ca_file),
             serving_certificate=str(certificate),
             serving_key=str(key),
-            kubelet_client_name=_kubelet_client_name(),
+            apiserver_client_name=_apiserver_client_name(),
             cgroup=str(self._cgroup or ""),
         )
 
@@ -290,10 +291,10 @@ class ProcessNode:
             return None
         return path
 
-    def _partition(self) -> Partition:
+    def _network_partition(self) -> NetworkPartition:
         assert self._cgroup is not None
         table = f"rekindle_{os.getpid()}_{self._index}"
-        return Partition(table, f"127.{self._index}.0.0/16", self._cgroup)
+        return NetworkPartition(table, f"127.{self._index}.0.0/16", self._cgroup)
 
     def _await(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -331,10 +332,10 @@ def _site_packages() -> list[str]:
     return [path for path in sys.path if path.endswith("site-packages")]
 
 
-def _kubelet_client_name() -> str:
-    from rekindle_testing.embedded.components import KUBELET_CLIENT_NAME
+def _apiserver_client_name() -> str:
+    from rekindle_testing.embedded.components import APISERVER_CLIENT_NAME
 
-    return KUBELET_CLIENT_NAME
+    return APISERVER_CLIENT_NAME
 
 
 __all__ = ["QUICK", "Image", "ProcessNode", "ProcessNodeError", "Timing"]

@@ -1,34 +1,37 @@
-"""Epochs over Flight: bounded calls, shares by key, and errors that say what to do."""
+"""Epochs between tasks: bounded calls, shares by key, and errors that say what to do."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from reader_parts import read_once
 
 from rekindle.errors import BelowFloor
 from rekindle.exchange.routing import Share
-from rekindle.exchange.shuffle import SHARE_BYTES, SplitCache, split
-from rekindle.streams import flight
+from rekindle.exchange.shuffle import Split, SplitCache, split
+from rekindle.streams import response_body
+from rekindle.streams import server as server_module
 from rekindle.streams.digest import digest_table
+from rekindle.streams.epoch_lots import EpochLots, Lot
 from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.flight import (
-    SPLIT_CACHE_BYTES,
+from rekindle.streams.io_thread import CallThread
+from rekindle.streams.log import OutputLog
+from rekindle.streams.server import StreamServer
+from rekindle.streams.wire import (
     CallTimedOut,
     ReadRequest,
-    StreamClient,
+    ReadResponse,
     StreamProgress,
-    StreamServer,
     StreamUnavailable,
-    _bytes_to_read,
 )
-from rekindle.streams.log import OutputLog
+from rekindle.table_memory import object_bytes
 
 ADDRESS = "127.0.41.1"
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -54,17 +57,14 @@ def server(log: OutputLog) -> Iterator[StreamServer]:
     server.stop()
 
 
-@pytest.fixture
-def client(server: StreamServer) -> Iterator[StreamClient]:
-    client = StreamClient(f"{ADDRESS}:{server.port}")
-    yield client
-    client.close()
+def read(server: StreamServer, request: ReadRequest, timeout_s: float = 5) -> ReadResponse:
+    return read_once(f"{ADDRESS}:{server.port}", request, timeout_s)
 
 
-def test_epochs_and_boundaries_are_transferred(log: OutputLog, client: StreamClient) -> None:
+def test_epochs_and_boundaries_are_transferred(log: OutputLog, server: StreamServer) -> None:
     for epoch in range(3):
         log.append(batch(epoch, rows=0 if epoch == 1 else 6))
-    response = client.read(ReadRequest("s", 0, 0, 1 << 20), 2)
+    response = read(server, ReadRequest("s", 0, 0, 1 << 20))
     assert (response.progress.base, response.progress.last, response.progress.head) == (
         0,
         2,
@@ -79,18 +79,18 @@ def test_epochs_and_boundaries_are_transferred(log: OutputLog, client: StreamCli
     assert all(digest_table(b.rows) == b.digest for b in response.epochs)
 
 
-def test_a_call_waits_for_its_epoch_within_a_limit(log: OutputLog, client: StreamClient) -> None:
+def test_a_call_waits_for_its_epoch_within_a_limit(log: OutputLog, server: StreamServer) -> None:
     started = time.monotonic()
-    assert client.read(ReadRequest("s", 0, 0, 1, wait_s=0.1), 2).epochs == ()
-    assert 0.1 <= time.monotonic() - started < 1
+    assert read(server, ReadRequest("s", 0, 0, 1, wait_s=0.1)).epochs == ()
+    assert 0.1 <= time.monotonic() - started < 2
     threading.Timer(0.1, lambda: log.append(batch(0))).start()
-    assert len(client.read(ReadRequest("s", 0, 0, 1, wait_s=1), 3).epochs) == 1
+    assert len(read(server, ReadRequest("s", 0, 0, 1, wait_s=1)).epochs) == 1
 
 
-def test_shares_are_disjoint_complete_and_in_order(log: OutputLog, client: StreamClient) -> None:
+def test_shares_are_disjoint_complete_and_in_order(log: OutputLog, server: StreamServer) -> None:
     log.append(batch(0, rows=50))
     shares = [
-        client.read(ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, i)), 2).epochs[0]
+        read(server, ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, i))).epochs[0]
         for i in range(3)
     ]
     numbers = [s.rows["n"].to_pylist() for s in shares]
@@ -101,86 +101,89 @@ def test_shares_are_disjoint_complete_and_in_order(log: OutputLog, client: Strea
     assert {s.digest for s in shares} == {batch(0, rows=50).digest}
 
 
-def test_an_epoch_below_the_floor_is_an_error(log: OutputLog, client: StreamClient) -> None:
+def test_an_epoch_below_the_floor_is_an_error(log: OutputLog, server: StreamServer) -> None:
     for epoch in range(9):
         log.append(batch(epoch))
     log.truncate(6)
     with pytest.raises(BelowFloor, match=f"begins at {log.base}"):
-        client.read(ReadRequest("s", 0, 0, 1), 2)
+        read(server, ReadRequest("s", 0, 0, 1))
 
 
-def test_an_unknown_stream_is_an_error(client: StreamClient) -> None:
+def test_an_unknown_stream_is_an_error(server: StreamServer) -> None:
     with pytest.raises(StreamUnavailable, match="does not serve stream other/0"):
-        client.read(ReadRequest("other", 0, 0, 1), 2)
+        read(server, ReadRequest("other", 0, 0, 1))
 
 
 def test_an_absent_server_is_an_error_at_once() -> None:
-    client = StreamClient(f"{ADDRESS}:1")
     started = time.monotonic()
     with pytest.raises(StreamUnavailable):
-        client.read(ReadRequest("s", 0, 0, 1), 2)
-    assert time.monotonic() - started < 1
+        read_once(f"{ADDRESS}:1", ReadRequest("s", 0, 0, 1), 10)
+    assert time.monotonic() - started < 5
 
 
-class SlowServer(StreamServer):
-    """Sends the first `quick` messages of a response at once, the others when released."""
+class SlowLots(EpochLots):
+    """The first `quick` epochs of a response at once, the others when released."""
 
     def __init__(self, quick: int) -> None:
-        super().__init__(ADDRESS, 0)
-        self.quick, self.go = quick, threading.Event()
+        super().__init__()
+        self.quick, self.go, self.waits = quick, threading.Event(), CallThread("waits")
 
-    def _messages(self, *args: Any) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
-        for number, message in enumerate(super()._messages(*args)):
-            if number >= self.quick:
-                self.go.wait(10)
-            yield message
+    async def read(self, *args: Any) -> AsyncGenerator[Lot]:
+        number = 0
+        async for lot in super().read(*args):
+            for frame in lot:
+                if number >= self.quick:
+                    await self.waits.run(lambda: self.go.wait(10))
+                yield [frame]
+                number += 1
 
 
 @pytest.mark.parametrize("received", [0, 2])
-def test_epochs_received_before_the_deadline_are_kept(log: OutputLog, received: int) -> None:
+def test_epochs_received_before_the_deadline_are_kept(
+    log: OutputLog, received: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_body, "SEND_BYTES", 1)  # each frame at once
     for epoch in range(3):
         log.append(batch(epoch))
-    server = SlowServer(1 + received)
+    server = StreamServer(ADDRESS, 0)
+    server._lots = lots = SlowLots(received)
     server.serve_log(log)
-    client = StreamClient(f"{ADDRESS}:{server.port}")
-    with contextlib.suppress(StreamUnavailable):
-        client.read(ReadRequest("other", 0, 0, 1), 5)  # connected
     if received:
-        response = client.read(ReadRequest("s", 0, 0, 1 << 20), 0.5)
+        response = read(server, ReadRequest("s", 0, 0, 1 << 20), 1.5)
         assert [b.rows for b in response.epochs] == [batch(0).rows, batch(1).rows]
     else:
         with pytest.raises(CallTimedOut, match="no complete epoch within"):
-            client.read(ReadRequest("s", 0, 0, 1 << 20), 0.5)
-    server.go.set()
-    client.close()
+            read(server, ReadRequest("s", 0, 0, 1 << 20), 1.5)
+    lots.go.set()
     server.stop()
 
 
-def test_reads_for_shares_are_bounded_by_the_split_cache() -> None:
-    def shared(max_bytes: int, partitions: int) -> int:
-        return _bytes_to_read(ReadRequest("s", 0, 0, max_bytes, share=Share(("k",), partitions, 0)))
-
-    assert shared(1 << 20, 4) == 4 << 20
-    assert shared(8 << 20, 64) == SPLIT_CACHE_BYTES
-    assert shared(2 * SPLIT_CACHE_BYTES, 2) == 2 * SPLIT_CACHE_BYTES
-    assert _bytes_to_read(ReadRequest("s", 0, 0, 100)) == 100
+def test_a_response_has_no_more_than_was_requested(log: OutputLog, server: StreamServer) -> None:
+    for epoch in range(9):
+        log.append(batch(epoch, rows=50))
+    payload = log.read_encoded(0, 0)[0].payload
+    assert payload is not None
+    cost = payload.size + object_bytes(2)
+    shared = {"share": Share(("k",), 2, 0)}
+    for max_bytes, epochs in ((0, 1), (1, 1), (2 * cost - 1, 1), (2 * cost, 2), (1 << 20, 9)):
+        assert len(read(server, ReadRequest("s", 0, 0, max_bytes)).epochs) == epochs
+    assert 1 <= len(read(server, ReadRequest("s", 0, 0, 1, **shared)).epochs) <= 2  # type: ignore[arg-type]
 
 
 def test_stopping_wakes_waiting_calls(log: OutputLog, monkeypatch: pytest.MonkeyPatch) -> None:
     # So long that no call ends by itself within the test.
-    monkeypatch.setattr(flight, "MAX_WAIT_S", 20.0)
+    monkeypatch.setattr(server_module, "MAX_WAIT_S", 20.0)
     server = StreamServer(ADDRESS, 0)
     server.serve_log(log)
-    client = StreamClient(f"{ADDRESS}:{server.port}")
     done = threading.Event()
 
     def wait() -> None:
         with contextlib.suppress(StreamUnavailable):
-            client.read(ReadRequest("s", 0, 0, 1, wait_s=20), 60)
+            read(server, ReadRequest("s", 0, 0, 1, wait_s=20), 60)
         done.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    time.sleep(0.1)
+    time.sleep(0.2)
     stopped_at = time.monotonic()
     server.stop()
     assert done.wait(10)
@@ -189,9 +192,9 @@ def test_stopping_wakes_waiting_calls(log: OutputLog, monkeypatch: pytest.Monkey
 
 def test_a_split_is_computed_once_for_all_consumers() -> None:
     rows, calls = batch(0, rows=50).rows, []
-    cache = SplitCache(max_bytes=10 * rows.nbytes)
+    cache = SplitCache(max_bytes=10 * split(rows, ["k"], 2).nbytes)
 
-    def compute() -> tuple[pa.Table, ...]:
+    def compute() -> Split:
         calls.append(1)
         return split(rows, ["k"], 2)
 
@@ -204,19 +207,11 @@ def test_a_split_is_computed_once_for_all_consumers() -> None:
     assert len(calls) == 22
 
 
-def test_the_size_of_a_split_includes_its_objects() -> None:
-    cache = SplitCache(max_bytes=1 << 20)
-    rows = batch(0, rows=2).rows
-    for epoch in range(1000):
-        cache.get(epoch, lambda: split(rows, ["k"], 8))
-    assert len(cache) <= (1 << 20) // (8 * SHARE_BYTES)
-
-
 def test_a_split_over_the_budget_still_serves_all_its_consumers() -> None:
     rows, calls = batch(0, rows=50).rows, []
     cache = SplitCache(max_bytes=1)
 
-    def compute() -> tuple[pa.Table, ...]:
+    def compute() -> Split:
         calls.append(1)
         return split(rows, ["k"], 2)
 
@@ -227,15 +222,13 @@ def test_a_split_over_the_budget_still_serves_all_its_consumers() -> None:
     assert len(cache) == 1
 
 
-def test_epochs_without_rows_are_not_split(
-    log: OutputLog, server: StreamServer, client: StreamClient
-) -> None:
+def test_epochs_without_rows_are_not_split(log: OutputLog, server: StreamServer) -> None:
     for epoch in range(5):
         log.append(batch(epoch, rows=0))
-    response = client.read(ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, 1)), 2)
+    response = read(server, ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, 1)))
     assert [b.rows.num_rows for b in response.epochs] == [0] * 5
     assert response.epochs[0].rows.schema == SCHEMA
-    assert not len(server._splits)
+    assert not len(server._lots._splits)
 
 
 def test_progress_keeps_its_names_on_the_wire() -> None:

@@ -1,6 +1,6 @@
 """A kubelet node for the process that creates the node: start it, wait for it, kill it.
 
-Has the methods of `process_node.host.ProcessNode`, with the same meaning. Runs in the process of
+Has the methods of `process_node.node.ProcessNode`, with the same meaning. Runs in the process of
 the test; the node ends with that process, also if it is killed.
 """
 
@@ -23,7 +23,7 @@ from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplat
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_while_running
 from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
-from rekindle_testing.embedded.process_node.quantities import milli, parse_rounded_up
+from rekindle_testing.embedded.process_node.quantities import parse_millis, parse_rounded_up
 from rekindle_testing.embedded.process_node.remote import NodeInApi
 from rekindle_testing.embedded.processes import Process
 from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_kubelet_binaries
@@ -140,7 +140,9 @@ class KubeletNode:
                 f"node {self.name} cannot import image archive {archive}: {error}"
             ) from error
         # The kubelet would fail to start a pod before, and try again after ten seconds only.
-        self._await("has its new images", lambda: not image_store.unmanaged(pid), _TIMEOUT_S)
+        self._await(
+            "has its new images", lambda: not image_store.images_unknown_to_cri(pid), _TIMEOUT_S
+        )
 
     def stop(self) -> None:
         """Kill the node and delete its Node: only its logs are kept."""
@@ -266,27 +268,27 @@ class KubeletNode:
             cgroup=f"/{self._cgroup}",
             certificate=certificate,
             key=key,
-            client_authority=self._cluster.ca_file,
+            client_ca_file=self._cluster.ca_file,
             pods=self._pods,
             lease_duration_s=self._lease_duration_s,
             reserved=files.reserved(
                 (os.cpu_count() or 1) * 1000,
                 os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-                None if self._cpu is None else milli(self._cpu),
+                None if self._cpu is None else parse_millis(self._cpu),
                 None if self._memory is None else parse_rounded_up(self._memory),
             ),
         )
         proxy = data / "kube-proxy.kubeconfig"
         contents = {
             "containerd.toml": files.containerd(data, template.snapshotter),
-            "cni/10-pods.conflist": files.cni(data, addresses.pods),
+            "cni/10-pods.conflist": files.cni(data, addresses.pod_cidr),
             "kubelet.json": files.kubelet(settings),
             "kube-proxy.json": files.kube_proxy(self.name, proxy, self._network.addresses.range),
             "resolv.conf": "",
         }
         for name, text in contents.items():
             (data / name).write_text(text)
-        image_store.link(template, data / "containerd")
+        image_store.link_images(template, data / "containerd")
         shutil.copy(self._cluster.node_kubeconfig(self.name), data / "kubelet.kubeconfig")
         shutil.copy(self._cluster.user_kubeconfig(_KUBE_PROXY_USER), proxy)
 
@@ -302,11 +304,11 @@ class KubeletNode:
             "directory": str(self.directory),
             "logs": str(self.logs),
             "cgroup_files": [str(f) for f in cgroups.process_files(f"{self._cgroup}/system")],
-            "tunables": dict(files.KERNEL_TUNABLES),
+            "sysctls": dict(files.KUBELET_SYSCTLS),
             "network_ready": str(self._network_ready),
             "containerd_socket": files.CONTAINERD_SOCKET,
-            "images": {"source": str(template.root), "target": files.IMAGES},
-            "services": {
+            "images": {"source": str(template.root), "target": files.IMAGE_TEMPLATE_DIRECTORY},
+            "programs": {
                 "containerd": ["containerd", "--config", f"{data}/containerd.toml"],
                 "kubelet": kubelet,
                 "kube-proxy": [str(binaries.kube_proxy), f"--config={data}/kube-proxy.json"],

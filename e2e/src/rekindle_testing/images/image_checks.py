@@ -19,7 +19,7 @@ from typing import Any
 
 _DIRECTORIES = ("/", "/etc", "/opt/rekindle", "/var/lib/rekindle-task", "/var/lib/rekindle", "/tmp")
 _DATA = Path("/var/lib/rekindle-task")
-_TOPOLOGY: dict[str, Any] = {
+_SPEC: dict[str, Any] = {
     "checkpoint": {"store": "file:///tmp/checkpoints"},
     "sources": [
         {
@@ -54,7 +54,7 @@ def operator() -> dict[str, Any]:
     from rekindle_operator.crd_check import packaged_schema
 
     import_s = time.monotonic() - began
-    compile_topology(load_spec(_TOPOLOGY), "image", skip_cluster_checks=True)
+    compile_topology(load_spec(_SPEC), "image", skip_cluster_checks=True)
     packaged_schema()
     return {"import_s": import_s, "version": version("rekindle-operator")}
 
@@ -73,7 +73,7 @@ def pipelines() -> dict[str, Any]:
     # A JVM goes on without an archive that it cannot use, and says nothing.
     mapped = jvm is not None and str(archive) in Path(f"/proc/{jvm.process.pid}/maps").read_text()
     stop_session(spark)
-    for module in ("s3fs", "gcsfs", "pyarrow.flight", "pyarrow.parquet", "rekindle.cli"):
+    for module in ("s3fs", "gcsfs", "pyarrow.parquet", "rekindle.cli", "rekindle.task.runtime"):
         importlib.import_module(module)
     return {
         "session_s": session_s,
@@ -95,7 +95,7 @@ def _epoch(spark: Any) -> list[list[Any]]:
     from rekindle.topology.compile import compile_topology
     from rekindle.topology.load import load_spec
 
-    topology = compile_topology(load_spec(_TOPOLOGY), "image", skip_cluster_checks=True)
+    topology = compile_topology(load_spec(_SPEC), "image", skip_cluster_checks=True)
     chain = SparkChain(topology.segments[-1], topology, spark)
     hour = 3_600_000_000
     times = pa.array([1, 2, 3, 4, 5], pa.timestamp("us", "UTC"))

@@ -15,7 +15,7 @@ from rekindle_testing.embedded.process_node.volumes import VolumeError, Volumes
 log = logging.getLogger(__name__)
 
 
-class Mounts:
+class VolumeManager:
     """Decides when `Volumes` are prepared, refreshed, and checked for their size.
 
     `record_problem(message)`: a problem of a volume. `evict(message)`: a volume exceeds its limit.

@@ -1,0 +1,124 @@
+"""Objects with runs of an operator: an Arrow IPC file, a batch for each run, compressed.
+
+Design: docs/design/checkpoints.md#formats.
+"""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
+import pyarrow as pa
+
+from rekindle.checkpoints.codec import (
+    CheckpointName,
+    digest_of,
+    parse_state_name,
+    state_name,
+)
+from rekindle.checkpoints.fetching import AwaitedRuns
+from rekindle.checkpoints.store import ObjectMissing, Store, UnreadableObject
+from rekindle.engine.state.layout import ObjectFacts
+from rekindle.engine.state.runs import Run
+from rekindle.engine.state.spill import RunFiles
+from rekindle.engine.version import STATE_FORMAT
+from rekindle.errors import StoreError
+
+_TOPOLOGY, _STATE_FORMAT = b"rekindle.topology", b"rekindle.stateFormat"
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+class RunObjects:
+    """Of one topology. Safe for many threads."""
+
+    def __init__(self, store: Store, uid: str, files: RunFiles | None) -> None:
+        """`files`: for runs that are read; without it, they are in memory."""
+        self._store = store
+        self._uid = uid
+        self._files = files
+        self._token = uuid.uuid4().hex[:12]
+
+    def write(self, saved: CheckpointName, operator: str, runs: Sequence[Run]) -> tuple[str, int]:
+        """Runs of one schema. The object's name and size. Raises StoreError."""
+        data = encode_runs([run.table for run in runs], self._uid)
+        named = replace(saved, digest=digest_of(data))
+        # Unique for each attempt to save, even with equal content.
+        name = state_name(operator, named, f"{self._token}{uuid.uuid4().hex[:10]}")
+        self._store.put(f"{self._uid}/{name}", data)
+        return name, len(data)
+
+    def read(self, name: str, batches: Set[int]) -> tuple[ObjectFacts, dict[int, Run]]:
+        """Some of the runs. Raises ObjectMissing, UnreadableObject, StoreError, DiskFull."""
+        path = f"{self._uid}/{name}"
+        where = f"{self._store.url}: {path}"
+        data = self._get(path)
+        if digest_of(data) != _named_digest(name):
+            raise UnreadableObject(f"{where} is damaged: its digest does not match")
+        try:
+            tables = decode_runs(data, self._uid)
+        except (pa.ArrowInvalid, OSError, ValueError) as e:
+            raise UnreadableObject(f"{where} is damaged: {e}") from e
+        schema = tables[0].schema
+        facts = ObjectFacts(
+            sum(table.num_rows for table in tables), sum(t.nbytes for t in tables), schema
+        )
+        runs = {batch: Run(table) for batch, table in enumerate(tables) if batch in batches}
+        if self._files is not None and runs:
+            moved = self._files.write(schema, list(runs.values()))
+            runs = dict(zip(runs, moved, strict=True))
+        return facts, runs
+
+    def fill(self, name: str, awaited: AwaitedRuns) -> None:
+        """Fetch an object for these runs. Raises as `read`."""
+        _, runs = self.read(name, awaited.keys())
+        for batch, awaited_run in awaited.items():
+            run, expected = runs.get(batch), awaited_run.facts
+            if run is None or (run.rows, run.schema) != (expected.rows, expected.schema):
+                raise UnreadableObject(
+                    f"{self._store.url}: {self._uid}/{name} is not what its entry describes: "
+                    f"batch {batch} should have {expected.rows} rows"
+                )
+        for batch, awaited_run in awaited.items():
+            awaited_run.arrive(runs[batch])
+
+    def _get(self, path: str) -> bytes:
+        try:
+            return self._store.get(path)
+        except ObjectMissing:
+            # A listing fails if all of the store is away for a while, such as a volume.
+            if any(info.name == path for info in self._store.list(path)):
+                message = f"{self._store.url}: {path} is listed, but cannot be read"
+                raise StoreError(message) from None
+            raise
+
+
+def encode_runs(tables: Sequence[pa.Table], topology: str = "") -> bytes:
+    """Runs of one schema as an Arrow IPC file, a batch each; its metadata has the topology and the
+    state format."""
+    metadata = {_TOPOLOGY: topology, _STATE_FORMAT: str(STATE_FORMAT)}
+    schema = tables[0].schema.with_metadata(metadata)
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, schema, options=_OPTIONS) as writer:
+        for table in tables:
+            (batch,) = table.replace_schema_metadata(metadata).combine_chunks().to_batches()
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def decode_runs(data: bytes, topology: str = "") -> list[pa.Table]:
+    """Raises ArrowInvalid, OSError, or ValueError if it belongs to another topology."""
+    reader = pa.ipc.open_file(pa.BufferReader(data))
+    owner = (reader.schema.metadata or {}).get(_TOPOLOGY, b"").decode()
+    if topology and owner and owner != topology:
+        raise ValueError(f"it belongs to topology {owner}, not to {topology}")
+    batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+    return [pa.Table.from_batches([b]).replace_schema_metadata(None) for b in batches]
+
+
+def _named_digest(name: str) -> str:
+    saved = parse_state_name(name)
+    if saved is None:
+        raise StoreError(f"{name} is not the name of a state object")
+    return saved.digest

@@ -1,0 +1,382 @@
+"""The consistency manager of a task: `ConsistencyCore.step(event, now) -> effects`. Pure.
+
+It decides which epochs are processed on the stable branch, and when an epoch is processed without
+an input that is missing, on a fork of the stable state. The stable branch is never rolled back:
+when the inputs are corrected it goes on where it stopped, and its epochs replace the tentative
+ones. One call of the engine is in progress at a time; new input goes first. Does not know the
+engine, the log, or who delivers batches.
+
+Design: docs/design/consistency.md.
+Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import assert_never
+
+from rekindle.consistency.deadlines import Deadlines
+from rekindle.consistency.inputs import Inputs
+from rekindle.consistency.messages import (
+    AnswerPartner,
+    BatchReceived,
+    ConsistencyEffect,
+    ConsistencyInput,
+    ConsistencySettings,
+    DropFork,
+    EmitReconciliationDone,
+    EmitUndo,
+    EndPostponement,
+    ForkState,
+    InvalidInput,
+    MaxDelayChanged,
+    PartnerChanged,
+    PartnerPromised,
+    PartnerRefused,
+    Policy,
+    PostponementRequested,
+    ProcessStable,
+    ProcessTentative,
+    PromiseEnded,
+    RequestPostponement,
+    StableProcessed,
+    TentativeProcessed,
+    UpstreamReported,
+    Woken,
+)
+from rekindle.consistency.partners import Partners, Permission
+from rekindle.consistency.states import ConsistencyEvent, ConsistencyState, consistency_machine
+from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.sunion import Channel
+
+_ARRIVED = {
+    Kind.STABLE: ConsistencyEvent.STABLE_ARRIVED,
+    Kind.TENTATIVE: ConsistencyEvent.TENTATIVE_ARRIVED,
+    Kind.UNDO: ConsistencyEvent.UNDO_ARRIVED,
+    Kind.RECONCILIATION_DONE: ConsistencyEvent.RECONCILIATION_DONE_ARRIVED,
+}
+
+
+@dataclass(slots=True)
+class Fork:
+    """A tentative branch; `last`: its newest epoch, which may be in a call."""
+
+    attempt: int
+    last: int
+    watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class StableCall:
+    began: float
+    through: int
+
+
+@dataclass(frozen=True, slots=True)
+class TentativeCall:
+    due: float
+    attempt: int
+    epoch: int
+
+
+class ConsistencyCore:
+    """One task. `stable_epoch`: the newest one that is out and stable; `buffered`: see
+    `ConsistencySettings`."""
+
+    def __init__(self, settings: ConsistencySettings, next_epoch: int, watermark: int) -> None:
+        """`watermark`: after `next_epoch - 1`."""
+        self.machine = consistency_machine()
+        self.stable_epoch = next_epoch - 1
+        self._settings = settings
+        self._inputs = Inputs(settings, next_epoch, watermark)
+        self._deadlines = Deadlines(settings.delay_fraction, settings.max_delay_s, next_epoch)
+        self._partners = Partners(settings.replica, settings.has_partner, settings.lease_s)
+        self._watermark = watermark  # after `stable_epoch`
+        self._attempt = settings.first_attempt - 1
+        self._fork: Fork | None = None
+        self._call: StableCall | TentativeCall | None = None
+        self._due: tuple[int, float] | None = None  # the epoch that is due, and since when
+        self._progress_at = -math.inf  # of the correction
+        self._corrected_through: int | None = None  # by the inputs, if less than was tentative
+        self._now = -math.inf
+
+    # -- what others may know --------------------------------------------------------------------
+
+    @property
+    def state(self) -> ConsistencyState:
+        return self.machine.state
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        return tuple(self._inputs.channels)
+
+    @property
+    def tentative_epoch(self) -> int | None:
+        """The newest epoch of the tentative branch, if there is one."""
+        return self._fork.last if self._fork is not None else None
+
+    def missing(self) -> tuple[Channel, ...]:
+        """The channels that the next stable epoch waits for."""
+        return self._inputs.missing()
+
+    def buffered(self) -> tuple[int, int]:
+        """Epochs and bytes of rows that are kept, in all buffers."""
+        return self._inputs.buffered()
+
+    def may_read(self, channel: Channel, live: bool = False) -> bool:
+        """Whether a subscription may deliver more. One that has what is needed next always may,
+        unless complete epochs wait; so no bound blocks another."""
+        if live:
+            return self._inputs.may_read_live(channel, self._live_epoch())
+        return self._inputs.may_read(channel)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When something is decided if no event comes before."""
+        return min((at for at in self._wakes() if at > self._now and at != math.inf), default=None)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def step(self, event: ConsistencyInput, now: float) -> list[ConsistencyEffect]:
+        """Raises InvalidTransition, InvalidInput, Diverged."""
+        self._now = now
+        effects = self._handle(event, now)
+        match self.state:
+            case ConsistencyState.UP_FAILURE:
+                effects += self._try_to_stabilize(now)
+            case ConsistencyState.STABILIZATION:
+                effects += self._follow_stabilization(now)
+        effects += self._schedule(now)
+        effects += self._inputs.subscribe(
+            self.state is not ConsistencyState.STABLE,
+            self._deadlines.max_delay_s is not None,
+            self._live_epoch(),
+        )
+        self._deadlines.forget_before(self._live_epoch(), now)
+        return effects
+
+    def _handle(self, event: ConsistencyInput, now: float) -> list[ConsistencyEffect]:
+        happened = ConsistencyEvent
+        match event:
+            case BatchReceived(channel, batch, live):
+                self._batch_received(channel, batch, live, now)
+            case UpstreamReported(channel, stable, tentative):
+                self.machine.step(happened.UPSTREAM_REPORTED)
+                self._inputs.channels[channel].reported(stable, tentative)
+            case StableProcessed(through):
+                self.machine.step(happened.STABLE_PROCESSED)
+                self._stable_processed(through, now)
+            case TentativeProcessed(attempt, epoch):
+                self.machine.step(happened.TENTATIVE_PROCESSED)
+                self._tentative_processed(attempt, epoch, now)
+            case PostponementRequested(replica, lease_s):
+                promised = self._partners.requested(replica, lease_s, self.state, now)
+                self.machine.step(happened.POSTPONEMENT_REQUESTED)
+                return [AnswerPartner(promised, lease_s)]
+            case PromiseEnded():
+                self.machine.step(happened.PROMISE_ENDED)
+                self._partners.promise_ended()
+            case PartnerPromised(lease_s):
+                self.machine.step(happened.PARTNER_PROMISED)
+                self._partners.promised(lease_s)
+            case PartnerRefused():
+                self.machine.step(happened.PARTNER_REFUSED)
+                self._partners.refused(now)
+            case PartnerChanged(present):
+                self.machine.step(happened.PARTNER_CHANGED)
+                self._partners.changed(present)
+            case MaxDelayChanged(max_delay_s):
+                self.machine.step(happened.MAX_DELAY_CHANGED)
+                self._deadlines.max_delay_s = max_delay_s
+            case Woken():
+                pass
+            case _:
+                assert_never(event)
+        return []
+
+    def _batch_received(self, channel: Channel, batch: EpochBatch, live: bool, now: float) -> None:
+        self.machine.step(_ARRIVED[batch.kind])
+        if self._inputs.receive(channel, batch, live):
+            self._progress_at = now
+        if batch.kind in (Kind.STABLE, Kind.TENTATIVE):
+            self._deadlines.arrived(batch.epoch, now)
+            if self._deadlines.deadline(batch.epoch) > now:
+                self._inputs.channels[channel].failed = False
+
+    def _stable_processed(self, through: int, now: float) -> None:
+        call, self._call = self._call, None
+        if not isinstance(call, StableCall) or not self.stable_epoch < through <= call.through:
+            raise InvalidInput(f"stable epoch {through} was processed, the call was {call}")
+        self._watermark = self._inputs.processed(through)
+        self.stable_epoch = through
+        self._progress_at = now
+        self._inputs.live.advance(self._live_epoch())
+        if self.state is ConsistencyState.STABLE:
+            self._deadlines.processed(now - call.began)
+
+    def _tentative_processed(self, attempt: int, epoch: int, now: float) -> None:
+        call, self._call = self._call, None
+        if not isinstance(call, TentativeCall) or (attempt, epoch) != (call.attempt, call.epoch):
+            raise InvalidInput(f"tentative epoch {epoch} was processed, the call was {call}")
+        self._deadlines.processed(now - call.due)
+
+    # -- from UP_FAILURE to STABILIZATION --------------------------------------------------------
+
+    def _try_to_stabilize(self, now: float) -> list[ConsistencyEffect]:
+        """Not while an epoch is being processed: UNDO follows what it undoes."""
+        corrected = self._inputs.are_corrected(self._tentative_through(), self.stable_epoch + 1)
+        if self._call is not None or not corrected:
+            return []
+        match self._partners.permission(now):
+            case Permission.WAIT:
+                return []
+            case Permission.ASK:
+                self._partners.asked(now)
+                return [RequestPostponement(self._partners.lease_s)]
+            case Permission.BEGIN:
+                return self._stabilize(now)
+
+    def _tentative_through(self) -> int:
+        """The newest epoch that has to be corrected."""
+        last = self._fork.last if self._fork is not None else self.stable_epoch
+        return max(last, self.stable_epoch + 1)
+
+    def _stabilize(self, now: float) -> list[ConsistencyEffect]:
+        self.machine.step(ConsistencyEvent.INPUTS_CORRECTED)
+        self._progress_at = now
+        self._corrected_through = self._inputs.corrected_through(self._tentative_through())
+        return [EmitUndo(self.stable_epoch + 1), *self._inputs.read_again()]
+
+    # -- the end of STABILIZATION ----------------------------------------------------------------
+
+    def _follow_stabilization(self, now: float) -> list[ConsistencyEffect]:
+        effects: list[ConsistencyEffect] = []
+        if self._partners.renewal_due(now):
+            self._partners.asked(now)
+            effects.append(RequestPostponement(self._partners.lease_s))
+        fork = self._fork
+        if isinstance(self._call, TentativeCall):
+            return effects
+        if fork is not None and fork.last <= self.stable_epoch:
+            effects += self._drop_fork()
+        if self._call is not None or self._inputs.has_ready:
+            return effects
+        if self._is_interrupted() or now >= self._stalled_at():
+            return [*effects, *self._fail_again(now)]
+        if self._fork is None and self._deadlines.deadline(self.stable_epoch + 1) > now:
+            return [*effects, *self._end(ConsistencyEvent.RECONCILED, now)]
+        return effects
+
+    def _is_interrupted(self) -> bool:
+        """An input was corrected only in part before it failed again, and that part is done."""
+        corrected = self._corrected_through
+        done = corrected is not None and self.stable_epoch >= corrected
+        return done and self._fork is not None and self._inputs.are_missing_upstream()
+
+    def _stalled_at(self) -> float:
+        """When the next stable epoch has waited too long for a channel."""
+        next_epoch = self._inputs.next_epoch
+        if next_epoch > self._deadlines.newest:
+            return math.inf
+        since = max(self._deadlines.first_arrival(next_epoch), self._progress_at)
+        return since + self._deadlines.wait_s
+
+    def _fail_again(self, now: float) -> list[ConsistencyEffect]:
+        effects = self._end(ConsistencyEvent.INPUT_FAILED_AGAIN, now)
+        self._inputs.forget_announcements()
+        return effects
+
+    def _end(self, event: ConsistencyEvent, now: float) -> list[ConsistencyEffect]:
+        self.machine.step(event)
+        self._corrected_through = None
+        effects: list[ConsistencyEffect] = [EmitReconciliationDone(self.stable_epoch)]
+        return [*effects, EndPostponement()] if self._partners.ended(now) else effects
+
+    def _drop_fork(self) -> list[ConsistencyEffect]:
+        assert self._fork is not None
+        attempt, self._fork, self._due = self._fork.attempt, None, None
+        self._inputs.live.advance(self._live_epoch())
+        return [DropFork(attempt)]
+
+    # -- which epoch next ------------------------------------------------------------------------
+
+    def _schedule(self, now: float) -> list[ConsistencyEffect]:
+        """New input goes first, where the stable branch is not there yet."""
+        self._note_due(now)
+        if self._call is not None:
+            return []
+        is_failure = self.state is ConsistencyState.UP_FAILURE
+        is_stable_next = self._fork is None and self._inputs.has_ready and not is_failure
+        if self._due is None or is_stable_next:
+            return self._process_stable(now)
+        effects: list[ConsistencyEffect] = []
+        if self.state is ConsistencyState.STABILIZATION and self._fork is None:
+            effects += self._fail_again(now)  # the stable branch is here, and an input is missing
+        return [*effects, *self._process_tentative(now)]
+
+    def _process_stable(self, now: float) -> list[ConsistencyEffect]:
+        if self.state is ConsistencyState.UP_FAILURE or not self._inputs.has_ready:
+            return []
+        epochs = self._inputs.ready(self._settings.max_call_epochs)
+        self._call = StableCall(now, epochs[-1].epoch)
+        return [ProcessStable(epochs)]
+
+    def _process_tentative(self, now: float) -> list[ConsistencyEffect]:
+        assert self._due is not None
+        if self.state is ConsistencyState.STABLE:
+            self._inputs.forget_announcements()
+        self.machine.step(ConsistencyEvent.TENTATIVE_DUE)
+        (epoch, due), self._due = self._due, None
+        effects: list[ConsistencyEffect] = []
+        fork = self._fork
+        if fork is None:
+            self._attempt += 1
+            fork = self._fork = Fork(self._attempt, self.stable_epoch, self._watermark)
+            effects.append(ForkState(fork.attempt, self.stable_epoch))
+        if self._deadlines.deadline(epoch) <= now:
+            self._inputs.fail_awaited(epoch)
+        formed, present = self._inputs.live.form(epoch, fork.watermark)
+        fork.last, fork.watermark = epoch, formed.watermark
+        self._inputs.live.advance(epoch + 1)
+        self._call = TentativeCall(due, fork.attempt, epoch)
+        return [*effects, ProcessTentative(fork.attempt, formed, present)]
+
+    def _live_epoch(self) -> int:
+        """The next epoch of new input."""
+        last = self._fork.last if self._fork is not None else self.stable_epoch
+        return max(last, self.stable_epoch) + 1
+
+    def _note_due(self, now: float) -> None:
+        epoch = self._live_epoch()
+        if now < self._due_at(epoch, now):
+            self._due = None
+        elif self._due is None or self._due[0] != epoch:
+            self._due = (epoch, now)
+
+    def _due_at(self, epoch: int, now: float) -> float:
+        """When an epoch is processed with what is there; infinite if it has to wait."""
+        policy = self._policy(now)
+        deadline = self._deadlines.deadline(epoch)
+        if policy is Policy.SUSPEND or deadline == math.inf or not self._inputs.can_form(epoch):
+            return math.inf
+        waits = self._fork is None or self._inputs.awaits_any(epoch)
+        return deadline if policy is Policy.DELAY or waits else -math.inf
+
+    def _policy(self, now: float) -> Policy:
+        match self.state:
+            case ConsistencyState.STABLE:
+                return Policy.DELAY  # the first line of defence (section 5.1)
+            case ConsistencyState.UP_FAILURE:
+                return self._settings.during_failure
+            case ConsistencyState.STABILIZATION:
+                served = self._partners.served(now)
+                return Policy.SUSPEND if served else self._settings.during_stabilization
+
+    def _wakes(self) -> list[float]:
+        wakes = [self._due_at(self._live_epoch(), self._now)]
+        if self.state is not ConsistencyState.STABLE:
+            wakes += self._partners.wakes()
+        if self.state is ConsistencyState.STABILIZATION:
+            wakes.append(self._stalled_at())
+        return wakes

@@ -1,0 +1,82 @@
+"""How long an epoch may wait for missing inputs. Pure.
+
+An epoch waits min(alpha * X, X - p99) from the moment when something of it arrived first: X is
+`maxDelay`, alpha is `availability.delayFraction`, p99 is of the time from when an epoch is due to
+when it is out. What is remembered is bounded: of epochs whose wait is over only that it is.
+
+Design: docs/design/consistency.md#deadlines.
+Paper: DPC (Balazinska et al. 2005), sections 2 and 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+
+SAMPLES = 128
+"""Processing times of which p99 is taken."""
+
+
+class Deadlines:
+    """`max_delay_s`: None if it is infinite. Times are the caller's, in seconds."""
+
+    def __init__(self, delay_fraction: float, max_delay_s: float | None, next_epoch: int) -> None:
+        self.max_delay_s = max_delay_s
+        self._delay_fraction = delay_fraction
+        self._took_s: deque[float] = deque(maxlen=SAMPLES)
+        self._p99_s = 0.0
+        self._expired_through = next_epoch - 1
+        self._epochs: list[int] = []  # growing; the newest one of each arrival of new epochs
+        self._times: list[float] = []
+
+    @property
+    def wait_s(self) -> float:
+        if self.max_delay_s is None:
+            return math.inf
+        return max(
+            0.0, min(self._delay_fraction * self.max_delay_s, self.max_delay_s - self._p99_s)
+        )
+
+    @property
+    def newest(self) -> int:
+        """The newest epoch of which something has arrived."""
+        return self._epochs[-1] if self._epochs else self._expired_through
+
+    def processed(self, took_s: float) -> None:
+        self._took_s.append(took_s)
+        ordered = sorted(self._took_s)
+        self._p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1]
+
+    def arrived(self, epoch: int, now: float) -> None:
+        """Something of an epoch has arrived. Channels deliver in order, so no older epoch can
+        begin later."""
+        if epoch > self.newest:
+            self._epochs.append(epoch)
+            self._times.append(now)
+
+    def first_arrival(self, epoch: int) -> float:
+        """Infinite if nothing has arrived; minus infinity if its wait is long over."""
+        if epoch <= self._expired_through:
+            return -math.inf
+        at = bisect_left(self._epochs, epoch)
+        return self._times[at] if at < len(self._times) else math.inf
+
+    def deadline(self, epoch: int) -> float:
+        """Infinite if nothing has arrived, or `maxDelay` is infinite."""
+        wait_s, first = self.wait_s, self.first_arrival(epoch)
+        return math.inf if math.inf in (wait_s, first) else first + wait_s
+
+    def forget_before(self, epoch: int, now: float) -> None:
+        """Forget the epochs before this one whose wait is over."""
+        wait_s = self.wait_s
+        forgotten = 0
+        while (
+            forgotten < len(self._epochs)
+            and self._epochs[forgotten] < epoch
+            and (wait_s == math.inf or self._times[forgotten] + wait_s <= now)
+        ):
+            forgotten += 1
+        if forgotten:
+            self._expired_through = self._epochs[forgotten - 1]
+            del self._epochs[:forgotten], self._times[:forgotten]

@@ -1,0 +1,204 @@
+"""What a task has received of its inputs, and what it reads next. Pure.
+
+Joins the two unions, the complete epochs that wait for the stable branch, and what is known of each
+channel; keeps their bounds, and begins and ends live subscriptions. Does not know the states of the
+consistency manager.
+
+Design: docs/design/consistency.md#channels.
+Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rekindle.consistency.channels import ChannelState
+from rekindle.consistency.live_union import LiveUnion
+from rekindle.consistency.messages import (
+    ConsistencySettings,
+    InvalidInput,
+    ReadAgain,
+    ReadLive,
+    StopLive,
+)
+from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
+from rekindle.streams.sunion import Channel, SUnion
+
+
+class Inputs:
+    """`channels`: in merge order; `live`: the epochs of the tentative branch."""
+
+    def __init__(self, settings: ConsistencySettings, next_epoch: int, watermark: int) -> None:
+        self._settings = settings
+        self._union = SUnion(settings.inputs, next_epoch, watermark, settings.read_ahead_bytes)
+        self._ready: deque[EpochInput] = deque()
+        self._ready_bytes = 0
+        self.live = LiveUnion(settings.inputs, settings.schemas, next_epoch)
+        self.channels = {
+            c: ChannelState(next_epoch - 1, next_epoch - 1) for c in self._union.channels
+        }
+
+    @property
+    def next_epoch(self) -> int:
+        """The first one that is not complete."""
+        return self._union.next_epoch
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether complete epochs wait for the stable branch."""
+        return bool(self._ready)
+
+    def ready(self, at_most: int) -> tuple[EpochInput, ...]:
+        return tuple(self._ready)[:at_most]
+
+    def missing(self) -> tuple[Channel, ...]:
+        """The channels that `next_epoch` waits for."""
+        return self._union.missing()
+
+    def buffered(self) -> tuple[int, int]:
+        """Epochs and bytes of rows, in all buffers."""
+        ahead = [c.received + 1 - self.next_epoch for c in self.channels.values()]
+        live = [self.live.buffered(c) for c in self.channels]
+        return (
+            len(self._ready) + sum(ahead) + sum(epochs for epochs, _ in live),
+            self._ready_bytes + self._union.buffered_bytes + sum(size for _, size in live),
+        )
+
+    def is_full(self) -> bool:
+        """Whether no more complete epochs may wait."""
+        settings = self._settings
+        return (
+            self._ready_bytes >= settings.read_ahead_bytes
+            or len(self._ready) >= settings.max_buffered_epochs
+        )
+
+    # -- what comes, and what is done ------------------------------------------------------------
+
+    def receive(self, channel: Channel, batch: EpochBatch, live: bool) -> bool:
+        """Whether the next epoch has made progress. Raises InvalidInput if a stable epoch was left
+        out, Diverged."""
+        state, progress = self.channels[channel], False
+        match batch.kind:
+            case Kind.STABLE:
+                if not live:
+                    progress = self._receive_stable(channel, batch)
+                state.stable_received(batch.epoch, live)
+            case Kind.TENTATIVE:
+                state.tentative_received(batch.epoch)
+            case Kind.UNDO:
+                state.undone(batch.epoch)
+                self.live.undo(channel, batch.epoch)
+                return False
+            case Kind.RECONCILIATION_DONE:
+                state.corrected(batch.epoch)
+                return False
+        if live and state.live_next is not None:
+            state.live_next = max(state.live_next, batch.epoch + 1)
+        self.live.add(channel, batch)
+        return progress
+
+    def _receive_stable(self, channel: Channel, batch: EpochBatch) -> bool:
+        received = self.channels[channel].received
+        if batch.epoch > received + 1:
+            raise InvalidInput(
+                f"stable epoch {batch.epoch} of stream {batch.stream}/{batch.partition} follows "
+                f"{received}: epochs between them are missing"
+            )
+        progress = batch.epoch == self.next_epoch
+        for complete in self._union.add(channel, batch):
+            self._ready.append(complete)
+            self._ready_bytes += complete.nbytes
+        return progress
+
+    def processed(self, through: int) -> int:
+        """Drop the complete epochs through this one; returns the watermark after it."""
+        while True:
+            epoch = self._ready.popleft()
+            self._ready_bytes -= epoch.nbytes
+            if epoch.epoch == through:
+                return epoch.watermark
+
+    def forget_announcements(self) -> None:
+        """What missing channels have announced did not come."""
+        for channel in self.missing():
+            self.channels[channel].lost()
+
+    # -- corrections -----------------------------------------------------------------------------
+
+    def are_corrected(self, through: int, next_epoch: int) -> bool:
+        """Also if no more can be buffered: then only the stable branch makes space."""
+        corrected = (c.is_corrected(through, next_epoch) for c in self.channels.values())
+        return self.is_full() or all(corrected)
+
+    def corrected_through(self, through: int) -> int | None:
+        """How far a correction that upstreams have ended reaches; None if it is all."""
+        ended = [c.corrected_through for c in self.channels.values() if c.stable < through]
+        return None if self.is_full() else min(ended, default=None)
+
+    def are_missing_upstream(self) -> bool:
+        """Whether an upstream does not have the next epoch either."""
+        return any(self.channels[c].stable < self.next_epoch for c in self.missing())
+
+    # -- the tentative branch --------------------------------------------------------------------
+
+    def is_awaited(self, channel: Channel, epoch: int) -> bool:
+        return not (self.live.has(channel, epoch) or self.live.passed(channel, epoch))
+
+    def awaits_any(self, epoch: int) -> bool:
+        """Whether a channel that has not failed may still bring the epoch."""
+        return any(self.is_awaited(c, epoch) and not s.failed for c, s in self.channels.items())
+
+    def fail_awaited(self, epoch: int) -> None:
+        """The epoch is processed without the channels that have not brought it in time."""
+        for channel, state in self.channels.items():
+            state.failed |= self.is_awaited(channel, epoch)
+
+    def can_form(self, epoch: int) -> bool:
+        """Whether an epoch has all of its blocking inputs."""
+        blocking = (c for c in self.channels if c.input in self._settings.blocking)
+        return all(self.live.has(channel, epoch) for channel in blocking)
+
+    # -- subscriptions ---------------------------------------------------------------------------
+
+    def may_read(self, channel: Channel) -> bool:
+        """Whether the stable subscription may deliver more. A channel that lacks the next epoch
+        always may, unless complete epochs wait."""
+        ahead = self.channels[channel].received + 1 - self.next_epoch
+        return (
+            not self.is_full()
+            and self._union.has_buffer_space(channel)
+            and ahead < self._settings.max_buffered_epochs
+        )
+
+    def may_read_live(self, channel: Channel, live_epoch: int) -> bool:
+        """Whether the live subscription may. A channel that lacks `live_epoch` always may."""
+        epochs, size = self.live.buffered(channel)
+        full = epochs >= self._settings.max_buffered_epochs or size >= self._union.channel_bytes
+        needed = not self.live.has(channel, live_epoch)
+        return self.channels[channel].live_next is not None and (needed or not full)
+
+    def subscribe(self, forked: bool, finite: bool, live_epoch: int) -> list[ReadLive | StopLive]:
+        """A channel is read live when its upstream is tentative; after a fork also when its stable
+        epochs come too late for the tentative branch, and when no more of them can be kept.
+        `finite`: whether there are tentative epochs at all."""
+        effects: list[ReadLive | StopLive] = []
+        for channel, state in self.channels.items():
+            behind = state.stable >= live_epoch > state.received + 1
+            kept = state.live_next is not None
+            after_fork = forked and (kept or behind or not self.may_read(channel))
+            wanted = finite and (state.is_tentative or after_fork)
+            if wanted and not kept:
+                state.live_next = max(state.received + 1, live_epoch)
+                effects.append(ReadLive(channel, state.live_next))
+            elif kept and not wanted:
+                state.live_next = None
+                effects.append(StopLive(channel))
+        return effects
+
+    def read_again(self) -> list[ReadAgain]:
+        """What came live and was not kept."""
+        return [
+            ReadAgain(channel, state.received + 1)
+            for channel, state in self.channels.items()
+            if state.live_next is not None and state.received + 1 < state.live_next
+        ]

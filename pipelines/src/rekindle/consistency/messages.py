@@ -1,0 +1,255 @@
+"""The settings, events and effects of the consistency manager. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pyarrow as pa
+
+from rekindle.errors import RekindleError
+from rekindle.streams.epochs import EpochBatch, EpochInput
+from rekindle.streams.sunion import Channel
+
+
+class InvalidInput(RekindleError):
+    """An event that contradicts the effects before it: a bug in the task."""
+
+
+class Policy(StrEnum):
+    """What is done with new input: processed at once, as late as is allowed, or not."""
+
+    PROCESS = "Process"
+    DELAY = "Delay"
+    SUSPEND = "Suspend"  # during stabilization only
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencySettings:
+    """`inputs`: the partitions read, for each input; `blocking`: indices of inputs without which
+    no epoch is processed (a join with `whenMissing: Block`); `max_delay_s`: None if infinite.
+
+    What is buffered is bounded in bytes of rows (`read_ahead_bytes`, as for `SUnion`, and the same
+    again in complete epochs and for the tentative branch) and in epochs of each channel.
+    """
+
+    inputs: Sequence[Sequence[int]]
+    schemas: Sequence[pa.Schema]
+    blocking: frozenset[int] = frozenset()
+    max_delay_s: float | None = None
+    delay_fraction: float = 0.9
+    during_failure: Policy = Policy.PROCESS
+    during_stabilization: Policy = Policy.PROCESS
+    first_attempt: int = 1
+    replica: int = 0
+    has_partner: bool = False
+    lease_s: float = 10.0
+    read_ahead_bytes: int = 256 << 20
+    max_buffered_epochs: int = 1024
+    max_call_epochs: int = 64
+
+    def __post_init__(self) -> None:
+        if self.during_failure is Policy.SUSPEND:
+            raise ValueError("during a failure, input cannot be suspended: use an infinite delay")
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceived:
+    """A batch of a channel; an UNDO names the first epoch undone, a REC_DONE the last one
+    corrected. `live`: from the subscription that `ReadLive` began, which delivers all kinds in the
+    upstream's order. The other one delivers stable epochs in order, without gaps, and REC_DONE."""
+
+    channel: Channel
+    batch: EpochBatch
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamReported:
+    """The newest stable and the newest tentative epoch that the channel's upstream can deliver."""
+
+    channel: Channel
+    stable: int
+    tentative: int
+
+
+@dataclass(frozen=True, slots=True)
+class StableProcessed:
+    """The stable epochs through this one are in the log."""
+
+    through: int
+
+
+@dataclass(frozen=True, slots=True)
+class TentativeProcessed:
+    """The tentative epoch is in the branch of its attempt."""
+
+    attempt: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PostponementRequested:
+    """A partner wants to stabilize while this replica serves, for at most `lease_s` from now."""
+
+    replica: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseEnded:
+    """The partner no longer needs what was promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerPromised:
+    """The partner serves for `lease_s` from when it was asked."""
+
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerRefused:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerChanged:
+    """Whether there is a partner that serves readers."""
+
+    present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MaxDelayChanged:
+    """The spec was edited, or the task is catching up: then it is infinite."""
+
+    max_delay_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Time has passed."""
+
+
+ConsistencyInput = (
+    BatchReceived
+    | UpstreamReported
+    | StableProcessed
+    | TentativeProcessed
+    | PostponementRequested
+    | PromiseEnded
+    | PartnerPromised
+    | PartnerRefused
+    | PartnerChanged
+    | MaxDelayChanged
+    | Woken
+)
+
+# -- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStable:
+    """Process the first of these complete epochs on the stable branch, and append the output to the
+    log."""
+
+    epochs: Sequence[EpochInput]
+
+
+@dataclass(frozen=True, slots=True)
+class ForkState:
+    """Begin a tentative branch with the stable state after an epoch."""
+
+    attempt: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTentative:
+    """Process an epoch on a tentative branch; `channels`: those that it consists of."""
+
+    attempt: int
+    epoch: EpochInput
+    channels: tuple[Channel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropFork:
+    """Forget the state of a tentative branch. Its output stays readable until retention drops
+    it."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmitUndo:
+    """Tell readers that tentative epochs from this one on are about to be corrected."""
+
+    from_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmitReconciliationDone:
+    """Tell readers that all is corrected through this epoch."""
+
+    through: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLive:
+    """Read the newest version of each epoch, stable or tentative, with UNDO and REC_DONE."""
+
+    channel: Channel
+    from_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopLive:
+    channel: Channel
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """Stable epochs from this one on were not kept: read them from the upstream's log."""
+
+    channel: Channel
+    from_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPostponement:
+    """Ask the partner to serve while this replica stabilizes."""
+
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndPostponement:
+    """Tell the partner that it need not serve for this replica any longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPartner:
+    promised: bool
+    lease_s: float
+
+
+ConsistencyEffect = (
+    ProcessStable
+    | ForkState
+    | ProcessTentative
+    | DropFork
+    | EmitUndo
+    | EmitReconciliationDone
+    | ReadLive
+    | StopLive
+    | ReadAgain
+    | RequestPostponement
+    | EndPostponement
+    | AnswerPartner
+)

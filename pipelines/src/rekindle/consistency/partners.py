@@ -1,0 +1,107 @@
+"""Which of two replicas stabilizes first, while the other serves. Pure.
+
+A replica asks its partner before it stabilizes; the partner's promise is a lease, counted by the
+one who asked from when it asked, and by the one who promised from when it was asked, so that it
+ends earlier for the first. Of two that ask at the same time, the lower index goes first. A partner
+that does not answer is not waited for.
+
+Design: docs/design/consistency.md#replicas.
+Paper: DPC (Balazinska et al. 2005), section 3.4.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, auto
+
+from rekindle.consistency.states import ConsistencyState
+
+ANSWER_S = 1.0
+"""How long an answer is waited for."""
+RETRY_S = 1.0
+"""How long after a refusal the partner is asked again."""
+
+
+class Permission(Enum):
+    BEGIN = auto()
+    ASK = auto()
+    WAIT = auto()
+
+
+class Partners:
+    """The leases of one replica."""
+
+    def __init__(self, replica: int, present: bool, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._replica = replica
+        self._present = present
+        self._asked_at: float | None = None
+        self._retry_at = -math.inf
+        self._promised_until = -math.inf
+        self._served_until = -math.inf
+
+    def permission(self, now: float) -> Permission:
+        """Whether this replica may begin to stabilize."""
+        if now < self._promised_until:
+            return Permission.WAIT
+        if not self._present or now < self._served_until:
+            return Permission.BEGIN
+        if self._asked_at is not None:
+            no_answer = now >= self._asked_at + ANSWER_S
+            return Permission.BEGIN if no_answer else Permission.WAIT
+        return Permission.WAIT if now < self._retry_at else Permission.ASK
+
+    def asked(self, now: float) -> None:
+        self._asked_at = now
+
+    def served(self, now: float) -> bool:
+        """Whether the partner serves in place of this replica."""
+        return now < self._served_until
+
+    def renewal_due(self, now: float) -> bool:
+        """Half of the lease has passed."""
+        return self.served(now) and self._asked_at is None and now >= self._renew_at()
+
+    def _renew_at(self) -> float:
+        return self._served_until - self.lease_s / 2
+
+    def wakes(self) -> list[float]:
+        times = [self._promised_until, self._served_until, self._retry_at, self._renew_at()]
+        return [*times, self._asked_at + ANSWER_S] if self._asked_at is not None else times
+
+    def requested(self, by: int, lease_s: float, state: ConsistencyState, now: float) -> bool:
+        """Whether this replica promises to serve."""
+        goes_first = self._asked_at is not None and self._replica < by
+        if state is ConsistencyState.STABILIZATION or (
+            state is ConsistencyState.UP_FAILURE and goes_first
+        ):
+            return False
+        self._asked_at = None
+        self._promised_until = max(self._promised_until, now + lease_s)
+        return True
+
+    def promise_ended(self) -> None:
+        self._promised_until = -math.inf
+
+    def promised(self, lease_s: float) -> None:
+        if self._asked_at is not None:
+            self._served_until = self._asked_at + lease_s
+            self._asked_at = None
+
+    def refused(self, now: float) -> None:
+        if self._asked_at is not None:
+            self._asked_at = None
+            self._retry_at = now + RETRY_S
+
+    def changed(self, present: bool) -> None:
+        """All leases are void if the partner is lost."""
+        self._present = present
+        if not present:
+            self._asked_at = None
+            self._promised_until = self._served_until = self._retry_at = -math.inf
+
+    def ended(self, now: float) -> bool:
+        """This replica has stabilized, or stopped to. Whether the partner has to be told."""
+        was_served = self.served(now)
+        self._asked_at, self._served_until = None, -math.inf
+        return was_served

@@ -1,0 +1,52 @@
+"""Which replica is the donor, and which newcomers wait for others. Pure.
+
+Design: docs/design/state-movement.md#choosing-a-donor, docs/design/state-movement.md#order.
+Paper: Flux (Shah et al. 2004), section 5.3: partitions are recovered one by one, bottom-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from rekindle.coordinator.model import Partition
+from rekindle.coordinator.movement.views import DonorBoot, ReplicaView, Views
+from rekindle.exchange.state_mover.messages import Replica
+from rekindle.protocol import TaskPhase
+
+
+def usable_donors(
+    newcomer: ReplicaView, views: Views, failed: Collection[DonorBoot]
+) -> list[ReplicaView]:
+    """Replicas that could give the newcomer their state: Live, trusted, of the same engine. Not in
+    `failed`, which names donors of earlier attempts."""
+    return [
+        view
+        for view in views.of(newcomer.partition)
+        if view.replica != newcomer.replica
+        and views.is_current(view)
+        and view.phase is TaskPhase.LIVE
+        and view.trusted
+        and view.engine == newcomer.engine
+        and (view.replica, view.boot) not in failed
+    ]
+
+
+def choose(
+    donors: Collection[ReplicaView],
+    busy: Mapping[Replica, int],
+    per_donor: int,
+    failed: Collection[DonorBoot],
+) -> ReplicaView | None:
+    """One that is heard and free: rather one that stays than one that retires, then one of which no
+    earlier boot has failed, then the one that is furthest ahead."""
+    restarted = {replica for replica, _ in failed}
+    free = [v for v in donors if not v.suspected and busy.get(v.replica, 0) < per_donor]
+    return min(
+        free, key=lambda v: (v.retiring, v.replica in restarted, -v.epoch, v.slot.key), default=None
+    )
+
+
+def waits_for_inputs(partition: Partition, views: Views, in_session: Collection[Partition]) -> bool:
+    """Whether a newcomer of an input is before this one: state moves from the sources to the
+    sinks."""
+    return any(source in in_session for source in views.inputs.get(partition, ()))

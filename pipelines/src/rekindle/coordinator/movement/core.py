@@ -1,0 +1,287 @@
+"""State movements as one pure state machine: `step(event, now) -> effects`, `directive_for`.
+
+Decides which newcomers get their state from a donor and which restore from a checkpoint, in which
+order, from whom, and when a session is given up. Nothing is stored: sessions of an earlier
+coordinator are adopted from what newcomers report. A hold outlives its session until the newcomer's
+own response proves that it is not needed, or its process cannot be running any more.
+
+Design: docs/design/state-movement.md#the-coordinators-side.
+Paper: Flux (Shah et al. 2004), sections 3.5, 5.3.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from rekindle.coordinator.checkpoints.retention import Progress as RetentionProgress
+from rekindle.coordinator.model import Partition, PollNow, partition_of
+from rekindle.coordinator.movement.choice import choose, usable_donors, waits_for_inputs
+from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
+from rekindle.coordinator.movement.session import Movement, MovementLimits, has_left
+from rekindle.coordinator.movement.views import Directive, ReplicaView, Views
+from rekindle.exchange.state_mover.messages import Replica, Session, Version
+from rekindle.protocol import TaskPhase
+
+_IN_SESSION = (
+    MovementPhase.QUEUED,
+    MovementPhase.HOLDING,
+    MovementPhase.MOVING,
+    MovementPhase.ABANDONING,
+)
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasObserved:
+    """All replicas that may be running. To be fed once all that were ready have responded, or the
+    coordinator no longer waits for them. `wanted`: replicas of each segment."""
+
+    views: Views
+    wanted: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    pass
+
+
+MovementCoreEvent = ReplicasObserved | TimePassed
+
+
+# -- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NoteMovement:
+    """For log and report: a newcomer's phase has changed, and why."""
+
+    replica: Replica
+    phase: MovementPhase
+    reason: str = ""
+
+
+MovementEffect = PollNow | NoteMovement
+
+
+class MovementCore:
+    """All state movements of one topology. `fence`: of this coordinator."""
+
+    def __init__(self, fence: int, limits: MovementLimits | None = None) -> None:
+        self._fence = fence
+        self._limits = limits or MovementLimits()
+        self._numbers = 0
+        self._views = Views()
+        self._wanted: Mapping[str, int] = {}
+        self._movements: dict[Replica, Movement] = {}
+        self._directives: dict[Replica, Directive] = {}
+
+    def step(self, event: MovementCoreEvent, now: float) -> list[MovementEffect]:
+        """Raises InvalidTransition."""
+        match event:
+            case ReplicasObserved(views, wanted):
+                self._views, self._wanted = views, wanted
+            case TimePassed():
+                pass
+            case _:
+                assert_never(event)
+        before = {replica: m.phase for replica, m in self._movements.items()}
+        self._follow(now)
+        effects = [*self._notes(before)]
+        directives = self._make_directives()
+        changed = {r for r in directives if directives[r] != self._directives.get(r, Directive())}
+        self._directives = directives
+        return [*effects, *(PollNow(r.slot) for r in sorted(changed, key=lambda r: r.slot.key))]
+
+    # -- read when a poll is made, and for floors --------------------------------------------------
+
+    def directive_for(self, replica: Replica) -> Directive:
+        return self._directives.get(replica, Directive())
+
+    def with_holds(self, progress: RetentionProgress) -> RetentionProgress:
+        """The progress from which floors are computed, with the holds of sessions: what a newcomer
+        may need is kept as if it had that position already, and everything while that is not
+        known."""
+        positions = {p: [*at] for p, at in progress.positions.items()}
+        for view in self._views:
+            for hold in view.holds:
+                if self._is_needed(hold.session):
+                    positions.setdefault(partition_of(hold.session.slot), []).append(hold.base - 1)
+        for movement in self._movements.values():
+            if movement.phase.holds and movement.needed is not None:
+                positions.setdefault(movement.partition, []).append(movement.needed - 1)
+        unknown = {
+            m.partition for m in self._movements.values() if m.phase.holds and m.needed is None
+        }
+        return replace(
+            progress,
+            positions={p: tuple(at) for p, at in positions.items()},
+            unknown=progress.unknown | unknown,
+        )
+
+    def phase_of(self, replica: Replica) -> MovementPhase | None:
+        """None if it has had state since this coordinator knows it."""
+        movement = self._movements.get(replica)
+        return movement.phase if movement is not None else None
+
+    def redundancy(self, partition: Partition) -> int:
+        """Replicas that count: Live ones that are trusted, and stay."""
+        return sum(self.counts(view.replica) for view in self._views.of(partition))
+
+    def counts(self, replica: Replica) -> bool:
+        view = self._views.get(replica)
+        if view is None or not self._views.is_current(view) or view.retiring or not view.trusted:
+            return False
+        return view.phase is TaskPhase.LIVE and not view.suspected
+
+    def may_retire(self, replica: Replica) -> bool:
+        """Whether a retiring replica has handed over: as many others count as are wanted."""
+        view = self._views.get(replica)
+        if view is None or not view.retiring:
+            return False
+        return self.redundancy(view.partition) >= self._wanted.get(view.slot.segment, 1)
+
+    # -- following what replicas report ------------------------------------------------------------
+
+    def _follow(self, now: float) -> None:
+        self._end_gone()
+        for view in self._views:
+            if view.boot is not None and view.waits and self._views.is_current(view):
+                known = Movement(view.replica, view.boot, now, Version(self._fence, 0))
+                self._movements.setdefault(view.replica, known)
+        for movement, view in self._with_views():
+            self._follow_one(movement, view, now)
+        self._begin_sessions(now)
+
+    def _end_gone(self) -> None:
+        for movement in [*self._movements.values()]:
+            view = self._views.get(movement.replica)
+            other_boot = view is not None and view.boot not in (None, movement.boot)
+            if view is None or other_boot or not self._views.is_current(view):
+                movement.machine.step(MovementEvent.ENDED)
+                del self._movements[movement.replica]
+
+    def _with_views(self) -> Iterator[tuple[Movement, ReplicaView]]:
+        """In the order of their partitions, sources first."""
+        order = {partition: at for at, partition in enumerate(self._views.inputs)}
+        movements = sorted(
+            self._movements.values(),
+            key=lambda m: (order.get(m.partition, len(order)), m.replica.slot.key),
+        )
+        for movement in movements:
+            view = self._views.get(movement.replica)
+            if view is not None and view.boot is not None:
+                yield movement, view
+
+    def _follow_one(self, movement: Movement, view: ReplicaView, now: float) -> None:
+        phase = movement.phase
+        if phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT):
+            is_live = view.phase is TaskPhase.LIVE
+            if is_live and phase is MovementPhase.STARTED:
+                movement.machine.step(MovementEvent.CAUGHT_UP)
+            elif not is_live and phase is MovementPhase.REDUNDANT:
+                movement.machine.step(MovementEvent.FELL_BEHIND)
+            return
+        if view.restored_from is not None:
+            movement.machine.step(MovementEvent.STARTED)
+            return
+        if phase is MovementPhase.QUEUED:
+            self._adopt(movement, view, now)
+        if movement.phase is MovementPhase.HOLDING:
+            self._confirm(movement, now)
+        if movement.phase in (MovementPhase.HOLDING, MovementPhase.MOVING):
+            reason = movement.why_give_up(view, self._views, self._limits, now)
+            if reason is not None:
+                movement.give_up(reason)
+        if movement.phase is MovementPhase.ABANDONING:
+            assert movement.session is not None
+            if has_left(view, movement.session):
+                movement.machine.step(MovementEvent.LEFT)
+
+    def _adopt(self, movement: Movement, view: ReplicaView, now: float) -> None:
+        report = view.newcomer
+        if report is None or report.progress is None or report.progress.phase.over:
+            return
+        if has_left(view, report.progress.session):
+            return
+        movement.abandoned = report.abandoned
+        movement.adopt(report.progress, self._views.get(report.progress.donor), now)
+
+    def _confirm(self, movement: Movement, now: float) -> None:
+        """The newcomer may go on when all upstream replicas have its hold, at least one of each
+        input."""
+        upstream = self._views.upstream(movement.partition)
+        if not all(upstream):
+            return
+        bases: list[int] = []
+        for view in (view for views in upstream for view in views):
+            base = next((h.base for h in view.holds if h.session == movement.session), None)
+            if base is None:
+                return
+            bases.append(base)
+        movement.confirmed(max(bases, default=0), now)
+
+    # -- beginning sessions ------------------------------------------------------------------------
+
+    def _begin_sessions(self, now: float) -> None:
+        for movement, view in self._with_views():
+            if movement.phase is not MovementPhase.QUEUED:
+                continue
+            donors = usable_donors(view, self._views, movement.failed)
+            exhausted = movement.attempts >= self._limits.attempts or not donors
+            if exhausted or now - movement.known_since >= self._limits.wait_s:
+                movement.machine.step(MovementEvent.EXHAUSTED)
+                continue
+            in_session = {m.partition for m in self._movements.values() if m.phase in _IN_SESSION}
+            if waits_for_inputs(movement.partition, self._views, in_session):
+                continue
+            busy = Counter(m.donor for m in self._movements.values() if m.phase.holds and m.donor)
+            donor = choose(donors, busy, self._limits.per_donor, movement.failed)
+            if donor is not None:
+                self._numbers += 1
+                movement.begin(donor, Version(self._fence, self._numbers), now)
+
+    # -- directives --------------------------------------------------------------------------------
+
+    def _make_directives(self) -> dict[Replica, Directive]:
+        found: dict[Replica, Directive] = {}
+        for movement in self._movements.values():
+            restores = movement.phase is MovementPhase.RESTORING
+            abandoned = None if movement.order is not None else movement.abandoned
+            found[movement.replica] = Directive(movement.order, abandoned, restores)
+        register: dict[Replica, list[Session]] = {}
+        for movement in self._movements.values():
+            if movement.phase.holds and movement.session is not None:
+                for view in (
+                    v for views in self._views.upstream(movement.partition) for v in views
+                ):
+                    register.setdefault(view.replica, []).append(movement.session)
+        for view in self._views:
+            known = [hold.session for hold in view.holds] + [*view.donates]
+            release = tuple(s for s in dict.fromkeys(known) if not self._is_needed(s))
+            registered = tuple(register.get(view.replica, ()))
+            if registered or release:
+                mine = found.get(view.replica, Directive())
+                found[view.replica] = replace(mine, register=registered, release=release)
+        return found
+
+    def _is_needed(self, session: Session) -> bool:
+        """Whether a newcomer may still start from what a session moves, for all that is known."""
+        view = self._views.get(Replica(session.slot, session.incarnation))
+        if view is None or not self._views.is_current(view):
+            return False
+        movement = self._movements.get(view.replica)
+        if movement is not None and movement.session == session:
+            return movement.phase.holds
+        return view.boot is None or not has_left(view, session)
+
+    def _notes(self, before: Mapping[Replica, MovementPhase]) -> Iterator[NoteMovement]:
+        for replica, movement in self._movements.items():
+            if before.get(replica) is not movement.phase:
+                yield NoteMovement(replica, movement.phase, movement.reason)
+        for replica in before.keys() - self._movements.keys():
+            yield NoteMovement(replica, MovementPhase.GONE)

@@ -1,0 +1,120 @@
+"""What the coordinator knows of replicas when it decides about state movements. Pure data.
+
+One view for each incarnation that may be running. Usually that is the newest one of a slot; in a
+planned move it is also the one before it, which is `retiring`.
+
+Design: docs/design/state-movement.md#the-coordinators-side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rekindle.coordinator.model import Partition, partition_of
+from rekindle.exchange.state_mover.messages import (
+    Hold,
+    NewcomerReport,
+    Order,
+    Replica,
+    Session,
+    Version,
+)
+from rekindle.protocol import TaskPhase
+from rekindle.topology.model import Slot
+
+DonorBoot = tuple[Replica, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One incarnation of a slot, as its newest response says; `boot` and `phase` are None before
+    its first one.
+
+    `serves`: readers may read from it; assumed of one that was once ready and has not responded.
+    `trusted`: it is no party to a dispute and has not diverged. `retiring`: it is to be replaced
+    and still runs, as on a node that is drained. `epoch`: of its newest state. `restored_from`: the
+    epoch of the state with which this boot started; None while it has none.
+    """
+
+    slot: Slot
+    incarnation: int
+    boot: str | None = None
+    phase: TaskPhase | None = None
+    serves: bool = False
+    suspected: bool = False
+    trusted: bool = True
+    retiring: bool = False
+    epoch: int = -1
+    restored_from: int | None = None
+    engine: str = ""
+    newcomer: NewcomerReport | None = None
+    holds: tuple[Hold, ...] = ()
+    donates: tuple[Session, ...] = ()
+
+    @property
+    def replica(self) -> Replica:
+        return Replica(self.slot, self.incarnation)
+
+    @property
+    def partition(self) -> Partition:
+        return partition_of(self.slot)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is a newcomer: it runs and has no state."""
+        return self.phase is TaskPhase.WAITING and self.restored_from is None
+
+
+class Views:
+    """The replicas that may be running, and what reads what."""
+
+    def __init__(
+        self,
+        replicas: Iterable[ReplicaView] = (),
+        inputs: Mapping[Partition, Sequence[Partition]] | None = None,
+    ) -> None:
+        """`inputs`: of each partition, the partitions that it reads; sources first."""
+        self._replicas = {view.replica: view for view in replicas}
+        self.inputs = inputs or {}
+        self._newest: dict[Slot, int] = {}
+        self._of: dict[Partition, list[ReplicaView]] = {}
+        for view in self._replicas.values():
+            self._newest[view.slot] = max(view.incarnation, self._newest.get(view.slot, 0))
+            self._of.setdefault(view.partition, []).append(view)
+
+    def __iter__(self) -> Iterator[ReplicaView]:
+        return iter(self._replicas.values())
+
+    def get(self, replica: Replica) -> ReplicaView | None:
+        return self._replicas.get(replica)
+
+    def of(self, partition: Partition) -> Sequence[ReplicaView]:
+        return self._of.get(partition, ())
+
+    def upstream(self, partition: Partition) -> list[list[ReplicaView]]:
+        """Of each partition that it reads, the replicas that readers may read from."""
+        return [
+            [view for view in self.of(source) if view.serves and self.is_current(view)]
+            for source in self.inputs.get(partition, ())
+        ]
+
+    def is_current(self, view: ReplicaView) -> bool:
+        """Whether no newer incarnation has replaced it, or it hands over to that one."""
+        return view.retiring or view.incarnation == self._newest[view.slot]
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """What polls tell one replica about state movements.
+
+    `order`: for a newcomer. `abandoned`: it starts from no session up to this version.
+    `may_restore`: it may get a restore point. `register`: holds, for an upstream replica.
+    `release`: sessions whose holds, or whose pinned state, nobody needs.
+    """
+
+    order: Order | None = None
+    abandoned: Version | None = None
+    may_restore: bool = False
+    register: tuple[Session, ...] = ()
+    release: tuple[Session, ...] = ()

@@ -1,0 +1,116 @@
+"""Reads the state of an operator: the fold of its base and its deltas. Pure.
+
+Design: docs/decisions/0044-window-state.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from rekindle.engine.state.operator import (
+    OperatorState,
+    between,
+    overlaps,
+    page_at,
+    page_start,
+    pages_of,
+)
+from rekindle.engine.state.remote import prefer
+from rekindle.engine.state.runs import (
+    BUCKETS,
+    Run,
+    RunShape,
+    bucket_of,
+    concatenate,
+    fold,
+    int64s,
+    uint64s,
+)
+
+READ_PAGES = 16
+"""Pages that are folded at once: bounds the memory of reading a whole base."""
+ALL_BUCKETS = (0, BUCKETS)
+
+
+def read(
+    shape: RunShape,
+    state: OperatorState,
+    first: int,
+    end: int,
+    buckets: tuple[int, int] = ALL_BUCKETS,
+) -> pa.Table:
+    """The rows of all groups in the panes from `first` (inclusive) to `end`, folded, in the order
+    of runs. `buckets`: only from one to another."""
+    return concatenate(shape, list(portions(shape, state, first, end, buckets)))
+
+
+def portions(
+    shape: RunShape,
+    state: OperatorState,
+    first: int,
+    end: int,
+    buckets: tuple[int, int] = ALL_BUCKETS,
+) -> Iterator[pa.Table]:
+    """What `read` returns, one table for about READ_PAGES pages."""
+    first = max(first, state.first_live_pane_us)
+    if first >= end or not len(state.panes):
+        return
+    low, high = page_at(state, first, 0), page_at(state, end, 0)
+    prefer(_missing(state, (low, high + 1), first, end))
+    for at in range(low, high + 1, READ_PAGES):
+        part = (at, min(at + READ_PAGES, high + 1))
+        yield _read_pages(shape, state, part, first, end, buckets)
+
+
+def _missing(state: OperatorState, part: tuple[int, int], first: int, end: int) -> Iterator[Run]:
+    """The runs that are not here, of those that are read for these panes and pages."""
+    low, high = part
+    through = state.through[low:high].min()
+    deltas = (delta.run for delta in state.deltas if delta.seq > through)
+    for run in (*deltas, *(page.run for page in state.pages[low:high])):
+        if run is not None and not run.is_here and overlaps(run, first, end):
+            yield run
+
+
+def _read_pages(
+    shape: RunShape,
+    state: OperatorState,
+    part: tuple[int, int],
+    first: int,
+    end: int,
+    buckets: tuple[int, int],
+) -> pa.Table:
+    """Part of `read`: the rows that belong to the pages from one to another."""
+    low, high = part
+    tables = []
+    for page in state.pages[low:high]:
+        if page.run is not None and overlaps(page.run, first, end):
+            tables.append(between(page.run, (first, 0), (end, 0)))
+    begin = max((first, 0), page_start(state, low)) if low else (first, 0)
+    until = min((end, 0), page_start(state, high)) if high < len(state.pages) else (end, 0)
+    through = state.through[low:high]
+    for delta in state.deltas:
+        if delta.seq <= through.min() or not overlaps(delta.run, first, end):
+            continue
+        rows = between(delta.run, begin, until)
+        if rows.num_rows and delta.seq <= through.max():
+            panes = int64s(rows.column(0))
+            at = pages_of(state, panes, bucket_of(uint64s(rows.column(1))))
+            rows = rows.filter(pa.array(state.through[at] < delta.seq))
+        tables.append(rows)
+    if buckets != ALL_BUCKETS:
+        tables = [part for rows in tables for part in _in_buckets(rows, buckets)]
+    return fold(shape, tables)
+
+
+def _in_buckets(rows: pa.Table, buckets: tuple[int, int]) -> Iterator[pa.Table]:
+    """Slices of the rows of a run: closing a window reads it once for each range of buckets."""
+    run, first = Run(rows), 0
+    while first < run.rows:
+        pane = int(run.panes[first])
+        low, high = (run.position(pane, bucket) for bucket in buckets)
+        if low < high:
+            yield rows.slice(low, high - low)
+        first = run.position(pane, BUCKETS)

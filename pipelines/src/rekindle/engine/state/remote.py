@@ -1,0 +1,123 @@
+"""Runs whose rows are not here yet: in objects of a checkpoint that are fetched in the background.
+
+A restored task processes epochs before all of its state is here. Of such a run the number of rows,
+their panes and columns are known, and whoever reads the rows waits for them. It is immutable all
+the same: the rows are those that were saved, whenever they arrive. Does not know where they come
+from.
+
+Design: docs/decisions/0048-lazy-restore.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from rekindle.engine.state.runs import Run, RunFile, RunId
+
+
+class Source(Protocol):
+    """Where the rows of runs come from, several at once."""
+
+    def fetch(self) -> None:
+        """Return when the runs have arrived. Raises StoreError, StateLost, DiskFull."""
+        ...
+
+    def prefer(self) -> None:
+        """They will be read soon. Returns at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What is known of a run without its rows. `nbytes` may be an estimate; `extent`: its first and
+    its last pane that may be read, in the wrong order if there is none."""
+
+    rows: int
+    nbytes: int
+    extent: tuple[int, int]
+    schema: pa.Schema
+
+
+class AwaitedRun:
+    """The place of one run that arrives later, once."""
+
+    __slots__ = ("__weakref__", "facts", "run", "source")
+
+    def __init__(self, facts: RunFacts, source: Source) -> None:
+        self.facts = facts
+        self.run: Run | None = None
+        self.source: Source | None = source
+
+    def arrive(self, run: Run) -> None:
+        self.run = run
+        self.source = None
+
+
+class RemoteRun(Run):
+    """See the module. Another one with other columns may await the same rows."""
+
+    def __init__(
+        self, awaited: AwaitedRun, id: RunId | None = None, names: Sequence[str] | None = None
+    ) -> None:
+        self.id = id or RunId()
+        self._awaited = awaited
+        self._names = names
+
+    @property
+    def is_here(self) -> bool:
+        return self._awaited.run is not None
+
+    @property
+    def table(self) -> pa.Table:
+        """Waits for the rows. Raises StoreError, StateLost, DiskFull."""
+        awaited = self._awaited
+        while awaited.run is None:
+            if (source := awaited.source) is not None:
+                source.fetch()
+        table = awaited.run.table
+        return table if self._names is None else table.select(self._names)
+
+    @property
+    def file(self) -> RunFile | None:
+        return self._awaited.run.file if self._awaited.run is not None else None
+
+    @property
+    def spilled(self) -> bool:
+        return self._awaited.run is None or self._awaited.run.spilled
+
+    @property
+    def schema(self) -> pa.Schema:
+        schema = self._awaited.facts.schema
+        return schema if self._names is None else pa.schema([schema.field(n) for n in self._names])
+
+    @property
+    def rows(self) -> int:
+        return self._awaited.facts.rows
+
+    @property
+    def nbytes(self) -> int:
+        run = self._awaited.run
+        return self._awaited.facts.nbytes if run is None else run.nbytes
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self._awaited.facts.extent
+
+    def select(self, names: Sequence[str]) -> Run:
+        return RemoteRun(self._awaited, self.id, names)
+
+    @property
+    def source(self) -> Source | None:
+        """Where its rows are; None once they are here."""
+        return self._awaited.source
+
+
+def prefer(runs: Iterable[Run]) -> None:
+    """Fetch these runs first, in this order: they will be read."""
+    sources = (run.source for run in runs if isinstance(run, RemoteRun))
+    for source in reversed(dict.fromkeys(source for source in sources if source is not None)):
+        source.prefer()

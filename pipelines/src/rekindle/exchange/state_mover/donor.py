@@ -1,0 +1,365 @@
+"""The donor's side of state movements: `DonorCore.step(event, now) -> effects`. Pure.
+
+Unlike in the paper nothing is quiesced: state is immutable, so the donor keeps references to the
+state after an epoch and to the log up to it, and goes on. It only answers requests, each for
+itself, so a lost connection costs what was in flight. What it keeps for a newcomer has a lease: if
+no request comes for that time, the session has ended here.
+
+Design: docs/design/state-movement.md#donor.
+Paper: Flux (Shah et al. 2004), sections 3.4, 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from rekindle.exchange.state_mover.chunks import ChunkPlan, Slice, chunk_digest
+from rekindle.exchange.state_mover.messages import (
+    Chunk,
+    ChunkRequest,
+    DonorMessage,
+    NewcomerMessage,
+    Offer,
+    OfferRequest,
+    Refusal,
+    RefusalReason,
+    Release,
+    Replica,
+    Session,
+)
+from rekindle.exchange.state_mover.phases import DONOR, DonorEvent, DonorPhase
+from rekindle.topology.model import Slot
+from rekindle.transitions import StateMachine
+
+CHUNK_BYTES = 4 << 20
+WINDOW = 4
+"""Chunks of a session that are read at a time: with CHUNK_BYTES, what one costs in memory."""
+MAX_SESSIONS = 2
+"""Sessions at a time, of different slots."""
+LEASE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DonorLimits:
+    chunk_bytes: int = CHUNK_BYTES
+    window: int = WINDOW
+    sessions: int = MAX_SESSIONS
+    lease_s: float = LEASE_S
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    message: DonorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StateReached:
+    """The state after `epoch`, and the log up to it, are there."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPinned:
+    """The answer to PinSnapshot: the newest state and what the log has up to it.
+
+    `base`: first epoch in the log. `sizes`: bytes of each piece, the state first. `digest`: of all.
+    """
+
+    session: Session
+    epoch: int
+    base: int
+    sizes: Sequence[int]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class PinFailed:
+    session: Session
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRead:
+    session: Session
+    number: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkUnreadable:
+    session: Session
+    number: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsReleased:
+    """The coordinator says that these are over."""
+
+    sessions: Sequence[Session]
+
+
+@dataclass(frozen=True, slots=True)
+class DonorStopping:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseChecked:
+    """Time has passed."""
+
+
+DonorCoreEvent = (
+    MessageReceived
+    | StateReached
+    | SnapshotPinned
+    | PinFailed
+    | ChunkRead
+    | ChunkUnreadable
+    | SessionsReleased
+    | DonorStopping
+    | LeaseChecked
+)
+
+
+# -- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PinSnapshot:
+    """Keep the newest state, and the log from its base up to it; do not wait for an epoch. Answer
+    with SnapshotPinned or PinFailed."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class UnpinSnapshot:
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChunk:
+    """Answer with ChunkRead or ChunkUnreadable."""
+
+    session: Session
+    number: int
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Send to the session's newcomer; nothing depends on its arrival."""
+
+    message: NewcomerMessage
+
+
+DonorEffect = PinSnapshot | UnpinSnapshot | ReadChunk | Reply
+
+
+@dataclass(slots=True)
+class _Sending:
+    """One session at the donor. `reading`: chunks that the shell reads."""
+
+    session: Session
+    needed: int
+    chunk_bytes: int
+    last_request_at: float
+    machine: StateMachine[DonorPhase, DonorEvent] = field(init=False)
+    offer: Offer | None = None
+    plan: ChunkPlan | None = None
+    reading: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.machine = StateMachine(f"{self.session} (donor)", DONOR, DonorPhase.BEHIND)
+
+
+class DonorCore:
+    """All sessions for which one boot of a task is the donor."""
+
+    def __init__(
+        self, replica: Replica, boot: str, epoch: int, limits: DonorLimits | None = None
+    ) -> None:
+        """`epoch`: of its newest state."""
+        self._replica = replica
+        self._boot = boot
+        self._epoch = epoch
+        self._limits = limits or DonorLimits()
+        self._active: dict[Slot, _Sending] = {}
+        self._newest: dict[Slot, Session] = {}  # of each slot, also ended ones
+        self._stopping = False
+
+    @property
+    def wake_at(self) -> float | None:
+        leases = (s.last_request_at + self._limits.lease_s for s in self._active.values())
+        return min(leases, default=None)
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """For the poll response: what the coordinator may release."""
+        return tuple(s.session for s in self._active.values())
+
+    def step(self, event: DonorCoreEvent, now: float) -> list[DonorEffect]:
+        """Raises InvalidTransition."""
+        match event:
+            case MessageReceived(message):
+                return self._received(message, now)
+            case StateReached(epoch):
+                self._epoch = max(self._epoch, epoch)
+                return [e for s in [*self._active.values()] for e in self._pin_if_reached(s)]
+            case SnapshotPinned():
+                return self._pinned(event)
+            case PinFailed(session, message):
+                return self._failed(session, DonorEvent.PIN_FAILED, message)
+            case ChunkRead(session, number, data):
+                return self._chunk_read(session, number, data)
+            case ChunkUnreadable(session, _, message):
+                return self._failed(session, DonorEvent.READ_FAILED, message)
+            case SessionsReleased(sessions):
+                return [e for one in sessions for e in self._released(one)]
+            case DonorStopping():
+                return self._stop()
+            case LeaseChecked():
+                late = [
+                    s
+                    for s in self._active.values()
+                    if now >= s.last_request_at + self._limits.lease_s
+                ]
+                return [e for s in late for e in self._end(s, DonorEvent.EXPIRED)]
+        assert_never(event)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def _received(self, message: DonorMessage, now: float) -> list[DonorEffect]:
+        match message:
+            case Release(session):
+                return self._released(session)
+            case OfferRequest():
+                return self._offer_requested(message, now)
+            case ChunkRequest():
+                return self._chunk_requested(message, now)
+        assert_never(message)
+
+    def _offer_requested(self, request: OfferRequest, now: float) -> list[DonorEffect]:
+        session = request.session
+        if request.donor != self._replica or not self._is_partner(session.slot):
+            return [self._refuse(session, RefusalReason.NOT_MEANT)]
+        known = self._newest.get(session.slot)
+        if known is not None and session.order < known.order:
+            return [self._refuse(session, RefusalReason.SUPERSEDED)]
+        if known == session:
+            return self._offer_repeated(request, now)
+        if self._stopping:
+            return [self._refuse(session, RefusalReason.STOPPING)]
+        effects: list[DonorEffect] = []
+        if (older := self._active.get(session.slot)) is not None:
+            effects += self._end(older, DonorEvent.SUPERSEDED)
+        if len(self._active) >= self._limits.sessions:
+            return [*effects, self._refuse(session, RefusalReason.BUSY)]
+        chunk_bytes = min(self._limits.chunk_bytes, request.chunk_bytes)
+        sending = _Sending(session, request.needed, chunk_bytes, now)
+        self._active[session.slot] = sending
+        self._newest[session.slot] = session
+        return [*effects, *self._pin_if_reached(sending)]
+
+    def _offer_repeated(self, request: OfferRequest, now: float) -> list[DonorEffect]:
+        sending = self._find(request.session)
+        if sending is None:
+            return [self._refuse(request.session, RefusalReason.ENDED)]
+        sending.last_request_at = now
+        if sending.offer is None:
+            return self._pin_if_reached(sending)
+        return [Reply(sending.offer)]
+
+    def _chunk_requested(self, request: ChunkRequest, now: float) -> list[DonorEffect]:
+        sending = self._find(request.session)
+        if sending is None or sending.plan is None or request.boot != self._boot:
+            return [self._refuse(request.session, RefusalReason.ENDED)]
+        sending.last_request_at = now
+        number, plan = request.number, sending.plan
+        if not 0 <= number < plan.chunks or number in sending.reading:
+            return []
+        if len(sending.reading) >= self._limits.window:
+            return []  # the newcomer asks again
+        sending.reading.add(number)
+        return [ReadChunk(sending.session, number, plan.slices(number))]
+
+    # -- the shell's answers ---------------------------------------------------------------------
+
+    def _pin_if_reached(self, sending: _Sending) -> list[DonorEffect]:
+        """Take the snapshot once the state goes on where every upstream log does: the epoch after
+        it is the first one that the newcomer reads."""
+        if sending.machine.state is not DonorPhase.BEHIND or self._epoch + 1 < sending.needed:
+            return []
+        sending.machine.step(DonorEvent.REACHED)
+        return [PinSnapshot(sending.session)]
+
+    def _pinned(self, event: SnapshotPinned) -> list[DonorEffect]:
+        sending = self._find(event.session)
+        if sending is None:  # it ended meanwhile
+            return [UnpinSnapshot(event.session)]
+        if event.epoch + 1 < sending.needed:
+            sending.machine.step(DonorEvent.PINNED_TOO_EARLY)
+            return [UnpinSnapshot(event.session)]
+        sending.machine.step(DonorEvent.PINNED)
+        plan = ChunkPlan(event.sizes, sending.chunk_bytes)
+        sending.plan = plan
+        sending.offer = Offer(
+            event.session, self._boot, event.epoch, event.base, plan.chunks, event.digest
+        )
+        return [Reply(sending.offer)]
+
+    def _chunk_read(self, session: Session, number: int, data: bytes) -> list[DonorEffect]:
+        sending = self._find(session)
+        if sending is None:
+            return []
+        sending.reading.discard(number)
+        return [Reply(Chunk(session, self._boot, number, data, chunk_digest(data)))]
+
+    # -- endings ---------------------------------------------------------------------------------
+
+    def _failed(self, session: Session, event: DonorEvent, message: str) -> list[DonorEffect]:
+        sending = self._find(session)
+        if sending is None:
+            return []
+        return [
+            *self._end(sending, event),
+            Reply(Refusal(session, RefusalReason.UNREADABLE, message)),
+        ]
+
+    def _released(self, session: Session) -> list[DonorEffect]:
+        sending = self._find(session)
+        return self._end(sending, DonorEvent.RELEASED) if sending is not None else []
+
+    def _stop(self) -> list[DonorEffect]:
+        self._stopping = True
+        effects: list[DonorEffect] = []
+        for sending in [*self._active.values()]:
+            effects += self._end(sending, DonorEvent.STOPPED)
+            effects.append(self._refuse(sending.session, RefusalReason.STOPPING))
+        return effects
+
+    def _end(self, sending: _Sending, event: DonorEvent) -> list[DonorEffect]:
+        pinned = sending.machine.state is DonorPhase.SENDING
+        sending.machine.step(event)
+        del self._active[sending.session.slot]
+        # While the shell pins, its answer is what is unpinned.
+        return [UnpinSnapshot(sending.session)] if pinned else []
+
+    def _find(self, session: Session) -> _Sending | None:
+        """The session, unless it has ended or never was."""
+        sending = self._active.get(session.slot)
+        return sending if sending is not None and sending.session == session else None
+
+    def _is_partner(self, slot: Slot) -> bool:
+        mine = self._replica.slot
+        return (slot.segment, slot.partition) == (mine.segment, mine.partition)
+
+    def _refuse(self, session: Session, reason: RefusalReason) -> Reply:
+        return Reply(Refusal(session, reason))

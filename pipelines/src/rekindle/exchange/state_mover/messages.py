@@ -1,0 +1,192 @@
+"""What the parties of a state movement say to each other. Pure data.
+
+A session is named by the newcomer's slot and incarnation, and by a version that never comes back:
+the fence of the coordinator that began it, and a number. Messages are idempotent: each names its
+session, and what it says is true whenever and however often it arrives.
+
+Design: docs/design/state-movement.md#sessions.
+Paper: Flux (Shah et al. 2004), section 3.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rekindle.exchange.state_mover.phases import NewcomerPhase
+from rekindle.topology.model import Slot
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """`fence`: of the coordinator that began the session. A coordinator that abandons everything of
+    its predecessors names number 0."""
+
+    fence: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One attempt to move state to one incarnation of a slot."""
+
+    slot: Slot
+    incarnation: int
+    version: Version
+
+    @property
+    def order(self) -> tuple[int, Version]:
+        """Of two sessions of a slot the one with the higher order is newer."""
+        return self.incarnation, self.version
+
+    def __str__(self) -> str:
+        version = f"{self.version.fence}.{self.version.number}"
+        return f"state movement {version} to {self.slot.key}, incarnation {self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One incarnation of a slot."""
+
+    slot: Slot
+    incarnation: int
+
+
+# -- coordinator to newcomer, and back -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Get the state from `donor`. It is for the boot `boot` of the newcomer only.
+
+    `needed` is None until all upstream replicas have confirmed the hold. Then it is the first epoch
+    that every one of them still has: the donor's state must be after `needed - 1` or later.
+    """
+
+    session: Session
+    boot: str
+    donor: Replica
+    needed: int | None = None
+
+
+class FailureReason(StrEnum):
+    REFUSED = "the donor refused"
+    DONOR_RESTARTED = "the donor has restarted"
+    DAMAGED = "a chunk arrived damaged again and again"
+    DIFFERENT = "the installed state differs from the donor's"
+    NOT_STORED = "what arrived could not be stored or installed"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A newcomer's session, in its poll response. `epoch`: of the state that is moved; None before
+    the offer."""
+
+    session: Session
+    donor: Replica
+    needed: int | None
+    phase: NewcomerPhase
+    epoch: int | None = None
+    stored: int = 0
+    chunks: int = 0
+    reason: FailureReason | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NewcomerReport:
+    """`abandoned`: this boot starts from no session up to this version any more."""
+
+    progress: Progress | None = None
+    abandoned: Version | None = None
+
+
+# -- coordinator to upstream replica, and back ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """An upstream replica truncates no epoch at or above `base` while it has this hold."""
+
+    session: Session
+    base: int
+
+
+# -- newcomer to donor ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OfferRequest:
+    """`chunk_bytes`: the largest chunk that the newcomer takes."""
+
+    session: Session
+    donor: Replica
+    needed: int
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    session: Session
+    donor: Replica
+    boot: str  # of the donor, as its offer says
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The newcomer needs nothing more of the session."""
+
+    session: Session
+
+
+DonorMessage = OfferRequest | ChunkRequest | Release
+
+
+# -- donor to newcomer ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The state after `epoch`, and the output log from `base` to `epoch`, in `chunks` chunks.
+
+    Chunks of one offer never change: they are cut from immutable runs and closed records. `boot` is
+    the donor's, since another boot may cut other chunks. `digest` is of state and log as a whole.
+    """
+
+    session: Session
+    boot: str
+    epoch: int
+    base: int
+    chunks: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`digest`: of `data` (`chunks.chunk_digest`)."""
+
+    session: Session
+    boot: str
+    number: int
+    data: bytes
+    digest: str
+
+
+class RefusalReason(StrEnum):
+    BUSY = "it moves state to others already"  # asked again later
+    ENDED = "the session has ended there"  # or was never known there
+    SUPERSEDED = "it knows a newer session of the slot"
+    NOT_MEANT = "another incarnation or partition is meant"
+    UNREADABLE = "its state or log cannot be read"
+    STOPPING = "it stops"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    session: Session
+    reason: RefusalReason
+    message: str = ""
+
+
+NewcomerMessage = Offer | Chunk | Refusal

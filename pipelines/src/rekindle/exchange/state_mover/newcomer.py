@@ -1,0 +1,483 @@
+"""The newcomer's side of a state movement: `NewcomerCore.step(event, now) -> effects`. Pure.
+
+It asks the donor for one chunk after another, several at a time within a window, and stores them in
+order. What was asked for, has arrived and is being stored is never more than the window, so a slow
+disk slows the transfer, and a lost connection costs the chunks in the window. The session's state
+counts only as a whole, once the digest of what was installed is the donor's.
+
+Requests are repeated until they are answered, with back-off. How long that may go on is decided by
+the coordinator, which sees the progress.
+
+Design: docs/design/state-movement.md#newcomer.
+Paper: Flux (Shah et al. 2004), sections 3.4, 3.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from rekindle.backoff import BackoffPolicy
+from rekindle.exchange.state_mover.chunks import chunk_digest
+from rekindle.exchange.state_mover.messages import (
+    Chunk,
+    ChunkRequest,
+    DonorMessage,
+    FailureReason,
+    NewcomerMessage,
+    NewcomerReport,
+    Offer,
+    OfferRequest,
+    Order,
+    Progress,
+    Refusal,
+    RefusalReason,
+    Release,
+    Replica,
+    Session,
+    Version,
+)
+from rekindle.exchange.state_mover.phases import NEWCOMER, NewcomerEvent, NewcomerPhase
+from rekindle.transitions import StateMachine
+
+CHUNK_BYTES = 4 << 20
+WINDOW = 4
+"""Chunks that are asked for or in memory: with CHUNK_BYTES, what a movement costs in memory."""
+MAX_DAMAGED = 8
+"""Chunks in a row that may arrive damaged."""
+RETRY = BackoffPolicy(first_s=2.0, longest_s=16.0)
+
+
+@dataclass(frozen=True, slots=True)
+class NewcomerLimits:
+    chunk_bytes: int = CHUNK_BYTES
+    window: int = WINDOW
+    damaged: int = MAX_DAMAGED
+    retry: BackoffPolicy = RETRY
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderReceived:
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonReceived:
+    """Start from no session up to this version."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreBegun:
+    """The task restores from a checkpoint (only if `may_restore`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    message: NewcomerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStored:
+    session: Session
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateInstalled:
+    """The answer to InstallState. `digest`: of state and log as they are now here."""
+
+    session: Session
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoringFailed:
+    """A chunk could not be stored, or the state not be installed."""
+
+    session: Session
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsChecked:
+    """Time has passed."""
+
+
+NewcomerCoreEvent = (
+    OrderReceived
+    | AbandonReceived
+    | RestoreBegun
+    | MessageReceived
+    | ChunkStored
+    | StateInstalled
+    | StoringFailed
+    | RequestsChecked
+)
+
+
+# -- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send to the donor. It may be lost, and is then repeated."""
+
+    donor: Replica
+    message: DonorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChunk:
+    """Write it behind the one before; one at a time. Answer with ChunkStored or StoringFailed."""
+
+    session: Session
+    number: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InstallState:
+    """Make state and log of what is stored. Answer with StateInstalled or StoringFailed."""
+
+    session: Session
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardState:
+    """Delete what is stored of this session."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class StartFrom:
+    """Run with the installed state: read inputs from `epoch + 1`, serve the log from `base`."""
+
+    session: Session
+    epoch: int
+    base: int
+
+
+NewcomerEffect = Ask | StoreChunk | InstallState | DiscardState | StartFrom
+
+
+@dataclass(slots=True)
+class _Request:
+    """`at`: when it was last made."""
+
+    at: float
+    repeated: int = 0
+
+
+@dataclass(slots=True)
+class _Receiving:
+    """One session at the newcomer. `stored`: how many chunks the shell has stored. `storing`:
+    whether it stores the next one."""
+
+    order: Order
+    needed: int | None
+    machine: StateMachine[NewcomerPhase, NewcomerEvent] = field(init=False)
+    offer: Offer | None = None
+    stored: int = 0
+    storing: bool = False
+    asked: dict[int, _Request] = field(default_factory=dict)
+    arrived: dict[int, bytes] = field(default_factory=dict)
+    offer_request: _Request | None = None
+    damaged: int = 0
+    reason: FailureReason | None = None
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        subject = f"{self.order.session} (newcomer)"
+        self.machine = StateMachine(subject, NEWCOMER, NewcomerPhase.HOLDING)
+
+    @property
+    def session(self) -> Session:
+        return self.order.session
+
+    @property
+    def phase(self) -> NewcomerPhase:
+        return self.machine.state
+
+    @property
+    def in_memory(self) -> int:
+        """Chunks that are asked for, have arrived, or are being stored."""
+        return len(self.asked) + len(self.arrived) + self.storing
+
+
+class NewcomerCore:
+    """One boot of a task that has no state yet."""
+
+    def __init__(self, replica: Replica, boot: str, limits: NewcomerLimits | None = None) -> None:
+        self._replica = replica
+        self._boot = boot
+        self._limits = limits or NewcomerLimits()
+        self._abandoned: Version | None = None
+        self._current: _Receiving | None = None
+        self._restores = False
+
+    @property
+    def started(self) -> bool:
+        return self._current is not None and self._current.phase is NewcomerPhase.STARTED
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """At most; of chunks that are asked for, have arrived, or are being stored."""
+        return self._current.in_memory * self._limits.chunk_bytes if self._current else 0
+
+    @property
+    def wake_at(self) -> float | None:
+        current = self._current
+        if current is None or current.phase.over:
+            return None
+        made = [*current.asked.values()]
+        if current.offer_request is not None:
+            made.append(current.offer_request)
+        return min((self._due(request) for request in made), default=None)
+
+    def may_restore(self, abandoned: Version | None) -> bool:
+        """Whether to follow a poll with a restore point that abandons all sessions up to a version.
+        An older poll, from before the session, is not followed."""
+        current = self._current
+        if current is None or current.phase in (NewcomerPhase.FAILED, NewcomerPhase.ABANDONED):
+            return True
+        return abandoned is not None and abandoned >= current.session.version and not self.started
+
+    def report(self) -> NewcomerReport:
+        current = self._current
+        if current is None:
+            return NewcomerReport(None, self._abandoned)
+        offer = current.offer
+        progress = Progress(
+            current.session,
+            current.order.donor,
+            current.needed,
+            current.phase,
+            offer.epoch if offer is not None else None,
+            current.stored,
+            offer.chunks if offer is not None else 0,
+            current.reason,
+            current.message,
+        )
+        return NewcomerReport(progress, self._abandoned)
+
+    def step(self, event: NewcomerCoreEvent, now: float) -> list[NewcomerEffect]:
+        """Raises InvalidTransition."""
+        match event:
+            case OrderReceived(order):
+                return self._ordered(order, now)
+            case AbandonReceived(version):
+                return self._abandon(version)
+            case RestoreBegun():
+                self._restores = True
+                return self._leave(self._current)
+            case MessageReceived(message):
+                return self._received(message, now)
+            case ChunkStored(session, number):
+                return self._chunk_stored(session, number, now)
+            case StateInstalled(session, digest):
+                return self._installed(session, digest)
+            case StoringFailed(session, message):
+                current = self._find(session)
+                if current is None:
+                    return []
+                return self._fail(current, FailureReason.NOT_STORED, message)
+            case RequestsChecked():
+                return self._check_requests(now)
+        assert_never(event)
+
+    # -- the coordinator -------------------------------------------------------------------------
+
+    def _ordered(self, order: Order, now: float) -> list[NewcomerEffect]:
+        session, current = order.session, self._current
+        if (session.slot, session.incarnation) != (self._replica.slot, self._replica.incarnation):
+            return []
+        if order.boot != self._boot or self.started or self._restores:
+            return []
+        if self._abandoned is not None and session.version <= self._abandoned:
+            return []
+        effects: list[NewcomerEffect] = []
+        if current is None or session.version > current.session.version:
+            effects += self._leave(current)
+            self._current = current = _Receiving(order, None)
+        elif session != current.session:
+            return []  # an older poll
+        if current.phase is NewcomerPhase.HOLDING and order.needed is not None:
+            current.needed = order.needed
+            current.machine.step(NewcomerEvent.HOLDS_CONFIRMED)
+            effects += self._ask_for_offer(current, now)
+        return effects
+
+    def _abandon(self, version: Version) -> list[NewcomerEffect]:
+        if self.started:
+            return []
+        self._abandoned = max(version, self._abandoned or version)
+        if self._current is None or self._current.session.version > version:
+            return []
+        return self._leave(self._current)
+
+    def _leave(self, current: _Receiving | None) -> list[NewcomerEffect]:
+        if current is None or current.phase is NewcomerPhase.ABANDONED:
+            return []
+        was_failed = current.phase is NewcomerPhase.FAILED
+        current.machine.step(NewcomerEvent.ABANDONED)
+        return [] if was_failed else self._clean(current)
+
+    # -- the donor -------------------------------------------------------------------------------
+
+    def _received(self, message: NewcomerMessage, now: float) -> list[NewcomerEffect]:
+        current = self._find(message.session)
+        if current is None:
+            return []
+        match message:
+            case Offer():
+                return self._offered(current, message, now)
+            case Chunk():
+                return self._chunk_arrived(current, message, now)
+            case Refusal(_, reason, text):
+                if reason is RefusalReason.BUSY:
+                    return []  # asked again with back-off
+                if current.phase not in (NewcomerPhase.ASKING, NewcomerPhase.RECEIVING):
+                    return []  # nothing is needed of the donor
+                return self._fail(current, FailureReason.REFUSED, text or f"refused: {reason}")
+        assert_never(message)
+
+    def _offered(self, current: _Receiving, offer: Offer, now: float) -> list[NewcomerEffect]:
+        if current.phase is not NewcomerPhase.ASKING:
+            if current.phase is NewcomerPhase.RECEIVING and not self._is_of_offer(current, offer):
+                return self._fail(current, FailureReason.DONOR_RESTARTED)
+            return []
+        if current.needed is None or offer.epoch + 1 < current.needed:
+            message = f"it offers epoch {offer.epoch}, but inputs begin at {current.needed}"
+            return self._fail(current, FailureReason.REFUSED, message)
+        current.offer, current.offer_request = offer, None
+        current.machine.step(NewcomerEvent.OFFERED)
+        return self._go_on(current, now)
+
+    def _chunk_arrived(self, current: _Receiving, chunk: Chunk, now: float) -> list[NewcomerEffect]:
+        if not self._is_of_offer(current, chunk) or chunk.number not in current.asked:
+            return []  # of an earlier boot of the donor, or it has arrived before
+        if len(chunk.data) > self._limits.chunk_bytes or chunk_digest(chunk.data) != chunk.digest:
+            current.damaged += 1
+            if current.damaged >= self._limits.damaged:
+                return self._fail(current, FailureReason.DAMAGED)
+            current.asked[chunk.number] = _Request(now)
+            return [self._ask_for_chunk(current, chunk.number)]
+        current.damaged = 0
+        del current.asked[chunk.number]
+        current.arrived[chunk.number] = chunk.data
+        return self._go_on(current, now)
+
+    # -- the shell's answers ---------------------------------------------------------------------
+
+    def _chunk_stored(self, session: Session, number: int, now: float) -> list[NewcomerEffect]:
+        current = self._find(session)
+        if current is None or not current.storing or number != current.stored:
+            return []
+        current.storing = False
+        current.stored += 1
+        return self._go_on(current, now)
+
+    def _installed(self, session: Session, digest: str) -> list[NewcomerEffect]:
+        current = self._find(session)
+        if current is None or current.offer is None:
+            return []
+        offer = current.offer
+        if digest != offer.digest:
+            message = f"the donor's digest is {offer.digest}, the digest of what arrived {digest}"
+            return self._fail(current, FailureReason.DIFFERENT, message)
+        current.machine.step(NewcomerEvent.VERIFIED)
+        return [
+            StartFrom(session, offer.epoch, offer.base),
+            Ask(current.order.donor, Release(session)),
+        ]
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _go_on(self, current: _Receiving, now: float) -> list[NewcomerEffect]:
+        """Store the next chunk, one at a time; ask for what fits into the window; install when all
+        is stored."""
+        offer = current.offer
+        assert offer is not None
+        effects: list[NewcomerEffect] = []
+        if not current.storing:
+            data = current.arrived.pop(current.stored, None)
+            if data is not None:
+                current.storing = True
+                effects.append(StoreChunk(current.session, current.stored, data))
+        upto = min(offer.chunks, current.stored + self._limits.window)
+        for number in range(current.stored + current.storing, upto):
+            if number not in current.asked and number not in current.arrived:
+                current.asked[number] = _Request(now)
+                effects.append(self._ask_for_chunk(current, number))
+        if current.stored == offer.chunks:
+            current.machine.step(NewcomerEvent.STORED)
+            effects.append(InstallState(current.session, offer))
+        return effects
+
+    def _check_requests(self, now: float) -> list[NewcomerEffect]:
+        current = self._current
+        if current is None or current.phase.over:
+            return []
+        effects: list[NewcomerEffect] = []
+        request = current.offer_request
+        if request is not None and now >= self._due(request):
+            effects += self._ask_for_offer(current, now)
+        for number, asked in current.asked.items():
+            if now >= self._due(asked):
+                current.asked[number] = _Request(now, asked.repeated + 1)
+                effects.append(self._ask_for_chunk(current, number))
+        return effects
+
+    def _due(self, request: _Request) -> float:
+        return request.at + self._limits.retry.wait_s(request.repeated + 1)
+
+    def _ask_for_offer(self, current: _Receiving, now: float) -> list[NewcomerEffect]:
+        made = current.offer_request
+        current.offer_request = _Request(now, made.repeated + 1 if made is not None else 0)
+        assert current.needed is not None
+        donor = current.order.donor
+        request = OfferRequest(current.session, donor, current.needed, self._limits.chunk_bytes)
+        return [Ask(donor, request)]
+
+    def _ask_for_chunk(self, current: _Receiving, number: int) -> Ask:
+        assert current.offer is not None
+        donor = current.order.donor
+        return Ask(donor, ChunkRequest(current.session, donor, current.offer.boot, number))
+
+    # -- endings ---------------------------------------------------------------------------------
+
+    def _fail(
+        self, current: _Receiving, reason: FailureReason, message: str = ""
+    ) -> list[NewcomerEffect]:
+        current.machine.step(NewcomerEvent.FAILED)
+        current.reason, current.message = reason, message or str(reason)
+        return self._clean(current)
+
+    def _clean(self, current: _Receiving) -> list[NewcomerEffect]:
+        """Forget what is in memory, and let the donor forget the session."""
+        asked_donor = current.needed is not None
+        current.asked.clear()
+        current.arrived.clear()
+        current.offer_request = None
+        current.storing = False
+        effects: list[NewcomerEffect] = [DiscardState(current.session)]
+        if asked_donor:
+            effects.append(Ask(current.order.donor, Release(current.session)))
+        return effects
+
+    def _find(self, session: Session) -> _Receiving | None:
+        """The session, if it is the newest and not over."""
+        current = self._current
+        if current is None or current.session != session or current.phase.over:
+            return None
+        return current
+
+    def _is_of_offer(self, current: _Receiving, message: Offer | Chunk) -> bool:
+        return current.offer is not None and message.boot == current.offer.boot

@@ -1,0 +1,129 @@
+"""Which connections of a server are closed, and when. Pure.
+
+A connection is *admitted* with its first valid request, which needs the topology's token. Until
+then it has a deadline that no byte moves, and there are few of them. When there are too many, no
+other is accepted until `make_room` was called a few times while the server read what had come: all
+readers of a task may connect at one moment, and their requests are there by then. What is left
+after that goes, the oldest of the address that has most first, so a stranger who opens thousands
+only closes its own. An admitted connection has to begin its next request before it has been idle
+for too long.
+
+Design: docs/design/streams.md#edges.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+HANDSHAKE_S = 5.0
+"""From the begin of a connection to its first valid request."""
+IDLE_S = 30.0
+"""From the end of a response to the next whole request."""
+MAX_UNADMITTED = 512
+MAX_ADMITTED = 2048
+CHECKS = 10
+"""Calls of `make_room` that an unadmitted connection survives."""
+
+C = TypeVar("C")
+
+
+def limits(descriptors: int) -> tuple[int, int]:
+    """Unadmitted connections, and admitted ones, of a process that may have so many descriptors
+    open (below 0: any number): strangers cannot take those that readers need, and readers not
+    those of the rest of the process."""
+    if descriptors < 0:
+        return MAX_UNADMITTED, MAX_ADMITTED
+    part = descriptors // 8
+    return min(MAX_UNADMITTED, part), min(MAX_ADMITTED, descriptors - 2 * part)
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Generic[C]):
+    connection: C
+    peer: str
+    reason: str
+
+
+class Connections(Generic[C]):
+    """Times in seconds."""
+
+    def __init__(
+        self, max_unadmitted: int = MAX_UNADMITTED, max_admitted: int = MAX_ADMITTED
+    ) -> None:
+        self._max_unadmitted = max_unadmitted
+        self.max_admitted = max_admitted
+        self._peers: dict[C, str] = {}
+        self._unadmitted: dict[C, float] = {}  # deadlines, the oldest connection first
+        self._checks: dict[C, int] = {}  # of those: calls of `make_room`
+        self._idle: dict[C, float] = {}  # admitted ones; deadlines, idle the longest first
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __contains__(self, connection: C) -> bool:
+        return connection in self._peers
+
+    @property
+    def unadmitted(self) -> int:
+        return len(self._unadmitted)
+
+    @property
+    def full(self) -> bool:
+        """Whether no other may be accepted now."""
+        return len(self._unadmitted) >= self._max_unadmitted
+
+    def opened(self, connection: C, peer: str, now: float) -> None:
+        self._peers[connection] = peer
+        self._unadmitted[connection] = now + HANDSHAKE_S
+        self._checks[connection] = 0
+
+    def make_room(self) -> list[Close[C]]:
+        """What is to be closed while it is `full`; to be called repeatedly, each time after the
+        server has read what had come."""
+        for connection in self._checks:
+            self._checks[connection] += 1
+        counts = Counter(self._peers[c] for c in self._unadmitted)
+        most = max(counts, key=lambda peer: counts[peer], default="")
+        old = [c for c, n in self._checks.items() if n > CHECKS and self._peers[c] == most]
+        reason = f"{len(self._unadmitted)} at once have sent no valid request in time"
+        return [self._close(c, reason) for c in old[: -(-self._max_unadmitted // 4)]]
+
+    def admitted(self, connection: C) -> list[Close[C]] | None:
+        """It has sent a valid request: what is to be closed for it; None if there are too many, and
+        all are in use."""
+        if connection not in self._peers or connection not in self._unadmitted:
+            self._idle.pop(connection, None)
+            return []
+        closed = []
+        if len(self._peers) - len(self._unadmitted) >= self.max_admitted:
+            if not self._idle:
+                return None
+            closed.append(self._close(next(iter(self._idle)), ""))
+        del self._unadmitted[connection], self._checks[connection]
+        return closed
+
+    def idle(self, connection: C, now: float) -> None:
+        """Its response has ended."""
+        if connection in self._peers and connection not in self._unadmitted:
+            self._idle[connection] = now + IDLE_S
+
+    def closed(self, connection: C) -> None:
+        self._peers.pop(connection, None)
+        self._unadmitted.pop(connection, None)
+        self._checks.pop(connection, None)
+        self._idle.pop(connection, None)
+
+    def expired(self, now: float) -> list[Close[C]]:
+        """What is to be closed because its time has passed."""
+        late = [c for c, deadline in self._unadmitted.items() if deadline <= now]
+        idle = [c for c, deadline in self._idle.items() if deadline <= now]
+        reason = f"no valid request within {HANDSHAKE_S:g} s"
+        return [self._close(c, reason) for c in late] + [self._close(c, "") for c in idle]
+
+    def _close(self, connection: C, reason: str) -> Close[C]:
+        """Without a reason it is not worth a message."""
+        close = Close(connection, self._peers[connection], reason)
+        self.closed(connection)
+        return close

@@ -1,0 +1,251 @@
+"""Serves the epochs of a task's log to other tasks: one event loop for all connections.
+
+A call is bounded: it waits at most MAX_WAIT_S for its first epoch, without a thread, and is woken
+by the log; then it sends until `max_bytes`. `epoch_lots` reads the epochs, `response_body` sends
+them. The loop works for a few milliseconds at a time.
+
+Knows logs, not engines; the reader decides which replica to call, and when.
+
+Design: docs/design/streams.md#edges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+
+from aiohttp import web
+
+from rekindle.errors import BelowFloor, RekindleError
+from rekindle.exchange.routing import Share
+from rekindle.identity import Identity
+from rekindle.streams.epoch_lots import EpochLots, Lot
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.http_server import HttpServer
+from rekindle.streams.io_thread import STOP_S, IoThread
+from rekindle.streams.log import OutputLog
+from rekindle.streams.response_body import ResponseBody
+from rekindle.streams.sockets import listen
+from rekindle.streams.wire import (
+    MAX_REQUEST_BYTES,
+    PATH,
+    MessageIdentity,
+    ReadRequest,
+    StreamProgress,
+    StreamRefused,
+    StreamUnavailable,
+    error_body,
+    first_frame,
+    last_frame,
+)
+
+MAX_WAIT_S = 1.0
+MAX_CALL_S = 90.0
+"""Readers have given up long before."""
+_log = logging.getLogger(__name__)
+
+
+class _Refusal(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, error: Exception, *, close: bool = False) -> None:
+        super().__init__(str(error))
+        # Of one that is not our reader, the connection is closed.
+        self.close = close or status in (400, 401, 404, 413)
+        self.status = status
+        self.error = error
+
+
+class _Served:
+    """A log, its head, and the calls that wait for it; but for `changed` of the event loop."""
+
+    def __init__(self, log: OutputLog, head: Callable[[], int], io: IoThread) -> None:
+        self.log = log
+        self.head = head
+        self.schema = log.schema.serialize()
+        self._io = io
+        self._waiting: dict[asyncio.Future[None], int] = {}
+        self._notified = False
+        log.listen(self._changed)
+
+    async def wait_for(self, epoch: int, timeout_s: float) -> None:
+        """Wait until the log has the epoch."""
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[None] = loop.create_future()
+        self._waiting[waiting] = epoch  # before the look at the log, whose thread looks at this
+        try:
+            if self.log.last < epoch and timeout_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await waiting
+        finally:
+            del self._waiting[waiting]
+
+    def wake_all(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _changed(self) -> None:
+        """From the thread that has changed the log."""
+        if self._waiting and not self._notified:
+            self._notified = True
+            self._io.call(self._wake)
+
+    def _wake(self) -> None:
+        self._notified = False
+        last = self.log.last
+        for waiting, epoch in self._waiting.items():
+            if epoch <= last and not waiting.done():
+                waiting.set_result(None)
+
+
+class StreamServer:
+    """A stream is unknown before `serve_log`: a restarted task does not serve readers before it is
+    consistent."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        identity: Identity | None = None,
+        incarnation: int | None = None,
+        on_death: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """Binds (raises OSError) and serves. `incarnation` is that of the task that serves;
+        `on_death` is called, from any thread, when it serves no longer."""
+        self._identity = identity or Identity()
+        self._incarnation = incarnation
+        self._logs: dict[tuple[str, int], _Served] = {}
+        self._lots = EpochLots()
+        self._stopped = False
+        self._socket = listen(address, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._io = IoThread("stream-server", on_death)
+        self._http = HttpServer(self._handle, self._io.loop)
+        self._io.start()
+        self._io.call(self._http.listen, self._socket)
+
+    def serve_log(self, log: OutputLog, head: Callable[[], int] = lambda: NO_EPOCH) -> None:
+        self._logs[(log.stream, log.partition)] = _Served(log, head, self._io)
+
+    def stop(self) -> None:
+        """End all calls, close all connections, end the threads."""
+        self._stopped = True
+        logs, self._logs = self._logs, {}
+        for served in logs.values():
+            served.log.close()
+        self._io.call(self._close, list(logs.values()))
+        self._io.stop()
+        self._socket.close()
+        self._lots.stop(STOP_S / 4)
+
+    def _close(self, logs: list[_Served]) -> None:
+        for served in logs:
+            served.wake_all()
+        self._http.close()
+
+    # -- a call ----------------------------------------------------------------------------------
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        connection = http.protocol
+        try:
+            async with asyncio.timeout(MAX_CALL_S):
+                return await self._respond(http)
+        except _Refusal as refusal:
+            return _error(refusal.status, refusal.error, close=refusal.close)
+        except (ConnectionError, TimeoutError):
+            return self._http.abort(http)
+        except Exception as error:
+            _log.exception("a call of a reader failed")
+            return self._http.abort(http) if http.writer.output_size else _error(500, error)
+        finally:
+            self._http.limits.idle(connection, self._io.loop.time())
+
+    async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
+        request = await self._request(http)
+        if not self._http.admit(http):
+            most = self._http.limits.max_admitted
+            text = f"{most} readers have connections; raise the limit of open files of this task"
+            raise _Refusal(503, StreamUnavailable(text), close=True)
+        served = self._logs.get((request.stream, request.partition))
+        if served is None:
+            stream = f"{request.stream}/{request.partition}"
+            raise _Refusal(
+                503, StreamUnavailable(f"this task does not serve stream {stream} (yet)")
+            )
+        log = served.log
+        if request.share is not None:
+            _require_columns(request.share, log)
+        await served.wait_for(request.from_epoch, min(request.wait_s, MAX_WAIT_S))
+        if self._stopped:
+            raise _Refusal(503, StreamUnavailable("this task is stopping"))
+        lots = self._lots.read(log, request)
+        async with contextlib.aclosing(lots):
+            first: Lot
+            try:
+                first = await anext(lots, [])
+            except BelowFloor as error:
+                raise _Refusal(416, error) from error
+            except RekindleError as error:
+                raise _Refusal(503, error) from error
+            body = ResponseBody(http)
+            progress = StreamProgress(log.base, log.last, max(served.head(), log.last))
+            sender = MessageIdentity.of(self._identity, self._incarnation)
+            await body.add(first_frame(sender, progress, served.schema), None)
+            if first:
+                await body.add_lot(first)
+            try:
+                async for lot in lots:
+                    await body.add_lot(lot)
+            except RekindleError as error:
+                # What has been sent is whole; the next call meets the error again.
+                _log.warning("a response ends early: %s", error)
+        return await body.end(last_frame())
+
+    async def _request(self, http: web.BaseRequest) -> ReadRequest:
+        if not self._identity.accepts(http.headers.get("Authorization")):
+            raise _Refusal(401, StreamRefused("this port needs the topology's token"))
+        if http.method != "POST" or http.path != PATH:
+            raise _Refusal(404, StreamUnavailable(f"only POST {PATH} is served here"))
+        body = b""
+        while chunk := await http.content.read(MAX_REQUEST_BYTES + 1 - len(body)):
+            body += chunk
+        if len(body) > MAX_REQUEST_BYTES:
+            raise _Refusal(413, ValueError(f"a request has at most {MAX_REQUEST_BYTES} bytes"))
+        try:
+            message = json.loads(body)
+            # Before the rest: a request of another release may have other fields.
+            self._admit(MessageIdentity.read(message))
+            return ReadRequest.of(message)
+        except (
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+        ) as error:  # fmt: skip
+            raise _Refusal(400, ValueError(f"not a valid request: {error!r}")) from error
+
+    def _admit(self, sender: MessageIdentity) -> None:
+        """Refuse requests that are not for this task."""
+        if (reason := sender.unfit_versions()) is not None:
+            raise _Refusal(426, StreamRefused(f"request refused: {reason}"))
+        if (reason := self._identity.mismatch(sender.topology)) is not None:
+            raise _Refusal(421, StreamRefused(f"request refused: {reason}"))
+        meant = sender.incarnation
+        if meant is not None and self._incarnation is not None and meant != self._incarnation:
+            reason = f"it is for incarnation {meant}, this is {self._incarnation}"
+            raise _Refusal(410, StreamUnavailable(f"request refused: {reason}"))
+
+
+def _require_columns(share: Share, log: OutputLog) -> None:
+    if absent := sorted(set(share.key_by) - set(log.schema.names)):
+        text = f"stream {log.stream} has no columns {', '.join(map(repr, absent))} to share by"
+        raise _Refusal(400, ValueError(text))
+
+
+def _error(status: int, error: Exception, *, close: bool = False) -> web.Response:
+    response = web.json_response(error_body(error), status=status)
+    if close:
+        response.force_close()
+    return response

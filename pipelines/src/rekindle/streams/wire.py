@@ -1,0 +1,415 @@
+"""What a reader and a task say to each other: a request, and a response of frames. Pure.
+
+A request is JSON. A response is a sequence of frames, each a prefix (length of its header, CRC-32
+of it), a header in JSON, and the `bytes` of payload that the header announces, with their CRC-32 as
+`sum`. The first frame is the progress of the replica; its payload is the schema. Then come the
+frames of epochs, from the one requested on without a gap; the payload is an Arrow IPC stream of
+rows, nothing without rows. A large epoch may come in `parts`, each a stream of its own. The last
+frame says that the response ends, since a connection may end anywhere.
+
+Requests and first frames carry the topology's UID, the incarnation and the version of this
+protocol: addresses are reused, and stream ids do not contain the topology. Fields that a peer does
+not know are ignored. Knows neither sockets nor logs.
+
+Design: docs/design/streams.md#edges.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from rekindle.errors import RekindleError
+from rekindle.exchange.routing import Share
+from rekindle.identity import STREAM_VERSIONS, UNVERSIONED, Identity, Versions, incompatible
+from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.log_reading import READ_EPOCHS
+
+PATH = "/v3/epochs"
+MAX_REQUEST_BYTES = 64 << 10
+MAX_HEADER_BYTES = 64 << 10
+MAX_SCHEMA_BYTES = 1 << 20
+MAX_PART_BYTES = 32 << 20
+"""Rows that are encoded for a reader are so in parts of at most about this size."""
+MAX_ERROR_BYTES = 16 << 10
+MAX_SHARES = 1024
+"""More than any topology has partitions; each is a table of its own."""
+
+_PREFIX = struct.Struct("!II")
+
+
+class StreamUnavailable(RekindleError):
+    """A replica cannot be read: it is gone or silent, or does not serve this stream (yet)."""
+
+
+class StreamRefused(StreamUnavailable):
+    """A replica refuses this reader: another topology, token or protocol version. Another attempt
+    does not help, so it is reported."""
+
+
+class CallTimedOut(StreamUnavailable):
+    """The deadline passed before the first complete epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageIdentity:
+    """The identity in a request or response. `incarnation`: of the serving replica; None: any."""
+
+    topology: str = ""
+    incarnation: int | None = None
+    protocol: int = UNVERSIONED
+    oldest: int = UNVERSIONED
+
+    @staticmethod
+    def of(identity: Identity, incarnation: int | None) -> MessageIdentity:
+        own = STREAM_VERSIONS
+        return MessageIdentity(identity.topology, incarnation, own.protocol, own.oldest)
+
+    @staticmethod
+    def read(message: Mapping[str, Any]) -> MessageIdentity:
+        return MessageIdentity(
+            message.get("topology", ""),
+            message.get("incarnation"),
+            message.get("protocol", UNVERSIONED),
+            message.get("oldest", UNVERSIONED),
+        )
+
+    def message(self) -> dict[str, Any]:
+        return {
+            "topology": self.topology,
+            "incarnation": self.incarnation,
+            "protocol": self.protocol,
+            "oldest": self.oldest,
+        }
+
+    def unfit_versions(self) -> str | None:
+        return incompatible(Versions(self.protocol, self.oldest), STREAM_VERSIONS)
+
+    def refusal(self, identity: Identity) -> str | None:
+        """Why a peer with this identity refuses the message; None if it accepts it."""
+        return self.unfit_versions() or identity.mismatch(self.topology)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Epochs of a stream partition from `from_epoch` on: one at least, no other after `max_bytes`.
+    If there is none yet, the response waits `wait_s` for it."""
+
+    stream: str
+    partition: int
+    from_epoch: int
+    max_bytes: int
+    wait_s: float = 0.0
+    share: Share | None = None
+    incarnation: int | None = None
+
+    def message(self, identity: Identity) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "stream": self.stream,
+            "partition": self.partition,
+            "from_epoch": self.from_epoch,
+            "max_bytes": self.max_bytes,
+            "wait_s": self.wait_s,
+        }
+        if self.share is not None:
+            message["share"] = asdict(self.share)
+        return message | MessageIdentity.of(identity, self.incarnation).message()
+
+    @staticmethod
+    def of(message: Mapping[str, Any]) -> ReadRequest:
+        """Raises ValueError, KeyError, TypeError."""
+        share = message.get("share")
+        if share is not None:
+            key_by, partitions, index = share["key_by"], share["partitions"], share["index"]
+            share = Share(tuple(map(str, key_by)), int(partitions), int(index))
+            if not 0 <= share.index < share.partitions <= MAX_SHARES:
+                raise ValueError(f"share {share.index} of {share.partitions}")
+        wait_s = float(message.get("wait_s", 0.0))
+        if not math.isfinite(wait_s):
+            raise ValueError(f"a wait of {wait_s} s")
+        return ReadRequest(
+            str(message["stream"]),
+            int(message["partition"]),
+            int(message["from_epoch"]),
+            int(message["max_bytes"]),
+            wait_s,
+            share,
+            message.get("incarnation"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProgress:
+    """Progress of a replica: the epochs in its log, and its head: the newest epoch that was
+    released to it (by time, or by its own upstreams); `released` on the wire."""
+
+    base: int
+    last: int
+    head: int
+
+    @staticmethod
+    def of(header: Mapping[str, Any]) -> StreamProgress:
+        """From the header of a response's first frame."""
+        return StreamProgress(int(header["base"]), int(header["last"]), int(header["released"]))
+
+    def header(self) -> dict[str, int]:
+        return {"base": self.base, "last": self.last, "released": self.head}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResponse:
+    progress: StreamProgress
+    epochs: tuple[EpochBatch, ...]
+
+
+CheckSize = Callable[[int, int], None]
+"""Called with an epoch and its bytes before they are received; raises EpochTooLarge."""
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def first_frame(sender: MessageIdentity, progress: StreamProgress, schema: pa.Buffer) -> bytes:
+    """`schema`: serialized."""
+    header = sender.message() | progress.header()
+    return _frame(header, schema, zlib.crc32(schema)) + bytes(schema)
+
+
+def epoch_frame(
+    epoch: int,
+    watermark: int,
+    digest: str,
+    payload: pa.Buffer | None,
+    checksum: int,
+    part: int = 0,
+    parts: int = 1,
+) -> bytes:
+    """What precedes the payload, which the caller sends after it."""
+    header: dict[str, Any] = {"epoch": epoch, "watermark": watermark, "digest": digest}
+    if parts > 1:
+        header |= {"part": part, "parts": parts}
+    return _frame(header, payload, checksum)
+
+
+LAST_FRAME_HEADER = {"end": True}
+
+
+def last_frame() -> bytes:
+    return _frame(LAST_FRAME_HEADER, None, 0)
+
+
+def _frame(header: dict[str, Any], payload: pa.Buffer | None, checksum: int) -> bytes:
+    if payload is not None:
+        header |= {"bytes": payload.size, "sum": checksum}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return _PREFIX.pack(len(text), zlib.crc32(text)) + text
+
+
+def error_body(error: Exception) -> dict[str, str]:
+    return {"error": type(error).__name__, "message": str(error)}
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class ResponseDecoder:
+    """Decodes a response while its bytes arrive, in chunks of any size. Holds at most the epochs
+    that were requested: it refuses what is too much before it allocates memory for it."""
+
+    def __init__(
+        self, request: ReadRequest, identity: Identity, address: str, check_size: CheckSize
+    ) -> None:
+        self.progress: StreamProgress | None = None
+        self.epochs: list[EpochBatch] = []
+        """Those that have arrived whole."""
+        self.ended = False
+        self._request = request
+        self._identity = identity
+        self._address = address
+        self._check_size = check_size
+        self._prefix = bytearray()
+        self._header_bytes: tuple[int, int] | None = None  # length and checksum
+        self._header: dict[str, Any] | None = None
+        self._payload: pa.Buffer | None = None
+        self._into: memoryview | None = None
+        self._filled = 0
+        self._sum = 0
+        self._schema: pa.Schema | None = None
+        self._parts: list[pa.Table] = []
+        self._epoch_bytes = 0  # of the epoch whose parts arrive
+        self._received = 0  # bytes of complete epochs
+
+    def feed(self, data: bytes) -> None:
+        """Raises StreamUnavailable for what is damaged or was not requested, EpochTooLarge."""
+        view = memoryview(data)
+        while len(view):
+            if self.ended:
+                raise self._wrong("bytes after the end of its response")
+            if self._into is not None:
+                view = self._fill(self._into, view)
+            else:
+                view = self._read_header(view)
+
+    def _read_header(self, view: memoryview) -> memoryview:
+        needed = _PREFIX.size if self._header_bytes is None else self._header_bytes[0]
+        taken = view[: needed - len(self._prefix)]
+        self._prefix += taken
+        if len(self._prefix) == needed:
+            content, self._prefix = bytes(self._prefix), bytearray()
+            if self._header_bytes is None:
+                length, _ = self._header_bytes = _PREFIX.unpack(content)
+                if not 0 < length <= MAX_HEADER_BYTES:
+                    raise self._wrong(f"a header of {length} bytes")
+            else:
+                _, checksum = self._header_bytes
+                self._header_bytes = None
+                self._begin(content, checksum)
+        return view[len(taken) :]
+
+    def _begin(self, content: bytes, checksum: int) -> None:
+        """A header has arrived."""
+        if zlib.crc32(content) != checksum:
+            raise self._wrong("a header with a wrong checksum")
+        try:
+            header = json.loads(content)
+            size = int(header.get("bytes", 0))
+            if self.progress is None:
+                self._greeted(header, size)
+            elif header.get("end"):
+                self.ended = True
+                return
+            else:
+                self._begin_epoch(header, size)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise self._wrong(f"a header that it cannot read ({error!r})") from error
+        self._header = header
+        if size:
+            self._payload = pa.allocate_buffer(size)
+            self._into = memoryview(self._payload).cast("B")
+            self._filled = self._sum = 0
+        else:
+            self._complete(None)
+
+    def _greeted(self, header: dict[str, Any], size: int) -> None:
+        if (reason := MessageIdentity.read(header).refusal(self._identity)) is not None:
+            raise StreamRefused(f"{self._address}: its response is refused: {reason}")
+        if not 0 < size <= MAX_SCHEMA_BYTES:
+            raise self._wrong(f"a schema of {size} bytes")
+        self.progress = StreamProgress.of(header)
+
+    def _begin_epoch(self, header: dict[str, Any], size: int) -> None:
+        _require_types(header)
+        epoch, part, parts = header["epoch"], header.get("part", 0), header.get("parts", 1)
+        expected = self._request.from_epoch + len(self.epochs)
+        if epoch != expected or part != len(self._parts) or not part < parts:
+            raise self._wrong(f"part {part} of {parts} of epoch {epoch} instead of {expected}")
+        if size < 0 or (not size and parts > 1):
+            raise self._wrong(f"a payload of {size} bytes")
+        if not part and (
+            (self.epochs and self._received >= self._request.max_bytes)
+            or len(self.epochs) >= READ_EPOCHS
+        ):
+            raise self._wrong(f"more than the {self._request.max_bytes} bytes that were requested")
+        self._epoch_bytes += size
+        if size:
+            self._check_size(epoch, self._epoch_bytes)
+
+    def _fill(self, into: memoryview, view: memoryview) -> memoryview:
+        taken = view[: len(into) - self._filled]
+        into[self._filled : self._filled + len(taken)] = taken
+        self._sum = zlib.crc32(taken, self._sum)
+        self._filled += len(taken)
+        if self._filled == len(into):
+            self._into = None
+            payload, self._payload = self._payload, None
+            self._complete(payload)
+        return view[len(taken) :]
+
+    def _complete(self, payload: pa.Buffer | None) -> None:
+        """A frame has arrived whole."""
+        assert self._header is not None
+        header, self._header = self._header, None
+        damaged = payload is not None and self._sum != header.get("sum")
+        try:
+            if self._schema is None:
+                if damaged:
+                    raise self._wrong("a schema with a wrong checksum")
+                assert payload is not None, "its size has been checked"
+                self._schema = _schema(bytes(payload))
+                return
+            if damaged:
+                raise StreamUnavailable(
+                    f"{self._address}: {self._name(header['epoch'])} arrived with a wrong checksum"
+                )
+            if payload is None:
+                self._parts.append(_empty_table(self._schema))
+            else:
+                self._parts.append(pa.ipc.open_stream(payload).read_all())
+            if len(self._parts) == header.get("parts", 1):
+                self._add_epoch(header)
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise self._wrong(f"an epoch that cannot be read ({error!r})") from error
+
+    def _add_epoch(self, header: dict[str, Any]) -> None:
+        assert self._schema is not None
+        rows = self._parts[0] if len(self._parts) == 1 else pa.concat_tables(self._parts)
+        if not rows.schema.equals(self._schema):
+            raise self._wrong("rows of another schema than it announced")
+        if rows.num_rows:  # not a copy of the schema for each epoch
+            rows = pa.Table.from_arrays(rows.columns, schema=self._schema)
+        self._received += self._epoch_bytes
+        self._parts, self._epoch_bytes = [], 0
+        request = self._request
+        self.epochs.append(
+            EpochBatch(
+                request.stream,
+                request.partition,
+                header["epoch"],
+                header["watermark"],
+                rows,
+                header["digest"],
+                Kind(header.get("kind", Kind.STABLE)),
+                header.get("attempt", 0),
+            )
+        )
+
+    def _name(self, epoch: int) -> str:
+        return f"epoch {epoch} of stream {self._request.stream}/{self._request.partition}"
+
+    def _wrong(self, what: str) -> StreamUnavailable:
+        return StreamUnavailable(f"{self._address} sent {what}")
+
+
+@lru_cache(16)
+def _schema(serialized: bytes) -> pa.Schema:
+    """A reader gets the same one with each response."""
+    return pa.ipc.read_schema(pa.py_buffer(serialized))
+
+
+@lru_cache(16)
+def _empty_table(schema: pa.Schema) -> pa.Table:
+    return schema.empty_table()
+
+
+_TYPES = {"epoch": int, "watermark": int, "digest": str, "part": int, "parts": int, "attempt": int}
+
+
+def _require_types(header: Mapping[str, Any]) -> None:
+    """Of an epoch. Raises KeyError, TypeError, ValueError."""
+    for name, expected in _TYPES.items():
+        optional = name in ("part", "parts", "attempt")
+        value = header.get(name, 0) if optional else header[name]
+        if type(value) is not expected:
+            raise TypeError(f"{name} is {value!r}")
+    for name in ("epoch", "watermark"):
+        if not -(1 << 63) <= header[name] < 1 << 63:
+            raise ValueError(f"{name} is {header[name]}")
+    Kind(header.get("kind", Kind.STABLE))

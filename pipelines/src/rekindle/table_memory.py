@@ -1,0 +1,32 @@
+"""What a table costs in memory: its rows, and the objects around them.
+
+An epoch of one row is hundreds of times as large as its row: each column has buffers, of 64 bytes
+at least, and Arrow and Python objects. A bound that counts rows alone does not bound epochs of few
+rows. Knows nothing of epochs.
+
+Design: docs/design/streams.md#edges.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+TABLE_BYTES = 4 << 10
+"""Of the objects of an epoch: the table and what holds it."""
+COLUMN_BYTES = 1 << 10
+"""Of the objects of each column; nested ones have more."""
+
+
+def object_bytes(columns: int) -> int:
+    """Of a table in one piece: what it costs beside its rows."""
+    return TABLE_BYTES + COLUMN_BYTES * columns
+
+
+def memory_bytes(table: pa.Table) -> int:
+    """Bytes of memory, about; of a slice only its part. Without rows a table is assumed to be
+    shared, so only what holds it counts."""
+    if not table.num_rows:
+        return TABLE_BYTES
+    columns = int(table.num_columns)
+    pieces = max(1, int(table.column(0).num_chunks)) if columns else 1
+    return int(table.nbytes) + pieces * object_bytes(columns)

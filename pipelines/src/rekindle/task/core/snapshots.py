@@ -1,0 +1,108 @@
+"""The states of epochs that somebody still needs, by name. Pure.
+
+A state is immutable, so a snapshot is a reference. What it costs is the memory that it alone keeps:
+runs that the newest state has compacted, dropped or moved to a file since. That is bounded, in
+number and in bytes; whoever takes one more is refused, and decides what to release. Runs in files,
+and those that are not here, take no memory. Does not know what a holder does with it.
+
+Design: docs/decisions/0048-lazy-restore.md#named-snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rekindle.engine.model import State
+from rekindle.errors import RekindleError
+from rekindle.task.state import TaskState
+
+SNAPSHOTS = 8
+"""Of one task. The saver has three at most."""
+SNAPSHOT_BYTES = 256 << 20
+
+
+class Holder(StrEnum):
+    """Who needs a snapshot."""
+
+    CHECKPOINT = "checkpoint"  # until it is saved, or a newer one takes its place
+
+
+class SnapshotsFull(RekindleError):
+    """One more snapshot would keep too much; names those that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`name` is unique in a task."""
+
+    name: str
+    holder: Holder
+    state: TaskState
+
+    @property
+    def epoch(self) -> int:
+        return self.state.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """`nbytes`: of the runs that it keeps in memory, and the newest state does not. Those that
+    snapshots share count for each."""
+
+    name: str
+    nbytes: int
+
+
+class Snapshots:
+    """Of one task. `most`, `most_bytes`: the bounds; bytes are of all snapshots, in memory, beyond
+    the newest state that was taken."""
+
+    def __init__(self, most: int = SNAPSHOTS, most_bytes: int = SNAPSHOT_BYTES) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._taken = 0
+        self._snapshots: dict[str, Snapshot] = {}
+
+    def take(self, holder: Holder, state: TaskState) -> Snapshot:
+        """The task's newest state, until it is released. Raises SnapshotsFull."""
+        nbytes = sum(_beyond(self._snapshots.values(), state.operators).values())
+        if len(self._snapshots) >= self._most or nbytes > self._most_bytes:
+            raise SnapshotsFull(
+                f"no snapshot of epoch {state.epoch} for a {holder}: {', '.join(self._snapshots)} "
+                f"keep {nbytes:,} bytes beside the state; at most {self._most} may keep "
+                f"{self._most_bytes:,}"
+            )
+        self._taken += 1
+        snapshot = Snapshot(f"{holder}-{state.epoch}-{self._taken}", holder, state)
+        self._snapshots[snapshot.name] = snapshot
+        return snapshot
+
+    def find(self, name: str) -> Snapshot | None:
+        """None if it was released."""
+        return self._snapshots.get(name)
+
+    def release(self, name: str) -> None:
+        """The holder needs it no more. Does nothing if it was released."""
+        self._snapshots.pop(name, None)
+
+    def held(self, newest: State) -> tuple[Held, ...]:
+        """All snapshots, oldest first, and what they keep beyond the newest state."""
+        return tuple(
+            Held(snapshot.name, sum(_beyond([snapshot], newest).values()))
+            for snapshot in self._snapshots.values()
+        )
+
+
+def _beyond(snapshots: Iterable[Snapshot], newest: State) -> Mapping[int, int]:
+    """Bytes of the runs in memory that the newest state does not have, or has elsewhere; each
+    once."""
+    kept = {id(run) for state in newest.operators.values() for run in state.runs()}
+    return {
+        id(run): run.nbytes
+        for snapshot in snapshots
+        for state in snapshot.state.operators.operators.values()
+        for run in state.runs()
+        if not run.spilled and id(run) not in kept
+    }

@@ -1,0 +1,422 @@
+"""A chain of tasks, each a real consistency manager with a fake engine, and the links between them.
+
+Task `k` reads stream `k` (of the task before it; for the first task a source) and one side source.
+Links have latency and can be cut; what they would have delivered comes when they are healed, from
+the log of the upstream. The output of a task is a list of records in the order of their appends, as
+a client sees them. Events are in a heap; nothing here is random.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pyarrow as pa
+
+from rekindle.consistency.core import ConsistencyCore
+from rekindle.consistency.messages import (
+    AnswerPartner,
+    BatchReceived,
+    ConsistencyEffect,
+    ConsistencyInput,
+    ConsistencySettings,
+    DropFork,
+    EmitReconciliationDone,
+    EmitUndo,
+    EndPostponement,
+    ForkState,
+    PartnerPromised,
+    PartnerRefused,
+    Policy,
+    PostponementRequested,
+    ProcessStable,
+    ProcessTentative,
+    PromiseEnded,
+    ReadAgain,
+    ReadLive,
+    RequestPostponement,
+    StableProcessed,
+    StopLive,
+    TentativeProcessed,
+    UpstreamReported,
+    Woken,
+)
+from rekindle.consistency.states import TRANSITIONS, ConsistencyEvent, ConsistencyState
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
+from rekindle.streams.sunion import Channel
+from rekindle.transitions import StateMachine
+
+INTERVAL_S = 1.0
+CALL_S = 0.02
+SCHEMA = pa.schema([("n", pa.int64())])
+NO_ROWS = SCHEMA.empty_table()
+MODULUS = 2**61 - 1
+
+Cell = tuple[ConsistencyState, ConsistencyEvent]
+COVERED: Counter[Cell] = Counter()
+"""How often each cell of the table was used, by all worlds of a process."""
+
+
+class Recording(StateMachine[ConsistencyState, ConsistencyEvent]):
+    def step(self, event: ConsistencyEvent) -> None:
+        COVERED[self.state, event] += 1
+        super().step(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a task's output; `epoch` of a control record: what it names."""
+
+    at: float
+    kind: Kind
+    epoch: int
+    value: int = 0
+    attempt: int = 0
+    after: int = NO_EPOCH  # newest stable epoch before it
+    channels: int = 0
+
+    @property
+    def batch(self) -> EpochBatch:
+        is_data = self.kind in (Kind.STABLE, Kind.TENTATIVE)
+        rows = pa.table({"n": [self.value]}, schema=SCHEMA) if is_data else NO_ROWS
+        return EpochBatch(
+            "s", 0, self.epoch, self.epoch, rows, str(self.value), self.kind, self.attempt
+        )
+
+
+class Stream:
+    """An output log: all records; the stable ones by epoch; these with REC_DONE."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.stable: list[Record] = []
+        self.corrected: list[Record] = []
+        self.tentative = NO_EPOCH  # newest tentative epoch that was not corrected
+        self.grew: list[Callable[[], None]] = []
+
+    def append(self, record: Record) -> None:
+        self.records.append(record)
+        match record.kind:
+            case Kind.STABLE:
+                self.stable.append(record)
+                self.corrected.append(record)
+            case Kind.RECONCILIATION_DONE:
+                self.corrected.append(record)
+                self.tentative = NO_EPOCH
+            case Kind.TENTATIVE:
+                self.tentative = max(self.tentative, record.epoch)
+        for callback in self.grew:
+            callback()
+
+
+def fold(state: int, epoch: EpochInput) -> int:
+    for table in epoch.inputs:
+        for value in table["n"].to_pylist():
+            state = (state * 31 + value + 1) % MODULUS
+    return (state + epoch.watermark) % MODULUS
+
+
+@dataclass(slots=True)
+class Link:
+    """What delivers one stream to one channel of a task: two subscriptions."""
+
+    world: World
+    task: Task
+    channel: Channel
+    stream: Stream
+    latency_s: float = 0.01
+    cut: bool = False
+    stable_at: int = 0
+    live_from: int | None = None
+    live_at: int = 0
+    reported: tuple[int, int] = (NO_EPOCH, NO_EPOCH)
+    delivering: bool = False
+
+    def grew(self) -> None:
+        self.world.at(self.world.now + self.latency_s, self.deliver)
+
+    def read_live(self, from_epoch: int) -> None:
+        self.live_from = from_epoch
+        records = self.stream.records
+        self.live_at = next(
+            (i for i, r in enumerate(records) if r.epoch >= from_epoch), len(records)
+        )
+        self.world.at(self.world.now, self.deliver)
+
+    def deliver(self) -> None:
+        """All that has come through, and that the task has space for."""
+        if self.cut or self.delivering:
+            return
+        self.delivering = True
+        while self._report() or self._stable() or self._live():
+            pass
+        self.delivering = False
+
+    def _is_here(self, record: Record) -> bool:
+        return record.at + self.latency_s <= self.world.now + 1e-9
+
+    def _report(self) -> bool:
+        newest = [r.epoch for r in self.stream.stable[-4:] if self._is_here(r)]
+        report = (max(newest, default=self.reported[0]), self.stream.tentative)
+        if report == self.reported:
+            return False
+        self.reported = report
+        self.task.step(UpstreamReported(self.channel, *report))
+        return True
+
+    def _stable(self) -> bool:
+        if self.stable_at >= len(self.stream.corrected):
+            return False
+        record = self.stream.corrected[self.stable_at]
+        if not self._is_here(record) or not self.task.core.may_read(self.channel):
+            return False
+        self.stable_at += 1
+        self.task.receive(self.channel, record, live=False)
+        return True
+
+    def _live(self) -> bool:
+        while self.live_from is not None and self.live_at < len(self.stream.records):
+            record = self.stream.records[self.live_at]
+            if not self._is_here(record) or not self.task.core.may_read(self.channel, live=True):
+                return False
+            self.live_at += 1
+            is_control = record.kind in (Kind.UNDO, Kind.RECONCILIATION_DONE)
+            if is_control or record.epoch >= self.live_from:
+                if not is_control:
+                    self.live_from = record.epoch + (record.kind is Kind.STABLE)
+                self.task.receive(self.channel, record, live=True)
+                return True
+        return False
+
+
+@dataclass(slots=True)
+class Task:
+    """A core, its engine and its output."""
+
+    world: World
+    core: ConsistencyCore
+    stream: Stream = field(default_factory=Stream)
+    links: dict[Channel, Link] = field(default_factory=dict)
+    states: dict[int, int] = field(default_factory=lambda: {0: 0})  # by attempt; 0: the stable one
+    arrived: dict[int, float] = field(default_factory=dict)  # first arrival of each epoch
+    read_again: int = 0
+    asked: list[ConsistencyEffect] = field(default_factory=list)
+    most_buffered: tuple[int, int] = (0, 0)
+    woken_at: float | None = None
+
+    def receive(self, channel: Channel, record: Record, live: bool) -> None:
+        if record.kind in (Kind.STABLE, Kind.TENTATIVE):
+            self.arrived.setdefault(record.epoch, self.world.now)
+        self.step(BatchReceived(channel, record.batch, live))
+
+    def step(self, event: ConsistencyInput) -> None:
+        for effect in self.core.step(event, self.world.now):
+            self._perform(effect)
+        epochs, size = self.core.buffered()
+        self.most_buffered = (
+            max(epochs, self.most_buffered[0]),
+            max(size, self.most_buffered[1]),
+        )
+        for link in self.links.values():
+            if not link.delivering and not link.cut:
+                self.world.at(self.world.now, link.deliver)
+        wake_at = self.core.wake_at
+        if wake_at is not None and wake_at != self.woken_at:
+            self.woken_at = wake_at
+            self.world.at(wake_at, partial(self.step, Woken()))
+
+    def _perform(self, effect: ConsistencyEffect) -> None:
+        now = self.world.now
+        match effect:
+            case ProcessStable(epochs):
+                took_s = CALL_S + self.world.chain.epoch_s * len(epochs)
+                self.world.at(now + took_s, partial(self._stable, epochs))
+            case ProcessTentative():
+                self.world.at(now + CALL_S, partial(self._tentative, effect))
+            case ForkState(attempt, after):
+                assert attempt not in self.states
+                assert after == self._newest()
+                self.states[attempt] = self.states[0]
+            case DropFork(attempt):
+                del self.states[attempt]
+            case EmitUndo(from_epoch):
+                self._append(Kind.UNDO, from_epoch)
+            case EmitReconciliationDone(through):
+                self._append(Kind.RECONCILIATION_DONE, through)
+            case ReadLive(channel, from_epoch):
+                self.links[channel].read_live(from_epoch)
+            case StopLive(channel):
+                self.links[channel].live_from = None
+            case ReadAgain(channel, from_epoch):
+                link = self.links[channel]
+                read = link.stream.corrected[: link.stable_at]
+                assert len([r for r in read if r.kind is Kind.STABLE]) == from_epoch
+                self.read_again += 1
+            case RequestPostponement() | EndPostponement() | AnswerPartner():
+                self.asked.append(effect)
+                self.world.asked(self, effect)
+
+    def _newest(self) -> int:
+        return self.stream.stable[-1].epoch if self.stream.stable else NO_EPOCH
+
+    def _append(
+        self, kind: Kind, epoch: int, value: int = 0, attempt: int = 0, channels: int = 0
+    ) -> None:
+        self.stream.append(
+            Record(self.world.now, kind, epoch, value, attempt, self._newest(), channels)
+        )
+
+    def _stable(self, epochs: Sequence[EpochInput]) -> None:
+        for epoch in epochs:
+            self.states[0] = fold(self.states[0], epoch)
+            self._append(Kind.STABLE, epoch.epoch, self.states[0])
+        self.step(StableProcessed(epochs[-1].epoch))
+
+    def _tentative(self, call: ProcessTentative) -> None:
+        state = self.states[call.attempt] = fold(self.states[call.attempt], call.epoch)
+        epoch = call.epoch.epoch
+        self._append(Kind.TENTATIVE, epoch, state, call.attempt, len(call.channels))
+        self.step(TentativeProcessed(call.attempt, epoch))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """How a world is built; times in seconds."""
+
+    tasks: int = 1
+    max_delay_s: float | None = 3.0
+    during_failure: Policy = Policy.PROCESS
+    during_stabilization: Policy = Policy.PROCESS
+    blocking: frozenset[int] = frozenset()
+    read_ahead_bytes: int = 1 << 20
+    max_buffered_epochs: int = 1024
+    latencies: tuple[float, ...] = ()  # of the links, first task first; 0.01 if left out
+    has_partner: bool = False
+    call_epochs: int = 16  # of a stable call, at most
+    epoch_s: float = 0.002  # of an epoch in it
+
+
+class World:
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.now = 0.0
+        self.epochs = 0  # that the sources have released
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.asked: Callable[[Task, ConsistencyEffect], None] = lambda task, effect: None
+        latencies = itertools.chain(chain.latencies, itertools.repeat(0.01))
+        upstream, self.sources = Stream(), list[Stream]()
+        self.sources.append(upstream)
+        self.tasks: list[Task] = []
+        for _ in range(chain.tasks):
+            side = Stream()
+            self.sources.append(side)
+            task = self._task([upstream, side], latencies)
+            self.tasks.append(task)
+            upstream = task.stream
+
+    def _task(
+        self, streams: list[Stream], latencies: itertools.chain[float], replica: int = 0
+    ) -> Task:
+        chain = self.chain
+        settings = ConsistencySettings(
+            inputs=[[0] for _ in streams],
+            schemas=[SCHEMA for _ in streams],
+            blocking=chain.blocking,
+            max_delay_s=chain.max_delay_s,
+            during_failure=chain.during_failure,
+            during_stabilization=chain.during_stabilization,
+            has_partner=chain.has_partner,
+            replica=replica,
+            read_ahead_bytes=chain.read_ahead_bytes,
+            max_buffered_epochs=chain.max_buffered_epochs,
+            max_call_epochs=chain.call_epochs,
+        )
+        core = ConsistencyCore(settings, 0, NO_EPOCH)
+        core.machine = Recording("consistency", TRANSITIONS, ConsistencyState.STABLE)
+        task = Task(self, core)
+        for at, (stream, latency) in enumerate(zip(streams, latencies, strict=False)):
+            link = Link(self, task, Channel(at, 0), stream, latency)
+            task.links[link.channel] = link
+            stream.grew.append(link.grew)
+        return task
+
+    @property
+    def states(self) -> list[ConsistencyState]:
+        return [task.core.state for task in self.tasks]
+
+    @property
+    def links(self) -> list[Link]:
+        return [link for task in self.tasks for link in task.links.values()]
+
+    def at(self, when: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (when, next(self._order), do))
+
+    def run(self, until: float) -> None:
+        """Release epochs and do what happens, until a time."""
+        while (released_at := (self.epochs + 1) * INTERVAL_S) <= until:
+            self._run(released_at)
+            epoch, self.epochs = self.epochs, self.epochs + 1
+            for number, source in enumerate(self.sources):
+                source.append(Record(self.now, Kind.STABLE, epoch, epoch * 7 + number))
+        self._run(until)
+
+    def _run(self, until: float) -> None:
+        while self._heap and self._heap[0][0] <= until:
+            when, _, do = heapq.heappop(self._heap)
+            self.now = max(self.now, when)
+            do()
+        self.now = until
+
+    def cut(self, link: int) -> None:
+        self.links[link].cut = True
+
+    def heal(self, link: int) -> None:
+        self.links[link].cut = False
+        self.at(self.now, self.links[link].deliver)
+
+    def heal_all(self) -> None:
+        for at in range(len(self.links)):
+            self.heal(at)
+
+
+class Replicas(World):
+    """Two replicas of the one task of a chain, with links of their own, that ask each other."""
+
+    MESSAGE_S = 0.05
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(replace(chain, has_partner=True))
+        latencies = itertools.chain(chain.latencies[2:], itertools.repeat(0.01))
+        self.tasks.append(self._task(self.sources, latencies, replica=1))
+        self.asked = self._send
+
+    def _send(self, task: Task, effect: ConsistencyEffect) -> None:
+        replica = self.tasks.index(task)
+        match effect:
+            case RequestPostponement(lease_s):
+                self._deliver(1 - replica, PostponementRequested(replica, lease_s))
+            case EndPostponement():
+                self._deliver(1 - replica, PromiseEnded())
+            case AnswerPartner(promised, lease_s):
+                answer = PartnerPromised(lease_s) if promised else PartnerRefused()
+                self._deliver(1 - replica, answer)
+
+    def _deliver(self, replica: int, event: ConsistencyInput) -> None:
+        self.at(self.now + self.MESSAGE_S, partial(self.tasks[replica].step, event))
+
+
+def failure_free(chain: Chain, epochs: int) -> list[list[int]]:
+    """The stable output of each task in a run without failures."""
+    states, streams = [0] * chain.tasks, [[0] * 0 for _ in range(chain.tasks)]
+    for epoch in range(epochs):
+        value = epoch * 7
+        for k in range(chain.tasks):
+            tables = [pa.table({"n": [v]}, schema=SCHEMA) for v in (value, epoch * 7 + k + 1)]
+            value = states[k] = fold(states[k], EpochInput(epoch, epoch - 1, epoch, tuple(tables)))
+            streams[k].append(value)
+    return streams

@@ -1,0 +1,342 @@
+"""The consistency manager, failure by failure: one task or a chain, with a fake engine."""
+
+from __future__ import annotations
+
+import pytest
+from consistency_world import SCHEMA, Chain, Record, Task, World, failure_free
+
+from rekindle.consistency.core import ConsistencyCore
+from rekindle.consistency.messages import (
+    BatchReceived,
+    ConsistencySettings,
+    DropFork,
+    EmitReconciliationDone,
+    EmitUndo,
+    ForkState,
+    InvalidInput,
+    MaxDelayChanged,
+    Policy,
+    ProcessTentative,
+    ReadLive,
+    StableProcessed,
+    StopLive,
+    TentativeProcessed,
+    UpstreamReported,
+    Woken,
+)
+from rekindle.consistency.states import ConsistencyState
+from rekindle.streams.epochs import Kind
+from rekindle.streams.sunion import Channel
+
+WAIT_S = 2.7  # of the 3 s that an epoch may take
+SIDE = 1  # the link of the second input of the first task
+
+
+def cut(chain: Chain, length_s: float, *, link: int = SIDE, run_s: float = 20.0) -> World:
+    """One link is cut from 10 s on, for a while."""
+    world = World(chain)
+    world.run(10.5)
+    world.cut(link)
+    world.run(10.5 + length_s)
+    world.heal(link)
+    world.run(10.5 + length_s + run_s)
+    return world
+
+
+def kinds(task: Task) -> str:
+    """The output in short: S, T, U and R, repeated ones once."""
+    letters = "".join(record.kind[0] for record in task.stream.records)
+    return "".join(b for a, b in zip(" " + letters, letters, strict=False) if a != b)
+
+
+def of_kind(task: Task, kind: Kind) -> list[Record]:
+    return [record for record in task.stream.records if record.kind is kind]
+
+
+def test_a_short_failure_delays_and_nothing_is_tentative() -> None:
+    (task,) = cut(Chain(), WAIT_S - 0.6).tasks
+    assert kinds(task) == "S"
+
+
+def test_a_long_failure_is_tentative_and_then_corrected() -> None:
+    (task,) = cut(Chain(), 10).tasks
+    assert kinds(task).startswith("STU")
+    assert kinds(task).endswith("SRS")
+    (undo,), (done,) = of_kind(task, Kind.UNDO), of_kind(task, Kind.RECONCILIATION_DONE)
+    tentative = [record.epoch for record in of_kind(task, Kind.TENTATIVE)]
+    assert undo.epoch == tentative[0] == 10
+    assert done.epoch >= tentative[-1]
+    assert tentative == list(range(10, tentative[-1] + 1))
+
+
+def test_the_first_tentative_epoch_waits_for_its_deadline() -> None:
+    (task,) = cut(Chain(), 10).tasks
+    first = of_kind(task, Kind.TENTATIVE)[0]
+    assert first.at - task.arrived[first.epoch] == pytest.approx(WAIT_S + 0.02)
+    assert first.channels == 1
+
+
+def test_during_a_failure_process_does_not_wait_and_delay_does() -> None:
+    def delays(policy: Policy) -> list[float]:
+        (task,) = cut(Chain(during_failure=policy), 20).tasks
+        return [r.at - task.arrived[r.epoch] for r in of_kind(task, Kind.TENTATIVE) if r.at < 30]
+
+    assert max(delays(Policy.PROCESS)[4:]) < 0.1
+    assert min(delays(Policy.DELAY)) > WAIT_S
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_only_suspend_stops_new_input_during_stabilization(policy: Policy) -> None:
+    slow = Chain(during_stabilization=policy, call_epochs=2, epoch_s=0.1)
+    (task,) = cut(slow, 50).tasks
+    (undo,) = of_kind(task, Kind.UNDO)
+    new = [record for record in of_kind(task, Kind.TENTATIVE) if record.at > undo.at]
+    assert bool(new) == (policy is not Policy.SUSPEND)
+
+
+def test_delay_makes_fewer_tentative_epochs_than_process() -> None:
+    def count(failure: Policy, stabilization: Policy) -> int:
+        chain = Chain(during_failure=failure, during_stabilization=stabilization)
+        return sum(len(of_kind(task, Kind.TENTATIVE)) for task in cut(chain, 15).tasks)
+
+    assert count(Policy.DELAY, Policy.DELAY) < count(Policy.PROCESS, Policy.PROCESS)
+
+
+def test_nothing_is_processed_without_a_blocking_input() -> None:
+    (task,) = cut(Chain(blocking=frozenset({1})), 10).tasks
+    assert kinds(task) == "S"
+    assert len(task.stream.stable) == 40
+
+
+def test_other_inputs_of_a_blocking_task_may_be_missing() -> None:
+    (task,) = cut(Chain(blocking=frozenset({0})), 10).tasks
+    assert "T" in kinds(task)
+
+
+def test_with_an_infinite_delay_it_waits() -> None:
+    (task,) = cut(Chain(max_delay_s=None), 30).tasks
+    assert kinds(task) == "S"
+
+
+def test_tentative_input_is_processed_with_all_channels() -> None:
+    world = cut(Chain(tasks=2), 10)
+    second = world.tasks[1]
+    assert "T" in kinds(second)
+    tentative = of_kind(second, Kind.TENTATIVE)
+    assert {record.channels for record in tentative[4:]} == {2}
+
+
+def test_tasks_stabilize_one_after_another() -> None:
+    world = cut(Chain(tasks=4), 15)
+    undone = [of_kind(task, Kind.UNDO)[0].at for task in world.tasks]
+    done = [of_kind(task, Kind.RECONCILIATION_DONE)[0].at for task in world.tasks]
+    assert undone == sorted(undone)
+    assert done == sorted(done)
+
+
+def test_inputs_that_heal_apart_are_corrected_in_parts() -> None:
+    """Input 0 is missing from epoch 10 on, input 1 from epoch 15 on; input 0 is back first."""
+    world = World(Chain())
+    world.run(10.5)
+    world.cut(0)
+    world.run(15.5)
+    world.cut(1)
+    world.run(30.5)
+    (task,) = world.tasks
+    assert kinds(task) == "ST"
+    world.heal(0)
+    world.run(40)
+    assert world.states == [ConsistencyState.UP_FAILURE]
+    assert kinds(task) == "STUSRT"
+    assert task.core.stable_epoch == 14
+    world.heal(1)
+    world.run(50)
+    assert world.states == [ConsistencyState.STABLE]
+    values = [record.value for record in task.stream.stable]
+    assert values == failure_free(world.chain, len(values))[0]
+
+
+def test_a_second_failure_during_a_failure_joins_it() -> None:
+    """Both inputs of the second task fail, one after the other; it is corrected when both are."""
+    world = World(Chain(tasks=2))
+    world.run(10.5)
+    world.cut(3)
+    world.run(15.5)
+    world.cut(1)
+    world.run(30.5)
+    world.heal(3)
+    world.run(35.5)
+    second = world.tasks[1]
+    assert kinds(second) == "ST"
+    world.heal(1)
+    world.run(50)
+    assert second.core.state is ConsistencyState.STABLE
+    assert len(of_kind(second, Kind.UNDO)) == 1
+
+
+def test_a_failure_during_stabilization_comes_after_it() -> None:
+    """REC_DONE is forced between the last stable epoch and the first new tentative one."""
+    world = World(Chain(call_epochs=2, epoch_s=0.1, read_ahead_bytes=64))
+    world.run(10.5)
+    world.cut(1)
+    world.run(40.5)
+    world.heal(1)
+    world.run(41.5)
+    world.cut(1)
+    world.run(70.5)
+    (task,) = world.tasks
+    done = of_kind(task, Kind.RECONCILIATION_DONE)[0]
+    assert task.core.state is ConsistencyState.UP_FAILURE
+    assert 11 < done.epoch == task.core.stable_epoch < 39
+    at = task.stream.records.index(done)
+    assert {record.kind for record in task.stream.records[at + 1 :]} == {Kind.TENTATIVE}
+    assert task.stream.records[-1].epoch == 69
+
+
+def test_a_partial_correction_upstream_is_passed_on() -> None:
+    """The first task corrects a part and fails again; the second one corrects that part too."""
+    world = World(Chain(tasks=2, call_epochs=2, epoch_s=0.1, read_ahead_bytes=64))
+    world.run(10.5)
+    world.cut(1)
+    world.run(40.5)
+    world.heal(1)
+    world.run(41.5)
+    world.cut(1)
+    world.run(70.5)
+    first, second = world.tasks
+    assert 11 < first.core.stable_epoch < 39
+    assert second.core.stable_epoch == first.core.stable_epoch
+    assert second.core.state is ConsistencyState.UP_FAILURE
+    assert of_kind(second, Kind.RECONCILIATION_DONE)[-1].epoch == second.core.stable_epoch
+
+
+def test_a_long_failure_costs_bounded_memory() -> None:
+    chain = Chain(read_ahead_bytes=160, max_buffered_epochs=20)
+    world = cut(chain, 3000, run_s=60)
+    (task,) = world.tasks
+    assert task.most_buffered[0] < 100
+    assert task.most_buffered[1] < 1000
+    assert task.read_again == 1
+    assert [r.value for r in task.stream.stable] == failure_free(chain, world.epochs)[0]
+    assert task.core.state is ConsistencyState.STABLE
+
+
+@pytest.mark.parametrize("max_delay_s", [None, 3.0])
+def test_epochs_are_bounded_as_well_as_bytes(max_delay_s: float | None) -> None:
+    chain = Chain(max_delay_s=max_delay_s, max_buffered_epochs=20)
+    (task,) = cut(chain, 150).tasks
+    assert task.most_buffered[0] <= 100
+    assert task.core.stable_epoch >= 150
+
+
+def test_a_delay_that_becomes_infinite_ends_tentative_output() -> None:
+    world = World(Chain())
+    world.run(10)
+    world.cut(1)
+    world.run(20)
+    (task,) = world.tasks
+    task.step(MaxDelayChanged(None))
+    world.run(30)
+    assert of_kind(task, Kind.TENTATIVE)[-1].at <= 20.1
+    world.heal(1)
+    world.run(40)
+    assert task.core.state is ConsistencyState.STABLE
+
+
+# -- what a task must not do -----------------------------------------------------------------------
+
+
+def core() -> ConsistencyCore:
+    return ConsistencyCore(ConsistencySettings([[0]], [SCHEMA], max_delay_s=3.0), 0, -1)
+
+
+def received(epoch: int, kind: Kind = Kind.STABLE) -> BatchReceived:
+    return BatchReceived(Channel(0, 0), Record(0.0, kind, epoch).batch)
+
+
+def test_a_stable_epoch_that_was_left_out_is_an_error() -> None:
+    manager = core()
+    manager.step(received(0), 0.0)
+    with pytest.raises(InvalidInput, match="stable epoch 2 of stream s/0 follows 0"):
+        manager.step(received(2), 0.0)
+
+
+def test_a_stable_epoch_may_come_twice() -> None:
+    manager = core()
+    assert len(manager.step(received(0), 0.0)) == 1
+    assert manager.step(received(0), 0.0) == []
+
+
+def test_a_result_that_was_not_asked_for_is_an_error() -> None:
+    manager = core()
+    manager.step(received(0), 0.0)
+    with pytest.raises(InvalidInput, match="stable epoch 3 was processed"):
+        manager.step(StableProcessed(3), 0.1)
+
+
+def test_a_tentative_result_in_state_stable_shows_the_history() -> None:
+    manager = core()
+    manager.step(received(0), 0.0)
+    with pytest.raises(Exception, match="transitions before: STABLE: stable epoch arrived"):
+        manager.step(TentativeProcessed(1, 0), 0.1)
+
+
+def test_a_single_tentative_input_is_processed_and_corrected() -> None:
+    manager = core()
+    channel = Channel(0, 0)
+    assert manager.step(received(0, Kind.TENTATIVE), 0.0) == [ReadLive(channel, 0)]
+    assert manager.wake_at == pytest.approx(WAIT_S)
+    fork, call = manager.step(Woken(), WAIT_S)
+    assert fork == ForkState(1, -1)
+    assert isinstance(call, ProcessTentative)
+    assert call.channels == (channel,)
+    assert manager.step(TentativeProcessed(1, 0), 3.0) == []
+    assert manager.step(received(0), 4.0)[0] == EmitUndo(0)
+    done = manager.step(StableProcessed(0), 4.1)
+    assert done == [DropFork(1), EmitReconciliationDone(0), StopLive(channel)]
+
+
+def test_stabilization_ends_after_the_fork_is_passed() -> None:
+    """Epoch 1 is tentative, not overdue, and not corrected: REC_DONE would come too early."""
+    here, late = Channel(0, 0), Channel(1, 0)
+    settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=3.0)
+    manager = ConsistencyCore(settings, 0, -1)
+    zero, one = (Record(0.0, Kind.STABLE, epoch).batch for epoch in (0, 1))
+    manager.step(BatchReceived(here, zero), 0.0)
+    manager.step(Woken(), WAIT_S)
+    manager.step(TentativeProcessed(1, 0), 2.8)
+    manager.step(BatchReceived(here, one), 3.0)  # at once: the other channel has failed
+    manager.step(TentativeProcessed(1, 1), 3.1)
+    manager.step(UpstreamReported(late, 1, -1), 3.2)
+    manager.step(BatchReceived(late, zero), 3.2)
+    manager.step(StableProcessed(0), 3.3)
+    assert manager.state is ConsistencyState.STABILIZATION
+    manager.step(BatchReceived(late, one), 3.4)
+    assert EmitReconciliationDone(1) in manager.step(StableProcessed(1), 3.5)
+
+
+def test_a_part_is_corrected_when_the_upstream_says_it_is_done() -> None:
+    """Epochs 0 and 1 are tentative; the upstream has corrected 0, and failed again."""
+    manager = core()
+    manager.step(received(0, Kind.TENTATIVE), 0.0)
+    manager.step(Woken(), WAIT_S)
+    manager.step(received(1, Kind.TENTATIVE), 2.8)
+    manager.step(TentativeProcessed(1, 0), 2.9)
+    manager.step(TentativeProcessed(1, 1), 3.0)
+    assert manager.step(received(0), 3.1) == []
+    assert EmitUndo(0) in manager.step(received(0, Kind.RECONCILIATION_DONE), 3.2)
+    assert EmitReconciliationDone(0) in manager.step(StableProcessed(0), 3.3)
+    assert manager.state is ConsistencyState.UP_FAILURE
+
+
+def test_undo_waits_for_the_epoch_that_is_being_processed() -> None:
+    manager = core()
+    manager.step(received(0, Kind.TENTATIVE), 0.0)
+    manager.step(Woken(), WAIT_S)
+    assert manager.step(received(0), 2.8) == []
+    assert EmitUndo(0) in manager.step(TentativeProcessed(1, 0), 2.9)
+
+
+def test_suspend_is_no_policy_during_a_failure() -> None:
+    with pytest.raises(ValueError, match="cannot be suspended"):
+        ConsistencySettings([[0]], [SCHEMA], during_failure=Policy.SUSPEND)

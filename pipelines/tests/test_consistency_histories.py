@@ -1,0 +1,261 @@
+"""Chains of consistency managers in random histories: links are cut, late, healed and overlap.
+
+Whatever happens, stable output is that of a run without failures, tentative output is in time and
+corrected, buffers are bounded, and after the last failure all are STABLE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from consistency_world import COVERED, Chain, Task, World, failure_free
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.consistency.messages import (
+    ConsistencyInput,
+    MaxDelayChanged,
+    PartnerChanged,
+    PartnerPromised,
+    PartnerRefused,
+    Policy,
+    PostponementRequested,
+    PromiseEnded,
+)
+from rekindle.consistency.states import ROWS, ConsistencyState
+from rekindle.streams.epochs import NO_EPOCH, Kind
+
+X_S = 3.0
+POLICIES = [
+    (during_failure, during_stabilization)
+    for during_failure in (Policy.PROCESS, Policy.DELAY)
+    for during_stabilization in Policy
+]
+SEEDS = st.integers(0, 2**32)
+EXAMPLES = settings(max_examples=30, deadline=None)
+
+
+def drawn_chain(random: Random) -> Chain:
+    """Links that are late, but never by more than a task may wait: that would be a failure."""
+    tasks = random.randint(1, 4)
+    failure, stabilization = random.choice(POLICIES)
+    late, slow = random.random() < 0.3, random.random() < 0.5
+    return Chain(
+        tasks=tasks,
+        max_delay_s=None if random.random() < 0.1 else X_S,
+        during_failure=failure,
+        during_stabilization=stabilization,
+        read_ahead_bytes=random.choice([64, 200, 1 << 20]),
+        max_buffered_epochs=random.choice([4, 16, 1024]),
+        latencies=tuple(
+            random.uniform(0.01, 2.2 / tasks) if late else 0.01 for _ in range(2 * tasks)
+        ),
+        call_epochs=2 if slow else 16,
+        epoch_s=0.06 if slow else 0.002,
+    )
+
+
+def drawn_cuts(random: Random, links: int, until: float) -> list[tuple[float, int, bool]]:
+    """Cuts of 0 to 25 s, some of several links at once, and some of one soon after another was
+    healed."""
+    cuts: list[tuple[float, int, bool]] = []
+    for _ in range(random.randint(1, 5)):
+        begin = random.uniform(1, until)
+        for _ in range(random.choice([1, 1, 2, 4])):
+            link, length_s = random.randrange(links), random.choice([0.5, 2, 4, 12, 25])
+            end = begin + length_s * random.random()
+            cuts += [(begin, link, True), (end, link, False)]
+            begin = random.choice([begin, end + random.choice([0.1, 2]) * random.random()])
+    return sorted(cuts)
+
+
+def play(random: Random, chain: Chain, *, partners: bool = False) -> World:
+    """Cuts; then nothing fails any more."""
+    world = World(chain)
+    for at, link, is_cut in drawn_cuts(random, len(world.links), random.uniform(20, 60)):
+        if partners:
+            disturb(random, world)
+        world.run(at)
+        (world.cut if is_cut else world.heal)(link)
+        if partners:
+            world.run(at + random.uniform(0, 0.2))
+            disturb(random, world)
+    world.heal_all()
+    if partners:
+        for task in world.tasks:
+            task.step(PartnerChanged(False))
+            task.step(MaxDelayChanged(chain.max_delay_s))
+    world.run(world.now + 40)
+    return world
+
+
+def disturb(random: Random, world: World) -> None:
+    """What partners may say, at any time."""
+    events: list[ConsistencyInput] = [
+        PostponementRequested(1, random.uniform(0.1, 5)),
+        PromiseEnded(),
+        PartnerPromised(random.uniform(0.1, 5)),
+        PartnerRefused(),
+        PartnerChanged(random.random() < 0.8),
+        MaxDelayChanged(random.choice([X_S, None])),
+    ]
+    random.choice(world.tasks).step(random.choice(events))
+
+
+def drawn(seed: int) -> World:
+    random = Random(seed)
+    return play(random, drawn_chain(random))
+
+
+def check_output(task: Task) -> None:
+    """I2, and the rules of UNDO and REC_DONE, record by record."""
+    stable, corrected, attempt, undone = NO_EPOCH, True, 0, False
+    tentative: set[int] = set()  # not replaced by stable ones yet
+    for record in task.stream.records:
+        match record.kind:
+            case Kind.STABLE:
+                assert record.epoch == stable + 1, "skipped or repeated"
+                assert undone or not tentative, "a correction without UNDO"
+                stable = record.epoch
+                tentative.discard(stable)
+            case Kind.TENTATIVE:
+                assert record.epoch > stable, "a tentative epoch after its stable version"
+                assert record.epoch not in tentative or undone
+                if record.attempt != attempt:
+                    assert not undone, "a new failure before REC_DONE"
+                    assert record.epoch == stable + 1
+                attempt = record.attempt
+                tentative.add(record.epoch)
+            case Kind.UNDO:
+                assert record.epoch == stable + 1, "UNDO of a stable epoch"
+                assert not undone, "UNDO twice"
+                undone = True
+                tentative = {e for e in tentative if e < record.epoch}
+            case Kind.RECONCILIATION_DONE:
+                assert undone, "REC_DONE without UNDO"
+                assert record.epoch == stable
+                undone = False
+        corrected = not tentative and not undone
+    assert corrected, "tentative output was never corrected"
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_no_stable_epoch_is_repeated_skipped_or_undone(seed: int) -> None:
+    for task in drawn(seed).tasks:
+        check_output(task)
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_stable_output_is_that_of_a_run_without_failures(seed: int) -> None:
+    world = drawn(seed)
+    expected = failure_free(world.chain, world.epochs)
+    for task, values in zip(world.tasks, expected, strict=True):
+        got = [record.value for record in task.stream.stable]
+        assert got == values[: len(got)]
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_all_is_stable_and_complete_after_the_last_failure(seed: int) -> None:
+    world = drawn(seed)
+    for depth, task in enumerate(world.tasks):
+        assert task.core.state is ConsistencyState.STABLE
+        assert task.core.tentative_epoch is None
+        assert task.core.stable_epoch >= world.epochs - 2 * (depth + 2)
+        assert len(task.states) == 1  # no fork is left
+        assert all(link.live_from is None for link in task.links.values())
+
+
+def outputs(task: Task) -> dict[int, float]:
+    """When each epoch was out first."""
+    first: dict[int, float] = {}
+    for record in task.stream.records:
+        if record.kind in (Kind.STABLE, Kind.TENTATIVE):
+            first.setdefault(record.epoch, record.at)
+    return first
+
+
+@given(SEEDS, st.sampled_from([p for p in POLICIES if p[1] is not Policy.SUSPEND]))
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_is_out_at_most_x_after_it_arrived(
+    seed: int, policies: tuple[Policy, Policy]
+) -> None:
+    random = Random(seed)
+    chain = replace(
+        drawn_chain(random),
+        max_delay_s=X_S,
+        during_failure=policies[0],
+        during_stabilization=policies[1],
+    )
+    world = play(random, chain)
+    for task in world.tasks:
+        out = outputs(task)
+        late = {e: out[e] - t for e, t in task.arrived.items() if e in out and out[e] - t > X_S}
+        assert not late
+        never = [e for e, t in task.arrived.items() if e not in out and world.now - t > X_S]
+        assert not never
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_with_an_infinite_delay_nothing_is_tentative(seed: int) -> None:
+    random = Random(seed)
+    world = play(random, replace(drawn_chain(random), max_delay_s=None))
+    for task in world.tasks:
+        assert {record.kind for record in task.stream.records} == {Kind.STABLE}
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
+    world = drawn(seed)
+    epochs, size = world.chain.max_buffered_epochs, world.chain.read_ahead_bytes
+    for task in world.tasks:
+        channels = len(task.links)
+        # complete, ahead and live epochs, and those that arrive although a buffer is full
+        assert task.most_buffered[0] <= 3 * channels * (epochs + 2)
+        assert task.most_buffered[1] <= 4 * (size + 16 * channels)
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_whatever_partners_say_output_is_corrected(seed: int) -> None:
+    random = Random(seed)
+    chain = replace(drawn_chain(random), max_delay_s=X_S, has_partner=True)
+    world = play(random, chain, partners=True)
+    expected = failure_free(chain, world.epochs)
+    for task, values in zip(world.tasks, expected, strict=True):
+        check_output(task)
+        assert task.core.state is ConsistencyState.STABLE
+        got = [record.value for record in task.stream.stable]
+        assert got == values[: len(got)]
+
+
+def undone_before_the_deadline() -> None:
+    """The first task is tentative and corrected again while the second one still waits."""
+    world = World(Chain(tasks=2, max_delay_s=X_S))
+    world.run(10)
+    world.cut(1)
+    world.cut(3)
+    world.run(14)
+    world.heal_all()
+    world.run(20)
+
+
+def test_every_cell_of_the_table_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    COVERED.clear()
+    undone_before_the_deadline()
+    for seed in range(100):
+        random = Random(seed)
+        chain = replace(drawn_chain(random), has_partner=True)
+        play(random, chain, partners=True)
+    cells = [(state, event) for state, rows in ROWS.items() for event in rows]
+    with capsys.disabled():
+        print(f"\n{len(COVERED)} of {len(cells)} cells of the table")
+        for cell in cells:
+            print(f"{cell[0]:14} {cell[1]:28} {COVERED[cell]:8}")
+    assert [cell for cell in cells if not COVERED[cell]] == []

@@ -1,0 +1,106 @@
+"""Two replicas of a task: one always serves, while the other one corrects its output."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from consistency_world import Chain, Replicas, failure_free
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_consistency_histories import check_output, drawn_cuts, outputs
+
+from rekindle.consistency.messages import PartnerChanged, Policy
+from rekindle.consistency.states import ConsistencyState
+from rekindle.streams.epochs import Kind
+
+SEEDS = st.integers(0, 2**32)
+EXAMPLES = settings(max_examples=30, deadline=None)
+X_S = 3.0
+SLOW = Chain(max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, epoch_s=0.1)
+
+
+def common_failure(length_s: float, chain: Chain = SLOW) -> Replicas:
+    world = Replicas(chain)
+    world.run(10)
+    for link in (1, 3):
+        world.cut(link)
+    world.run(10 + length_s)
+    world.heal_all()
+    return world
+
+
+def test_replicas_stabilize_one_after_another() -> None:
+    world = common_failure(40)
+    world.run(80)
+    first, second = world.tasks
+    undone = [[r.at for r in t.stream.records if r.kind is Kind.UNDO] for t in (first, second)]
+    done = [
+        [r.at for r in t.stream.records if r.kind is Kind.RECONCILIATION_DONE]
+        for t in (first, second)
+    ]
+    assert undone[0][0] < done[0][0] <= undone[1][0] < done[1][0]
+
+
+def test_new_input_is_the_partners_while_it_serves() -> None:
+    world = common_failure(40, replace(SLOW, during_stabilization=Policy.PROCESS))
+    world.run(60)
+    kinds = [record.kind for record in world.tasks[0].stream.records]
+    correction = kinds[kinds.index(Kind.UNDO) : kinds.index(Kind.RECONCILIATION_DONE)]
+    assert Kind.TENTATIVE not in correction
+
+
+def test_a_replica_stabilizes_when_its_partner_is_lost() -> None:
+    world = common_failure(40)
+    world.run(50.5)
+    stabilization = ConsistencyState.STABILIZATION
+    assert world.states == [stabilization, ConsistencyState.UP_FAILURE]
+    world.tasks[1].step(PartnerChanged(False))
+    assert world.states == [stabilization, stabilization]
+
+
+def play(random: Random) -> Replicas:
+    """The links of both replicas are cut, apart or together."""
+    world = Replicas(SLOW)
+    for at, link, is_cut in drawn_cuts(random, len(world.links), random.uniform(20, 60)):
+        advance(world, at)
+        together = [link, (link + 2) % 4] if random.random() < 0.7 else [link]
+        for each in together:
+            (world.cut if is_cut else world.heal)(each)
+    world.heal_all()
+    advance(world, world.now + 60)
+    return world
+
+
+def advance(world: Replicas, until: float) -> None:
+    while world.now < until:
+        world.run(min(until, world.now + 0.05))
+        served = [task.core._partners.served(world.now) for task in world.tasks]
+        for replica, state in enumerate(world.states):
+            if state is ConsistencyState.STABILIZATION and served[replica]:
+                assert world.states[1 - replica] is not ConsistencyState.STABILIZATION
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_one_always_serves(seed: int) -> None:
+    """New epochs are out at one of them in time, although input is suspended in stabilization."""
+    world = play(Random(seed))
+    outs = [outputs(task) for task in world.tasks]
+    for epoch in range(world.epochs - 4):
+        arrived = max(task.arrived[epoch] for task in world.tasks)
+        out = min(out.get(epoch, world.now) for out in outs)
+        assert out - arrived <= X_S
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_both_end_stable_and_equal(seed: int) -> None:
+    world = play(Random(seed))
+    expected = failure_free(world.chain, world.epochs)[0]
+    for task in world.tasks:
+        check_output(task)
+        assert task.core.state is ConsistencyState.STABLE
+        got = [record.value for record in task.stream.stable]
+        assert len(got) >= world.epochs - 4
+        assert got == expected[: len(got)]

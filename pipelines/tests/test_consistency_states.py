@@ -1,0 +1,65 @@
+"""The table of the consistency manager: what is in it, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rekindle.consistency.states import (
+    ROWS,
+    TRANSITIONS,
+    ConsistencyEvent,
+    ConsistencyState,
+    consistency_machine,
+)
+from rekindle.transitions import InvalidTransition, next_state
+from rekindle_testing.paths import ROOT
+
+PAGE = ROOT / "docs" / "design" / "consistency.md"
+
+
+def test_every_row_names_a_section_of_the_paper() -> None:
+    for rows in ROWS.values():
+        for row in rows.values():
+            assert re.fullmatch(r"[2-5](\.\d)?(, [2-5]\.\d)*", row.section)
+            assert row.then
+
+
+def test_all_states_lead_to_all_others() -> None:
+    reached = {ConsistencyState.STABLE}
+    for _ in ConsistencyState:
+        reached |= {after for state in reached for after in TRANSITIONS[state].values()}
+    assert reached == set(ConsistencyState) == set(TRANSITIONS)
+
+
+@pytest.mark.parametrize("state", ConsistencyState)
+@pytest.mark.parametrize("event", ConsistencyEvent)
+def test_an_event_outside_the_table_is_refused(
+    state: ConsistencyState, event: ConsistencyEvent
+) -> None:
+    if event in TRANSITIONS[state]:
+        return
+    with pytest.raises(InvalidTransition, match=f"event '{event}' is invalid in state {state}"):
+        next_state("consistency", TRANSITIONS, state, event)
+
+
+def test_a_refusal_quotes_the_transitions_before_it() -> None:
+    machine = consistency_machine()
+    machine.step(ConsistencyEvent.TENTATIVE_DUE)
+    with pytest.raises(InvalidTransition, match="before: STABLE: tentative epoch due"):
+        machine.step(ConsistencyEvent.RECONCILED)
+
+
+def test_the_page_has_the_table() -> None:
+    cells = re.findall(
+        r"^\| ([\w ]+) \| ([A-Z_]+) \| ([A-Z_]+) \| ([\d., ]+) \| (.+) \|$",
+        PAGE.read_text(),
+        re.MULTILINE,
+    )
+    rows = [
+        (str(event), str(state), str(row.after), row.section, row.then)
+        for state, events in ROWS.items()
+        for event, row in events.items()
+    ]
+    assert sorted(cells) == sorted(rows)

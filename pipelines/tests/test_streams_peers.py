@@ -1,0 +1,410 @@
+"""What slow peers, dead peers and peers of other releases cost: one call."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from edge_parts import (
+    ADDRESS,
+    OWN,
+    batch,
+    closed_within,
+    make_log,
+    native_threads,
+    open_sockets,
+    read,
+)
+from pyarrow import flight
+from reader_parts import endpoints, read_once, started_io
+
+from rekindle.identity import Identity
+from rekindle.protocol import Endpoint
+from rekindle.streams.io_thread import IoThread
+from rekindle.streams.log import OutputLog
+from rekindle.streams.reader import PartitionReader
+from rekindle.streams.reader_core import Subscription
+from rekindle.streams.server import StreamServer
+from rekindle.streams.wire import PATH, ReadRequest, StreamRefused, StreamUnavailable
+from rekindle_testing.waiting import eventually
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> OutputLog:
+    return make_log(tmp_path)
+
+
+@pytest.fixture
+def server(log: OutputLog) -> Iterator[StreamServer]:
+    server = StreamServer(ADDRESS, 0, OWN, incarnation=1)
+    server.serve_log(log)
+    yield server
+    server.stop()
+
+
+class Peer:
+    """A replica that accepts connections, and does with them what a test says."""
+
+    def __init__(self, act: Callable[[socket.socket], None]) -> None:
+        self.listening = socket.create_server((ADDRESS, 0))
+        self.address = f"{ADDRESS}:{self.listening.getsockname()[1]}"
+        self.accepted: list[socket.socket] = []
+        self._act = act
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connected, _ = self.listening.accept()
+                self.accepted.append(connected)
+                self._act(connected)
+
+    def close(self) -> None:
+        self.listening.close()
+        for connected in self.accepted:
+            connected.close()
+
+
+def collecting(io: IoThread, got: list[int]) -> PartitionReader:
+    subscription = Subscription("s", 0, 0)
+    return PartitionReader(io, subscription, lambda b: got.append(b.epoch), lambda: True)
+
+
+def read_both(first: str, second: str, expected: int) -> PartitionReader:
+    """A reader of two replicas, after it has all epochs."""
+    io, got = started_io(), list[int]()
+    reader = PartitionReader(
+        io, Subscription("s", 0, 0), lambda b: got.append(b.epoch), lambda: True
+    )
+    reader.route(endpoints(first, second).endpoints)
+    eventually(lambda: len(got) >= expected, 30)
+    assert got == list(range(expected))
+    reader.close()
+    io.stop()
+    return reader
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> Iterator[str]:
+    log = make_log(tmp_path / "healthy")
+    for epoch in range(4):
+        log.append(batch(epoch, rows=20_000))
+    server = StreamServer(ADDRESS, 0)
+    server.serve_log(log)
+    address = f"{ADDRESS}:{server.port}"
+    read_once(address, ReadRequest("s", 0, 0, 1), 30)  # so that all its threads have begun
+    yield address
+    server.stop()
+
+
+def test_a_silent_peer_is_left_and_its_connection_closed(healthy: str) -> None:
+    before = native_threads()
+    peer = Peer(lambda connected: None)
+    before |= native_threads()
+    read_both(peer.address, healthy, 4)
+    request = peer.accepted[0].recv(1 << 16)
+    assert request.startswith(b"POST /v3/epochs")
+    assert closed_within(peer.accepted[0], 5)
+    eventually(lambda: native_threads() <= before)
+    peer.close()
+
+
+def test_an_abandoned_call_is_cancelled_at_once(healthy: str) -> None:
+    peer = Peer(lambda connected: None)
+    io, got = started_io(), list[int]()
+    reader = PartitionReader(
+        io, Subscription("s", 0, 0), lambda b: got.append(b.epoch), lambda: True
+    )
+    reader.route(endpoints(peer.address).endpoints)
+    eventually(lambda: peer.accepted)
+    began = time.monotonic()
+    reader.route(endpoints(peer.address, healthy, suspected=peer.address).endpoints)
+    eventually(lambda: len(got) == 4)
+    assert closed_within(peer.accepted[0], 5)
+    assert time.monotonic() - began < 1.4  # its deadline is later
+    reader.close()
+    io.stop()
+    peer.close()
+
+
+def recorded(address: str) -> bytes:
+    """The bytes of a response."""
+    host, port = address.split(":")
+    request = ReadRequest("s", 0, 0, 1 << 30).message(Identity())
+    body = json.dumps(request).encode()
+    with socket.create_connection((host, int(port))) as connected:
+        head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+        connected.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        content = b""
+        while chunk := connected.recv(1 << 16):
+            content += chunk
+    return content
+
+
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("share", [0.02, 0.4, 0.9, 0.9999])
+def test_a_connection_may_end_anywhere(healthy: str, reset: bool, share: float) -> None:
+    content = recorded(healthy)
+
+    def act(connected: socket.socket) -> None:
+        connected.recv(1 << 16)
+        connected.sendall(content[: int(share * len(content))])
+        if reset:
+            linger = struct.pack("ii", 1, 0)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        connected.close()
+
+    peer = Peer(act)
+    read_both(peer.address, healthy, 4)
+    peer.close()
+
+
+def test_a_peer_that_sends_without_end_is_left(healthy: str) -> None:
+    sent = 0
+
+    def act(connected: socket.socket) -> None:
+        nonlocal sent
+        connected.recv(1 << 16)
+        connected.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while True:
+                sent += connected.send(b"\0" * 65536)
+
+    peer = Peer(act)
+    read_both(peer.address, healthy, 4)
+    peer.close()
+    assert sent < 16 << 20
+
+
+PROGRAM = """
+    import sys
+    from pathlib import Path
+    from test_streams_edges import ADDRESS, batch, make_log
+    from rekindle.streams.server import StreamServer
+    log = make_log(Path(sys.argv[1]))
+    for epoch in range(2):
+        log.append(batch(epoch))
+    server = StreamServer(ADDRESS, 0)
+    server.serve_log(log)
+    print(server.port, flush=True)
+    sys.stdin.read()
+    server.stop()
+"""
+
+
+@pytest.mark.process
+def test_a_frozen_process_is_left(healthy: str, tmp_path: Path) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "frozen")],
+        cwd=Path(__file__).parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    address = f"{ADDRESS}:{program.stdout.readline().strip()}"
+    io, got = started_io(), list[int]()
+    reader = PartitionReader(
+        io, Subscription("s", 0, 0), lambda b: got.append(b.epoch), lambda: True
+    )
+    before = native_threads()
+    sockets = open_sockets()
+    try:
+        reader.route(endpoints(address, healthy).endpoints)
+        eventually(lambda: len(got) == 2)
+        os.kill(program.pid, signal.SIGSTOP)
+        eventually(lambda: len(got) == 4, 20)
+        assert native_threads() <= before
+        eventually(lambda: open_sockets() <= sockets + 2)  # to the other replica, both ends
+        os.kill(program.pid, signal.SIGCONT)
+    finally:
+        program.kill()
+        program.communicate()
+        reader.close()
+        io.stop()
+
+
+# -- other releases, other networks ------------------------------------------------------------
+
+
+def test_a_task_of_an_earlier_release_is_named() -> None:
+    server = flight.FlightServerBase(f"grpc://{ADDRESS}:0")
+    address = f"{ADDRESS}:{server.port}"
+    with pytest.raises(StreamRefused, match=r"Arrow Flight .* use images of one release"):
+        read_once(address, ReadRequest("s", 0, 0, 1), 10)
+    io = started_io()
+    reader = PartitionReader(io, Subscription("s", 0, 0), lambda b: None, lambda: True)
+    reader.route(endpoints(address).endpoints)
+    eventually(lambda: "use images of one release" in (reader.problem() or ""))
+    reader.close()
+    io.stop()
+    server.shutdown()
+
+
+def test_a_reader_of_an_earlier_release_is_refused_in_words(server: StreamServer) -> None:
+    client = flight.FlightClient(f"grpc://{ADDRESS}:{server.port}")
+    with pytest.raises(flight.FlightError, match=r"http1\.x|HTTP"):
+        client.do_get(flight.Ticket(b"{}"), flight.FlightCallOptions(timeout=5)).read_all()
+    client.close()
+
+
+def test_refusals_are_reported_until_another_replica_serves(
+    log: OutputLog, server: StreamServer
+) -> None:
+    log.append(batch(0))
+    io, got = started_io(), list[int]()
+    reader = PartitionReader(
+        io, Subscription("s", 0, 0), lambda b: got.append(b.epoch), lambda: True
+    )
+    reader.route(endpoints(f"{ADDRESS}:{server.port}").endpoints)
+    eventually(lambda: "needs the topology's token" in (reader.problem() or ""))
+    open_server = StreamServer(ADDRESS, 0)
+    open_server.serve_log(log)
+    reader.route(endpoints(f"{ADDRESS}:{open_server.port}").endpoints)
+    eventually(lambda: got == [0] and reader.problem() is None)
+    reader.close()
+    io.stop()
+    open_server.stop()
+
+
+@pytest.mark.parametrize(
+    ("bind", "to"), [("::1", ["[::1]"]), ("::", ["[::1]", "127.0.0.1"]), ("0.0.0.0", ["127.0.0.1"])]
+)
+def test_both_families_are_served(log: OutputLog, bind: str, to: list[str]) -> None:
+    log.append(batch(0))
+    server = StreamServer(bind, 0)
+    server.serve_log(log)
+    for host in to:
+        assert read_once(f"{host}:{server.port}", ReadRequest("s", 0, 0, 1), 10).epochs
+    server.stop()
+
+
+def test_a_port_that_is_taken_is_an_error(server: StreamServer) -> None:
+    with pytest.raises(OSError, match="in use"):
+        StreamServer(ADDRESS, server.port)
+
+
+def test_an_error_of_the_log_in_the_middle_keeps_what_was_sent(
+    log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for epoch in range(4):
+        log.append(batch(epoch, rows=30_000))
+    real = log.read_local
+
+    def failing(epoch: int, max_bytes: int, *options: int) -> object:
+        if epoch >= 2:
+            raise StreamUnavailable("the log is damaged")
+        return real(epoch, max_bytes, *options)[:1]
+
+    monkeypatch.setattr(log, "read_local", failing)
+    assert read(server, ReadRequest("s", 0, 0, 1 << 30)) == [0, 1]
+    with pytest.raises(StreamUnavailable, match="the log is damaged"):
+        read(server, ReadRequest("s", 0, 2, 1 << 30))
+
+
+class Replicas:
+    """Two servers of the same partitions; a move of a history happens to one of them."""
+
+    def __init__(self, directory: Path, partitions: int) -> None:
+        self.logs = [[make_log(directory / str(r), n) for n in range(partitions)] for r in range(2)]
+        self.servers: list[StreamServer | None] = [self._serve(0), self._serve(1)]
+        self.epochs = 0
+
+    def _serve(self, replica: int) -> StreamServer:
+        server = StreamServer(ADDRESS, 0)
+        for log in self.logs[replica]:
+            server.serve_log(log)
+        return server
+
+    def append(self, rows: int) -> None:
+        for replica in self.logs:
+            for log in replica:
+                log.append(batch(self.epochs, log.partition, rows))
+        self.epochs += 1
+
+    def stop_or_start(self, replica: int) -> None:
+        server = self.servers[replica]
+        if server is None:
+            self.servers[replica] = self._serve(replica)
+        elif self.servers[1 - replica] is not None:
+            server.stop()
+            self.servers[replica] = None
+
+    def reset_connections(self, replica: int) -> None:
+        server = self.servers[replica]
+        if server is not None:
+            server._io.call(server._http.abort_all)
+
+    def endpoints(self, suspected: int | None = None) -> tuple[Endpoint, ...]:
+        return tuple(
+            Endpoint(
+                address=f"{ADDRESS}:{server.port}",
+                replica=replica,
+                incarnation=server.port,
+                suspected=replica == suspected,
+            )
+            for replica, server in enumerate(self.servers)
+            if server is not None
+        )
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_whatever_happens_to_connections_epochs_come_once(tmp_path: Path, seed: int) -> None:
+    before, draw = native_threads(), random.Random(seed)
+    replicas = Replicas(tmp_path, 4)
+    got: list[list[int]] = [[] for _ in range(4)]
+    io = started_io()
+
+    def reader_of(partition: int) -> PartitionReader:
+        mine = got[partition]
+        return PartitionReader(
+            io,
+            Subscription("s", partition, 0),
+            lambda b: mine.append(b.epoch),
+            lambda: partition < 3 or draw.random() < 0.7,
+        )
+
+    readers = [reader_of(partition) for partition in range(4)]
+
+    def go_on() -> None:
+        for reader in readers:
+            io.call(reader.wake)
+
+    for _ in range(80):
+        replicas.append(draw.choice([0, 3, 3, 50_000]))
+        move, replica = draw.random(), draw.randrange(2)
+        if move < 0.08:
+            replicas.stop_or_start(replica)
+        elif move < 0.2:
+            replicas.reset_connections(replica)
+        for reader in readers:
+            reader.route(replicas.endpoints(replica if move > 0.8 else None))
+        go_on()
+        time.sleep(0.02 * draw.random())
+
+    def complete() -> bool:
+        go_on()
+        return all(len(one) >= replicas.epochs for one in got)
+
+    eventually(complete)
+    assert got == [list(range(replicas.epochs))] * 4
+    for reader in readers:
+        reader.close()
+    io.stop()
+    for server in replicas.servers:
+        if server is not None:
+            server.stop()
+    eventually(lambda: native_threads() <= before)
