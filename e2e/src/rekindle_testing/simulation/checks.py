@@ -87,9 +87,6 @@ class Checks:
                     )
         self.retained()
 
-    def truncated(self, partition: Partition) -> None:
-        self.retained()
-
     def retained(self) -> None:
         """I5: nothing is gone that a consumer may still need."""
         newest = self._store.newest

@@ -26,7 +26,6 @@ from rekindle.coordinator.model import (
     PollFailed,
     PollNow,
     ReadNewestManifest,
-    Report,
     StepDown,
     StoreFailed,
     Ticked,
@@ -47,7 +46,7 @@ _NEWER_COORDINATOR = 409
 
 
 class CoordinatorProcess:
-    """One incarnation. `fence` is its number, `report` the newest that it has made."""
+    """One incarnation. `fence` is its number."""
 
     def __init__(
         self,
@@ -61,7 +60,6 @@ class CoordinatorProcess:
     ) -> None:
         self.fence = fence
         self.process = Process(scheduler, address)
-        self.report: Report | None = None
         self.core = Coordinator(fence, wall_s=0.0)
         self._scheduler = scheduler
         self._network = network
@@ -105,8 +103,8 @@ class CoordinatorProcess:
                 self._write(effect)
             case CollectGarbage(retain=retain):
                 self._collect(retain)
-            case ApplyStatus(report):
-                self.report = report
+            case ApplyStatus():
+                pass  # nobody reads it: the operator is a stand-in
             case PollNow(slot):
                 if slot in self._polling and slot not in self._calling:
                     self._poll_again(slot, 0.0)

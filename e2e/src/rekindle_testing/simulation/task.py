@@ -337,7 +337,7 @@ class TaskProcess:
                 self._call_sink(assigned, call)
             case TruncateLog(floor):
                 self._disk.truncate(floor)
-                self._around.checks.truncated(self.partition)
+                self._around.checks.retained()
                 self.step(LogTruncated(self._disk.base))
             case RouteInputs(upstreams):
                 self._upstreams = upstreams
