@@ -48,12 +48,15 @@ from rekindle.consistency.messages import (
 from rekindle.consistency.states import TRANSITIONS, ConsistencyEvent, ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
 from rekindle.streams.sunion import Channel
+from rekindle.table_memory import memory_bytes
 from rekindle.transitions import StateMachine
 
 INTERVAL_S = 1.0
 CALL_S = 0.02
 SCHEMA = pa.schema([("n", pa.int64())])
 NO_ROWS = SCHEMA.empty_table()
+EPOCH_BYTES = memory_bytes(pa.table({"n": [0]}, schema=SCHEMA))
+"""Of memory: each epoch of a world has one row."""
 MODULUS = 2**61 - 1
 
 Cell = tuple[ConsistencyState, ConsistencyEvent]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from consistency_world import SCHEMA, Chain, Record, Task, World, failure_free
+from consistency_world import EPOCH_BYTES, SCHEMA, Chain, Record, Task, World, failure_free
 
 from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.messages import (
@@ -176,7 +176,7 @@ def test_a_second_failure_during_a_failure_joins_it() -> None:
 
 def test_a_failure_during_stabilization_comes_after_it() -> None:
     """REC_DONE is forced between the last stable epoch and the first new tentative one."""
-    world = World(Chain(call_epochs=2, epoch_s=0.1, read_ahead_bytes=64))
+    world = World(Chain(call_epochs=2, epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES))
     world.run(10.5)
     world.cut(1)
     world.run(40.5)
@@ -195,7 +195,7 @@ def test_a_failure_during_stabilization_comes_after_it() -> None:
 
 def test_a_partial_correction_upstream_is_passed_on() -> None:
     """The first task corrects a part and fails again; the second one corrects that part too."""
-    world = World(Chain(tasks=2, call_epochs=2, epoch_s=0.1, read_ahead_bytes=64))
+    world = World(Chain(tasks=2, call_epochs=2, epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES))
     world.run(10.5)
     world.cut(1)
     world.run(40.5)
@@ -211,11 +211,11 @@ def test_a_partial_correction_upstream_is_passed_on() -> None:
 
 
 def test_a_long_failure_costs_bounded_memory() -> None:
-    chain = Chain(read_ahead_bytes=160, max_buffered_epochs=20)
+    chain = Chain(read_ahead_bytes=20 * EPOCH_BYTES, max_buffered_epochs=20)
     world = cut(chain, 3000, run_s=60)
     (task,) = world.tasks
     assert task.most_buffered[0] < 100
-    assert task.most_buffered[1] < 1000
+    assert task.most_buffered[1] < 125 * EPOCH_BYTES
     assert task.read_again == 1
     assert [r.value for r in task.stream.stable] == failure_free(chain, world.epochs)[0]
     assert task.core.state is ConsistencyState.STABLE

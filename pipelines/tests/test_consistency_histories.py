@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from consistency_world import COVERED, Chain, Task, World, failure_free
+from consistency_world import COVERED, EPOCH_BYTES, Chain, Task, World, failure_free
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +47,7 @@ def drawn_chain(random: Random) -> Chain:
         max_delay_s=None if random.random() < 0.1 else X_S,
         during_failure=failure,
         during_stabilization=stabilization,
-        read_ahead_bytes=random.choice([64, 200, 1 << 20]),
+        read_ahead_bytes=random.choice([8 * EPOCH_BYTES, 25 * EPOCH_BYTES, 1 << 20]),
         max_buffered_epochs=random.choice([4, 16, 1024]),
         latencies=tuple(
             random.uniform(0.01, 2.2 / tasks) if late else 0.01 for _ in range(2 * tasks)
@@ -218,7 +218,7 @@ def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
         channels = len(task.links)
         # complete, ahead and live epochs, and those that arrive although a buffer is full
         assert task.most_buffered[0] <= 3 * channels * (epochs + 2)
-        assert task.most_buffered[1] <= 4 * (size + 16 * channels)
+        assert task.most_buffered[1] <= 4 * (size + 2 * EPOCH_BYTES * channels)
 
 
 @given(SEEDS)

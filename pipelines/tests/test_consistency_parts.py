@@ -15,6 +15,7 @@ from rekindle.consistency.partners import ANSWER_S, RETRY_S, Partners, Permissio
 from rekindle.consistency.states import ConsistencyState
 from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
 from rekindle.streams.sunion import Channel, SUnion
+from rekindle.table_memory import memory_bytes
 
 SCHEMA = pa.schema([("n", pa.int64())])
 INPUTS = [[0, 2], [1]]
@@ -167,7 +168,7 @@ def test_bytes_are_counted() -> None:
     live.add(CHANNELS[0], one)
     live.add(CHANNELS[0], batch(CHANNELS[0], 1, Kind.STABLE))
     live.add(CHANNELS[0], batch(CHANNELS[0], 2))
-    assert live.buffered(CHANNELS[0]) == (2, 2 * one.rows.nbytes)
+    assert live.buffered(CHANNELS[0]) == (2, 2 * memory_bytes(one.rows))
     live.advance(2)
     live.undo(CHANNELS[0], 0)
     assert live.buffered(CHANNELS[0]) == (0, 0)

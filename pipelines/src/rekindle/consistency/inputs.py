@@ -56,7 +56,7 @@ class Inputs:
         return self._union.missing()
 
     def buffered(self) -> tuple[int, int]:
-        """Epochs and bytes of rows, in all buffers."""
+        """Epochs and bytes of memory, in all buffers."""
         ahead = [c.received + 1 - self.next_epoch for c in self.channels.values()]
         live = [self.live.buffered(c) for c in self.channels]
         return (
@@ -107,14 +107,14 @@ class Inputs:
         progress = batch.epoch == self.next_epoch
         for complete in self._union.add(channel, batch):
             self._ready.append(complete)
-            self._ready_bytes += complete.nbytes
+            self._ready_bytes += complete.memory_bytes
         return progress
 
     def processed(self, through: int) -> int:
         """Drop the complete epochs through this one; returns the watermark after it."""
         while True:
             epoch = self._ready.popleft()
-            self._ready_bytes -= epoch.nbytes
+            self._ready_bytes -= epoch.memory_bytes
             if epoch.epoch == through:
                 return epoch.watermark
 

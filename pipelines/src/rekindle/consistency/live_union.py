@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
 from rekindle.streams.sunion import Channel, merge_rows
+from rekindle.table_memory import memory_bytes
 
 
 @dataclass(slots=True)
@@ -30,11 +31,11 @@ class _Inbox:
     def put(self, batch: EpochBatch) -> None:
         self.drop(batch.epoch)
         self.batches[batch.epoch] = batch
-        self.bytes += batch.rows.nbytes
+        self.bytes += memory_bytes(batch.rows)
 
     def drop(self, epoch: int) -> None:
         batch = self.batches.pop(epoch, None)
-        self.bytes -= batch.rows.nbytes if batch is not None else 0
+        self.bytes -= memory_bytes(batch.rows) if batch is not None else 0
 
 
 class LiveUnion:
@@ -76,7 +77,7 @@ class LiveUnion:
         return self._inboxes[channel].newest > epoch
 
     def buffered(self, channel: Channel) -> tuple[int, int]:
-        """Epochs and bytes of rows."""
+        """Epochs and bytes of memory."""
         inbox = self._inboxes[channel]
         return len(inbox.batches), inbox.bytes
 

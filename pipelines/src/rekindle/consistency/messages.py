@@ -30,8 +30,8 @@ class ConsistencySettings:
     """`inputs`: the partitions read, for each input; `blocking`: indices of inputs without which
     no epoch is processed (a join with `whenMissing: Block`); `max_delay_s`: None if infinite.
 
-    What is buffered is bounded in bytes of rows (`read_ahead_bytes`, as for `SUnion`, and the same
-    again in complete epochs and for the tentative branch) and in epochs of each channel.
+    What is buffered is bounded in bytes of memory (`read_ahead_bytes`, as for `SUnion`, and the
+    same again in complete epochs and for the tentative branch) and in epochs of each channel.
     """
 
     inputs: Sequence[Sequence[int]]

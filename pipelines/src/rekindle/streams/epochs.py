@@ -16,6 +16,8 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from rekindle.table_memory import memory_bytes
+
 NO_WATERMARK = -(2**63)
 """Watermark before any row was seen, microseconds."""
 
@@ -79,3 +81,8 @@ class EpochInput:
         """Bytes of the rows; of a slice only its part. Cached, because Arrow counts at each
         call."""
         return sum(int(table.nbytes) for table in self.inputs)
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """Bytes of memory, about: the rows, and the objects around them."""
+        return sum(map(memory_bytes, self.inputs))

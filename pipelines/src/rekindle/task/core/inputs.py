@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, SUnion
-from rekindle.table_memory import memory_bytes
 
 _DAY_US = 86_400_000_000
 LONG_GAP_US = 365 * _DAY_US
@@ -102,7 +101,7 @@ class StreamsCore:
         for epoch in complete:
             self._announced.pop(epoch.epoch, None)
             self._ready.append(epoch)
-            self._ready_bytes += _memory(epoch)
+            self._ready_bytes += epoch.memory_bytes
 
     def has_buffer_space(self, channel: Channel) -> bool:
         """Whether the channel may be read further."""
@@ -113,9 +112,5 @@ class StreamsCore:
         if self.error is not None:
             raise self.error
         taken = take_ready(self._ready, bounds)
-        self._ready_bytes -= sum(map(_memory, taken))
+        self._ready_bytes -= sum(epoch.memory_bytes for epoch in taken)
         return taken
-
-
-def _memory(epoch: EpochInput) -> int:
-    return sum(map(memory_bytes, epoch.inputs))
