@@ -57,8 +57,11 @@ def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ref
 
 
 @pytest.fixture(scope="class")
-def shared_run(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Run]:
-    """One topology for the tests of a class, which follow each other on it."""
+def shared_run(
+    request: pytest.FixtureRequest, cluster: Cluster, reference: Reference
+) -> Iterator[Run]:
+    """One topology for the tests of a class, which follow each other on it. The reference comes
+    first: beside a topology it would have to wait for the cores."""
     with Run(cluster, flights.topology_resource(request.cls.topology, speedup=SPEEDUP)) as run:
         run.wait_live()
         run.wait_checkpoint()
