@@ -38,6 +38,7 @@ failures: $(if $(EXTERNAL),setup,tools) ## whole topologies under kill -9, freez
 
 e2e: tools        ## on real kubelets and containerd, as root: not part of `make test`
 	@$(PY) -m rekindle_testing.embedded.kubelet_node prepare
+	@.venv/bin/rekindle warm-up
 	$(PY) -m pytest -m "kubelet and not long and not smoke" --durations=30
 
 smoke: tools      ## what CI runs too: the images, and one loss on real kubelets; says why where this machine cannot
