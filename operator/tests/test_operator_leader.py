@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from rekindle_operator.election import ElectionTiming, LeaseRecord
 from rekindle_operator.leader import Leader
@@ -33,6 +34,7 @@ class LeaseServer:
         self.lease["metadata"]["uid"] = "uid"
         self.unavailable = False
         self.deployment: dict[str, Any] | None = None
+        self.deployment_takes_s = 0.0
         self.enforces_owners = False  # OwnerReferencesPermissionEnforcement, no right to delete
         self._version = 0
 
@@ -43,6 +45,8 @@ class LeaseServer:
             raise ApiException(status=503, reason="unavailable")
         match method:
             case "GET" if "/deployments/" in path:
+                if self.deployment_takes_s > options["timeout_s"][1]:
+                    raise HTTPError("timed out")
                 return self.deployment
             case "GET":
                 return self.lease
@@ -243,6 +247,49 @@ def test_a_replica_that_does_not_know_the_owner_keeps_it(monkeypatch: pytest.Mon
     server.enforces_owners = True
     lead(second)
     assert _owners(server) == [("Deployment", "d-1")]
+
+
+def test_a_replica_waits_for_its_owner_before_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it could take the Lease during an uninstallation, and leave it behind."""
+    server = LeaseServer()
+    server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}
+    server.deployment_takes_s = 2.0  # on a busy machine
+    leader = make_leader(server, "a", monkeypatch)
+    leader.find_owner()
+    server.deployment = server.lease = None  # uninstalled
+    leader.step()
+    leader.find_owner()
+    leader.step()
+    assert _owners(server) == [("Deployment", "d-1")]
+
+
+def test_an_owner_that_could_not_be_read_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = LeaseServer()
+    server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}
+    server.deployment_takes_s = 60.0
+    leader = make_leader(server, "a", monkeypatch)
+    leader.find_owner()
+    server.deployment_takes_s = 0.0
+    CLOCK.now += 1.5
+    leader.find_owner()
+    lead(leader)
+    assert _owners(server) == [("Deployment", "d-1")]
+
+
+def test_the_holder_of_the_lease_does_not_wait_for_its_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = LeaseServer()
+    server.deployment_takes_s = 60.0
+    leader = make_leader(server, "a", monkeypatch)
+    lead(leader)
+    server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}
+    server.deployment_takes_s = 1.0
+    leader.find_owner()
+    leader.step()
+    assert _owners(server) == []
 
 
 def test_the_owner_is_read_again_when_the_lease_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

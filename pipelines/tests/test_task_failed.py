@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from state_parts import count_state
@@ -212,6 +214,24 @@ def test_an_engine_that_does_not_stop_does_not_block_the_exit(
     runtime.stop()
     thread.join(10)
     released.set()
+    assert not thread.is_alive()
+
+
+def test_a_signal_at_any_line_of_the_supervisor_ends_the_task(tmp_path: Path) -> None:
+    """Its handler runs in the same thread, which may hold any lock."""
+    runtime = TaskRuntime(config_of(tmp_path))
+
+    def signal(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        runtime.stop()
+        return signal
+
+    def run() -> None:
+        sys.settrace(signal)
+        runtime.run()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
     assert not thread.is_alive()
 
 

@@ -37,8 +37,9 @@ _TIMEOUT_S = 1.0  # at least, to connect and to read: a frozen API server counts
 _RELEASE_TIMEOUT_S = 4.0
 _OUTAGE_S = 2.0  # a single late response is no outage
 _OWNER_RETRY_S = 30.0
-_OWNER_REFRESH_S = 1.0  # while there is no Lease
-_OWNER_TIMEOUT_S = (0.3, 0.3)  # a leader has to renew its Lease meanwhile
+_OWNER_REFRESH_S = 1.0  # while there is no Lease, or no response
+_OWNER_TIMEOUT_S = 5.0  # to connect, and to read
+_OWNER_TIMEOUT_OF_HOLDER_S = 0.3  # it has to renew its Lease meanwhile
 
 logger = logging.getLogger(__name__)
 
@@ -163,11 +164,15 @@ class Leader:
         is_known = self._owner is not None and not self._candidate.lease_is_absent
         if not name or is_known or now < self._read_owner_at:
             return
+        is_holder = self._candidate.is_holder
+        timeout_s = _OWNER_TIMEOUT_OF_HOLDER_S if is_holder else _OWNER_TIMEOUT_S
         self._read_owner_at = now + _OWNER_RETRY_S
         try:
             path = deployment_path(self._election.namespace, name)
-            found = self._request("GET", path, timeout_s=_OWNER_TIMEOUT_S)
+            found = self._request("GET", path, timeout_s=(timeout_s, timeout_s))
         except (ApiException, HTTPError) as error:
+            if isinstance(error, HTTPError) and not is_holder:
+                self._read_owner_at = now + _OWNER_REFRESH_S
             logger.warning(
                 "the Lease is not deleted with the Deployment %s: %s", name, _reason(error)
             )

@@ -98,7 +98,7 @@ class TaskRuntime:
 
     def __init__(self, config: TaskConfig) -> None:
         self._config = config
-        self._stopping = threading.Event()
+        self._stopping = False  # no Event: a signal handler must not take a lock
         self._halt = threading.Event()  # for the engine's loop
         self._failed_permanently = False  # a restart would not help
         self._applied: PollRequest | None = None
@@ -139,7 +139,7 @@ class TaskRuntime:
         self._startup = Startup(config, self._store, self._engine, self.status)
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._stopping = True
 
     def _server_died(self, reason: str) -> None:
         """From the server's thread; the supervisor finds it."""
@@ -168,13 +168,14 @@ class TaskRuntime:
 
     def _next_events(self) -> Iterator[SupervisorEvent]:
         """What has happened, after a short wait."""
-        stopping = self._stopping.wait(TICK_S)
+        if not self._stopping:
+            time.sleep(TICK_S)
         failed_before = self._core.phase in (ProcessPhase.REPORTING, ProcessPhase.STAYING)
         if not failed_before and not self._failed:  # once, or its error would be all there is
             self._find_failure()
         if self._failed and not failed_before:
             yield TaskFailed(self._failed_permanently)
-        elif stopping:
+        elif self._stopping:
             yield StopRequested()
         elif self._core.phase is ProcessPhase.REPORTING and self.polls.failure_reported:
             yield FailureReported()
@@ -326,7 +327,7 @@ class TaskRuntime:
         try:
             loop.run()
         except BaseException as error:
-            if not self._stopping.is_set():
+            if not self._stopping:
                 _log.exception("the engine's loop ended")
                 self._failed_permanently = isinstance(error, NotDeterministic)
                 self._fail(str(error) or repr(error), loop.state.epoch + 1)
