@@ -38,7 +38,7 @@ from engine_parts import AGGREGATE, SCHEMA, SQL, BenchTask, epoch, topology
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
-from rekindle_testing.harness.report import Row, line, load_average, report
+from rekindle_testing.harness.report import Row, format_row, load_average, report
 
 TARGET_RATIO = 0.5
 TIMED = ("rekindle", "saved", "streaming")
@@ -190,7 +190,7 @@ def main() -> None:
             for rows in arguments.rows:
                 series = compare(engines, kind, rows, arguments.epochs)
                 found = (milliseconds(kind, rows, series), ratios(kind, rows, series))
-                print("\n".join(map(line, found)), flush=True)
+                print("\n".join(map(format_row, found)), flush=True)
                 results += found
         for engine in engines.values():
             engine.join()

@@ -28,7 +28,7 @@ from engine_parts import BenchTask, epoch, topology
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
-from rekindle_testing.harness.report import Row, line, load_average, report
+from rekindle_testing.harness.report import Row, format_row, load_average, report
 
 TARGET = 10.0
 SIZES = (1, 4, 10, 64)
@@ -99,7 +99,7 @@ def main() -> None:
                 met = values["times live"] >= TARGET if has_target else None
                 what = f"{kind}, {size} epochs a call"
                 results.append(Row(what, values, TARGET if has_target else None, met))
-                print(line(results[-1]), flush=True)
+                print(format_row(results[-1]), flush=True)
         stop_session(session)
     report("engine_replay", [*results, load_average()])
 

@@ -19,7 +19,7 @@ from engine_parts import epoch, topology
 from rekindle.engine.model import State
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import current_jvm, start_session, stop_session
-from rekindle_testing.harness.report import Row, line, report
+from rekindle_testing.harness.report import Row, format_row, report
 
 POINTS = 10
 MIB = 2**20
@@ -62,7 +62,7 @@ def main() -> None:
             state = chain.process(state, [epoch(100 + number, arguments.rows, rng)]).state
             if number % max(1, arguments.epochs // POINTS) == 0:
                 series.append(sample(session, number))
-                print(line(series[-1]), flush=True)
+                print(format_row(series[-1]), flush=True)
         files = sum(1 for _ in Path(directory).rglob("*"))
         print(f"{chain.jobs} Spark jobs; {files} files under the data directory")
         stop_session(session)

@@ -46,7 +46,7 @@ from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import current_jvm, start_session, stop_session
 from rekindle.engine.state.spill import RunFiles
 from rekindle.streams.epochs import EpochInput
-from rekindle_testing.harness.report import Row, line, load_average, report
+from rekindle_testing.harness.report import Row, format_row, load_average, report
 
 CHANGED = 1_000
 FILL = 100_000
@@ -306,7 +306,7 @@ def main() -> None:
         else:
             results[groups, engine] = found
             rows.append(rows_of(groups, engine, found))
-        print(line(rows[-1]), flush=True)
+        print(format_row(rows[-1]), flush=True)
     if (found := results.get((GROUPS, "hopping"))) is not None:
         rows.append(judged_hopping(found))
     report("engine_state", [*rows, *judged(results), load_average()])
