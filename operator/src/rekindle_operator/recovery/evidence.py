@@ -17,10 +17,10 @@ from rekindle_operator.settings import Timing
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`freshly_reported`, `responding`: uids of topologies whose report is fresh, and of those with a
+    """`freshly_reported`: uids of topologies whose report is fresh; `responding`: of those with a
     task that responds to its coordinator. `alive_nodes`: nodes with such a task, or with a
-    coordinator that reports. `reported_nodes`: with a pod of a topology whose report is fresh, and says whether
-    it responds."""
+    coordinator that reports. `reported_nodes`: with a pod of a topology whose report is fresh, and
+    says whether it responds."""
 
     freshly_reported: frozenset[str]
     responding: frozenset[str]

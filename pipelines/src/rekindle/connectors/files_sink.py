@@ -132,7 +132,7 @@ class FilesSink:
     def last_epoch(self, after: int = NO_EPOCH) -> int:
         done = max(after, self.first_epoch() - 1)
         try:
-            through = self._ranges.last_possible() if self._ranges is not None else None
+            through = self._ranges.last_possible_epoch() if self._ranges is not None else None
             if through is None:
                 return max(done, *self._listed())
             newest = self._retry.run(lambda: self._newest(done, through))
