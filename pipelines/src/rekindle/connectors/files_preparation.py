@@ -334,9 +334,9 @@ def _computed(job: Job, file: FoundFile, batches: NumberedBatches) -> Iterator[p
 
 def _text(job: Job, name: str) -> str:
     try:
-        name.encode_input_files()
+        name.encode()
     except UnicodeEncodeError as e:
-        shown = name.encode_input_files(errors="backslashreplace").decode()
+        shown = name.encode(errors="backslashreplace").decode()
         raise SchemaMismatch(
             f"source {job.name}: the name of {shown} is not UTF-8, so fileNameColumn cannot have "
             "it; rename the file"

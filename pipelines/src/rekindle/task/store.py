@@ -15,7 +15,12 @@ from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
-from rekindle.connectors.input_identity import InputFile, decode, difference, encode
+from rekindle.connectors.input_identity import (
+    InputFile,
+    decode_input_files,
+    difference,
+    encode_input_files,
+)
 from rekindle.engine.model import State
 from rekindle.engine.version import engine_version
 from rekindle.errors import SchemaMismatch, StoreError
@@ -80,10 +85,10 @@ class TaskStore:
         if not found:
             return
         name = f"{self._config.uid}/{source_name(source.id)}"
-        if self._objects().put(name, encode(found)):
+        if self._objects().put(name, encode_input_files(found)):
             return
         try:
-            recorded = decode(self._objects().get(name))
+            recorded = decode_input_files(self._objects().get(name))
         except ValueError as error:
             raise StoreError(f"{self._objects().url}: {name}: {error}") from error
         if (changed := difference(recorded, found)) is not None:
