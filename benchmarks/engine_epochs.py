@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from engine_parts import AGGREGATE, SCHEMA, SQL, BenchTask, epoch, topology
+from engine_parts import AGGREGATE, SCHEMA, SQL, BenchTask, make_epoch_input, topology
 
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
@@ -72,7 +72,7 @@ class Rekindle:
         done = time.perf_counter()
         self._task.wait_saved()
         saved = time.perf_counter()
-        self._task.acknowledge_checkpoint()
+        self._task.commit_saved_checkpoint()
         return {"rekindle": (done - begin) * 1000, "saved": (saved - begin) * 1000}
 
     def stop(self) -> None:
@@ -154,7 +154,7 @@ def _serve(pipe: Connection, name: str, directory: Path, archive: Path | None, s
         rng = np.random.default_rng(rows)  # both engines draw the same rows
         pipe.send("ready")
         while (number := pipe.recv()) is not None:
-            pipe.send(engine.step(epoch(number, rows, rng)))
+            pipe.send(engine.step(make_epoch_input(number, rows, rng)))
         engine.stop()
     stop_session(session)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from engine_parts import epoch, topology
+from engine_parts import make_epoch_input, topology
 
 from rekindle.engine.model import State
 from rekindle.engine.spark.chain import SparkChain
@@ -59,7 +59,9 @@ def main() -> None:
         chain = SparkChain(compiled.segments[0], compiled, session)
         rng, state = np.random.default_rng(3), State()
         for number in range(arguments.epochs + 1):
-            state = chain.process(state, [epoch(100 + number, arguments.rows, rng)]).state
+            state = chain.process(
+                state, [make_epoch_input(100 + number, arguments.rows, rng)]
+            ).state
             if number % max(1, arguments.epochs // POINTS) == 0:
                 series.append(sample(session, number))
                 print(format_row(series[-1]), flush=True)

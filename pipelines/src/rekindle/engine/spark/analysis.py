@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from rekindle.arrow_types import TIMESTAMP, arrow_schema, topology_type
-from rekindle.engine.epochs import EPOCH, SYSTEM
+from rekindle.engine.epochs import EPOCH, SYSTEM_COLUMNS
 from rekindle.engine.exact_sums import is_wide, shape_results, split
 from rekindle.engine.spark.query import Query
 from rekindle.engine.spark.refusals import refused_column, refused_expression
@@ -29,7 +29,7 @@ from rekindle.engine.spark.steps import (
     step_sql,
     window_node,
 )
-from rekindle.engine.window_state import ROWS, WindowShape
+from rekindle.engine.window_state import ROW_COUNT, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.topology.model import Node, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
@@ -101,7 +101,7 @@ class Analyzer:
                 name = window.node.name
                 message = f"operator {name}: {kind} can be neither a key nor an aggregate"
                 raise OperatorRefused(message, name)
-        assert partial.get_field_index(ROWS) >= 0
+        assert partial.get_field_index(ROW_COUNT) >= 0
         shape = WindowShape(window.windows, kinds, partials, wide_sums)
         return WindowAnalysis(window, shape, floats)
 
@@ -182,7 +182,7 @@ class Analyzer:
 
 
 def system_fields(step: Step) -> list[pa.Field]:
-    return [SYSTEM.field(name) for name in step.system_columns]
+    return [SYSTEM_COLUMNS.field(name) for name in step.system_columns]
 
 
 def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:

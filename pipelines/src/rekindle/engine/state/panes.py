@@ -50,7 +50,7 @@ TreeNode = tuple[int, int]
 """Level and number."""
 
 
-def closing(panes: Int64s, pane_us: int, count: int, before: int, after: int) -> Int64s:
+def closing_windows(panes: Int64s, pane_us: int, count: int, before: int, after: int) -> Int64s:
     """The first pane numbers of the windows of `count` panes that have one of `panes` (starts,
     ascending) and end after `before` and not after `after` (microseconds)."""
     newest = after - pane_us
