@@ -252,12 +252,12 @@ def open_gate_patch(pod: PodView, node: str, now: float) -> list[Manifest]:
 
 def required_node_affinity(affinity: Mapping[str, Any], node: str) -> Manifest:
     """Adds the node as a requirement to each term, since terms are ORed."""
-    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    on_node = {"key": "metadata.name", "operator": "In", "values": [node]}
     node_affinity = dict(affinity.get("nodeAffinity") or {})
     required = node_affinity.get(_REQUIRED) or {}
     terms = [dict(term) for term in required.get("nodeSelectorTerms") or [{}]]
     for term in terms:
-        term["matchFields"] = [*(term.get("matchFields") or []), pin]
+        term["matchFields"] = [*(term.get("matchFields") or []), on_node]
     return {
         **affinity,
         "nodeAffinity": {**node_affinity, _REQUIRED: {"nodeSelectorTerms": terms}},

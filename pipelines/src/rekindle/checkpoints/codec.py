@@ -95,7 +95,7 @@ def manifest_seq(name: str) -> int | None:
     return int(match["seq"]) if match else None
 
 
-def source_name(operator: str) -> str:
+def input_identity_name(operator: str) -> str:
     return f"sources/{operator}.json"
 
 

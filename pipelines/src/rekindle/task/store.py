@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from rekindle.checkpoints.codec import SpilledLogName, source_name
+from rekindle.checkpoints.codec import SpilledLogName, input_identity_name
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
@@ -84,7 +84,7 @@ class TaskStore:
         StoreError."""
         if not found:
             return
-        name = f"{self._config.uid}/{source_name(source.id)}"
+        name = f"{self._config.uid}/{input_identity_name(source.id)}"
         if self._open_store().put(name, encode_input_files(found)):
             return
         try:
