@@ -53,7 +53,7 @@ class WindowShape:
     windows: WindowAssigner
     keys: tuple[pa.DataType, ...]
     partials: tuple[tuple[str, pa.DataType, Merge], ...]
-    exact: tuple[tuple[str, int], ...] = ()
+    wide_sums: tuple[tuple[str, int], ...] = ()
     """Sums of decimals that are kept as two partials (`engine.exact_sums`): name and scale."""
 
     @property

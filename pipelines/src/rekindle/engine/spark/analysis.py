@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame
 
 from rekindle.arrow_types import TIMESTAMP, arrow_schema, topology_type
 from rekindle.engine.epochs import EPOCH, SYSTEM_COLUMNS
-from rekindle.engine.exact_sums import is_wide, shape_results, split
-from rekindle.engine.spark.query import Query
+from rekindle.engine.exact_sums import is_wide, shape_results, split_sum
+from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.refusals import refused_column, refused_expression
 from rekindle.engine.spark.rewrite import quote
 from rekindle.engine.spark.steps import (
@@ -51,9 +51,9 @@ class WindowAnalysis:
 class Analyzer:
     """Analyzes each node once, from its inputs' schemas. Raises OperatorRefused."""
 
-    def __init__(self, topology: Topology, query: Query) -> None:
+    def __init__(self, topology: Topology, sql_runner: SqlRunner) -> None:
         self._topology = topology
-        self._query = query
+        self._sql_runner = sql_runner
         self._schemas: dict[str, pa.Schema] = {}
         self._windows: dict[str, WindowAnalysis] = {}
 
@@ -119,7 +119,7 @@ class Analyzer:
         }
         if not wide_sums:
             return window, found, ()
-        pairs = [split(p, wide_sums[p.name]) if p.name in wide_sums else (p,) for p in partials]
+        pairs = [split_sum(p, wide_sums[p.name]) if p.name in wide_sums else (p,) for p in partials]
         separate = tuple(p for pair in pairs for p in pair)
         window = replace(window, decomposition=replace(window.decomposition, partials=separate))
         found = self._analyze(Step(begin=None, sql_nodes=(), end=window), inputs, name, floats)
@@ -174,7 +174,9 @@ class Analyzer:
                 raise OperatorRefused(f"operator {operator}: {message}", operator)
 
         try:
-            return _without_epoch(self._query.analyze(text, views, f"operator {operator}", check))
+            return _without_epoch(
+                self._sql_runner.analyze(text, views, f"operator {operator}", check)
+            )
         except OperatorFailed as error:
             if isinstance(error.__cause__, PySparkException):  # Spark's message
                 raise OperatorRefused(str(error), operator) from error

@@ -26,12 +26,12 @@ from rekindle.engine.epochs import (
     concatenate_epochs,
     split_by_epoch,
 )
-from rekindle.engine.exact_sums import join_all, shape_results
+from rekindle.engine.exact_sums import combine_all_sums, shape_results
 from rekindle.engine.failure import OutOfMemory
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.engine.spark.analysis import Analyzer, all_nullable
-from rekindle.engine.spark.query import Query
+from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.steps import (
     Aggregation,
     Step,
@@ -95,13 +95,13 @@ class SparkChain:
         input. `spark_job_input_bytes`: input of one Spark job, if a step's input can be divided by
         rows; `result_bytes`: limit on the results of all jobs of such a step in one call.
         `run_files`: for state that does not fit into memory."""
-        self._query = Query(session.newSession())
+        self._sql_runner = SqlRunner(session.newSession())
         self._method = method
         self._spark_job_input_bytes = spark_job_input_bytes
         self._result_bytes = result_bytes
         self._run_files = run_files
         self._history = _CallHistory()
-        analyzer = Analyzer(topology, self._query)
+        analyzer = Analyzer(topology, self._sql_runner)
         self._inputs = [(name, analyzer.schema(name)) for name in _input_names(segment)]
         *steps, last = plan_steps(segment, topology)
         prepared = [self._prepare(step, analyzer) for step in steps]
@@ -130,7 +130,7 @@ class SparkChain:
     @property
     def jobs(self) -> int:
         """Spark jobs run so far."""
-        return self._query.jobs
+        return self._sql_runner.jobs
 
     @property
     def dropped(self) -> Mapping[str, DroppedRows]:
@@ -214,12 +214,12 @@ class SparkChain:
         views = views_of(tables)
         size = sum(t.nbytes for t in views.values())
         if self._uses_hash_aggregation(prepared, size):
-            rows = self._query.run_in_order(prepared.texts[Aggregation.HASHED], views, what)
+            rows = self._sql_runner.run_in_order(prepared.texts[Aggregation.HASHED], views, what)
             if rows is not None:
                 return rows
             self._history.hash_bytes[prepared.step.operators] = size - 1
         text = prepared.texts[self._method or self._sort_aggregation(views)]
-        return self._query.run(text, views, what)
+        return self._sql_runner.run(text, views, what)
 
     def _run_divided(
         self, text: str, parts: Iterable[Mapping[str, pa.Table]], what: str
@@ -228,7 +228,7 @@ class SparkChain:
         results: list[pa.Table] = []
         size = 0
         for part in parts:
-            results.append(self._query.run(text, part, what))
+            results.append(self._sql_runner.run(text, part, what))
             size += results[-1].nbytes
             if self._result_bytes is not None and size > self._result_bytes:
                 limit = self._result_bytes / MIB
@@ -246,7 +246,7 @@ class SparkChain:
         rows = sum(t.num_rows for t in views.values())
         return (
             Aggregation.PARTITIONED
-            if rows >= MANY_ROWS and self._query.cores > 1
+            if rows >= MANY_ROWS and self._sql_runner.cores > 1
             else Aggregation.SORTED
         )
 
@@ -307,7 +307,7 @@ def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInp
     results = shape_results(shape)
     rest = [*shape.key_names, *(name for name, _ in results)]
     kinds = [*shape.keys, *(kind for _, kind in results)]
-    closed = join_all(closed, shape)
+    closed = combine_all_sums(closed, shape)
     table = pa.table({**columns, **{name: closed.column(name) for name in rest}})
     fields = [*list(table.schema)[: len(columns)], *map(pa.field, rest, kinds)]
     return table.cast(all_nullable(pa.schema(fields)), safe=False)
