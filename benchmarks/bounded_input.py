@@ -40,7 +40,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from rekindle.engine.spark.jvm import find_java
-from rekindle_testing.harness.report import Row, line, load_average, report
+from rekindle_testing.harness.report import Row, format_row, load_average, report
 
 TARGET_RATIO = 1.0
 TOLERANCE = 1e-9
@@ -352,7 +352,7 @@ def main() -> None:
             for format in arguments.formats:
                 case = Case(format, groups, arguments.rows)
                 found = compare(directory, case, arguments.engines, arguments.rounds)
-                print("\n".join(map(line, found)), flush=True)
+                print("\n".join(map(format_row, found)), flush=True)
                 results += found
     report("bounded_input", [*results, load_average()])
 

@@ -33,12 +33,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from engine_parts import AGGREGATE, SCHEMA, SQL, BenchTask, epoch, topology
+from engine_parts import AGGREGATE, SCHEMA, SQL, BenchTask, make_epoch_input, topology
 
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
-from rekindle_testing.harness.report import Row, line, load_average, report
+from rekindle_testing.harness.report import Row, format_row, load_average, report
 
 TARGET_RATIO = 0.5
 TIMED = ("rekindle", "saved", "streaming")
@@ -72,7 +72,7 @@ class Rekindle:
         done = time.perf_counter()
         self._task.wait_saved()
         saved = time.perf_counter()
-        self._task.acknowledge_checkpoint()
+        self._task.commit_saved_checkpoint()
         return {"rekindle": (done - begin) * 1000, "saved": (saved - begin) * 1000}
 
     def stop(self) -> None:
@@ -154,7 +154,7 @@ def _serve(pipe: Connection, name: str, directory: Path, archive: Path | None, s
         rng = np.random.default_rng(rows)  # both engines draw the same rows
         pipe.send("ready")
         while (number := pipe.recv()) is not None:
-            pipe.send(engine.step(epoch(number, rows, rng)))
+            pipe.send(engine.step(make_epoch_input(number, rows, rng)))
         engine.stop()
     stop_session(session)
 
@@ -190,7 +190,7 @@ def main() -> None:
             for rows in arguments.rows:
                 series = compare(engines, kind, rows, arguments.epochs)
                 found = (milliseconds(kind, rows, series), ratios(kind, rows, series))
-                print("\n".join(map(line, found)), flush=True)
+                print("\n".join(map(format_row, found)), flush=True)
                 results += found
         for engine in engines.values():
             engine.join()

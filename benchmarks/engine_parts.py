@@ -36,7 +36,7 @@ from rekindle.topology.model import Topology
 
 SAVE_TIMEOUT_S = 60.0
 POLL_S = 0.0005
-MINUTE = 60_000_000
+MINUTE_US = 60_000_000
 GROUPS = 1_000
 SCHEMA = "k STRING, v DOUBLE, n BIGINT, t TIMESTAMP"
 SQL = "SELECT k, t, v * 1.5 AS v, upper(k) AS u, n % 7 AS m FROM rows WHERE v > -1"
@@ -66,21 +66,21 @@ queries:
     return compile_topology(load_spec(yaml.safe_load(text)), "bench", skip_cluster_checks=True)
 
 
-def epoch(number: int, rows: int, rng: np.random.Generator) -> EpochInput:
+def make_epoch_input(number: int, rows: int, rng: np.random.Generator) -> EpochInput:
     """A minute of event time; the watermark follows a minute behind."""
-    start = number * MINUTE
+    start = number * MINUTE_US
     table = pa.table(
         {
             "k": pa.array(np.char.add("key-", rng.integers(0, GROUPS, rows).astype(str))),
             "v": rng.standard_normal(rows) * 1000,
             "n": rng.integers(0, 1_000_000, rows),
-            "t": pa.array(start + rng.integers(0, MINUTE, rows)).cast(pa.timestamp("us", "UTC")),
+            "t": pa.array(start + rng.integers(0, MINUTE_US, rows)).cast(pa.timestamp("us", "UTC")),
         }
     )
-    return EpochInput(number, start - 2 * MINUTE, start - MINUTE, (table,))
+    return EpochInput(number, start - 2 * MINUTE_US, start - MINUTE_US, (table,))
 
 
-class PreparedInputs:
+class InMemoryInputs:
     """`Inputs` of epochs that are in memory; at most `max_epochs` of them a call."""
 
     def __init__(self, max_epochs: int) -> None:
@@ -131,7 +131,7 @@ class BenchTask:
 
     At most `max_epochs` epochs go into a call, and never more than the loop allows;
     `checkpoint_interval_epochs` is the topology's own if it is not given. `offer`, `run_next` and
-    `acknowledge_checkpoint` are called by one thread.
+    `commit_saved_checkpoint` are called by one thread.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class BenchTask:
         Store(compiled.spec.checkpoint.store)  # the coordinator's part: tasks make no store
         states = TaskStore(config)
         self._retries = engine is not None
-        self._inputs = PreparedInputs(max_epochs)
+        self._inputs = InMemoryInputs(max_epochs)
         self._saver = CheckpointSaver(states)
         self._offered: int | None = None
         self._states = states
@@ -221,7 +221,7 @@ class BenchTask:
             fetch.finish()
         return state
 
-    def acknowledge_checkpoint(self) -> None:
+    def commit_saved_checkpoint(self) -> None:
         """What the coordinator and the supervisor do: the newest saved checkpoint is committed,
         the next save need not repeat it, and the log is truncated to the epochs after it."""
         saved = self._saver.done()

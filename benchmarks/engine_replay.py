@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engine_parts import BenchTask, epoch, topology
+from engine_parts import BenchTask, make_epoch_input, topology
 
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
-from rekindle_testing.harness.report import Row, line, load_average, report
+from rekindle_testing.harness.report import Row, format_row, load_average, report
 
 TARGET = 10.0
 SIZES = (1, 4, 10, 64)
@@ -61,7 +61,7 @@ class Replays:
         begin = time.perf_counter()
         while task.epoch < epochs[-1].epoch:
             task.run_next()
-            task.acknowledge_checkpoint()
+            task.commit_saved_checkpoint()
         seconds = time.perf_counter() - begin
         task.wait_saved()  # raises if it failed: the times would lack the cost of saving
         task.stop()
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--archive", type=Path)
     arguments = parser.parse_args()
     rng = np.random.default_rng(7)
-    epochs = [epoch(FIRST + n, arguments.rows, rng) for n in range(arguments.epochs)]
+    epochs = [make_epoch_input(FIRST + n, arguments.rows, rng) for n in range(arguments.epochs)]
     results: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
         session = start_session("replay", data_dir=Path(directory), cds_archive=arguments.archive)
@@ -99,7 +99,7 @@ def main() -> None:
                 met = values["times live"] >= TARGET if has_target else None
                 what = f"{kind}, {size} epochs a call"
                 results.append(Row(what, values, TARGET if has_target else None, met))
-                print(line(results[-1]), flush=True)
+                print(format_row(results[-1]), flush=True)
         stop_session(session)
     report("engine_replay", [*results, load_average()])
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import psutil
-from engine_parts import epoch, topology
+from engine_parts import make_epoch_input, topology
 
 from rekindle.engine.model import State
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import current_jvm, start_session, stop_session
-from rekindle_testing.harness.report import Row, line, report
+from rekindle_testing.harness.report import Row, format_row, report
 
 POINTS = 10
 MIB = 2**20
@@ -59,10 +59,12 @@ def main() -> None:
         chain = SparkChain(compiled.segments[0], compiled, session)
         rng, state = np.random.default_rng(3), State()
         for number in range(arguments.epochs + 1):
-            state = chain.process(state, [epoch(100 + number, arguments.rows, rng)]).state
+            state = chain.process(
+                state, [make_epoch_input(100 + number, arguments.rows, rng)]
+            ).state
             if number % max(1, arguments.epochs // POINTS) == 0:
                 series.append(sample(session, number))
-                print(line(series[-1]), flush=True)
+                print(format_row(series[-1]), flush=True)
         files = sum(1 for _ in Path(directory).rglob("*"))
         print(f"{chain.jobs} Spark jobs; {files} files under the data directory")
         stop_session(session)

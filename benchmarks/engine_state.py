@@ -38,7 +38,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from engine_epochs import STREAMING, percentiles
-from engine_parts import AGGREGATE, GROUPS, MINUTE, SCHEMA, BenchTask, topology
+from engine_parts import AGGREGATE, GROUPS, MINUTE_US, SCHEMA, BenchTask, topology
 
 from rekindle.checkpoints.run_objects import encode_runs
 from rekindle.engine.memory import plan_memory
@@ -46,7 +46,7 @@ from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import current_jvm, start_session, stop_session
 from rekindle.engine.state.spill import RunFiles
 from rekindle.streams.epochs import EpochInput
-from rekindle_testing.harness.report import Row, line, load_average, report
+from rekindle_testing.harness.report import Row, format_row, load_average, report
 
 CHANGED = 1_000
 FILL = 100_000
@@ -54,12 +54,12 @@ FILL = 100_000
 CHECKPOINT_INTERVAL_EPOCHS = 10
 WARM_UP = 20
 MIB = 2**20
-DAY = 1_440
-HALF, GROWTH, WRITTEN = 0.5, 1.5, 3.0
-HOPPING = {"p50": 100.0, "p99": 300.0, "rows": 1.1}
+EPOCHS_OF_A_DAY = 1_440
+MAX_RATIO_TO_STREAMING, MAX_GROWTH, MAX_WRITTEN_RATIO = 0.5, 1.5, 3.0
+HOPPING_TARGETS = {"p50": 100.0, "p99": 300.0, "rows": 1.1}
 SPEC = f"{{size: 365d, groupBy: [k], aggregate: '{AGGREGATE}'}}"
-WINDOW = f"- {{name: last, inputs: [rows], window: {SPEC}}}"
-HOPS = WINDOW.replace("365d", "1d, slide: 1m")
+WINDOW_YAML = f"- {{name: last, inputs: [rows], window: {SPEC}}}"
+HOPPING_YAML = WINDOW_YAML.replace("365d", "1d, slide: 1m")
 CONF = {
     **STREAMING,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
@@ -80,22 +80,22 @@ def epochs(groups: int, count: int) -> Any:
 
 def _epoch(number: int, chosen: Any, rng: np.random.Generator) -> tuple[EpochInput, Any]:
     rows = len(chosen)
-    start = number * MINUTE
+    start = number * MINUTE_US
     table = pa.table(
         {
             "k": pa.array(np.char.add("key-", np.char.zfill(chosen.astype(str), 9))),
             "v": rng.standard_normal(rows) * 1000,
             "n": rng.integers(0, 1_000_000, rows),
-            "t": pa.array(start + rng.integers(0, MINUTE, rows)).cast(pa.timestamp("us", "UTC")),
+            "t": pa.array(start + rng.integers(0, MINUTE_US, rows)).cast(pa.timestamp("us", "UTC")),
         }
     )
-    return EpochInput(number, start - 2 * MINUTE, start - MINUTE, (table,)), chosen
+    return EpochInput(number, start - 2 * MINUTE_US, start - MINUTE_US, (table,)), chosen
 
 
 def rekindle(groups: int, count: int, directory: Path, archive: Path | None) -> dict[str, Any]:
     memory = plan_memory()
     session = start_session("bench", data_dir=directory, cds_archive=archive, memory=memory)
-    compiled = topology("window", directory, WINDOW)
+    compiled = topology("window", directory, WINDOW_YAML)
     files = RunFiles(directory / "state", memory.state_bytes)
     chain = SparkChain(compiled.segments[0], compiled, session, run_files=files)
     task = BenchTask(
@@ -126,7 +126,7 @@ def rekindle(groups: int, count: int, directory: Path, archive: Path | None) -> 
                 found["bytes"].append(saved.bytes)
                 distinct.append(len(changed))
             changed = set()
-            task.acknowledge_checkpoint()
+            task.commit_saved_checkpoint()
         if done >= fill + WARM_UP:
             found["epoch"].append((ended - begin) * 1000)
     jvm = current_jvm()
@@ -159,7 +159,7 @@ def rekindle(groups: int, count: int, directory: Path, archive: Path | None) -> 
 def hopping(groups: int, count: int, directory: Path, archive: Path | None) -> dict[str, Any]:
     memory = plan_memory()
     session = start_session("bench", data_dir=directory, cds_archive=archive, memory=memory)
-    compiled = topology("window", directory, HOPS)
+    compiled = topology("window", directory, HOPPING_YAML)
     files = RunFiles(directory / "state", memory.state_bytes)
     chain = SparkChain(compiled.segments[0], compiled, session, run_files=files)
     first, rng = CHECKPOINT_INTERVAL_EPOCHS, np.random.default_rng(groups)
@@ -173,18 +173,18 @@ def hopping(groups: int, count: int, directory: Path, archive: Path | None) -> d
     )
     times: list[float] = []
     most = 0.0
-    for number in range(first, first + DAY + WARM_UP + count):
+    for number in range(first, first + EPOCHS_OF_A_DAY + WARM_UP + count):
         task.offer([_epoch(number, np.arange(groups), rng)[0]])
-        filled = number >= first + DAY
+        filled = number >= first + EPOCHS_OF_A_DAY
         if not filled and (number + 1) % CHECKPOINT_INTERVAL_EPOCHS:
             continue  # the epochs before a checkpoint in one call
         begin = time.perf_counter()
         while task.epoch < number:
             task.run_next()
-        if number >= first + DAY + WARM_UP:
+        if number >= first + EPOCHS_OF_A_DAY + WARM_UP:
             times.append((time.perf_counter() - begin) * 1000)
         task.wait_saved()
-        task.acknowledge_checkpoint()
+        task.commit_saved_checkpoint()
         if filled:
             (state,) = task.state.operators.values()
             rows = state.rows + sum(run.rows for run in state.tree_nodes.values())
@@ -260,7 +260,7 @@ def rows_of(groups: int, engine: str, result: dict[str, Any]) -> Row:
     return Row(f"{groups} groups, {engine}", {**times, **others})
 
 
-def judged(results: dict[tuple[int, str], dict[str, Any]]) -> list[Row]:
+def rows_with_targets(results: dict[tuple[int, str], dict[str, Any]]) -> list[Row]:
     rows = []
     ours = {groups: r for (groups, engine), r in results.items() if engine == "rekindle"}
     for groups, result in ours.items():
@@ -268,22 +268,37 @@ def judged(results: dict[tuple[int, str], dict[str, Any]]) -> list[Row]:
         if (other := results.get((groups, "streaming"))) is not None:
             theirs = percentiles(other["epoch"])
             ratios = {name: round(ms / theirs[name], 3) for name, ms in mine.items()}
-            met = max(ratios.values()) <= HALF
-            rows.append(Row(f"{groups} groups, ratio to streaming", ratios, HALF, met))
+            met = max(ratios.values()) <= MAX_RATIO_TO_STREAMING
+            rows.append(
+                Row(f"{groups} groups, ratio to streaming", ratios, MAX_RATIO_TO_STREAMING, met)
+            )
         written = result["written / changed"]
         values = {"bytes": round(written, 2)}
-        rows.append(Row(f"{groups} groups, written / changed", values, WRITTEN, written <= WRITTEN))
+        rows.append(
+            Row(
+                f"{groups} groups, written / changed",
+                values,
+                MAX_WRITTEN_RATIO,
+                written <= MAX_WRITTEN_RATIO,
+            )
+        )
     if {10_000, 1_000_000} <= ours.keys():
         small, large = (percentiles(ours[n]["epoch"])["p50"] for n in (10_000, 1_000_000))
         growth = round(large / small, 2)
-        rows.append(Row("1000000 groups / 10000", {"p50": growth}, GROWTH, growth <= GROWTH))
+        rows.append(
+            Row("1000000 groups / 10000", {"p50": growth}, MAX_GROWTH, growth <= MAX_GROWTH)
+        )
     return rows
 
 
-def judged_hopping(result: dict[str, Any]) -> Row:
+def hopping_row(result: dict[str, Any]) -> Row:
     values = {**percentiles(result["epoch"]), "rows": result["rows / (groups * panes)"]}
-    met = all(values[name] <= limit for name, limit in HOPPING.items())
-    return Row(f"hopping, targets {HOPPING}", {n: round(values[n], 2) for n in HOPPING}, met=met)
+    met = all(values[name] <= limit for name, limit in HOPPING_TARGETS.items())
+    return Row(
+        f"hopping, targets {HOPPING_TARGETS}",
+        {n: round(values[n], 2) for n in HOPPING_TARGETS},
+        met=met,
+    )
 
 
 def main() -> None:
@@ -306,10 +321,10 @@ def main() -> None:
         else:
             results[groups, engine] = found
             rows.append(rows_of(groups, engine, found))
-        print(line(rows[-1]), flush=True)
+        print(format_row(rows[-1]), flush=True)
     if (found := results.get((GROUPS, "hopping"))) is not None:
-        rows.append(judged_hopping(found))
-    report("engine_state", [*rows, *judged(results), load_average()])
+        rows.append(hopping_row(found))
+    report("engine_state", [*rows, *rows_with_targets(results), load_average()])
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def run(case: Case, directory: Path) -> Outcome:
         try:
             while task.epoch < case.epochs - 1:
                 task.run_next()
-                task.acknowledge_checkpoint()
+                task.commit_saved_checkpoint()
         except EpochTooLarge as error:
             refusal = str(error)
         seconds = time.perf_counter() - begin

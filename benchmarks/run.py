@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rekindle_testing.harness.report import line, read_report
+from rekindle_testing.harness.report import format_row, read_report
 
 HERE = Path(__file__).resolve().parent
 NO_BENCHMARKS = {"run", "engine_parts"}
@@ -24,7 +24,9 @@ def main() -> int:
         if subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=False).returncode:
             failed.append(name)  # what is under build/bench is of an earlier run
         else:
-            missed += [f"{name}: {line(row)}" for row in read_report(name) if row.met is False]
+            missed += [
+                f"{name}: {format_row(row)}" for row in read_report(name) if row.met is False
+            ]
     if failed:
         print(f"\ndid not finish: {', '.join(failed)}")
     if missed:

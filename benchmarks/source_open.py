@@ -2,8 +2,8 @@
 
 .venv/bin/python benchmarks/source_open.py [--rows N]
 
-It stays where it is; "copy" is what is done with input that is not in order. CPU, because input and
-output of a machine under load say little.
+Input that is in order stays where it is; "copy" is what is done with input that is not in order.
+CPU, because input and output of a machine under load say little.
 
 Targets for Parquet: a million rows a second, and no rows on the task's disk.
 """
@@ -40,7 +40,7 @@ SECOND_US = 1_000_000
 TARGET = 1_000_000
 
 
-def write(directory: Path, rows: int, format: str) -> Node:
+def make_source(directory: Path, rows: int, format: str) -> Node:
     rng = np.random.default_rng(7)
     for n in range(FILES):
         times = np.arange(n * rows, (n + 1) * rows, FILES) * 1000
@@ -126,7 +126,8 @@ def main() -> None:
     for format in FORMATS:
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
-            node = write(directory, arguments.rows, format)
+            node = make_source(directory, arguments.rows, format)
+            # None: it cannot be read in place, so it is copied to the work directory.
             with mock.patch.object(files_preparation, "_index_in_place", return_value=None):
                 copied = measure(node, directory / "work-copy")
             in_place = measure(node, directory / "work")

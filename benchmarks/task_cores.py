@@ -17,22 +17,22 @@ from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 from rekindle_testing.fixtures.simulated_topology import SimulatedTopology
 from rekindle_testing.harness.report import Row, load_average, report
 
-PARTS = (
+SEGMENTS = (
     SimulatedSegment("src"),
     SimulatedSegment("mid", ("src",)),
     SimulatedSegment("out", ("mid",), query=True),
 )
-STEPS = {1: None, 10: None, 50: 1.0}
+TARGETS_S = {1: None, 10: None, 50: 1.0}
 """Epochs that are released at once, and the target in seconds."""
-POLL_EVERY = 100
+POLL_INTERVAL_EPOCHS = 100
 
 
-def run(epochs: int, step: int) -> float:
-    topology = SimulatedTopology(PARTS)
+def run(epochs: int, released_epochs: int) -> float:
+    topology = SimulatedTopology(SEGMENTS)
     began = time.process_time()
-    for done in range(step, epochs + 1, step):
-        topology.release(step)
-        if done % POLL_EVERY == 0:
+    for done in range(released_epochs, epochs + 1, released_epochs):
+        topology.release(released_epochs)
+        if done % POLL_INTERVAL_EPOCHS == 0:
             topology.poll_all()
     took_s = time.process_time() - began
     assert all(task.state_epoch == topology.head for task in topology.tasks.values())
@@ -44,11 +44,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10_000)
     epochs = parser.parse_args().epochs
     rows = []
-    for step, target_s in STEPS.items():
-        best_s = min(run(epochs, step) for _ in range(3))
+    for released_epochs, target_s in TARGETS_S.items():
+        best_s = min(run(epochs, released_epochs) for _ in range(3))
         values = {"s": round(best_s, 2), "epochs/s": round(epochs / best_s)}
         met = None if target_s is None else best_s < target_s * epochs / 10_000
-        rows.append(Row(f"{step} epochs at once", values, target_s, met))
+        rows.append(Row(f"{released_epochs} epochs at once", values, target_s, met))
     report("task_cores", [*rows, load_average()])
 
 

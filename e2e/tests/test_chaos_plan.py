@@ -11,6 +11,8 @@ from rekindle_testing.chaos.plan import (
     FAULTS_END_BY_S,
     MAX_API_PAUSE_S,
     AddNode,
+    ChaosPlan,
+    ChaosStep,
     DeleteNodeObject,
     Fault,
     FaultAction,
@@ -19,12 +21,10 @@ from rekindle_testing.chaos.plan import (
     KillNodes,
     PartitionNetwork,
     PauseApiServer,
-    Plan,
     RemoveStore,
     RestoreStore,
     ResumeApiServer,
     Round,
-    Step,
     Thaw,
     make_plan,
 )
@@ -34,7 +34,7 @@ NODES = 5
 SEEDS = range(60)
 
 
-def _plan(seed: int, rounds: int = 8) -> Plan:
+def _plan(seed: int, rounds: int = 8) -> ChaosPlan:
     return make_plan(seed, rounds, nodes=NODES, topologies=("one", "two"))
 
 
@@ -88,7 +88,7 @@ def test_one_node_has_no_fault_and_killed_ones_are_replaced(seed: int) -> None:
         assert len(alive) == NODES
 
 
-def _added(step: Step) -> list[str]:
+def _added(step: ChaosStep) -> list[str]:
     return [step.action.node] if isinstance(step.action, AddNode) else []
 
 
@@ -134,7 +134,7 @@ def test_faults_overlap_and_all_kinds_occur() -> None:
     assert len(overlapping) > len(_rounds()) / 4
 
 
-def _overlap(step: Step, round: Round) -> bool:
+def _overlap(step: ChaosStep, round: Round) -> bool:
     """Whether something else begins while a node is frozen or partitioned."""
     if not isinstance(step.action, Freeze | PartitionNetwork):
         return False

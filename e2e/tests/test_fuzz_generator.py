@@ -18,7 +18,7 @@ from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle_testing.fixtures.bad_manifests import good_manifest
 from rekindle_testing.fixtures.crd import resource_schema
-from rekindle_testing.fuzz import graphs
+from rekindle_testing.fuzz import topologies
 from rekindle_testing.fuzz.generator import case, edit, is_edited
 from rekindle_testing.fuzz.schema import Path, pool, random_value, schema_at
 from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
@@ -90,7 +90,7 @@ def test_some_are_suspended() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_unchanged_graphs_are_valid(seed: int) -> None:
-    compile_topology(load_spec(graphs.spec(random.Random(seed))), "made")
+    compile_topology(load_spec(topologies.spec(random.Random(seed))), "made")
 
 
 def test_every_field_of_the_crd_is_written() -> None:

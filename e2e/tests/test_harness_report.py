@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle_testing.harness import report as module
-from rekindle_testing.harness.report import Row, line, read_report, report
+from rekindle_testing.harness.report import Row, format_row, read_report, report
 
 
 def test_a_report_can_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +19,6 @@ def test_a_report_can_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_line_shows_whether_the_target_was_met() -> None:
     missed, kept = Row("gap", {"s": 1.2}, 1.1, met=False), Row("gap", {"s": 1.0}, 1.1, met=True)
-    assert line(missed) == "gap  s 1.2  (target 1.1)  MISSED"
-    assert line(kept, width=5) == "gap    s 1  (target 1.1)  ok"
-    assert line(Row("gap", {"s": 1.0})) == "gap  s 1"
+    assert format_row(missed) == "gap  s 1.2  (target 1.1)  MISSED"
+    assert format_row(kept, width=5) == "gap    s 1  (target 1.1)  ok"
+    assert format_row(Row("gap", {"s": 1.0})) == "gap  s 1"

@@ -22,11 +22,11 @@ from rekindle_testing.images.starts import (
     IMAGES,
     OPERATOR,
     PIPELINES,
-    Start,
+    ContainerRun,
+    config_problems,
+    finding_problems,
     read_facts,
-    wrong_config,
-    wrong_facts,
-    wrong_start,
+    run_problems,
 )
 from rekindle_testing.paths import ROOT
 
@@ -163,20 +163,20 @@ def test_an_images_config_is_read(engine: ContainerEngine) -> None:
 
 def test_an_image_has_a_numeric_user_and_tini() -> None:
     good = ImageConfig("10001:10001", {}, ("tini", "--"), ("python",), "/")
-    assert wrong_config(good) == []
+    assert config_problems(good) == []
     for user in ("", "root", "0", "0:0", "rekindle"):
-        (problem,) = wrong_config(ImageConfig(user, {}, ("tini", "--"), (), "/"))
+        (problem,) = config_problems(ImageConfig(user, {}, ("tini", "--"), (), "/"))
         assert problem.startswith(f"USER is {user!r}")
-    assert wrong_config(ImageConfig("1", {}, (), (), "/")) == ["ENTRYPOINT is [], not tini"]
+    assert config_problems(ImageConfig("1", {}, (), (), "/")) == ["ENTRYPOINT is [], not tini"]
 
 
 def test_a_start_must_end_and_print_as_expected() -> None:
-    start = Start("it", exit_code=2, expected_output="is not set")
-    assert wrong_start(start, 2, "X is not set") == []
-    (problem,) = wrong_start(start, 1, "Traceback\nImportError: no x")
+    start = ContainerRun("it", exit_code=2, expected_output="is not set")
+    assert run_problems(start, 2, "X is not set") == []
+    (problem,) = run_problems(start, 1, "Traceback\nImportError: no x")
     assert problem.startswith("it: expected exit code 2 and 'is not set', got exit code 1")
     assert problem.endswith("ImportError: no x")
-    assert wrong_start(start, 2, "")
+    assert run_problems(start, 2, "")
 
 
 def test_facts_are_read_from_the_line_that_marks_them() -> None:
@@ -185,13 +185,15 @@ def test_facts_are_read_from_the_line_that_marks_them() -> None:
 
 
 def test_each_finding_that_is_wrong_is_named() -> None:
-    assert wrong_facts(OPERATOR, FROM_A_START) == []
-    wrong = wrong_facts(OPERATOR, {**FROM_A_START, "java": "/usr/bin/java", "read_only": False})
+    assert finding_problems(OPERATOR, FROM_A_START) == []
+    wrong = finding_problems(
+        OPERATOR, {**FROM_A_START, "java": "/usr/bin/java", "read_only": False}
+    )
     assert wrong == [
         "operator: read_only is False, expected True",
         "operator: java is '/usr/bin/java', expected None",
     ]
-    large = wrong_facts(OPERATOR, {**FROM_A_START, "bytes": (OPERATOR.max_mb + 1) * 1_000_000})
+    large = finding_problems(OPERATOR, {**FROM_A_START, "bytes": (OPERATOR.max_mb + 1) * 1_000_000})
     assert large == [f"operator: {OPERATOR.max_mb + 1} MB, more than {OPERATOR.max_mb} MB"]
 
 
@@ -202,7 +204,7 @@ def test_spark_must_use_the_archive_and_compute_right() -> None:
         "archive_mapped": False,
         "rows": [["a", 3.0]],
     }
-    names = [problem.split()[1] for problem in wrong_facts(PIPELINES, facts)]
+    names = [problem.split()[1] for problem in finding_problems(PIPELINES, facts)]
     assert names == ["archive_mapped", "rows"]
 
 

@@ -102,7 +102,7 @@ def test_images_of_the_checkout_are_loaded_from_their_archives(
         name: SimpleNamespace(path=Path(f"/build/{name}.tar"), tag=f"rekindle/{name}:dev")
         for name in ("operator", "pipelines")
     }
-    monkeypatch.setattr(kind_cluster, "ensure_archives", lambda on_progress: built)
+    monkeypatch.setattr(kind_cluster, "ensure_image_archives", lambda on_progress: built)
     with KindCluster(tmp_path / "run", Settings()) as cluster:
         assert cluster.images == ("rekindle/operator:dev", "rekindle/pipelines:dev")
     loads = [c for c in commands() if c.startswith("kind load")]

@@ -97,7 +97,7 @@ def test_a_hardware_address_follows_from_the_address() -> None:
 
 
 def test_containerd_has_its_own_directories() -> None:
-    config = tomllib.loads(files.containerd(DATA, "overlayfs"))
+    config = tomllib.loads(files.containerd_config(DATA, "overlayfs"))
     assert config["root"] == "/d/containerd"
     cri = config["plugins"]["io.containerd.grpc.v1.cri"]
     assert cri["restrict_oom_score_adj"] is True
@@ -116,7 +116,7 @@ def test_a_containerd_that_only_unpacks_serves_no_kubelet() -> None:
 
 
 def test_pods_get_addresses_of_their_nodes_range() -> None:
-    bridge, portmap = json.loads(files.cni(DATA, IPv4Network("198.18.1.0/24")))["plugins"]
+    bridge, portmap = json.loads(files.cni_config(DATA, IPv4Network("198.18.1.0/24")))["plugins"]
     assert bridge["ipam"]["ranges"] == [[{"subnet": "198.18.1.0/24"}]]
     assert bridge["ipam"]["dataDir"] == "/d/cni-addresses"
     assert portmap["capabilities"] == {"portMappings": True}
@@ -126,7 +126,7 @@ def test_a_kubelet_stays_within_its_directory_and_cgroup() -> None:
     settings = files.KubeletSettings(
         DATA, "/c/n", Path("/c.crt"), Path("/c.key"), Path("/ca"), 20, 8, {"cpu": "700m"}
     )
-    config = json.loads(files.kubelet(settings))
+    config = json.loads(files.kubelet_config(settings))
     assert config["cgroupRoot"] == "/c/n"
     assert config["podLogsDir"] == "/d/pod-logs"
     assert config["systemReserved"] == {"cpu": "700m"}
@@ -139,7 +139,7 @@ def test_a_kubelet_stays_within_its_directory_and_cgroup() -> None:
 
 
 def test_kube_proxy_leaves_the_machines_connection_table_alone() -> None:
-    config = json.loads(files.kube_proxy("n", Path("/k"), IPv4Network("198.18.0.0/19")))
+    config = json.loads(files.kube_proxy_config("n", Path("/k"), IPv4Network("198.18.0.0/19")))
     assert config["conntrack"] == {"maxPerCore": 0}
     assert config["clusterCIDR"] == "198.18.0.0/19"
 

@@ -70,7 +70,7 @@ def network(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def control_plane(
     network: NodeNetwork, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
-    settings = Settings(api_address=network.host)
+    settings = Settings(api_address=network.host_address)
     with ControlPlane(tmp_path_factory.mktemp("control"), settings, on_progress=print) as running:
         yield running
 
@@ -413,7 +413,8 @@ ANOTHER_CLUSTER = """
     from rekindle_testing.embedded.pods import Pods
     directory = Path(sys.argv[1])
     with NodeNetwork(directory / "network") as network:
-        with ControlPlane(directory / "control", Settings(api_address=network.host)) as control:
+        settings = Settings(api_address=network.host_address)
+        with ControlPlane(directory / "control", settings) as control:
             node = KubeletNode("brief", control, directory / "brief", network=network,
                                archives=[ensure_busybox()])
             node.start(); node.wait_ready()

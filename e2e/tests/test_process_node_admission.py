@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rekindle_operator.resources.common import secure_container, secure_pod
+from rekindle_operator.resources.common import container_security_context, pod_security_context
 from rekindle_testing.embedded.process_node import admission, supported_fields
 
 ALLOCATABLE = {"cpu": "2", "memory": "1Gi", "pods": "3"}
@@ -155,11 +155,11 @@ def test_unsupported_fields_are_refused_by_path(spec: dict[str, Any], path: str)
     ("spec", "paths"),
     [
         (
-            {"securityContext": secure_pod()},
+            {"securityContext": pod_security_context()},
             ["spec.securityContext.runAsNonRoot", "spec.securityContext.seccompProfile"],
         ),
         (
-            secured(**secure_container()),
+            secured(**container_security_context()),
             [
                 "spec.containers[c].securityContext.allowPrivilegeEscalation",
                 "spec.containers[c].securityContext.capabilities.drop",

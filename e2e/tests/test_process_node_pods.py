@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rekindle_operator.resources.common import secure_container, secure_pod
+from rekindle_operator.resources.common import container_security_context, pod_security_context
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.pods import Pods, condition_status_of, container_status_of
@@ -204,8 +204,8 @@ def test_unsupported_fields_are_refused(node: ProcessNode, pods: Pods) -> None:
 
 
 def test_a_secured_pod_gets_an_event_about_ignored_fields(node: ProcessNode, pods: Pods) -> None:
-    secured = on(node, "sleep 600", securityContext=secure_container())
-    pods.create("secured", {**secured, "securityContext": secure_pod()})
+    secured = on(node, "sleep 600", securityContext=container_security_context())
+    pods.create("secured", {**secured, "securityContext": pod_security_context()})
     pods.wait_ready("secured")
     wait_for("the Event", lambda: "FieldsIgnored" in pods.events("secured"))
     message = pods.events("secured")["FieldsIgnored"]

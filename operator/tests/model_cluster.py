@@ -57,7 +57,7 @@ class ModelCluster(ModelState):
             if lease is not None and not self.coordinator_runs(lease):
                 at = min(lease.seen_at, self.died_at[name])
                 self.leases[lease.name] = replace(lease, seen_at=at)
-                self.reports[view.uid] = min(at, self.reports.get(view.uid, at))
+                self.report_times[view.uid] = min(at, self.report_times.get(view.uid, at))
 
     # --- what the operator sees -------------------------------------------------
 
@@ -95,7 +95,7 @@ class ModelCluster(ModelState):
                 generation_record_view(c) for c in self.generation_records.values()
             ),
             silent_since=dict(self.reported_silent_since),
-            reports=dict(self.reports),
+            report_times=dict(self.report_times),
             kubelet_probes=self.kubelet_probes(),
             pod_probes=self.pod_probes(pods),
             phase_since={uid: phase.since for uid, phase in self.phases.items()},
@@ -193,10 +193,10 @@ class ModelCluster(ModelState):
         """Coordinators report what runs on nodes with a kubelet."""
         changed = False
         for name, view in self.topologies.items():
-            age_s = self.now - self.reports.get(view.uid, -self.report_delay_s)
+            age_s = self.now - self.report_times.get(view.uid, -self.report_delay_s)
             if self.reports_lost or age_s < self.report_delay_s or not self._is_coordinated(name):
                 continue
-            self.reports[view.uid] = self.now - self.report_delay_s
+            self.report_times[view.uid] = self.now - self.report_delay_s
             tasks = [
                 {
                     "slot": p.slot.key,

@@ -19,11 +19,11 @@ from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.convert import pod_view, topology_view
 from rekindle_operator.cluster.model import (
     DryRunResult,
+    IncarnationRef,
     LeaseView,
     NodeView,
     PodView,
     ProbeResults,
-    SlotRef,
     TopologyView,
 )
 from rekindle_operator.cluster.phase_times import PhaseTime
@@ -46,7 +46,7 @@ class ModelState:
         self.generation_records: dict[str, dict[str, Any]] = {}
         self.leases: dict[str, LeaseView] = {}
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
-        self.reported_silent_since: dict[SlotRef, float] = {}
+        self.reported_silent_since: dict[IncarnationRef, float] = {}
         self.quarantined: dict[str, float] = {}
         self.refused_dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.quota: int | None = None  # of pods
@@ -75,7 +75,7 @@ class ModelState:
         self.opened: dict[str, float] = {}  # pod -> when the scheduler first saw it without gates
         self.report_delay_s = 0.0  # how old what coordinators write is when the operator reads it
         self.reports_lost = False  # coordinators cannot write; their Leases are still renewed
-        self.reports: dict[str, float] = {}  # topology uid -> when its report was last known true
+        self.report_times: dict[str, float] = {}  # by uid: when its report was last known true
         self.phases: Mapping[str, PhaseTime] = {}
         self.stalled: dict[str, tuple[Any, ...]] = {}  # kind -> what its watch has delivered so far
 
@@ -110,7 +110,7 @@ class ModelState:
         self.died_at[name] = self.now
         for pod in self.pods():
             if pod.node == name and pod.slot is not None and pod.owner_uid is not None:
-                ref = SlotRef(pod.owner_uid, pod.slot.key, pod.incarnation)
+                ref = IncarnationRef(pod.owner_uid, pod.slot.key, pod.incarnation)
                 self.reported_silent_since.setdefault(ref, self.now)
 
     def turn_not_ready(self, *nodes: str) -> None:

@@ -10,10 +10,10 @@ from kubernetes import client
 from rekindle.names import LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
 from rekindle.protocol import CheckpointProblemKind
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.cluster.model import SlotRef
-from rekindle_operator.dataplane import read_data_plane
+from rekindle_operator.cluster.model import IncarnationRef
+from rekindle_operator.dataplane import read_report
 
-SILENT = SlotRef("uid", "seg/0/0", 2)
+SILENT = IncarnationRef("uid", "seg/0/0", 2)
 
 
 class Clock:
@@ -90,7 +90,7 @@ def test_a_report_with_wrong_types_is_no_error(
     raw = report(1)
     raw["status"]["dataPlane"] |= values
     cluster.replace_topologies([raw, report(2)], 2)
-    assert read_data_plane(raw["status"]["dataPlane"]).head_epoch is None
+    assert read_report(raw["status"]["dataPlane"]).head_epoch is None
 
 
 def test_problems_of_checkpoints_have_kinds() -> None:
@@ -98,16 +98,16 @@ def test_problems_of_checkpoints_have_kinds() -> None:
         {"kind": "Unrestorable", "message": "x"},
         {"kind": "OfANewerCoordinator", "message": "y"},
     ]
-    found = read_data_plane({"checkpointProblems": problems}).checkpoint_problems
+    found = read_report({"checkpointProblems": problems}).checkpoint_problems
     unrestorable = CheckpointProblemKind.UNRESTORABLE
     assert [(p.kind, p.message) for p in found] == [(unrestorable, "x"), (None, "y")]
-    assert read_data_plane({"problems": ["x"]}).checkpoint_problems == ()
+    assert read_report({"problems": ["x"]}).checkpoint_problems == ()
 
 
 @pytest.mark.parametrize("value", [None, False, "true", 1, []])
 def test_only_true_says_that_a_task_cannot_save(value: Any) -> None:
     task = {"slot": SILENT.slot, "savingFails": value}
-    assert not read_data_plane({"tasks": [task]}).tasks[SILENT.slot].saving_fails
+    assert not read_report({"tasks": [task]}).tasks[SILENT.slot].saving_fails
 
 
 def test_silence_of_a_kubelet_does_not_count_either(cluster: ClusterCache, clock: Clock) -> None:

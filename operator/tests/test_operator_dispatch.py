@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle_operator.cluster.model import SlotRef
+from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.dispatch import STALL_S, Dispatcher, Outcome
 from rekindle_operator.reconcile.actions import (
     CreatePod,
     DeleteGenerationRecord,
-    Rank,
+    PlanRank,
     TopologyActions,
     WriteStatus,
 )
@@ -33,7 +33,9 @@ def scheduled(
 ) -> ScheduledAction:
     """Of a topology in a namespace of its own, unless `topology_key` names both."""
     action = DeleteGenerationRecord(topology_key.partition("/")[0], name)
-    return ScheduledAction(topology_key, action, name, order, Rank(0, 0), (after,) if after else ())
+    return ScheduledAction(
+        topology_key, action, name, order, PlanRank(0, 0), (after,) if after else ()
+    )
 
 
 @dataclass
@@ -201,7 +203,9 @@ def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int)
         for at, (outcome, rank) in enumerate(pods):
             name = f"{outcome}-{uid}-{at}"
             manifest = {"metadata": {"name": name}}
-            created.append((CreatePod("ns", manifest, SlotRef(uid, name, 1)), Rank(0, rank)))
+            created.append(
+                (CreatePod("ns", manifest, IncarnationRef(uid, name, 1)), PlanRank(0, rank))
+            )
             expected |= {name} if status == "ok" else set()
         new_incarnations = frozenset(pod.ref for pod, _ in created)
         write = WriteStatus(

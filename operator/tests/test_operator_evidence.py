@@ -190,7 +190,7 @@ def test_a_coordinator_loses_no_node_whose_kubelet_responds(running: ModelCluste
     running.pass_time(3.5)
     assessment = assess_nodes(running.snapshot(), running.now, running.settings.timing)
     assert not assessment.lost_nodes
-    assert victim in assessment.usable
+    assert victim in assessment.usable_nodes
     done = changes(running)
     assert {a.name for a in done if isinstance(a, DeletePod)} == reported
     assert not [a for a in done if isinstance(a, DeletePod) and a.grace_s == 0]
@@ -211,7 +211,7 @@ def test_a_kubelet_that_stopped_with_its_tasks_is_no_signal(
             **running.kubelet_probes(),
             f"uid-{victim}": ProbeResults(running.now, running.now),
         },
-        reports=dict.fromkeys(running.reports, running.now + 2.9),
+        report_times=dict.fromkeys(running.report_times, running.now + 2.9),
     )
     now = running.now + 2.9
     assert not assess_nodes(snapshot, now, running.settings.timing).unreachable_by_coordinator
@@ -492,7 +492,7 @@ def test_no_report_loses_a_node_whose_kubelet_responds(
     )
     assessment = assess_nodes(snapshot, now, running.settings.timing)
     assert not assessment.lost_nodes
-    assert assessment.usable.keys() == running.nodes.keys()
+    assert assessment.usable_nodes.keys() == running.nodes.keys()
 
 
 # --- whose report it is ------------------------------------------------------------

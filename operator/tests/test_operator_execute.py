@@ -13,7 +13,7 @@ from kubernetes import client
 from rekindle.names import COORDINATOR_KEY
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import topology_view
-from rekindle_operator.cluster.model import SlotRef
+from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.execute import Executor
 from rekindle_operator.reconcile.actions import (
     METRIC_KINDS,
@@ -25,14 +25,14 @@ from rekindle_operator.reconcile.actions import (
     EmitEvent,
     EnsureAccess,
     OpenGate,
-    Rank,
+    PlanRank,
     TopologyActions,
     WriteStatus,
 )
 from rekindle_operator.reconcile.schedule import schedule
 from rekindle_operator.resources.access import coordinator_access
 
-REF = SlotRef("uid", "seg/0/0", 2)
+REF = IncarnationRef("uid", "seg/0/0", 2)
 
 
 @dataclass
@@ -204,7 +204,7 @@ def grant_access(owner: str | None) -> list[str]:
     cluster = ClusterCache(api, None, lambda: 0.0)
     executor = executor_of(api, cluster, lambda: 0.0)
     access = EnsureAccess("default", tuple(coordinator_access(topology)))
-    ref = SlotRef("uid", COORDINATOR_KEY, 1)
+    ref = IncarnationRef("uid", COORDINATOR_KEY, 1)
     pod = {"kind": "Pod", "metadata": {"name": "c", "ownerReferences": [{"uid": "uid"}]}}
     executor.run([TopologyActions("default/t", (access, CreatePod("default", pod, ref)))])
     return api.calls
@@ -251,7 +251,7 @@ class Failing(client.ApiClient):
 
 
 def status_reserving(topology: str) -> WriteStatus:
-    new_incarnations = frozenset({SlotRef(topology, f"{topology}-0", 2)})
+    new_incarnations = frozenset({IncarnationRef(topology, f"{topology}-0", 2)})
     return WriteStatus(
         "default", topology, topology, {}, urgent=True, new_incarnations=new_incarnations
     )
@@ -259,7 +259,7 @@ def status_reserving(topology: str) -> WriteStatus:
 
 def creation(name: str, *, uid: str) -> CreatePod:
     meta = {"name": name, "ownerReferences": [{"uid": uid}]}
-    return CreatePod("default", {"kind": "Pod", "metadata": meta}, SlotRef(uid, name, 2))
+    return CreatePod("default", {"kind": "Pod", "metadata": meta}, IncarnationRef(uid, name, 2))
 
 
 def removal(name: str) -> DeletePod:
@@ -325,7 +325,7 @@ def test_pods_are_created_in_the_order_of_the_plan() -> None:
         TopologyActions(
             name,
             (status_reserving(name), creation(f"{name}-0", uid=name)),
-            ranks={f"{name}-0": Rank(*rank)},
+            ranks={f"{name}-0": PlanRank(*rank)},
         )
         for name, rank in (("a", (0, 2)), ("b", (1, 0)), ("c", (0, 1)), ("d", (-1, 0)))
     ]

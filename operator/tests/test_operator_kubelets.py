@@ -53,7 +53,7 @@ class Watch:
             pods=tuple(self.pods.values()),
             nodes=tuple(self.nodes.values()),
             silent_since=reported,
-            reports={"uid-t": self.now},
+            report_times={"uid-t": self.now},
             kubelet_probes=self.probes.results,
             own_node=next(iter(self.nodes)),
         )
@@ -289,7 +289,7 @@ def test_a_pod_that_has_not_responded_makes_no_report_credible() -> None:
         topology = TopologyView("default", "t", "uid-t", 1, 1, "", False, {}, status)
         reports = {"uid-t": START + 5}
         nodes = node("a"), node("b")
-        snapshot = Snapshot((topology,), pods, nodes, silent_since=silent, reports=reports)
+        snapshot = Snapshot((topology,), pods, nodes, silent_since=silent, report_times=reports)
         return set(assess_nodes(snapshot, START + 5, TIMING).lost_nodes)
 
     assert lost(report) == set()

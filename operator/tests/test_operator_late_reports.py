@@ -77,7 +77,7 @@ def world(
         topologies=(topology,),
         nodes=tuple(node(n) for n in names),
         pods=tuple(pod(f"p{n}", n) for n in names),
-        reports={"t": NOW - report_age_s},
+        report_times={"t": NOW - report_age_s},
         kubelet_probes=kubelets,
         pod_probes={f"p{n}": results for n, results in pods.items()},
     )
@@ -164,10 +164,10 @@ def test_a_pod_that_never_responded_is_probed_last() -> None:
 def peers_only(snapshot: Snapshot) -> Snapshot:
     """The same pods, as replicas of the operator; there is no topology."""
     peers = tuple(
-        replace(p, topology=None, role=None, owner_uid=None, helm_release="rekindle")
+        replace(p, topology=None, role=None, owner_uid=None, operator_release="rekindle")
         for p in snapshot.pods
     )
-    return replace(snapshot, topologies=(), reports={}, pods=peers)
+    return replace(snapshot, topologies=(), report_times={}, pods=peers)
 
 
 def test_the_node_of_a_silent_replica_of_the_operator_is_lost() -> None:
@@ -239,7 +239,7 @@ def test_a_task_never_accepted_by_a_silent_kubelet_is_replaced() -> None:
 
 
 def usable(snapshot: Snapshot) -> set[str]:
-    return set(assess_nodes(snapshot, NOW, TIMING).usable)
+    return set(assess_nodes(snapshot, NOW, TIMING).usable_nodes)
 
 
 def test_a_node_whose_kubelet_does_not_respond_gets_nothing() -> None:
@@ -259,7 +259,7 @@ def test_all_nodes_are_probed_while_some_are_suspected() -> None:
     snapshot = world({n: replace(ANSWERS, sent_at=NOW - 2) for n in "abc"}, ALL)
     spare = replace(snapshot, nodes=(*snapshot.nodes, node("d")))
     assert "d" in {n.name for n in kubelets_to_probe(spare, set(), NOW, TIMING)}
-    reported = replace(spare, reports={"t": NOW - 0.5})
+    reported = replace(spare, report_times={"t": NOW - 0.5})
     assert "d" not in {n.name for n in kubelets_to_probe(reported, set(), NOW, TIMING)}
 
 

@@ -13,7 +13,7 @@ TIMING = Timing(tick_s=0.5, report_fresh_s=2.5)
 
 def wait_with(*ages_s: float) -> float:
     reports = {str(n): 100.0 - age for n, age in enumerate(ages_s)}
-    return wait_s(Snapshot(reports=reports), 100.0, TIMING)
+    return wait_s(Snapshot(report_times=reports), 100.0, TIMING)
 
 
 def test_the_next_pass_is_when_a_report_expires() -> None:

@@ -15,7 +15,7 @@ from rekindle_operator.pod_policy import (
     Feature,
     PodPolicy,
     parse_policy,
-    refused_by_policy,
+    policy_problems,
 )
 from rekindle_operator.settings import read_settings
 
@@ -97,12 +97,12 @@ REFUSED: list[tuple[Feature, dict[str, Any], str]] = [
 def test_a_feature_is_refused_until_it_is_allowed(
     feature: Feature, spec: dict[str, Any], path: str
 ) -> None:
-    (problem,) = refused_by_policy(spec, PodPolicy())
+    (problem,) = policy_problems(spec, PodPolicy())
     assert (problem.path, problem.reason) == (path, REASON)
     assert f"add {feature} to podPolicy.allow in the chart" in problem.hint
     others = frozenset(Feature) - {feature}
-    assert refused_by_policy(spec, PodPolicy(allow=others)) == [problem]
-    assert refused_by_policy(spec, PodPolicy(allow=frozenset({feature}))) == []
+    assert policy_problems(spec, PodPolicy(allow=others)) == [problem]
+    assert policy_problems(spec, PodPolicy(allow=frozenset({feature}))) == []
 
 
 def test_every_feature_has_a_case() -> None:
@@ -139,17 +139,17 @@ def named(value: Any, name: str) -> Any:
 
 @pytest.mark.parametrize(("spec", "path"), SECRETS)
 def test_a_secret_is_refused_unless_it_matches_the_policy(spec: dict[str, Any], path: str) -> None:
-    (problem,) = refused_by_policy(named(spec, "database"), PodPolicy())
+    (problem,) = policy_problems(named(spec, "database"), PodPolicy())
     assert problem.path == path
     assert "does not allow the Secret database" in problem.message
-    assert refused_by_policy(named(spec, "database"), PodPolicy(secrets=("data*",))) == []
-    assert refused_by_policy(named(spec, "s3-rekindle"), PodPolicy()) == []
-    assert refused_by_policy(named(spec, "s3-rekindle"), PodPolicy(secrets=()))
+    assert policy_problems(named(spec, "database"), PodPolicy(secrets=("data*",))) == []
+    assert policy_problems(named(spec, "s3-rekindle"), PodPolicy()) == []
+    assert policy_problems(named(spec, "s3-rekindle"), PodPolicy(secrets=()))
 
 
 def test_secrets_of_the_operator_are_refused() -> None:
     for name in ("rekindle-token-0a1b2c3d", "x-rekindle-token-0a1b2c3d"):
-        assert refused_by_policy({"checkpoint": {"secretRef": name}}, PodPolicy())
+        assert policy_problems({"checkpoint": {"secretRef": name}}, PodPolicy())
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def test_secrets_of_the_operator_are_refused() -> None:
     ],
 )
 def test_a_service_account_is_refused_unless_listed(spec: dict[str, Any], path: str) -> None:
-    (problem,) = refused_by_policy(spec, PodPolicy())
+    (problem,) = policy_problems(spec, PodPolicy())
     assert problem.path == path
     assert "add deployer to podPolicy.serviceAccounts" in problem.hint
-    assert refused_by_policy(spec, PodPolicy(service_accounts=("deploy*",))) == []
+    assert policy_problems(spec, PodPolicy(service_accounts=("deploy*",))) == []
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_a_service_account_is_refused_unless_listed(spec: dict[str, Any], path: 
 def test_images_are_limited_by_prefix(image: str, fits: bool) -> None:
     policy = PodPolicy(images=("registry.example/rekindle", "other/"))
     for spec in ({"image": image}, container(image=image)):
-        assert (refused_by_policy(spec, policy) == []) is fits
-        assert refused_by_policy(spec, PodPolicy()) == []
+        assert (policy_problems(spec, policy) == []) is fits
+        assert policy_problems(spec, PodPolicy()) == []
 
 
 def test_ordinary_templates_pass() -> None:
@@ -208,7 +208,7 @@ def test_ordinary_templates_pass() -> None:
             },
         },
     }
-    assert refused_by_policy(spec, PodPolicy()) == []
+    assert policy_problems(spec, PodPolicy()) == []
 
 
 anything = st.recursive(
@@ -227,8 +227,8 @@ anything = st.recursive(
 
 @given(anything)
 def test_values_of_any_type_can_be_checked(value: Any) -> None:
-    refused_by_policy({"podTemplate": value, "checkpoint": value}, PodPolicy())
-    refused_by_policy({"podTemplate": {"spec": value}}, PodPolicy())
+    policy_problems({"podTemplate": value, "checkpoint": value}, PodPolicy())
+    policy_problems({"podTemplate": {"spec": value}}, PodPolicy())
 
 
 def test_the_policy_is_read_from_the_environment() -> None:
@@ -267,5 +267,5 @@ def test_a_topology_with_too_many_tasks_is_invalid(cluster: ModelCluster) -> Non
 
 @pytest.mark.parametrize("name", ["", None])
 def test_the_priority_class_cannot_be_removed(name: str | None) -> None:
-    (problem,) = refused_by_policy(template(priorityClassName=name), PodPolicy())
+    (problem,) = policy_problems(template(priorityClassName=name), PodPolicy())
     assert problem.path == "spec.podTemplate.spec.priorityClassName"

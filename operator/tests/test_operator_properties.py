@@ -159,7 +159,7 @@ def _check_no_single_task_query_fits(cluster: ModelCluster) -> None:
     """I8, seen from outside: storm-watch is one task, so any node would do that has capacity for it
     and has not refused a pod of its shape."""
     snapshot = cluster.snapshot()
-    usable = assess_nodes(snapshot, cluster.now, cluster.settings.timing).usable
+    usable = assess_nodes(snapshot, cluster.now, cluster.settings.timing).usable_nodes
     # Capacity is left for a coordinator without a node, be it that a quota refuses its pod.
     placed = {p.topology for p in snapshot.pods if p.role == "coordinator" and p.node}
     unplaced = cluster.topologies.keys() - placed

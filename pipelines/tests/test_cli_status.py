@@ -17,7 +17,7 @@ from cluster_documents import TOPOLOGIES, FakeApiServer, Observed, kubeconfig, s
 from rich.console import Console
 
 from rekindle.cli import main
-from rekindle.cli.status_tree import LIVE_TASKS, render_status
+from rekindle.cli.status_tree import MAX_LIVE_TASKS, render_status
 from rekindle.cli.status_view import StatusView, read_status
 
 DOCS = Path(__file__).parents[2] / "docs/command-line.md"
@@ -28,11 +28,13 @@ def view_of(observed: Observed, *, compiled: bool = True) -> StatusView:
     return read_status(observed.topology, topology, observed.pods, observed.events)
 
 
-def text_of(observed: Observed, *, compiled: bool = True, live_tasks: int = LIVE_TASKS) -> str:
+def text_of(
+    observed: Observed, *, compiled: bool = True, max_live_tasks: int = MAX_LIVE_TASKS
+) -> str:
     console = Console(width=100, color_system=None, highlight=False)
     with console.capture() as capture:
         view = view_of(observed, compiled=compiled)
-        console.print(render_status(view, observed.now, live_tasks=live_tasks))
+        console.print(render_status(view, observed.now, max_live_tasks=max_live_tasks))
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
@@ -181,11 +183,11 @@ def test_many_live_tasks_are_only_counted() -> None:
     assert "x                    49/50 live\n" in text
     assert "40/0    Failed " in text
     assert "41 more are Live (--all shows them)\n" in text
-    assert "49/0    Live" in text_of(observed, live_tasks=100)
+    assert "49/0    Live" in text_of(observed, max_live_tasks=100)
 
 
 def test_tasks_that_are_not_live_are_always_shown() -> None:
-    text = text_of(Observed("lost"), live_tasks=0)
+    text = text_of(Observed("lost"), max_live_tasks=0)
     assert "Live         epoch" not in text
     assert text.count("its pod is not scheduled yet") == 5
     assert "more are Live" not in text

@@ -59,7 +59,7 @@ def write(place: Path, definition: Definition, partition: int, epochs: range) ->
 
 def epochs_in(place: Path, partition: int) -> list[int]:
     parsed = [parse_name(path.name) for path in place.iterdir()]
-    return sorted(p[2] for p in parsed if p and p[1] == partition)
+    return sorted(p.epoch for p in parsed if p and p.partition == partition)
 
 
 def ranges_in(place: Path) -> list[str]:

@@ -272,12 +272,12 @@ def test_parquet_that_is_replaced_between_keys_and_rows_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: tuple[int, int]
 ) -> None:
     url = write(tmp_path, "parquet", [[0, 1, 2, 3]], group=1)
-    index = files_index.index
+    index = files_index.build_index
 
     def replacing(*args: Any) -> pa.Table:
         write(tmp_path, "parquet", [[3, 2, 1, 0, 4]], group=1)
         return index(*args)
 
-    monkeypatch.setattr(files_preparation, "index", replacing)
+    monkeypatch.setattr(files_preparation, "build_index", replacing)
     with pytest.raises(SourceFailed, match="changed while it was read"):
         source_of(tmp_path, url, format="parquet", partition=partition)

@@ -305,7 +305,7 @@ def test_leftovers_of_a_killed_preparation_are_removed(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(files_preparation, "ordered", killed)
+        patch.setattr(files_preparation, "order_input", killed)
         patch.setattr(Path, "unlink", lambda *args, **options: None)  # SIGKILL runs no cleanup
         with pytest.raises(SystemExit):
             source_of(tmp_path, url)

@@ -12,7 +12,13 @@ import pytest
 
 from rekindle.checkpoints.store import Store
 from rekindle.connectors.files_source import FilesSource
-from rekindle.connectors.input_identity import InputFile, decode, difference, encode, identify
+from rekindle.connectors.input_identity import (
+    InputFile,
+    decode_input_files,
+    difference,
+    encode_input_files,
+    identify,
+)
 from rekindle.connectors.registry import open_source
 from rekindle.errors import SchemaMismatch, StoreError
 from rekindle.identity import Identity
@@ -169,11 +175,11 @@ def test_no_row_is_read_while_the_record_is_unreadable(shared: Path) -> None:
 
 
 def test_a_record_is_read_back_and_knows_its_format() -> None:
-    assert decode(encode((A, B))) == (A, B)
+    assert decode_input_files(encode_input_files((A, B))) == (A, B)
     with pytest.raises(ValueError, match="format 9; this release reads 1"):
-        decode(b'{"format": 9}')
+        decode_input_files(b'{"format": 9}')
     with pytest.raises(ValueError, match="not a record of input files"):
-        decode(b'{"format": 1}')
+        decode_input_files(b'{"format": 1}')
 
 
 def test_the_order_of_files_is_part_of_the_input() -> None:

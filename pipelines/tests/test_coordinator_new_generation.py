@@ -17,7 +17,7 @@ from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.files_sink import FilesSink
 from rekindle.coordinator.checkpoints.new_generation import (
-    boundary_at_or_after,
+    checkpoint_epoch_at_or_after,
     empty_entry,
     start_generation,
 )
@@ -283,7 +283,7 @@ def test_operators_in_other_segments_keep_their_state() -> None:
 
 @pytest.mark.parametrize(("epoch", "boundary"), [(-1, -1), (0, 3), (3, 3), (4, 7), (7, 7)])
 def test_boundaries_are_checkpoint_epochs(epoch: int, boundary: int) -> None:
-    assert boundary_at_or_after(epoch, 4) == boundary
+    assert checkpoint_epoch_at_or_after(epoch, 4) == boundary
 
 
 def test_an_older_generation_changes_nothing() -> None:
@@ -376,4 +376,4 @@ def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     world.poll_rounds(4)
     assert world.store[-1].queries["q-both"].epoch < written
     begins = [opened_sink(world, tmp_path, Slot("both-2", p, 0)).last_epoch() + 1 for p in (0, 1)]
-    assert begins == [boundary_at_or_after(written, world.interval_epochs) + 1] * 2
+    assert begins == [checkpoint_epoch_at_or_after(written, world.interval_epochs) + 1] * 2

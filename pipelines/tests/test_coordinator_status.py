@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from coordinator_world import World, started
 
-from rekindle.coordinator.core.report import CHECKPOINT_PROBLEMS
+from rekindle.coordinator.core.report import MAX_CHECKPOINT_PROBLEMS
 from rekindle.coordinator.model import (
     CheckpointProblem,
     CheckpointReport,
@@ -106,7 +106,7 @@ def test_the_crd_names_every_kind_of_checkpoint_problem() -> None:
     problems = _data_plane_schema()["checkpointProblems"]
     kind = problems["items"]["properties"]["kind"]
     assert re.findall(r"`(\w+)`", kind["description"]) == list(CheckpointProblemKind)
-    assert problems["maxItems"] >= CHECKPOINT_PROBLEMS >= len(CheckpointProblemKind)
+    assert problems["maxItems"] >= MAX_CHECKPOINT_PROBLEMS >= len(CheckpointProblemKind)
     assert all(len(k) <= kind["maxLength"] for k in CheckpointProblemKind)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.engine.exact_sums import join, split
+from rekindle.engine.exact_sums import combine_sums, split_sum
 from rekindle.topology.sql.aggregates import Partial
 
 
@@ -31,13 +31,13 @@ def test_the_sum_is_exact_or_null(values: list[int], scale: int) -> None:
         high = pa.chunked_array([pa.array([sum(h for h, _ in halves)], pa.decimal128(38, 0))])
         low = pa.chunked_array([pa.array([sum(x for _, x in halves)], pa.decimal128(38, scale))])
         expected = Decimal(sum(values)).scaleb(-scale) if abs(sum(values)) < 10**38 else None
-    (found,) = join(high, low, scale).to_pylist()
+    (found,) = combine_sums(high, low, scale).to_pylist()
     assert found == expected
 
 
 def test_no_values_have_no_sum() -> None:
     nothing = pa.chunked_array([pa.nulls(2, pa.decimal128(38, 0))])
-    assert join(nothing, nothing, 0).to_pylist() == [None, None]
+    assert combine_sums(nothing, nothing, 0).to_pylist() == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_no_values_have_no_sum() -> None:
     ],
 )
 def test_digits_are_split_at_the_twentieth(scale: int, unit: str) -> None:
-    high, low = split(Partial("p0", "SUM(x) FILTER(WHERE y > 1)", "sum"), scale)
+    high, low = split_sum(Partial("p0", "SUM(x) FILTER(WHERE y > 1)", "sum"), scale)
     assert (high.name, low.name) == ("p0__h", "p0__l")
     assert high.sql == f"SUM(CAST((x) DIV {unit} AS DECIMAL(18, 0))) FILTER(WHERE y > 1)"
     assert low.sql == f"SUM((x) % {unit}) FILTER(WHERE y > 1)"

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from rekindle.engine.spark import planned
 from rekindle.engine.spark.planned import Planner
-from rekindle.engine.spark.query import Query
+from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.session import (
     BATCH_ROWS,
     current_jvm,
@@ -115,7 +115,7 @@ def test_a_planned_query_equals_an_unplanned_one(
 )
 def test_plans_with_state_are_planned_again(session: SparkSession, sql: str) -> None:
     assert Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA}) is None
-    query = Query(session.newSession())
+    query = SqlRunner(session.newSession())
     for views in ({"a": rows(0, 9), "b": rows(5, 3)}, {"a": rows(2, 4), "b": rows(3, 3)}):
         assert query.run(sql, views, "test").equals(at_once(session, sql, views))
 
@@ -124,12 +124,12 @@ def test_a_schema_that_spark_would_change_is_planned_again(session: SparkSession
     naive = pa.schema([pa.field("t", pa.timestamp("us"))])
     assert Planner(session).plan("SELECT t FROM a", {"a": naive}) is None
     noon = pa.table([pa.array([NOON.replace(tzinfo=None)], pa.timestamp("us"))], schema=naive)
-    found = Query(session.newSession()).run("SELECT t FROM a", {"a": noon}, "test")
+    found = SqlRunner(session.newSession()).run("SELECT t FROM a", {"a": noon}, "test")
     assert found.column("t").to_pylist() == [NOON]
 
 
 def test_more_than_a_batch_has_a_task_for_each_core(session: SparkSession) -> None:
-    query = Query(session.newSession())
+    query = SqlRunner(session.newSession())
     sql = "SELECT n, spark_partition_id() AS p FROM a"
     for rows, tasks in [(1, 1), (BATCH_ROWS, 1), (BATCH_ROWS + 1, 2), (2 * BATCH_ROWS + 1, 2)]:
         numbers = pa.array(range(rows), pa.int64())
@@ -141,12 +141,12 @@ def test_more_than_a_batch_has_a_task_for_each_core(session: SparkSession) -> No
 def test_a_query_that_is_planned_again_leaves_no_view(session: SparkSession) -> None:
     again = session.newSession()
     sql = "SELECT n FROM `a-b` ORDER BY n LIMIT 3"
-    assert Query(again).run(sql, {"a-b": pa.table({"n": [1, 2]})}, "test").num_rows
+    assert SqlRunner(again).run(sql, {"a-b": pa.table({"n": [1, 2]})}, "test").num_rows
     assert again.catalog.listTables() == []  # which would keep the rows
 
 
 def test_a_row_that_fails_names_the_operator_and_leaves_nothing(session: SparkSession) -> None:
-    query = Query(session.newSession())
+    query = SqlRunner(session.newSession())
     sql = "SELECT n, if(n = 3, raise_error('three'), 'fine') AS said FROM a"
     for _ in range(2):
         with pytest.raises(OperatorFailed, match=r"^operator x, epoch 7: .*three"):
@@ -157,7 +157,7 @@ def test_a_row_that_fails_names_the_operator_and_leaves_nothing(session: SparkSe
 
 def test_sql_that_spark_refuses_names_the_operator(session: SparkSession) -> None:
     with pytest.raises(OperatorFailed, match=r"^operator x: .*nothing_such"):
-        Query(session.newSession()).run("SELECT nothing_such", {"a": rows(1, 2)}, "operator x")
+        SqlRunner(session.newSession()).run("SELECT nothing_such", {"a": rows(1, 2)}, "operator x")
 
 
 def test_tasks_see_the_settings_of_the_session(session: SparkSession) -> None:
@@ -174,7 +174,7 @@ def test_settings_for_other_transfers_are_respected(session: SparkSession) -> No
     other = session.newSession()
     other.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
     assert Planner(other).plan(ROW_WISE, {"a": SCHEMA}) is None
-    found = Query(other).run("SELECT k FROM a", {"a": rows(1, 3)}, "test")
+    found = SqlRunner(other).run("SELECT k FROM a", {"a": rows(1, 3)}, "test")
     assert found.column("k").to_pylist() == rows(1, 3).column("k").to_pylist()
 
 
@@ -182,7 +182,7 @@ def test_a_jvm_that_dies_while_sending_is_an_error(
     session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last test: it kills the module's JVM."""
-    query = Query(session.newSession())
+    query = SqlRunner(session.newSession())
     assert query.run(ROW_WISE, {"a": rows(0, 9)}, "test").num_rows
 
     @contextmanager

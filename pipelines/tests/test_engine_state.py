@@ -425,7 +425,7 @@ def test_windows_do_not_depend_on_those_closed_before(
         state = combining.without_touched(pages.append(state, fresh), touched, PANE_US)
         state = compaction.compact(SHAPE, state)
         after = max(before, marks[number % len(marks)] if marks else 0)
-        starts = combining.closing(state.panes, PANE_US, count, before, after)
+        starts = combining.closing_windows(state.panes, PANE_US, count, before, after)
         state, got = combining.windows(SHAPE, state, PANE_US, count, starts)
         plain = pages.EMPTY
         for earlier in drawn[: number + 1]:
@@ -456,9 +456,11 @@ def test_windows_close_between_two_watermarks(
         for start in range(n - count + 1, n + 1)
         if before < (start + count) * PANE_US <= after
     }
-    assert combining.closing(panes, PANE_US, count, before, after).tolist() == sorted(expected)
+    assert combining.closing_windows(panes, PANE_US, count, before, after).tolist() == sorted(
+        expected
+    )
     every = {s for n in numbers for s in range(n - count + 1, n + 1)}
-    found = combining.closing(panes, PANE_US, count, -(2**63), 2**63 - 1)
+    found = combining.closing_windows(panes, PANE_US, count, -(2**63), 2**63 - 1)
     assert found.tolist() == sorted(every)
 
 

@@ -78,7 +78,7 @@ def test_a_save_that_waits_for_restored_state_is_not_a_storage_that_does_not_res
     replicas: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica, goes_on = replicas[0], threading.Event()
-    replica.saver._calls = CallTimer(slow_s=0.01)
+    replica.saver._call_timer = CallTimer(slow_s=0.01)
     save = StateStore.save
 
     def slow(*args: Any) -> EntryRef:
@@ -88,7 +88,7 @@ def test_a_save_that_waits_for_restored_state_is_not_a_storage_that_does_not_res
     monkeypatch.setattr(StateStore, "save", slow)
     replica.saver.state_incomplete()
     replica.saver.offer(TaskState(9, 0, replica.state))
-    eventually(lambda: replica.saver._calls.problem is not None)
+    eventually(lambda: replica.saver._call_timer.problem is not None)
     assert replica.saver.problem is None
     replica.saver.state_complete()
     assert "has not ended" in (replica.saver.problem or "")

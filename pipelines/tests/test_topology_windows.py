@@ -24,8 +24,8 @@ def window(**fields: object) -> WindowSpec:
 def test_windows_are_whole_panes(slide: int, slides: int, numbers: list[int]) -> None:
     windows = HoppingAssigner(slide * slides, slide)
     starts = np.array(numbers, dtype=np.int64) * windows.pane_us
-    assert windows.panes == slides
-    assert (windows.ends(starts) == starts + windows.panes * windows.pane_us).all()
+    assert windows.panes_per_window == slides
+    assert (windows.ends(starts) == starts + windows.panes_per_window * windows.pane_us).all()
 
 
 def test_window_ends_are_monotonic() -> None:

@@ -27,7 +27,7 @@ class TaskReport:
     silent_s: float = 0.0  # how long it had been silent when the coordinator noticed it
     stable_epoch: int | None = None
     problem: str = ""
-    refused: str = ""  # the source or operator whose definition is wrong
+    refused_node: str = ""  # the source or operator whose definition is wrong
     saving_fails: bool = False  # `problem` says why it saves no checkpoints
 
     @property
@@ -64,7 +64,9 @@ class CheckpointProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class DataPlane:
+class CoordinatorReport:
+    """`status.dataPlane`, as the coordinator writes it."""
+
     fence: int = 0
     tasks: Mapping[str, TaskReport] = field(default_factory=dict)
     queries: Mapping[str, QueryReport] = field(default_factory=dict)
@@ -82,9 +84,9 @@ class DataPlane:
         return report if report is not None and report.incarnation == incarnation else None
 
 
-def read_data_plane(raw: Mapping[str, Any]) -> DataPlane:
+def read_report(raw: Mapping[str, Any]) -> CoordinatorReport:
     tasks = [_task(t) for t in _entries(raw, "tasks") if isinstance(t, Mapping)]
-    return DataPlane(
+    return CoordinatorReport(
         fence=_integer(raw.get("fence")) or 0,
         tasks={t.slot: t for t in tasks},
         queries={
@@ -125,7 +127,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         silent_s=max(0.0, _number(raw.get("silentSeconds")) or 0.0),
         stable_epoch=_integer(raw.get("stableEpoch")),
         problem=problem if isinstance(problem, str) else str(problem),
-        refused=str(raw.get("refused") or ""),
+        refused_node=str(raw.get("refused") or ""),
         saving_fails=raw.get("savingFails") is True,
     )
 

@@ -80,7 +80,7 @@ def observe_ages(snapshot: Snapshot, mirrors: Mapping[str, float], now: float) -
         MIRROR_AGE_SECONDS.labels(kind).set(age_s)
     REPORT_AGE_SECONDS.clear()
     for topology in snapshot.topologies:
-        if (as_of := snapshot.reports.get(topology.uid)) is not None:
+        if (as_of := snapshot.report_times.get(topology.uid)) is not None:
             REPORT_AGE_SECONDS.labels(topology.key).set(now - as_of)
 
 

@@ -14,7 +14,7 @@ _STANDBY_SHARE = 0.02  # of a core, at most, however many topologies there are
 
 def wait_s(snapshot: Snapshot, now: float, timing: Timing) -> float:
     """Until the next pass if nothing changes: the next tick, or sooner, when a report expires."""
-    expiries = (as_of + timing.report_fresh_s - now for as_of in snapshot.reports.values())
+    expiries = (as_of + timing.report_fresh_s - now for as_of in snapshot.report_times.values())
     soonest_s = min((s for s in expiries if s > 0), default=timing.tick_s)
     return min(timing.tick_s, max(soonest_s, _SOONEST_S))
 

@@ -65,7 +65,7 @@ def parse_policy(raw: Mapping[str, Any]) -> PodPolicy:
     )
 
 
-def refused_by_task_limit(tasks: int, policy: PodPolicy) -> list[Problem]:
+def task_limit_problems(tasks: int, policy: PodPolicy) -> list[Problem]:
     """`tasks`: of the whole topology, replicas included."""
     if tasks <= policy.max_tasks:
         return []
@@ -74,7 +74,7 @@ def refused_by_task_limit(tasks: int, policy: PodPolicy) -> list[Problem]:
     return [Problem("spec", REASON, what, hint)]
 
 
-def refused_by_policy(spec: Mapping[str, Any], policy: PodPolicy) -> list[Problem]:
+def policy_problems(spec: Mapping[str, Any], policy: PodPolicy) -> list[Problem]:
     """Everything in a topology's spec that the policy refuses. Values of a wrong type are skipped:
     the API server refuses them in the dry run."""
     return list(_Check(policy).of(spec))

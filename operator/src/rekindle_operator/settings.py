@@ -19,8 +19,8 @@ class Timing:
 
     node_silent_s: float = 3.0  # all tasks of a node are silent
     kubelet_silent_s: float = 1.5  # a busy machine responds later than an idle one, but within this
-    kubelet_probe_interval_s: float = 10.0  # with no suspicion; shows whether probes work
-    kubelet_response_max_age_s: float = 30.0  # an older response does not show that probes work
+    probe_interval_s: float = 10.0  # with no suspicion; shows whether probes work
+    probe_response_max_age_s: float = 30.0  # an older response does not show that probes work
     task_silent_s: float = 10.0  # one task on a good node: a stall is more likely than a loss
     report_late_s: float = 1.3  # a renewal is missing: the operator probes nodes and pods itself
     pod_silent_s: float = 2.0  # to probes of the operator, while its kubelet is silent as well
@@ -29,8 +29,8 @@ class Timing:
     coordinator_start_s: float = 60.0  # without taking its Lease
     coordinator_pull_s: float = 300.0  # its node prepares it: a large image on a slow network
     scheduling_timeout_s: float = 5.0  # then the pod is replaced; binding takes milliseconds
-    container_error_s: float = 60.0  # then the pod is replaced, after about three retries
-    container_creation_s: float = 300.0  # the same while there are none; pulling takes less
+    container_error_timeout_s: float = 60.0  # then the pod is replaced, after about three retries
+    container_creation_timeout_s: float = 300.0  # the same while there are none; pulling takes less
     refusal_max_age_s: float = 120.0  # of a pod that a kubelet refused; later it had been accepted
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes reports NotReady
     capacity_reservation_s: float = 60.0  # how long spare replicas leave it to a waiting query

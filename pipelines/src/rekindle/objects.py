@@ -352,7 +352,7 @@ class RemoteObjects:
                 "object only if it is absent; upgrade it (s3fs: 2025.7 or newer)"
             )
         find = getattr(self._fs, "_find", self._fs.find)
-        self._filters = "prefix" in inspect.signature(find).parameters
+        self._find_takes_prefix = "prefix" in inspect.signature(find).parameters
 
     def open_root(self, marker: str, data: bytes | None) -> bytes:
         """Creates the marker once more: only a store that ignores the condition does it. What it
@@ -385,9 +385,9 @@ class RemoteObjects:
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         self._fs.invalidate_cache()
         folder, _, start = prefix.rpartition("/")
-        by_server = {"prefix": start} if start and self._filters else {}
+        prefix_argument = {"prefix": start} if start and self._find_takes_prefix else {}
         try:
-            found = self._fs.find(self._path(folder), detail=True, **by_server)
+            found = self._fs.find(self._path(folder), detail=True, **prefix_argument)
         except FileNotFoundError:
             return []
         infos = (self._info(path, detail) for path, detail in found.items())

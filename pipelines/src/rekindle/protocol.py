@@ -203,7 +203,8 @@ class TaskProblem(_Message):
     message: str
     operator: str | None = None
     epoch: int | None = None
-    refused: str | None = None  # the source or operator whose definition is at fault
+    # The source or operator whose definition is at fault (not as `PollRequest.refused`).
+    refused: str | None = None
     saving: bool = False  # checkpoints cannot be saved, or the call does not end
 
 
@@ -244,7 +245,7 @@ class PollResponse(_Versioned):
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
-    contained: Contained | None = None  # until a complete poll of the newest coordinator
+    contained: Contained | None = None  # until a poll of the newest coordinator without `ask_only`
     # What it speaks with other tasks; absent from a response of the first stream protocols.
     stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     oldest_stream_protocol: int = UNREPORTED_STREAM_PROTOCOL

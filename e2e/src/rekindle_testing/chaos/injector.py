@@ -31,7 +31,7 @@ from rekindle_testing.chaos.plan import (
 )
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.process_node.remote import NodeInApi
+from rekindle_testing.embedded.process_node.node_in_api import NodeInApi
 from rekindle_testing.harness.cluster import EmbeddedCluster, pod_processes
 
 _DELETE_ATTEMPTS = 60

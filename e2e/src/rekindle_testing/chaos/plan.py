@@ -120,7 +120,9 @@ FaultAction = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ChaosStep:
+    """One fault, or its end, at a time of its round."""
+
     at_s: float
     action: FaultAction
 
@@ -134,7 +136,7 @@ class Round:
     at the start."""
 
     number: int
-    steps: tuple[Step, ...]
+    steps: tuple[ChaosStep, ...]
 
 
 class Fault(Enum):
@@ -155,9 +157,10 @@ _WEIGHTS = {Fault.NODES: 4.0, Fault.TASK: 2.0, Fault.FREEZE: 1.5, Fault.NETWORK_
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """`node_objects_stay`: Node objects of dead nodes are never deleted, as on premises; otherwise
-    they are deleted after some seconds, and new nodes may get their addresses, as in a cloud."""
+class ChaosPlan:
+    """The faults of one seed. `node_objects_stay`: Node objects of dead nodes are never deleted, as
+    on premises; otherwise they are deleted after some seconds, and new nodes may get their
+    addresses, as in a cloud."""
 
     seed: int
     node_objects_stay: bool
@@ -179,7 +182,7 @@ def make_plan(
     nodes: int,
     topologies: Sequence[str],
     faults: Sequence[Fault] = tuple(Fault),
-) -> Plan:
+) -> ChaosPlan:
     """The plan of a seed, for a cluster of `nodes` nodes, of these kinds of faults only."""
     node_objects_stay = seed % 2 == 1
     alive = [f"node-{n}" for n in range(1, nodes + 1)]
@@ -194,7 +197,7 @@ def make_plan(
         added = [s.action.node for s in steps if isinstance(s.action, AddNode)]
         next_number += len(added)
         alive = [n for n in alive if n not in generator.dead] + added
-    return Plan(seed, node_objects_stay, tuple(planned))
+    return ChaosPlan(seed, node_objects_stay, tuple(planned))
 
 
 class _RoundGenerator:
@@ -212,14 +215,14 @@ class _RoundGenerator:
         self._rng = rng
         self._topologies = topologies
         self._node_objects_stay = node_objects_stay
-        self._healthy = rng.choice(alive)
-        self._without_fault = [n for n in alive if n != self._healthy]
+        self._never_faulty = rng.choice(alive)
+        self._may_still_fail = [n for n in alive if n != self._never_faulty]
         self._silent_nodes: dict[str, tuple[float, float]] = {}
         self._interrupted: set[str] = set()
-        self._steps: list[Step] = []
+        self._steps: list[ChaosStep] = []
         self.dead: set[str] = set()
 
-    def generate(self, faults: Sequence[Fault], next_number: int) -> tuple[Step, ...]:
+    def generate(self, faults: Sequence[Fault], next_number: int) -> tuple[ChaosStep, ...]:
         count = self._rng.randint(_MIN_FAULTS, _MAX_FAULTS)
         weights = [_WEIGHTS.get(fault, 1.0) for fault in faults]
         for fault in self._rng.choices(faults, weights, k=count):
@@ -251,7 +254,7 @@ class _RoundGenerator:
                 assert_never(fault)
 
     def _step(self, at_s: float, action: FaultAction) -> None:
-        self._steps.append(Step(round(at_s, 1), action))
+        self._steps.append(ChaosStep(round(at_s, 1), action))
 
     def _interrupt(
         self, at_s: float, longest_s: float, begin: FaultAction, end: FaultAction
@@ -264,8 +267,8 @@ class _RoundGenerator:
     def _make_silent(
         self, at_s: float, begin: type[Freeze | PartitionNetwork], end: type[Thaw | HealNetwork]
     ) -> None:
-        if self._without_fault:
-            node = self._without_fault.pop(self._rng.randrange(len(self._without_fault)))
+        if self._may_still_fail:
+            node = self._may_still_fail.pop(self._rng.randrange(len(self._may_still_fail)))
             until_s = round(at_s + self._rng.uniform(2, 18), 1)
             self._silent_nodes[node] = at_s, until_s
             self._step(at_s, begin(node))
@@ -273,7 +276,7 @@ class _RoundGenerator:
 
     def _kill_nodes(self, at_s: float) -> None:
         """One node, two, or most of them."""
-        candidates = self._without_fault + [
+        candidates = self._may_still_fail + [
             n for n, (since_s, _) in self._silent_nodes.items() if since_s < at_s
         ]
         if not candidates:
@@ -281,8 +284,8 @@ class _RoundGenerator:
         count = self._rng.choices((1, 2, len(candidates)), (4, 2, 4))[0]
         victims = self._rng.sample(candidates, min(count, len(candidates)))
         for node in victims:
-            if node in self._without_fault:
-                self._without_fault.remove(node)
+            if node in self._may_still_fail:
+                self._may_still_fail.remove(node)
             self._silent_nodes.pop(node, None)
         self.dead.update(victims)
         self._steps = [s for s in self._steps if not _ends_fault_of(s, victims, at_s)]
@@ -301,6 +304,6 @@ class _RoundGenerator:
             self._step(at_s, AddNode(f"node-{number}"))
 
 
-def _ends_fault_of(step: Step, victims: Sequence[str], since_s: float) -> bool:
+def _ends_fault_of(step: ChaosStep, victims: Sequence[str], since_s: float) -> bool:
     node = step.action.node if isinstance(step.action, Thaw | HealNetwork) else ""
     return step.at_s > since_s and node in victims

@@ -20,7 +20,7 @@ from typing import Any
 from rekindle_testing.chaos import topologies
 from rekindle_testing.chaos.evidence import keep_evidence
 from rekindle_testing.chaos.injector import Injector
-from rekindle_testing.chaos.plan import Fault, Plan, Round, make_plan
+from rekindle_testing.chaos.plan import ChaosPlan, Fault, Round, make_plan
 from rekindle_testing.chaos.progress import Progress, StalledLive
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.processes import ChildProcesses
@@ -109,7 +109,7 @@ def run_seed(
 class _Run:
     """Everything of one seed while it runs."""
 
-    def __init__(self, plan: Plan, directory: Path, on_progress: OnProgress) -> None:
+    def __init__(self, plan: ChaosPlan, directory: Path, on_progress: OnProgress) -> None:
         self.plan = plan
         self.results: list[RoundResult] = []
         self.history = directory / "history.jsonl"

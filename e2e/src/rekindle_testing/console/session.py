@@ -24,8 +24,8 @@ from rekindle_testing.console.commands import (
 from rekindle_testing.console.table import table
 from rekindle_testing.harness.cluster import EmbeddedCluster
 
-_READY_S = 60.0
-_API_S = 5.0
+_READY_TIMEOUT_S = 60.0
+_API_TIMEOUT_S = 5.0
 
 
 class Session:
@@ -48,7 +48,7 @@ class Session:
         for name in joining:
             node = self._cluster.nodes.get(name)
             if node is not None:
-                node.wait_ready(_READY_S)
+                node.wait_ready(_READY_TIMEOUT_S)
         return text if not isinstance(command, Status) else self._status()
 
     def _node_states(self) -> NodeStates:
@@ -104,8 +104,8 @@ class Session:
 
     def _status(self) -> str:
         core = self._cluster.core
-        nodes: list[Any] = core.list_node(_request_timeout=_API_S).items
-        pods: list[Any] = core.list_pod_for_all_namespaces(_request_timeout=_API_S).items
+        nodes: list[Any] = core.list_node(_request_timeout=_API_TIMEOUT_S).items
+        pods: list[Any] = core.list_pod_for_all_namespaces(_request_timeout=_API_TIMEOUT_S).items
         ready = {node.metadata.name: _is_ready(node) for node in nodes}
         count = Counter(pod.spec.node_name for pod in pods)
         rows = [("NODE", "MACHINE", "KUBERNETES", "PODS")]

@@ -20,7 +20,7 @@ def failures(
     plan: Sequence[str],
     expected_lost: Sequence[str],
     survivors: Sequence[str],
-    comparisons: Mapping[str, Difference],
+    differences: Mapping[str, Difference],
     last_epoch: int,
     restored_from: Mapping[str, int],
     pauses: Mapping[str, float],
@@ -55,10 +55,10 @@ def failures(
         found.append(f"the plan {list(plan)} does not name all that were lost: {order}")
     elif planned != order:
         found.append(f"queries recovered in the order {order}, the plan was {planned}")
-    for query, comparison in comparisons.items():
-        if comparison:
-            found.append(f"{query}: {comparison}")
-        if not comparison.expected_rows:
+    for query, difference in differences.items():
+        if difference:
+            found.append(f"{query}: {difference}")
+        if not difference.expected_rows:
             found.append(f"{query} wrote no rows: nothing was compared")
     return found
 
@@ -68,7 +68,7 @@ def result(
     *,
     lost_at_s: float,
     plan: Sequence[str],
-    comparisons: Mapping[str, Difference],
+    differences: Mapping[str, Difference],
     restored_from: Mapping[str, int],
     pauses: Mapping[str, float],
     failed: Sequence[str],
@@ -87,8 +87,8 @@ def result(
                 and outage.live_s
                 and round(outage.live_s - outage.lost_s, 2),
                 "restoredFromEpoch": restored_from.get(name),
-                "rowsCompared": comparisons[name].actual_rows if name in comparisons else 0,
-                "rowsEqual": name in comparisons and not comparisons[name],
+                "rowsCompared": differences[name].actual_rows if name in differences else 0,
+                "rowsEqual": name in differences and not differences[name],
             }
         )
     return {
@@ -101,6 +101,6 @@ def result(
         "durationSeconds": round(history.ended_s, 2),
         "queries": queries,
         "events": [
-            {"at": round(m.at_s, 2), "kind": m.kind, "text": m.text} for m in history.events
+            {"at": round(e.at_s, 2), "kind": e.kind, "text": e.text} for e in history.events
         ],
     }

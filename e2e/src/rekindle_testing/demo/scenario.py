@@ -209,7 +209,7 @@ class Scenario:
         last: int,
     ) -> list[str]:
         pauses = self._pauses(observer, lost_at_s, loss)
-        comparisons = self._reference.compare(self._resource)
+        differences = self._reference.compare(self._resource)
         plan = observer.history.plan_of_recovery(lost_at_s, loss.lost)
         wrong = failures(
             observer.history,
@@ -217,7 +217,7 @@ class Scenario:
             plan=plan,
             expected_lost=loss.lost,
             survivors=loss.survivors,
-            comparisons=comparisons,
+            differences=differences,
             last_epoch=last,
             restored_from=restored_from,
             pauses=pauses,
@@ -226,7 +226,7 @@ class Scenario:
             observer.history,
             lost_at_s=lost_at_s,
             plan=plan,
-            comparisons=comparisons,
+            differences=differences,
             restored_from=restored_from,
             pauses=pauses,
             failed=wrong,
@@ -238,7 +238,7 @@ class Scenario:
             "get", "events", "--sort-by=.metadata.creationTimestamp"
         )
         (self.build / "events.txt").write_text(events)
-        self._summary(comparisons)
+        self._summary(differences)
         return wrong
 
     def _pauses(self, observer: Observer, lost_at_s: float, loss: Loss) -> dict[str, float]:
@@ -257,9 +257,9 @@ class Scenario:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _summary(self, comparisons: dict[str, Difference]) -> None:
-        for query, comparison in comparisons.items():
-            self.screen.print(f"{query}: {comparison}")
+    def _summary(self, differences: dict[str, Difference]) -> None:
+        for query, difference in differences.items():
+            self.screen.print(f"{query}: {difference}")
         self.screen.print(f"timeline and figures are in {self.build}")
 
     def _not_live(self, observer: Observer) -> int:

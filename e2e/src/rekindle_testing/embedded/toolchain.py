@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _VERSION = "k8s.io/component-base/version"
+# Of the linker, and which part of vMAJOR.MINOR.PATCH each of them gets; None: all of it.
 _VERSION_VARIABLES = (
     (f"{_VERSION}.gitVersion", None),
     (f"{_VERSION}.gitMajor", 0),

@@ -17,7 +17,7 @@ import yaml
 from rekindle import names
 from rekindle_testing.fixtures.bad_manifests import bad_manifests, good_manifest
 from rekindle_testing.fixtures.crd import resource_schema
-from rekindle_testing.fuzz import graphs, values
+from rekindle_testing.fuzz import topologies, values
 from rekindle_testing.fuzz.mutations import Mutation, mutate
 from rekindle_testing.fuzz.schema import random_value
 from rekindle_testing.paths import ROOT
@@ -103,7 +103,7 @@ def _manifest(rng: random.Random) -> tuple[dict[str, Any], str]:
         spec = random_value(("spec",), resource_schema()["properties"]["spec"], rng)
         return _resource(spec), "the schema"
     if choice < _RANDOM + _GRAPHS:
-        manifest, derived_from = _resource(graphs.spec(rng)), "a graph"
+        manifest, derived_from = _resource(topologies.spec(rng)), "a graph"
     else:
         derived_from, manifest = rng.choice(_corpus())
         manifest = copy.deepcopy(manifest)

@@ -22,8 +22,8 @@ from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequi
 from rekindle_testing.embedded.process_node.node import Image, ProcessNode
 from rekindle_testing.embedded.toolchain import ensure_java
 from rekindle_testing.harness.any_cluster import ClusterNode
-from rekindle_testing.harness.archive import ensure_cds_archive
-from rekindle_testing.images.archives import ensure_archives
+from rekindle_testing.harness.cds_archive import ensure_cds_archive
+from rekindle_testing.images.archives import ensure_image_archives
 from rekindle_testing.progress import OnProgress
 
 POD_USER = 10001
@@ -54,7 +54,9 @@ class Node(ClusterNode, Protocol):
     def start(self) -> None: ...
     def wait_ready(self, timeout_s: float = ...) -> None: ...
     def stop(self) -> None: ...
-    def kill(self, *, never_reuse_address: bool = False) -> None: ...
+    def kill(self, *, never_reuse_address: bool = False) -> None:
+        """`never_reuse_address`: no later node gets the address of this one."""
+
     def delete_node_object(self) -> None: ...
     def restart_agent(self) -> None: ...
 
@@ -168,11 +170,11 @@ class KubeletNodes:
 
     @property
     def api_address(self) -> str:
-        return self.network.host
+        return self.network.host_address
 
     def start(self, directory: Path, on_progress: OnProgress) -> None:
         ensure_host_prerequisites(on_progress)
-        built = ensure_archives(on_progress)
+        built = ensure_image_archives(on_progress)
         self.operator_image, self.pipelines_image = built["operator"].tag, built["pipelines"].tag
         self._archives = [archive.path for archive in built.values()]
         network = NodeNetwork(directory / "network", on_progress=on_progress)

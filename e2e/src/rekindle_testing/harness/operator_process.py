@@ -61,6 +61,7 @@ class Operator:
             "REKINDLE_HTTP_BIND": "127.0.0.1",
             "REKINDLE_HTTP_PORT": str(self.port),
             "REKINDLE_OPERATOR_IDENTITY": identity,
+            # As the chart names it for the release `rekindle` in the namespace `default`.
             "REKINDLE_PRIORITY_CLASS": "default.rekindle-task",
             **(more or {}),
         }
@@ -75,10 +76,10 @@ class Operator:
 
     def get(self, path: str) -> str:
         try:
-            answer = urllib3.request("GET", f"http://127.0.0.1:{self.port}{path}", retries=False)
+            response = urllib3.request("GET", f"http://127.0.0.1:{self.port}{path}", retries=False)
         except urllib3.exceptions.HTTPError:
             return ""
-        return answer.data.decode() if answer.status == 200 else ""
+        return response.data.decode() if response.status == 200 else ""
 
     def leads(self) -> bool:
         return "rekindle_operator_leader 1.0" in self.get("/metrics")

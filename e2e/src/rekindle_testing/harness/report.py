@@ -27,13 +27,13 @@ def report(name: str, rows: Sequence[Row]) -> None:
     """Print the table and write build/bench/<name>.json."""
     width = max(len(r.what) for r in rows)
     for row in rows:
-        print(line(row, width))
+        print(format_row(row, width))
     path = _path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(r) for r in rows], indent=2, default=dict) + "\n")
 
 
-def line(row: Row, width: int = 0) -> str:
+def format_row(row: Row, width: int = 0) -> str:
     values = "  ".join(f"{k} {v:g}" for k, v in row.values.items())
     result = "" if row.met is None else ("  ok" if row.met else "  MISSED")
     target = "" if row.target is None else f"  (target {row.target:g}){result}"

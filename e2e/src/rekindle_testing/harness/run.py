@@ -149,7 +149,7 @@ class Run:
         """The epochs with rows in a query's sink, ascending."""
         self.cluster.download(f"{self.name}/output/{query}")
         names = (self.cluster.shared / self.name / "output" / query).glob("*")
-        return sorted(parsed[2] for n in names if (parsed := parse_name(n.name)))
+        return sorted(parsed.epoch for n in names if (parsed := parse_name(n.name)))
 
     def longest_gap(self, sink: str, last_s: float) -> float:
         """Seconds of the longest pause of a sink's partition in the last `last_s` seconds: from
@@ -185,7 +185,7 @@ class Run:
 def _parse(file: Path) -> tuple[int, int] | None:
     """Partition and epoch of a sink's file."""
     parsed = parse_name(file.name)
-    return None if parsed is None else parsed[1:3]
+    return None if parsed is None else (parsed.partition, parsed.epoch)
 
 
 def _summary(status: dict[str, Any]) -> list[str]:

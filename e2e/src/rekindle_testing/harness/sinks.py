@@ -16,7 +16,7 @@ from rekindle.connectors.files_sink import parse_name
 def file_write_times(folder: Path) -> list[tuple[float, int]]:
     """(seconds since 1970, epoch) of each file of a files sink."""
     parsed = ((path, parse_name(path.name)) for path in folder.glob("*"))
-    return [(path.stat().st_mtime, name[2]) for path, name in parsed if name]
+    return [(path.stat().st_mtime, name.epoch) for path, name in parsed if name]
 
 
 def longest_pause(

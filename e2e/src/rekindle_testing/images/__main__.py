@@ -23,14 +23,14 @@ from rekindle_testing.images.engines import IN_NAMESPACES, EngineKind, ImageConf
 from rekindle_testing.images.errors import ImageError
 from rekindle_testing.images.starts import (
     IMAGES,
-    Facts,
+    ContainerRun,
+    Findings,
     Image,
-    Start,
+    config_problems,
+    finding_problems,
     read_facts,
+    run_problems,
     summary,
-    wrong_config,
-    wrong_facts,
-    wrong_start,
 )
 
 _IMAGE_CHECKS = Path(__file__).with_name("image_checks.py")
@@ -75,21 +75,21 @@ def _build_and_start(saves: bool) -> list[str]:
 
 def _start(
     builder: Builder, image: Image, tag: str, config: ImageConfig
-) -> tuple[list[str], Facts]:
-    wrong = wrong_config(config)
-    facts: Facts = {}
+) -> tuple[list[str], Findings]:
+    wrong = config_problems(config)
+    facts: Findings = {}
     for start in image.starts:
         with _command(builder, image, tag, config, start) as command:
             script = _IMAGE_CHECKS.read_text() if start.runs_checks else ""
             done = programs.run(command, timeout_s=_START_S, stdin=script)
-        wrong += wrong_start(start, done.exit_code, done.output)
+        wrong += run_problems(start, done.exit_code, done.output)
         facts = {**facts, **read_facts(done.output)}
-    return wrong or wrong_facts(image, facts), facts
+    return wrong or finding_problems(image, facts), facts
 
 
 @contextlib.contextmanager
 def _command(
-    builder: Builder, image: Image, tag: str, config: ImageConfig, start: Start
+    builder: Builder, image: Image, tag: str, config: ImageConfig, start: ContainerRun
 ) -> Iterator[Sequence[str]]:
     """What starts the image once; afterwards nothing is left of its container."""
     name, engine = f"rekindle-start-{os.getpid()}", builder.engine

@@ -31,7 +31,7 @@ class ImageArchive:
     tag: str
 
 
-def ensure_archives(on_progress: OnProgress) -> dict[str, ImageArchive]:
+def ensure_image_archives(on_progress: OnProgress) -> dict[str, ImageArchive]:
     """By the name of the image; takes minutes if something has to be built."""
     with exclusive_lock():
         if not (_KEY_FILE.exists() and _KEY_FILE.read_text() == _key()):

@@ -62,7 +62,7 @@ def is_registry_reached(host: str) -> bool:
         return False
 
 
-def version() -> str:
+def base_key() -> str:
     """Of the base that is made here: another one for another script or machine."""
     files = [(path.name, path.read_bytes()) for path in sorted(DIRECTORY.iterdir())]
     return content_key([*files, ("machine", platform.machine().encode())])
@@ -70,7 +70,7 @@ def version() -> str:
 
 def ensure_root_archive(cache: Path, on_progress: OnProgress, log: Path) -> Path:
     """The directory with root.tar, which is made if there is none."""
-    entry = cache / "images" / f"base-{version()}"
+    entry = cache / "images" / f"base-{base_key()}"
     if entry.is_dir():
         return entry
     if os.geteuid() != 0:

@@ -110,7 +110,7 @@ class Builder:
 
     def _ensure_base_image(self) -> str:
         """The base for machines without a registry, in the container engine's storage."""
-        tag = self.engine.tag("base", base.version())
+        tag = self.engine.tag("base", base.base_key())
         there = programs.run(
             self.after_clearing_mounts(self.engine.inspect(tag)), timeout_s=_COMMAND_TIMEOUT_S
         )

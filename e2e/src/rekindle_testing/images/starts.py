@@ -12,12 +12,12 @@ from rekindle_testing.images.engines import ImageConfig
 FACTS = "FACTS "
 """What the line of `image_checks` with its findings begins with."""
 
-Facts = Mapping[str, Any]
+Findings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """One start. Without `command` it is the image's own; `runs_checks`: the script
+class ContainerRun:
+    """One run of a container. Without `command` it is the image's own; `runs_checks`: the script
     `image_checks` is its input."""
 
     what: str
@@ -37,12 +37,12 @@ class Image:
     max_mb: int
     """Beyond it `make images` fails: what it has today, and some room."""
     writable: tuple[str, ...]
-    starts: tuple[Start, ...]
+    starts: tuple[ContainerRun, ...]
 
 
-def _checks_of(name: str) -> Start:
+def _checks_of(name: str) -> ContainerRun:
     command = ("python", "-", name)
-    return Start(f"checks of {name}", command, expected_output=FACTS, runs_checks=True)
+    return ContainerRun(f"checks of {name}", command, expected_output=FACTS, runs_checks=True)
 
 
 OPERATOR = Image(
@@ -51,7 +51,9 @@ OPERATOR = Image(
     max_mb=240,
     writable=("/tmp",),
     starts=(
-        Start("operator without a cluster", exit_code=1, expected_output="No configuration found"),
+        ContainerRun(
+            "operator without a cluster", exit_code=1, expected_output="No configuration found"
+        ),
         _checks_of("operator"),
     ),
 )
@@ -61,12 +63,12 @@ PIPELINES = Image(
     max_mb=910,
     writable=("/tmp", "/var/lib/rekindle-task"),
     starts=(
-        Start(
+        ContainerRun(
             "task without a topology",
             exit_code=2,
             expected_output="REKINDLE_TOPOLOGY_FILE is not set",
         ),
-        Start(
+        ContainerRun(
             "coordinator without a topology",
             ("python", "-m", "rekindle.coordinator"),
             exit_code=2,
@@ -78,7 +80,7 @@ PIPELINES = Image(
 IMAGES = (OPERATOR, PIPELINES)
 
 
-def wrong_config(config: ImageConfig) -> list[str]:
+def config_problems(config: ImageConfig) -> list[str]:
     """What the kubelet or a pod would miss."""
     wrong = []
     user = config.user.partition(":")[0]
@@ -89,7 +91,7 @@ def wrong_config(config: ImageConfig) -> list[str]:
     return wrong
 
 
-def wrong_start(start: Start, exit_code: int, output: str) -> list[str]:
+def run_problems(start: ContainerRun, exit_code: int, output: str) -> list[str]:
     if exit_code == start.exit_code and start.expected_output in output:
         return []
     last = "\n".join(output.strip().splitlines()[-12:])
@@ -97,13 +99,13 @@ def wrong_start(start: Start, exit_code: int, output: str) -> list[str]:
     return [f"{start.what}: expected {wanted}, got exit code {exit_code} and:\n{last}"]
 
 
-def read_facts(output: str) -> Facts:
+def read_facts(output: str) -> Findings:
     """The findings of `image_checks`; empty if it did not get that far."""
     lines = [line for line in output.splitlines() if line.startswith(FACTS)]
     return json.loads(lines[-1].removeprefix(FACTS)) if lines else {}
 
 
-def wrong_facts(image: Image, facts: Facts) -> list[str]:
+def finding_problems(image: Image, facts: Findings) -> list[str]:
     expected: dict[str, Any] = {
         "user": 10001,
         "read_only": True,
@@ -124,7 +126,7 @@ def wrong_facts(image: Image, facts: Facts) -> list[str]:
     return wrong
 
 
-def summary(image: Image, tag: str, facts: Facts) -> str:
+def summary(image: Image, tag: str, facts: Findings) -> str:
     size_mb = facts["bytes"] / 1e6
     target = f"the target of {image.target_mb} MB"
     compared = f"within {target}" if size_mb <= image.target_mb else f"above {target}"

@@ -104,24 +104,26 @@ class ResourceAmounts:
             tuple((name, amount) for name, amount in self.others if name in requested),
         )
 
-    def share_of(self, whole: ResourceAmounts) -> float:
-        """Sum of the shares of all resources: one number for the cost of several."""
-        share = self.cpu_memory_pods_share_of(whole)
+    def fraction_of(self, whole: ResourceAmounts) -> float:
+        """Sum of the fractions of all resources: one number for the cost of several."""
+        fraction = self.cpu_memory_pods_fraction_of(whole)
         if self.others:
             total_of = dict(whole.others)
-            share += sum(_share(amount, total_of.get(name, 0)) for name, amount in self.others)
-        return share
+            fraction += sum(
+                _fraction(amount, total_of.get(name, 0)) for name, amount in self.others
+            )
+        return fraction
 
-    def cpu_memory_pods_share_of(self, whole: ResourceAmounts) -> float:
+    def cpu_memory_pods_fraction_of(self, whole: ResourceAmounts) -> float:
         """The same for what every node has: CPU, memory, pods."""
         if whole.cpu_m > 0 and whole.memory > 0 and whole.pods > 0:
             # The common case, computed for each node and each task of a plan.
             cpu, memory = self.cpu_m / whole.cpu_m, self.memory / whole.memory
             return cpu + memory + self.pods / whole.pods
         return (
-            _share(self.cpu_m, whole.cpu_m)
-            + _share(self.memory, whole.memory)
-            + _share(self.pods, whole.pods)
+            _fraction(self.cpu_m, whole.cpu_m)
+            + _fraction(self.memory, whole.memory)
+            + _fraction(self.pods, whole.pods)
         )
 
     def has_devices_besides(self, requests: ResourceAmounts) -> bool:
@@ -146,7 +148,7 @@ class ResourceAmounts:
         )
 
 
-def _share(amount: int, whole: int) -> float:
+def _fraction(amount: int, whole: int) -> float:
     """A request for a resource of which there is nothing counts as all of it."""
     return amount / whole if whole > 0 else float(amount > 0)
 

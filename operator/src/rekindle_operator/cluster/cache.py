@@ -40,10 +40,10 @@ from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import (
     DryRunResult,
     GenerationRecordView,
+    IncarnationRef,
     LeaseView,
     NodeView,
     PodView,
-    SlotRef,
     Snapshot,
     TopologyView,
     UncreatedPod,
@@ -84,7 +84,7 @@ class ClusterCache:
         self._topologies_listed = False
         self.topologies_stalled = False  # lists of topologies fail
         self._missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
-        self._silent_since: dict[SlotRef, float] = {}
+        self._silent_since: dict[IncarnationRef, float] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
         self.kubelet_probes = ProbeState()
@@ -216,7 +216,9 @@ class ClusterCache:
         now = self._clock()
         self._reports.read(view, now)
         suspected = {
-            SlotRef(view.uid, t.slot, t.incarnation): max(now - t.silent_s, self._timers_reset_at)
+            IncarnationRef(view.uid, t.slot, t.incarnation): max(
+                now - t.silent_s, self._timers_reset_at
+            )
             for t in view.report.tasks.values()
             if t.suspected
         }
@@ -250,7 +252,7 @@ class ClusterCache:
         self.request_pass()
 
     def remember_failed_create(
-        self, ref: SlotRef, message: str, predecessor_lost_at: float | None
+        self, ref: IncarnationRef, message: str, predecessor_lost_at: float | None
     ) -> None:
         with self._lock:
             self._uncreated_pods = self._uncreated_pods.with_failed_create(
@@ -263,7 +265,9 @@ class ClusterCache:
                 shape, node, node_uid, pod_uid, self._clock()
             )
 
-    def remember_create_attempt(self, ref: SlotRef, predecessor_lost_at: float | None) -> None:
+    def remember_create_attempt(
+        self, ref: IncarnationRef, predecessor_lost_at: float | None
+    ) -> None:
         with self._lock:
             self._uncreated_pods = self._uncreated_pods.with_create_attempt(
                 ref, self._clock(), predecessor_lost_at
@@ -274,7 +278,7 @@ class ClusterCache:
         with self._lock:
             self._uncreated_pods = UncreatedPods({})
 
-    def forget_uncreated_pod(self, ref: SlotRef) -> None:
+    def forget_uncreated_pod(self, ref: IncarnationRef) -> None:
         with self._lock:
             self._uncreated_pods = self._uncreated_pods.without_slot(ref)
 
@@ -304,7 +308,9 @@ class ClusterCache:
             self._phases = phase_times(self._phases, pods, self._clock())
             return {uid: phase.since for uid, phase in self._phases.items()}
 
-    def _uncreated_pods_without(self, pods: tuple[PodView, ...]) -> Mapping[SlotRef, UncreatedPod]:
+    def _uncreated_pods_without(
+        self, pods: tuple[PodView, ...]
+    ) -> Mapping[IncarnationRef, UncreatedPod]:
         with self._lock:
             if self._uncreated_pods.by_ref:
                 self._uncreated_pods = self._uncreated_pods.without_created({p.ref for p in pods})
@@ -316,7 +322,7 @@ class ClusterCache:
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
             lease_views = self.leases.views()
-            reports = dict(self._reports.as_of(topologies, lease_views))
+            report_times = dict(self._reports.as_of(topologies, lease_views))
             failures = self._failures.by_topology(self._clock())
         leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in lease_views)
         pods = without_taken_over_ips(self.pods.views())
@@ -331,7 +337,7 @@ class ClusterCache:
             leases=leases,
             generation_records=self.generation_records.views(),
             silent_since=silent,
-            reports=reports,
+            report_times=report_times,
             stalled=self.stalled,
             missing_fields=self._missing_fields,
             failures=failures,

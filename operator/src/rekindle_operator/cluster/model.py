@@ -19,7 +19,7 @@ from rekindle.errors import Problem
 from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
-from rekindle_operator.dataplane import DataPlane, read_data_plane
+from rekindle_operator.dataplane import CoordinatorReport, read_report
 from rekindle_operator.topology_status import TopologyStatus, read_topology_status
 
 
@@ -90,7 +90,7 @@ class PodView:
     topology: str | None = None
     role: str | None = None
     ip: str = ""
-    helm_release: str = ""  # of the operator that it is a replica of
+    operator_release: str = ""  # Helm release of the operator that it is a replica of; else empty
     image: str = ""  # that it was created with; admission may have changed it since
     slot: Slot | None = None
     segment_name: str = ""
@@ -119,7 +119,7 @@ class PodView:
     @property
     def is_managed(self) -> bool:
         """A pod of a topology, or of an operator: the operator watches its node."""
-        return self.topology is not None or bool(self.helm_release)
+        return self.topology is not None or bool(self.operator_release)
 
     def as_foreign(self) -> PodView:
         """As a pod of no topology, which only uses capacity."""
@@ -128,11 +128,11 @@ class PodView:
         return replace(self, topology=None, role=None, slot=None, owner_uid=None)
 
     @property
-    def ref(self) -> SlotRef:
+    def ref(self) -> IncarnationRef:
         slot = self.slot.key if self.slot is not None else ""
         if self.role == ROLE_COORDINATOR:
             slot = COORDINATOR_KEY
-        return SlotRef(self.owner_uid or "", slot, self.incarnation)
+        return IncarnationRef(self.owner_uid or "", slot, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +179,11 @@ class TopologyView:
     status: Mapping[str, Any]  # as the API server has it; `operator_status` and `report` are parsed
     roll: bool = False  # outdated running pods are to be replaced
     operator_status: TopologyStatus = field(init=False, compare=False, repr=False)
-    report: DataPlane = field(init=False, compare=False, repr=False)  # of the coordinator
+    report: CoordinatorReport = field(init=False, compare=False, repr=False)  # of the coordinator
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operator_status", read_topology_status(self.status))
-        object.__setattr__(self, "report", read_data_plane(self.data_plane))
+        object.__setattr__(self, "report", read_report(self.data_plane))
 
     @property
     def key(self) -> str:
@@ -195,7 +195,7 @@ class TopologyView:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotRef:
+class IncarnationRef:
     """One incarnation of one slot of one topology."""
 
     topology_uid: str
@@ -241,9 +241,9 @@ class Snapshot:
     leases: tuple[LeaseView, ...] = ()
     generation_records: tuple[GenerationRecordView, ...] = ()
     # Since when the report of its coordinator calls a task silent.
-    silent_since: Mapping[SlotRef, float] = field(default_factory=dict)
+    silent_since: Mapping[IncarnationRef, float] = field(default_factory=dict)
     # By the topology's uid: when its coordinator's report was last known to be true.
-    reports: Mapping[str, float] = field(default_factory=dict)
+    report_times: Mapping[str, float] = field(default_factory=dict)
     kubelet_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the node's uid
     pod_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the pod's uid
     own_node: str = ""  # where this operator runs; empty if unknown
@@ -251,7 +251,7 @@ class Snapshot:
     dry_runs: Mapping[tuple[str, int], DryRunResult] = field(
         default_factory=dict
     )  # (uid, generation)
-    uncreated_pods: Mapping[SlotRef, UncreatedPod] = field(default_factory=dict)
+    uncreated_pods: Mapping[IncarnationRef, UncreatedPod] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid: `cluster.phase_times`
     # By the pod's uid; `failing`: its containers have errors, see `cluster.containers`.

@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from rekindle.backoff import BackoffPolicy
-from rekindle_operator.cluster.model import SlotRef, UncreatedPod
+from rekindle_operator.cluster.model import IncarnationRef, UncreatedPod
 
 _BACKOFF = BackoffPolicy(first_s=1.0, longest_s=30.0)
 _NO_RESPONSE = "no response yet"
@@ -22,10 +22,10 @@ _NO_RESPONSE = "no response yet"
 
 @dataclass(frozen=True, slots=True)
 class UncreatedPods:
-    by_ref: Mapping[SlotRef, UncreatedPod]
+    by_ref: Mapping[IncarnationRef, UncreatedPod]
 
     def with_failed_create(
-        self, ref: SlotRef, message: str, now: float, predecessor_lost_at: float | None
+        self, ref: IncarnationRef, message: str, now: float, predecessor_lost_at: float | None
     ) -> UncreatedPods:
         """Each further refusal of the same incarnation doubles the wait."""
         known = self.by_ref.get(ref)
@@ -35,7 +35,7 @@ class UncreatedPods:
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 
     def with_create_attempt(
-        self, ref: SlotRef, now: float, predecessor_lost_at: float | None
+        self, ref: IncarnationRef, now: float, predecessor_lost_at: float | None
     ) -> UncreatedPods:
         """A request was sent; its result is not known. It may be sent again at once."""
         known = self.by_ref.get(ref)
@@ -45,11 +45,11 @@ class UncreatedPods:
         fresh = UncreatedPod(message, attempts, now, predecessor_lost_at)
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 
-    def without_created(self, created: Container[SlotRef]) -> UncreatedPods:
+    def without_created(self, created: Container[IncarnationRef]) -> UncreatedPods:
         """Without those whose pod exists: its incarnation is used."""
         return UncreatedPods({ref: x for ref, x in self.by_ref.items() if ref not in created})
 
-    def without_slot(self, ref: SlotRef) -> UncreatedPods:
+    def without_slot(self, ref: IncarnationRef) -> UncreatedPods:
         """Without the slot, whatever the incarnation."""
         slot = ref.topology_uid, ref.slot
         return UncreatedPods(

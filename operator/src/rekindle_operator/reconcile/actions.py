@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rekindle import names
-from rekindle_operator.cluster.model import SlotRef
+from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.resources.common import Manifest
 
 
@@ -70,7 +70,7 @@ class CreatePod:
 
     namespace: str
     manifest: Manifest
-    ref: SlotRef
+    ref: IncarnationRef
     predecessor_lost_at: float | None = None
 
     @property
@@ -118,7 +118,7 @@ class WriteStatus:
     uid: str
     status: Mapping[str, Any]
     urgent: bool
-    new_incarnations: frozenset[SlotRef] = frozenset()
+    new_incarnations: frozenset[IncarnationRef] = frozenset()
     accepts_generation: bool = False
 
 
@@ -190,15 +190,15 @@ METRIC_KINDS: Mapping[type, str] = {
 """The label `kind` of `rekindle_operator_actions_total`: it does not change with a class's name."""
 
 
-class Rank(NamedTuple):
-    """The lowest is executed first."""
+class PlanRank(NamedTuple):
+    """Of a pod in the order of the plan. The lowest is executed first."""
 
     replica_order: int  # 0: the partition's first replica; 1: a further one
     plan_position: int  # of the pod's query
 
 
-FIRST = Rank(replica_order=-1, plan_position=0)  # coordinators, and what frees planned capacity
-LAST = Rank(replica_order=2, plan_position=0)
+FIRST = PlanRank(replica_order=-1, plan_position=0)  # coordinators, and what frees planned capacity
+LAST = PlanRank(replica_order=2, plan_position=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,4 +210,4 @@ class TopologyActions:
     topology_key: str
     actions: tuple[Action, ...]
     error: Exception | None = None
-    ranks: Mapping[str, Rank] = field(default_factory=dict)
+    ranks: Mapping[str, PlanRank] = field(default_factory=dict)

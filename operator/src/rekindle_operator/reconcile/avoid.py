@@ -14,7 +14,7 @@ from rekindle_operator.recovery.losses import Loss, LossAssessment
 from rekindle_operator.recovery.pack import NodeCapacity, PodToPlace
 
 # Reasons that the plan considers too, or that are temporary: another pod took the capacity first.
-_TRANSIENT = (
+_EXPECTED_REFUSALS = (
     "Insufficient",
     "Too many pods",
     "untolerated taint",
@@ -42,9 +42,9 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
                 node, why = pod.node, "tasks on it are silent while its kubelet responds"
             case _:
                 continue
-        is_permanent = bool(why) and not any(text in why for text in _TRANSIENT)
-        if node is not None and node in losses.usable and is_permanent:
-            found.append(AvoidNode(pod.shape, node, losses.usable[node].uid, pod.uid, why))
+        is_permanent = bool(why) and not any(text in why for text in _EXPECTED_REFUSALS)
+        if node is not None and node in losses.usable_nodes and is_permanent:
+            found.append(AvoidNode(pod.shape, node, losses.usable_nodes[node].uid, pod.uid, why))
     return found
 
 

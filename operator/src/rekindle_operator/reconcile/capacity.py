@@ -12,10 +12,10 @@ from dataclasses import replace
 from rekindle.names import GATE, ROLE_COORDINATOR, ROLE_TASK
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.convert import tolerations_of
-from rekindle_operator.cluster.model import PodView, Snapshot
+from rekindle_operator.cluster.model import PodView, Snapshot, Toleration
 from rekindle_operator.limits import NamespaceLimits
 from rekindle_operator.reconcile.context import PassInputs
-from rekindle_operator.recovery.affinity import required_terms
+from rekindle_operator.recovery.affinity import Term, required_terms
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import COORDINATOR_REQUESTS
@@ -44,11 +44,9 @@ def measure_capacity(
         elif pod.role == ROLE_COORDINATOR and not pod.terminating:
             terms = required_terms(pod.affinity)
             selector = tuple(sorted(pod.node_selector.items()))
-            unplaced.append(
-                PodToPlace("", COORDINATOR_REQUESTS, "", 0, selector, pod.tolerations, terms)
-            )
+            unplaced.append(_coordinator_to_place(selector, pod.tolerations, terms))
     nodes = {}
-    for name, view in losses.usable.items():
+    for name, view in losses.usable_nodes.items():
         here = used.get(name, [])
         replicas = frozenset(
             (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.replica)
@@ -57,7 +55,7 @@ def measure_capacity(
         )
         free = view.allocatable - total(p.requests for p in here)
         nodes[name] = NodeCapacity(view, free, replicas)
-    allocatable = total(n.allocatable for n in losses.usable.values())
+    allocatable = total(n.allocatable for n in losses.usable_nodes.values())
     capacity = Capacity(nodes, allocatable, _remaining_shares(snapshot, used, allocatable, limits))
     for number, to_place in enumerate(unplaced):
         key = f"coordinator {number}"
@@ -81,7 +79,24 @@ def _capacity_of(pod: PodView) -> str | None:
 def _from_coordinator(spec: Manifest) -> PodToPlace:
     selector = tuple(sorted((spec.get("nodeSelector") or {}).items()))
     terms = required_terms(spec.get("affinity"))
-    return PodToPlace("", COORDINATOR_REQUESTS, "", 0, selector, tolerations_of(spec), terms)
+    return _coordinator_to_place(selector, tolerations_of(spec), terms)
+
+
+def _coordinator_to_place(
+    selector: tuple[tuple[str, str], ...],
+    tolerations: tuple[Toleration, ...],
+    affinity: tuple[Term, ...] | None,
+) -> PodToPlace:
+    """Without the key and the group, which are given when it is placed."""
+    return PodToPlace(
+        key="",
+        requests=COORDINATOR_REQUESTS,
+        group="",
+        replica=0,
+        node_selector=selector,
+        tolerations=tolerations,
+        affinity=affinity,
+    )
 
 
 def _remaining_shares(

@@ -19,7 +19,12 @@ from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.reconcile import roll
 from rekindle_operator.reconcile.context import ReconcileContext
-from rekindle_operator.reconcile.health import Health, ReplicaState, replica_state, report_age
+from rekindle_operator.reconcile.health import (
+    Health,
+    ReplicaState,
+    replica_state,
+    stale_report_message,
+)
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
@@ -168,7 +173,8 @@ def _default_image_conflicts(context: ReconcileContext) -> bool:
 
 
 def _older_crd(context: ReconcileContext) -> Iterator[str]:
-    """What may be missing from the spec, and is from this status."""
+    """A note if the CRD lacks fields: the API server drops them from the spec, and the operator
+    from the status."""
     if missing := context.pass_inputs.snapshot.missing_fields:
         shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
         yield f"the CRD in the cluster is older than the operator and lacks {shown}: upgrade it"
@@ -181,7 +187,9 @@ def _refused_by_tasks(context: ReconcileContext, states: Sequence[SlotState]) ->
     paths = {node.name: path for path, node in nodes_with_paths(context.running.topology.spec)}
     pods = ((s.slot.key, s.pod.incarnation) for s in states if s.pod is not None)
     tasks = (context.report.task(slot, incarnation) for slot, incarnation in pods)
-    found = (f"{paths[t.refused]}: {t.problem}" for t in tasks if t and t.refused in paths)
+    found = (
+        f"{paths[t.refused_node]}: {t.problem}" for t in tasks if t and t.refused_node in paths
+    )
     return "; ".join(sorted(set(found)))
 
 
@@ -202,7 +210,7 @@ def _available(context: ReconcileContext, health: Health) -> Condition:
     if down:
         return Condition("Available", "False", "QueriesDown", "not live: " + ", ".join(down))
     if health.is_unknown:
-        return Condition("Available", "Unknown", _NO_REPORT, report_age(context))
+        return Condition("Available", "Unknown", _NO_REPORT, stale_report_message(context))
     return Condition("Available", "True", "AllQueriesLive", "every query is live")
 
 
@@ -214,13 +222,13 @@ def _redundant(context: ReconcileContext, states: Sequence[SlotState]) -> Condit
         shown = ", ".join(missing[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else "")
         return Condition("Redundant", "False", "ReplicasMissing", f"not live: {shown or 'all'}")
     if any(state is ReplicaState.UNKNOWN for _, state in replicas):
-        return Condition("Redundant", "Unknown", _NO_REPORT, report_age(context))
+        return Condition("Redundant", "Unknown", _NO_REPORT, stale_report_message(context))
     return Condition("Redundant", "True", "AllReplicasLive", "every replica is live")
 
 
 def _consistent(context: ReconcileContext) -> Condition:
     if context.stale_since is not None:
-        return Condition("Consistent", "Unknown", _NO_REPORT, report_age(context))
+        return Condition("Consistent", "Unknown", _NO_REPORT, stale_report_message(context))
     report = context.report
     if not report.diverged and not report.inconsistent:
         return Condition("Consistent", "True", "Agreed", "no replicas disagree")
@@ -264,7 +272,7 @@ def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Con
         reason = "StoreFailed" if store else _OTHER_PROBLEM
         return Condition("Checkpointed", "False", reason, store or other)
     if context.stale_since is not None:
-        return Condition("Checkpointed", "Unknown", _NO_REPORT, report_age(context))
+        return Condition("Checkpointed", "Unknown", _NO_REPORT, stale_report_message(context))
     if lost := _checkpoint_problem(context, CheckpointProblemKind.UNRESTORABLE):
         return Condition("Checkpointed", "False", "Unrestorable", lost)
     if other:

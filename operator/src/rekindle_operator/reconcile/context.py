@@ -18,8 +18,8 @@ from rekindle.topology.model import Slot, Topology
 from rekindle_operator.cluster.convert import as_of_generation
 from rekindle_operator.cluster.model import PodView, Snapshot, TopologyView, record_digest
 from rekindle_operator.compiled_specs import Compiled, Rejected, StillCompiling, compile_spec
-from rekindle_operator.dataplane import DataPlane
-from rekindle_operator.pod_policy import refused_by_policy, refused_by_task_limit
+from rekindle_operator.dataplane import CoordinatorReport
+from rekindle_operator.pod_policy import policy_problems, task_limit_problems
 from rekindle_operator.reconcile.actions import (
     Action,
     CreateGenerationRecord,
@@ -30,7 +30,7 @@ from rekindle_operator.reconcile.records import (
     KEPT_GENERATIONS,
     GenerationRecords,
     find_generation_records,
-    foreign_record,
+    foreign_record_problem,
     listed_generations,
 )
 from rekindle_operator.recovery.losses import LossAssessment
@@ -89,7 +89,7 @@ class ReconcileContext:
     newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
 
     @property
-    def report(self) -> DataPlane:
+    def report(self) -> CoordinatorReport:
         """Of the coordinator."""
         return self.view.report
 
@@ -123,7 +123,7 @@ def build_context(
     accepted = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
         accepted = _accept(view, running, records, pass_inputs)
-    is_reported = view.uid in pass_inputs.losses.fresh
+    is_reported = view.uid in pass_inputs.losses.freshly_reported
     context = ReconcileContext(
         pass_inputs=pass_inputs,
         view=view,
@@ -133,7 +133,7 @@ def build_context(
         generations=listed_generations(records, view.generation, accepted.digest),
         previous_slots=previous_slots,
         newer_image=_newer_image(view, accepted.running, settings.pods),
-        stale_since=None if is_reported else snapshot.reports.get(view.uid),
+        stale_since=None if is_reported else snapshot.report_times.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
     )
     return context, [*accepted.actions, *_unused_records(context, records)]
@@ -169,7 +169,7 @@ def _accept(
             return _Acceptance(running, problems)
         case Compiled(topology):
             candidate = RunningGeneration(view, topology)
-    refused = refused_by_policy(view.spec, defaults.policy) or refused_by_task_limit(
+    refused = policy_problems(view.spec, defaults.policy) or task_limit_problems(
         len(tuple(topology.slots())), defaults.policy
     )
     if refused:
@@ -202,7 +202,7 @@ def _record(
         return _Acceptance(candidate, actions=(create,), digest=digest)
     if existing.digest == digest:
         return _Acceptance(candidate, digest=digest)
-    return _Acceptance(running, (foreign_record(existing),))
+    return _Acceptance(running, (foreign_record_problem(existing),))
 
 
 def _newer_image(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rekindle import names
-from rekindle_operator.cluster.model import LeaseView, PodView, SlotRef
+from rekindle_operator.cluster.model import IncarnationRef, LeaseView, PodView
 from rekindle_operator.reconcile.actions import (
     Action,
     AvoidNode,
@@ -23,13 +23,13 @@ from rekindle_operator.reconcile.context import (
     coordinator_incarnation,
     coordinator_pods,
 )
-from rekindle_operator.reconcile.roll import coordinator_rolls
+from rekindle_operator.reconcile.roll import is_replaced_by_roll
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import (
     coordinator_pod,
     coordinator_shape,
-    coordinator_template,
+    coordinator_template_digest,
 )
 
 _GRACE_S = 1  # it is stateless and fenced
@@ -82,18 +82,18 @@ def _next_coordinator(
     view, pass_inputs = context.running.view, context.pass_inputs
     losses, defaults = pass_inputs.losses, pass_inputs.settings.pods
     reserved = coordinator_incarnation(context)
-    ref = SlotRef(view.uid, names.COORDINATOR_KEY, reserved)
+    ref = IncarnationRef(view.uid, names.COORDINATOR_KEY, reserved)
     uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
     if uncreated is None:
         incarnation = max(reserved, newest.incarnation if newest else 0) + 1
-        ref = SlotRef(view.uid, names.COORDINATOR_KEY, incarnation)
+        ref = IncarnationRef(view.uid, names.COORDINATOR_KEY, incarnation)
     prepare: list[Action] = []
     avoided = set(pass_inputs.snapshot.unsuitable.get(coordinator_shape(view, defaults), ()))
     if newest is not None and newest.node is not None and not newest.terminating:
         avoided.add(newest.node)  # its node may be the reason why it does not work
-        rolled = coordinator_rolls(context, newest)
-        if newest.shape and newest.node in losses.usable and not rolled:
-            node = losses.usable[newest.node]
+        rolled = is_replaced_by_roll(context, newest)
+        if newest.shape and newest.node in losses.usable_nodes and not rolled:
+            node = losses.usable_nodes[newest.node]
             prepare.append(AvoidNode(newest.shape, node.name, node.uid, newest.uid, why))
     pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, avoid=avoided)
     create: tuple[CreatePod, ...] = ()
@@ -147,7 +147,9 @@ def _working_meanwhile(
     if _pod_lost(context, holder) or _is_silent(context, holder, lease):
         return None
     if holder is newest:
-        ref = SlotRef(context.view.uid, names.COORDINATOR_KEY, coordinator_incarnation(context))
+        ref = IncarnationRef(
+            context.view.uid, names.COORDINATOR_KEY, coordinator_incarnation(context)
+        )
         uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
         is_refused = uncreated is not None and uncreated.attempts > 0
         return holder if why == _OTHER_IMAGE and not is_refused else None
@@ -172,7 +174,7 @@ def _why_replaced(
         or _never_accepted(context, newest)
         or _is_silent(context, newest, lease)
         or _is_unscheduled(context, newest)
-        or (_OTHER_IMAGE if coordinator_rolls(context, newest) else "")
+        or (_OTHER_IMAGE if is_replaced_by_roll(context, newest) else "")
     )
 
 
@@ -226,7 +228,7 @@ def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
     """A pod whose template has not changed waits: the scheduler keeps trying."""
     assert context.running is not None
     pass_inputs = context.pass_inputs
-    template_digest = coordinator_template(
+    template_digest = coordinator_template_digest(
         context.running.view, pass_inputs.losses.avoided, pass_inputs.settings.pods
     )
     is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rekindle.names import COORDINATOR_KEY
-from rekindle_operator.cluster.model import SlotRef, Snapshot, TopologyView, without_forged
+from rekindle_operator.cluster.model import IncarnationRef, Snapshot, TopologyView, without_forged
 from rekindle_operator.compiled_specs import StillCompiling, start_pass
 from rekindle_operator.reconcile.actions import (
     FIRST,
@@ -38,7 +38,7 @@ from rekindle_operator.reconcile.context import (
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
 from rekindle_operator.reconcile.events import PassResult, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
-from rekindle_operator.reconcile.peers import delete_lost_operator_replicas
+from rekindle_operator.reconcile.operator_replicas import delete_lost_operator_replicas
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
@@ -62,7 +62,7 @@ from rekindle_operator.reconcile.slots import SlotState, observe_slots
 from rekindle_operator.reconcile.status import (
     build_status,
     failed_status,
-    owned,
+    operator_fields,
     without_per_epoch_fields,
 )
 from rekindle_operator.recovery.losses import assess_nodes
@@ -131,10 +131,10 @@ def reconcile_all(
 
     # 7. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
     quarantined = tuple(QuarantineNode(node, now) for node in sorted(losses.newly_silent))
-    peers = tuple(delete_lost_operator_replicas(snapshot, losses, now, settings))
+    deletions = tuple(delete_lost_operator_replicas(snapshot, losses, now, settings))
     return [
         TopologyActions("", quarantined),
-        TopologyActions("replicas of the operator", peers),
+        TopologyActions("replicas of the operator", deletions),
         *_by_namespace(terminating_on_lost_nodes(snapshot, losses)),
         *decisions.values(),
         *failed,
@@ -171,7 +171,7 @@ def report_undecided(
     if generations is None:
         generations = view.operator_status.generations
     status = failed_status(view, problem, now, generations, missing)
-    if view.deleting or status == owned(view.status):
+    if view.deleting or status == operator_fields(view.status):
         return TopologyActions(view.key, ())
     accepts_generation = has_new_digest(view, generations or {})
     write = WriteStatus(
@@ -226,14 +226,14 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
 
     # 3. Pods that replace lost ones, and gates that the plan opens.
     replaced = plan_input.replacements
-    if coordinator.create or any(m.due for m in replaced):
+    if coordinator.create or any(r.due for r in replaced):
         actions.append(CreateTokenSecret(context.view.namespace, token_secret(context.view)))
-    actions += nodes_to_avoid((m.state for m in replaced), context.pass_inputs.losses)
-    actions += [m.create for m in replaced if m.due]
+    actions += nodes_to_avoid((r.state for r in replaced), context.pass_inputs.losses)
+    actions += [r.create for r in replaced if r.due]
     actions += open_gates(plan_input, plan)
 
     # 4. Pods that are no longer needed.
-    actions += [m.delete for m in replaced if m.delete is not None]
+    actions += [r.delete for r in replaced if r.delete is not None]
     if context.suspended:
         actions += suspend_pods(context)
     else:
@@ -264,10 +264,10 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
         context, states, health, recovery, incarnations, _operator_problem(context)
     )
     actions: list[Action] = []
-    if built.written != owned(view.status):
+    if built.written != operator_fields(view.status):
         urgent = without_per_epoch_fields(built.written) != without_per_epoch_fields(view.status)
         new_incarnations = frozenset(
-            SlotRef(view.uid, slot, incarnation)
+            IncarnationRef(view.uid, slot, incarnation)
             for slot, incarnation in taken.items()
             if incarnation > context.reserved.get(slot, 0)
         )

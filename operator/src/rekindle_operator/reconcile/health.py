@@ -204,7 +204,7 @@ def _live_within_s(context: ReconcileContext, query: str) -> float:
     return limit_s if before is None or before.state in may_be_live else limit_s / 2
 
 
-def report_age(context: ReconcileContext) -> str:
+def stale_report_message(context: ReconcileContext) -> str:
     """A text that does not change while the report stays outdated."""
     if context.stale_since is None:
         return "the coordinator's report is fresh"
@@ -229,6 +229,6 @@ def _waiting_for(
     more = " ..." if len(names) > _SHOWN_PARTITIONS else ""
     shown = ", ".join(names[:_SHOWN_PARTITIONS]) + more
     if worst is ReplicaState.UNKNOWN:
-        return f"{report_age(context)}; the state of {shown} is unknown"
+        return f"{stale_report_message(context)}; the state of {shown} is unknown"
     detail = f" ({reasons[0][:_REASON_LIMIT]})" if reasons else ""
     return f"{_MISSING[worst]} {shown}{detail}"

@@ -17,7 +17,7 @@ from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import pod_requests, tolerations_of
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.actions import OpenGate, Rank
+from rekindle_operator.reconcile.actions import OpenGate, PlanRank
 from rekindle_operator.reconcile.avoid import still_avoided
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
@@ -58,7 +58,7 @@ def partition_key(uid: str, slot: Slot) -> str:
 
 def with_candidates(plan_input: PlanInput) -> PlanInput:
     uid, pass_inputs = plan_input.context.view.uid, plan_input.context.pass_inputs
-    usable, unsuitable = pass_inputs.losses.usable, pass_inputs.snapshot.unsuitable
+    usable, unsuitable = pass_inputs.losses.usable_nodes, pass_inputs.snapshot.unsuitable
     manifests = {m.state.slot.key: m.create.manifest for m in plan_input.replacements}
     found = {}
     for state in plan_input.states:
@@ -215,7 +215,7 @@ def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
     return found
 
 
-def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> dict[str, Rank]:
+def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> dict[str, PlanRank]:
     """By pod name, what the plan starts first. `positions`: queries (or whole topologies, under "")
     in the order of the plan."""
     if plan_input.context.running is None or not plan_input.candidates:
@@ -232,12 +232,12 @@ def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> di
         for s in plan_input.states
         if s.holds_capacity
     }
-    found: dict[str, Rank] = {}
+    found: dict[str, PlanRank] = {}
     for candidate in sorted(
         plan_input.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)
     ):
         slot, group = candidate.state.slot, candidate.to_place.group
         name = candidate.pod.name if candidate.pod is not None else names[slot.key]
-        found[name] = Rank(int(group in seen), best.get(slot.segment, len(positions)))
+        found[name] = PlanRank(int(group in seen), best.get(slot.segment, len(positions)))
         seen.add(group)
     return found

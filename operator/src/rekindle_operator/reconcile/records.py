@@ -82,7 +82,7 @@ def has_new_digest(view: TopologyView, digests: Mapping[int, str]) -> bool:
     return any(digest and known.get(g) != digest for g, digest in digests.items())
 
 
-def foreign_record(record: GenerationRecordView) -> Problem:
+def foreign_record_problem(record: GenerationRecordView) -> Problem:
     where = f"{record.namespace}/{record.name}"
     what = f"the ConfigMap {where} exists, and is not the record that the operator has accepted"
     hint = f"delete it: kubectl delete configmap {record.name} -n {record.namespace}"

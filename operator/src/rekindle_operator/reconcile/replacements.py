@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rekindle import names
-from rekindle_operator.cluster.model import PodView, SlotRef, Snapshot
+from rekindle_operator.cluster.model import IncarnationRef, PodView, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
@@ -22,7 +22,7 @@ from rekindle_operator.resources.task import task_pod
 
 _SHORT_GRACE_S = 5  # for a task that is replaced: it is fenced, and its capacity is needed
 
-_FAILED_ATTEMPTS = (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.CRASHING)
+_PLACEMENT_FAILURES = (Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.CRASHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement
         predecessor_lost_at=predecessor_lost_at,
         failed_placements=_failed_placements(state),
     )
-    ref = SlotRef(context.view.uid, state.slot.key, incarnation)
+    ref = IncarnationRef(context.view.uid, state.slot.key, incarnation)
     create = CreatePod(context.view.namespace, manifest, ref, predecessor_lost_at)
     due = state.uncreated_pod is None or now >= state.uncreated_pod.retry_at
     return TaskReplacement(state, incarnation, create, _removal(context, state), due)
@@ -81,7 +81,7 @@ def _predecessor_lost_at(state: SlotState, now: float) -> float | None:
 
 
 def _failed_placements(state: SlotState) -> int:
-    if state.loss in _FAILED_ATTEMPTS and state.pod is not None:
+    if state.loss in _PLACEMENT_FAILURES and state.pod is not None:
         return state.pod.failed_placements + 1
     return 0
 
@@ -91,7 +91,7 @@ def _removal(context: ReconcileContext, state: SlotState) -> DeletePod | None:
     if pod is None or loss is None or pod.terminating:
         return None  # Terminating on a lost node: see `terminating_on_lost_nodes`
     grace_s = 0 if losses.is_on_lost_node(pod) else _SHORT_GRACE_S
-    frees_planned_capacity = loss is Loss.UNBOUND and pod.required_node in losses.usable
+    frees_planned_capacity = loss is Loss.UNBOUND and pod.required_node in losses.usable_nodes
     return DeletePod(
         pod.namespace, pod.name, pod.uid, pod.version, grace_s, loss.value, frees_planned_capacity
     )
@@ -99,7 +99,7 @@ def _removal(context: ReconcileContext, state: SlotState) -> DeletePod | None:
 
 def incarnations_to_reserve(replaced: Iterable[TaskReplacement]) -> Mapping[str, int]:
     """Slot key -> incarnation."""
-    return {m.state.slot.key: m.incarnation for m in replaced}
+    return {r.state.slot.key: r.incarnation for r in replaced}
 
 
 def surplus_replicas(context: ReconcileContext, states: Iterable[SlotState]) -> tuple[PodView, ...]:

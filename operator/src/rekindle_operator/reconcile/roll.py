@@ -42,7 +42,7 @@ def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[S
     return tuple(s.lost(Loss.ROLLED) if s is chosen else s for s in states)
 
 
-def coordinator_rolls(context: ReconcileContext, coordinator: PodView) -> bool:
+def is_replaced_by_roll(context: ReconcileContext, coordinator: PodView) -> bool:
     """It runs another image than the generation; what else is edited does not concern it."""
     return is_requested(context) and _has_other_image(context, coordinator)
 
@@ -65,7 +65,7 @@ def _coordinator_is_new(context: ReconcileContext) -> bool:
     newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
     if newest is None or newest.terminating or newest.ended:
         return False
-    if context.pass_inputs.losses.is_on_lost_node(newest) or coordinator_rolls(context, newest):
+    if context.pass_inputs.losses.is_on_lost_node(newest) or is_replaced_by_roll(context, newest):
         return False
     return context.report.fence == newest.incarnation
 

@@ -31,8 +31,8 @@ from rekindle_operator.reconcile.actions import (
     EnsureAccess,
     EnsureLease,
     OpenGate,
+    PlanRank,
     QuarantineNode,
-    Rank,
     TopologyActions,
     WriteStatus,
 )
@@ -45,7 +45,7 @@ class ActionOrder(IntEnum):
     PLACE_PODS = 1  # create them, and open their gates
     VALIDATE = 2
     CLEAN_UP = 3
-    CREATE_AGAIN = 4  # pods that a quota refused before the clean-up
+    CREATE_AGAIN = 4  # given by `dispatch`: pods that a quota refused before the clean-up
     REPORT = 5
     EMIT_EVENTS = 6
 
@@ -54,13 +54,13 @@ class ActionOrder(IntEnum):
 class ScheduledAction:
     """`key` is the identity of the action, the same in each pass; `after`: keys of actions that
     must have been done before, if they are in the same pass; `topology_key`: of `TopologyActions`,
-    which limits the number of workers for one topology."""
+    which limits the number of workers for one topology; `rank`: of the pod in the plan."""
 
     topology_key: str
     action: Action
     key: str
     order: ActionOrder
-    rank: Rank
+    rank: PlanRank
     after: tuple[str, ...] = ()
 
     @property
@@ -70,7 +70,7 @@ class ScheduledAction:
         return getattr(self.action, "namespace", "")
 
     @property
-    def sort_key(self) -> tuple[int, Rank, int]:
+    def sort_key(self) -> tuple[int, PlanRank, int]:
         return max(self.order, ActionOrder.PLACE_PODS), self.rank, self.order
 
 
@@ -103,7 +103,7 @@ def _is_waited_for(action: Action) -> bool:
     )
 
 
-def _own_rank(decision: TopologyActions, action: Action) -> Rank:
+def _own_rank(decision: TopologyActions, action: Action) -> PlanRank:
     match action:
         case CreatePod() | OpenGate():
             return _rank(decision, action.name)
@@ -113,7 +113,7 @@ def _own_rank(decision: TopologyActions, action: Action) -> Rank:
             return LAST
 
 
-def _rank(decision: TopologyActions, name: str) -> Rank:
+def _rank(decision: TopologyActions, name: str) -> PlanRank:
     return decision.ranks.get(name, LAST)
 
 

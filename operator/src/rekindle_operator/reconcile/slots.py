@@ -13,7 +13,7 @@ from functools import cache
 from rekindle import names
 from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Segment, Slot
-from rekindle_operator.cluster.model import PodView, SlotRef, UncreatedPod
+from rekindle_operator.cluster.model import IncarnationRef, PodView, UncreatedPod
 from rekindle_operator.reconcile.context import (
     ReconcileContext,
     RunningGeneration,
@@ -21,8 +21,8 @@ from rekindle_operator.reconcile.context import (
 )
 from rekindle_operator.reconcile.phases import BEFORE_RUNNING, SlotEvent, SlotPhase, next_slot_phase
 from rekindle_operator.recovery.losses import Loss, loss_of_pod
-from rekindle_operator.recovery.start import StartFailures
-from rekindle_operator.resources.task import task_template
+from rekindle_operator.recovery.start_failures import StartFailures
+from rekindle_operator.resources.task import task_template_digest
 from rekindle_operator.settings import Settings
 from rekindle_operator.topology_status import QueryState, TopologyPhase
 
@@ -139,7 +139,7 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
             reserved,
             used_by_removed.get(partition_and_replica(slot.key), 0),
             uncreated_pod=pass_inputs.snapshot.uncreated_pods.get(
-                SlotRef(context.view.uid, slot.key, reserved)
+                IncarnationRef(context.view.uid, slot.key, reserved)
             ),
         )
         if slot in pods:
@@ -216,7 +216,9 @@ def _template_digests(
 
     @cache
     def template_digest(segment: str) -> str:
-        return task_template(running.view, running.topology, segments[segment], settings.pods)
+        return task_template_digest(
+            running.view, running.topology, segments[segment], settings.pods
+        )
 
     return template_digest
 

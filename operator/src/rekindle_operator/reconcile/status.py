@@ -39,6 +39,7 @@ from rekindle_operator.topology_status import (
 
 _OF_THE_COORDINATOR = "dataPlane"
 _PER_EPOCH = ("lag", "checkpoint")
+# `stableEpoch` of a query: durable in its sink; of an operator: stable in its log.
 _PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
 """Fields that change with every epoch: of the status, and of the entries of its lists."""
 
@@ -89,8 +90,8 @@ def build_status(
     if lags := [q.lag_s for q in health.queries if q.lag_s is not None]:
         written["lag"] = f"{max(lags):.1f}s"
     if not (missing := context.pass_inputs.snapshot.missing_fields):
-        return BuiltStatus(status, owned(written))
-    declared = owned(without_missing(written, missing))
+        return BuiltStatus(status, operator_fields(written))
+    declared = operator_fields(without_missing(written, missing))
     return BuiltStatus(read_topology_status(declared), declared)
 
 
@@ -104,7 +105,7 @@ def failed_status(
     """Of a topology for which nothing can be decided: the last status, with its states and
     conditions unknown. `generations`: digests of accepted records; None if they are not known.
     `missing`: fields that the CRD lacks."""
-    status = owned(view.status)
+    status = operator_fields(view.status)
     unknown = [
         Condition(kind, "Unknown", problem.reason, problem.message)
         for kind in ("Valid", "Available", "Redundant", "Consistent", "Ready")
@@ -125,10 +126,10 @@ def failed_status(
         listed = with_generation(generations, view.generation)
         changed["generations"] = generation_entries(listed)
     written = {**status, **changed, **({"queries": queries} if queries else {})}
-    return owned(without_missing(written, missing))
+    return operator_fields(without_missing(written, missing))
 
 
-def owned(status: Mapping[str, Any]) -> dict[str, Any]:
+def operator_fields(status: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a status that the operator owns; absent and empty are the same."""
     return {
         key: value
@@ -138,7 +139,7 @@ def owned(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_per_epoch_fields(status: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in owned(status).items() if key not in _PER_EPOCH}
+    kept = {key: value for key, value in operator_fields(status).items() if key not in _PER_EPOCH}
     for key, per_epoch in _PER_EPOCH_IN.items():
         if key in kept:
             kept[key] = [

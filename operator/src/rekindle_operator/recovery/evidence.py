@@ -11,22 +11,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rekindle.names import ROLE_COORDINATOR
-from rekindle_operator.cluster.model import PodView, SlotRef, Snapshot
+from rekindle_operator.cluster.model import IncarnationRef, PodView, Snapshot
 from rekindle_operator.settings import Timing
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`fresh`, `responding`: uids of topologies whose report is fresh, and of those with a task
-    that responds to its coordinator. `alive_nodes`: nodes with such a task, or with a coordinator
-    that reports. `reported_nodes`: with a pod of a topology whose report is fresh, and says whether
-    it responds."""
+    """`freshly_reported`: uids of topologies whose report is fresh; `responding`: of those with a
+    task that responds to its coordinator. `alive_nodes`: nodes with such a task, or with a
+    coordinator that reports. `reported_nodes`: with a pod of a topology whose report is fresh, and
+    says whether it responds."""
 
-    fresh: frozenset[str]
+    freshly_reported: frozenset[str]
     responding: frozenset[str]
     alive_nodes: frozenset[str]
     reported_nodes: frozenset[str]
-    silences: Mapping[SlotRef, float]  # in seconds, as of the report
+    silences: Mapping[IncarnationRef, float]  # in seconds, as of the report
 
     def silence_s(self, pod: PodView) -> float:
         """0 for a task that responds or starts."""
@@ -38,27 +38,29 @@ def collect_evidence(
 ) -> Evidence:
     """`bound`: pods of topologies that have a node."""
     fresh = frozenset(
-        uid for uid, as_of in snapshot.reports.items() if now - as_of <= timing.report_fresh_s
+        uid for uid, as_of in snapshot.report_times.items() if now - as_of <= timing.report_fresh_s
     )
     reports = {t.uid: t.report for t in snapshot.topologies if t.uid in fresh}
     tasks = {
-        SlotRef(uid, task.slot, task.incarnation): task
+        IncarnationRef(uid, task.slot, task.incarnation): task
         for uid, report in reports.items()
         for task in report.tasks.values()
     }
-    heard = {ref for ref, task in tasks.items() if task.responds}
+    responding_refs = {ref for ref, task in tasks.items() if task.responds}
     unknown = {ref for ref, task in tasks.items() if task.is_unknown}
-    reporting = {(uid, report.fence) for uid, report in reports.items()}
+    reporting_coordinators = {(uid, report.fence) for uid, report in reports.items()}
     reported = [p for p in bound if p.owner_uid in fresh and p.ref not in unknown]
     running = [p for p in reported if not p.terminating and not p.ended]
-    responding = [p for p in running if p.ref in heard and p.ref not in snapshot.silent_since]
+    responding = [
+        p for p in running if p.ref in responding_refs and p.ref not in snapshot.silent_since
+    ]
     reporters = [
         p
         for p in running
-        if p.role == ROLE_COORDINATOR and (p.owner_uid, p.incarnation) in reporting
+        if p.role == ROLE_COORDINATOR and (p.owner_uid, p.incarnation) in reporting_coordinators
     ]
     return Evidence(
-        fresh=fresh,
+        freshly_reported=fresh,
         responding=frozenset(p.owner_uid for p in responding if p.owner_uid),
         alive_nodes=frozenset(p.node for p in [*responding, *reporters] if p.node),
         reported_nodes=frozenset(p.node for p in reported if p.node),
@@ -69,5 +71,5 @@ def collect_evidence(
 def silence_as_of_report_s(pod: PodView, snapshot: Snapshot) -> float:
     """How long the task had been silent when its coordinator's report was last known to be true."""
     since = snapshot.silent_since.get(pod.ref)
-    as_of = snapshot.reports.get(pod.owner_uid or "")
+    as_of = snapshot.report_times.get(pod.owner_uid or "")
     return max(0.0, as_of - since) if since is not None and as_of is not None else 0.0

@@ -102,7 +102,7 @@ def kubelets_to_probe(
     routine = [
         n
         for n in free
-        if n.name in occupied and now - _probed_at(n, snapshot) >= timing.kubelet_probe_interval_s
+        if n.name in occupied and now - _probed_at(n, snapshot) >= timing.probe_interval_s
     ]
     if suspects:
         routine += [n for n in free if now - _probed_at(n, snapshot) >= _INTERVAL_S]
@@ -148,5 +148,5 @@ def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) 
 def _has_responded_recently(results: ProbeResults, now: float, timing: Timing) -> bool:
     return (
         results.responded_at is not None
-        and now - results.responded_at <= timing.kubelet_response_max_age_s
+        and now - results.responded_at <= timing.probe_response_max_age_s
     )

@@ -15,12 +15,12 @@ from collections.abc import Set
 from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
 from rekindle_operator.settings import Timing
 
-_MAX_AT_ONCE = 32  # probes in a tick
+_MAX_AT_ONCE = 32  # probes that one turn of the probing loop sends
 
 
 def nodes_with_late_reports(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
     """Nodes with pods of a topology whose report is late."""
-    late = {uid for uid, at in snapshot.reports.items() if now - at >= timing.report_late_s}
+    late = {uid for uid, at in snapshot.report_times.items() if now - at >= timing.report_late_s}
     if not late:
         return frozenset()
     return frozenset(p.node for p in snapshot.pods if p.node and p.topology and p.owner_uid in late)
@@ -43,7 +43,7 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
         and (
             node in urgent
             or _has_unanswered(pod, snapshot, now, timing)
-            or now - _probed_at(pod, snapshot) >= timing.kubelet_probe_interval_s
+            or now - _probed_at(pod, snapshot) >= timing.probe_interval_s
         )
     ]
     due.sort(key=lambda p: (p.node not in urgent, _probed_at(p, snapshot)))
@@ -54,8 +54,8 @@ def silent_with_late_reports(
     snapshot: Snapshot, silent_kubelets: Set[str], now: float, timing: Timing
 ) -> frozenset[str]:
     """Nodes whose kubelet and whose pod are silent."""
-    peers = {p.node for p in snapshot.pods if p.node and p.helm_release}
-    suspects = (nodes_with_late_reports(snapshot, now, timing) | peers) & silent_kubelets
+    operator_nodes = {p.node for p in snapshot.pods if p.node and p.operator_release}
+    suspects = (nodes_with_late_reports(snapshot, now, timing) | operator_nodes) & silent_kubelets
     if not suspects:
         return frozenset()
     last_response_at = _last_response_at(snapshot)
@@ -71,7 +71,7 @@ def silent_with_late_reports(
             responding.add(pod.node)
         if (
             results.responded_at is None
-            or now - results.responded_at > timing.kubelet_response_max_age_s
+            or now - results.responded_at > timing.probe_response_max_age_s
         ):
             continue
         first = results.unanswered_since
@@ -98,7 +98,7 @@ def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing
     results = snapshot.pod_probes.get(pod.uid)
     if results is None or results.unanswered_since is None or results.responded_at is None:
         return False
-    return now - results.responded_at <= timing.kubelet_response_max_age_s
+    return now - results.responded_at <= timing.probe_response_max_age_s
 
 
 def _preference(pod: PodView, snapshot: Snapshot) -> tuple[bool, str]:

@@ -76,10 +76,10 @@ class LossAssessment:
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]
     responding: frozenset[str]  # uids of topologies with a task that responds
-    usable: Mapping[str, NodeView]
+    usable_nodes: Mapping[str, NodeView]  # by name
     unreachable_by_coordinator: frozenset[tuple[str, str]] = frozenset()
     unresponsive: frozenset[str] = frozenset()  # not lost, but their kubelets do not respond now
-    fresh: frozenset[str] = frozenset()  # uids of topologies whose report is young enough
+    freshly_reported: frozenset[str] = frozenset()  # uids of topologies with a fresh report
     problem: str = ""
 
     @property
@@ -105,7 +105,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     bound = [p for p in snapshot.pods if p.topology is not None and p.node is not None]
     running = [p for p in bound if p.role == ROLE_TASK and not p.terminating and not p.ended]
     evidence = collect_evidence(snapshot, bound, now, timing)
-    silent_kubelets = find_silent_kubelets(snapshot, now, timing, timing.kubelet_response_max_age_s)
+    silent_kubelets = find_silent_kubelets(snapshot, now, timing, timing.probe_response_max_age_s)
     kubelet_responds = {n.name for n in snapshot.nodes if responds_now(n, snapshot, now, timing)}
     occupied = {p.node for p in bound if p.node is not None}
     unready = assess_unready(snapshot, occupied, evidence, now, timing)
@@ -119,7 +119,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     with_credible_report = [
         p
         for p in running
-        if p.owner_uid in evidence.fresh
+        if p.owner_uid in evidence.freshly_reported
         and (p.owner_uid in evidence.responding or p.node in silent_kubelets)
     ]
     # A coordinator on the node that reports proves that the node works.
@@ -148,10 +148,10 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         lost_nodes=lost,
         newly_silent=frozenset(silent),
         responding=evidence.responding,
-        usable=usable,
+        usable_nodes=usable,
         unreachable_by_coordinator=unreachable_by_coordinator,
         unresponsive=unresponsive,
-        fresh=evidence.fresh,
+        freshly_reported=evidence.freshly_reported,
         problem=unready.problem,
     )
 
@@ -233,7 +233,7 @@ def _loss_of_open(
         return None
     if assessment.problem:
         return None
-    if pod.required_node not in assessment.usable:
+    if pod.required_node not in assessment.usable_nodes:
         return Loss.UNBOUND
     return Loss.UNBOUND if _has_timed_out(pod, now, timing) else None
 

@@ -93,7 +93,7 @@ class Capacity:
         share_left: Mapping[str, ResourceAmounts] | None = None,
     ) -> None:
         self.nodes = dict(nodes)
-        self.allocatable = allocatable  # of all usable nodes; costs are shares of it
+        self.allocatable = allocatable  # of all usable nodes; costs are fractions of it
         self.share_left = share_left or {}
 
     def place(self, pod: PodToPlace, node: str) -> Capacity:
@@ -133,7 +133,7 @@ def pack(
     pods: Iterable[PodToPlace], capacity: Capacity, rule: PackingRule = PackingRule.TIGHT
 ) -> Placement | None:
     """All of the pods, or None. Largest first; if the rule fails, by a bounded search."""
-    ordered = sorted(pods, key=lambda p: (-p.requests.share_of(capacity.allocatable), p.key))
+    ordered = sorted(pods, key=lambda p: (-p.requests.fraction_of(capacity.allocatable), p.key))
     if not capacity.is_within_shares(ordered) or not _may_fit(ordered, capacity):
         return None
     placement = _by_rule(ordered, capacity, rule)
@@ -175,7 +175,7 @@ def _preference(
         if any(g == pod.group and r != pod.replica for g, r in other.replicas)
     )
     wasteful = candidate.free.has_devices_besides(pod.requests)
-    left = candidate.free.cpu_memory_pods_share_of(candidate.node.allocatable)
+    left = candidate.free.cpu_memory_pods_fraction_of(candidate.node.allocatable)
     return (
         int(same_zone),
         int(wasteful),

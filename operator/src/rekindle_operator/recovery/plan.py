@@ -166,7 +166,7 @@ def _ranked(
 ) -> list[RankedQuery]:
     """Densest first; equal ones by priority, then by name, so that every replica agrees."""
     cost = {
-        need: pods[need].requests.share_of(capacity.allocatable) if need in missing else 0.0
+        need: pods[need].requests.fraction_of(capacity.allocatable) if need in missing else 0.0
         for need in pods
     }
     users = Counter(need for d in queries for need in d.needs)

@@ -95,14 +95,14 @@ def template_digest(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def secure_pod() -> Manifest:
-    """Its securityContext. The images have a numeric user, as the kubelet needs it to check
+def pod_security_context() -> Manifest:
+    """Of a pod. The images have a numeric user, as the kubelet needs it to check
     `runAsNonRoot`."""
     return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def secure_container() -> Manifest:
-    """Its securityContext."""
+def container_security_context() -> Manifest:
+    """Of a container."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 

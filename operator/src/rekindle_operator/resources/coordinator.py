@@ -18,10 +18,10 @@ from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.common import (
     TOLERATE_LOST_NODE,
     Manifest,
+    container_security_context,
     metadata,
+    pod_security_context,
     prometheus_annotations,
-    secure_container,
-    secure_pod,
     store_credentials,
     store_volumes,
     template_digest,
@@ -29,8 +29,12 @@ from rekindle_operator.resources.common import (
 )
 from rekindle_operator.resources.merge import merge
 from rekindle_operator.resources.shape import shape_of
-from rekindle_operator.resources.shared import required_nodes, shared_metadata, with_shared
-from rekindle_operator.resources.task import CONTAINER as TASK
+from rekindle_operator.resources.task import CONTAINER as TASK_CONTAINER
+from rekindle_operator.resources.template_for_coordinator import (
+    required_nodes,
+    template_metadata,
+    with_template_parts,
+)
 from rekindle_operator.settings import PodDefaults
 
 REQUESTS = {"cpu": "50m", "memory": "160Mi"}
@@ -61,7 +65,7 @@ def coordinator_pod(
     }
     name = names.coordinator_pod_name(topology.name, incarnation)
     meta = metadata(topology, name, labels)
-    more_labels, annotations = shared_metadata(topology.spec.get("podTemplate") or {})
+    more_labels, annotations = template_metadata(topology.spec.get("podTemplate") or {})
     meta["labels"] = {**more_labels, **meta["labels"]}
     own = {
         names.ANNOTATION_TEMPLATE: digest,
@@ -72,7 +76,9 @@ def coordinator_pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
-def coordinator_template(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) -> str:
+def coordinator_template_digest(
+    topology: TopologyView, lost: Iterable[str], defaults: PodDefaults
+) -> str:
     """The template digest of a coordinator that would be created now."""
     return template_digest(_spec(topology, lost, defaults))
 
@@ -94,7 +100,7 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
         "terminationGracePeriodSeconds": 10,
         "tolerations": list(TOLERATE_LOST_NODE),
         "volumes": volumes,
-        "securityContext": secure_pod(),
+        "securityContext": pod_security_context(),
         "containers": [
             {
                 "name": "coordinator",
@@ -116,14 +122,14 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
                     "httpGet": {"path": "/readyz", "port": CONTROL_PORT},
                     "periodSeconds": 2,
                 },
-                "securityContext": secure_container(),
+                "securityContext": container_security_context(),
             }
         ],
     }
     if secrets := topology.spec.get("imagePullSecrets"):
         spec["imagePullSecrets"] = list(secrets)
     template = topology.spec.get("podTemplate") or {}
-    spec = with_shared(spec, template, TASK)
+    spec = with_template_parts(spec, template, TASK_CONTAINER)
     # matchFields allows one value for each requirement; requirements of a term are ANDed.
     if nodes := required_nodes(template, [_not_node(node) for node in sorted(set(lost))]):
         spec["affinity"] = {"nodeAffinity": nodes}

@@ -22,10 +22,10 @@ from rekindle_operator.resources.common import (
     TOLERATE_LOST_NODE,
     TOPOLOGY_MOUNT,
     Manifest,
+    container_security_context,
     metadata,
+    pod_security_context,
     prometheus_annotations,
-    secure_container,
-    secure_pod,
     store_credentials,
     store_volumes,
     template_digest,
@@ -70,7 +70,7 @@ def task_pod(
     own = merged.get("metadata") or {}
     meta["labels"] = {**(own.get("labels") or {}), **meta["labels"]}
     annotations = dict(own.get("annotations") or {})
-    annotations[names.ANNOTATION_TEMPLATE] = task_template(view, topology, segment, defaults)
+    annotations[names.ANNOTATION_TEMPLATE] = task_template_digest(view, topology, segment, defaults)
     annotations[names.ANNOTATION_SHAPE] = _shape(view, merged["spec"])
     if predecessor_lost_at is not None:
         annotations[names.ANNOTATION_LOST] = f"{predecessor_lost_at:.3f}"
@@ -87,7 +87,7 @@ def _shape(view: TopologyView, spec: Manifest) -> str:
     return shape_of(view.namespace, {**spec, "volumes": volumes}, view.spec.get("sparkConf"))
 
 
-def task_template(
+def task_template_digest(
     view: TopologyView, topology: Topology, segment: Segment, defaults: PodDefaults
 ) -> str:
     """Digest of all that an edit can change for tasks of this segment (its id covers the rest).
@@ -120,7 +120,7 @@ def _base_spec(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_S,
         "tolerations": list(TOLERATE_LOST_NODE),
-        "securityContext": secure_pod(),
+        "securityContext": pod_security_context(),
         "volumes": [
             {"name": _TOPOLOGY_VOLUME, "configMap": generation_record},
             {"name": "data", "emptyDir": scratch},
@@ -144,7 +144,7 @@ def _base_spec(
                     *mounts,
                 ],
                 "resources": _resources(view, segment),
-                "securityContext": secure_container(),
+                "securityContext": container_security_context(),
                 **_probes(),
             }
         ],
@@ -252,12 +252,12 @@ def open_gate_patch(pod: PodView, node: str, now: float) -> list[Manifest]:
 
 def required_node_affinity(affinity: Mapping[str, Any], node: str) -> Manifest:
     """Adds the node as a requirement to each term, since terms are ORed."""
-    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    on_node = {"key": "metadata.name", "operator": "In", "values": [node]}
     node_affinity = dict(affinity.get("nodeAffinity") or {})
     required = node_affinity.get(_REQUIRED) or {}
     terms = [dict(term) for term in required.get("nodeSelectorTerms") or [{}]]
     for term in terms:
-        term["matchFields"] = [*(term.get("matchFields") or []), pin]
+        term["matchFields"] = [*(term.get("matchFields") or []), on_node]
     return {
         **affinity,
         "nodeAffinity": {**node_affinity, _REQUIRED: {"nodeSelectorTerms": terms}},

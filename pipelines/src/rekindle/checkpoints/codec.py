@@ -30,7 +30,8 @@ from rekindle.objects import to_json
 FORMAT = 3
 """Of manifests and entries. Incremented when older releases would misread them, but not for an
 additional field. Format 1 has neither topology, definitions nor the engine's version; up to format
-2, entries have an object for each bucket, and no layouts."""
+2, entries have an object for each bucket, and no layouts, which say where in its objects an
+operator's runs are."""
 OLDEST_FORMAT = 1
 CHECKSUM_FORMAT = 3
 """Since this format, entries have a checksum, and manifests may."""
@@ -94,7 +95,7 @@ def manifest_seq(name: str) -> int | None:
     return int(match["seq"]) if match else None
 
 
-def source_name(operator: str) -> str:
+def input_identity_name(operator: str) -> str:
     return f"sources/{operator}.json"
 
 
@@ -141,7 +142,7 @@ def encode_manifest(manifest: Manifest, topology: str = "") -> bytes:
     fields = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)}
     entries = {key: [asdict(ref) for ref in refs] for key, refs in manifest.entries.items()}
     queries = {name: asdict(start) for name, start in manifest.queries.items()}
-    content = {**_stamp(topology), **fields, "entries": entries, "queries": queries}
+    content = {**_format_and_topology(topology), **fields, "entries": entries, "queries": queries}
     return to_json({**content, "checksum": checksum(content)})
 
 
@@ -161,7 +162,7 @@ def decode_manifest(data: bytes, topology: str = "") -> Manifest:
 
 def encode_entry(entry: Entry, topology: str = "") -> bytes:
     fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
-    content = {**_stamp(topology), **fields}
+    content = {**_format_and_topology(topology), **fields}
     return to_json({**content, "checksum": checksum(content)})
 
 
@@ -183,7 +184,7 @@ def checksum(fields: Mapping[str, Any]) -> str:
     return hashlib.blake2b(to_json(fields), digest_size=16).hexdigest()
 
 
-def _stamp(topology: str) -> dict[str, Any]:
+def _format_and_topology(topology: str) -> dict[str, Any]:
     return {"format": FORMAT, "topology": topology}
 
 
@@ -202,7 +203,7 @@ def _fields(data: bytes, what: str, topology: str) -> dict[str, Any]:
     return fields
 
 
-def _make(kind: type[T], values: Mapping[str, Any]) -> T:
+def _make(cls: type[T], values: Mapping[str, Any]) -> T:
     """A dataclass from its known fields: a newer release may have written more."""
-    known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in values.items() if name in known})
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in values.items() if name in known})

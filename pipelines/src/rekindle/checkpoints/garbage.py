@@ -43,10 +43,12 @@ def find_garbage(
     newest = max(manifests, key=lambda m: m.seq)
     committed = _committed_epochs(newest)
     logs = {o.name: log for o in objects if (log := parse_log_name(o.name)) is not None}
-    spilling: dict[tuple[str, int], int] = {}
+    newest_spilled_incarnation: dict[tuple[str, int], int] = {}
     for log in logs.values():
         slot = (log.key, log.replica)
-        spilling[slot] = max(log.incarnation, spilling.get(slot, 0))
+        newest_spilled_incarnation[slot] = max(
+            log.incarnation, newest_spilled_incarnation.get(slot, 0)
+        )
 
     def is_garbage(info: ObjectInfo) -> bool:
         if info.name in needed or info.modified >= oldest:
@@ -55,7 +57,7 @@ def find_garbage(
         if seq is not None:
             return seq < lowest_seq
         if log := logs.get(info.name):
-            old = log.incarnation < spilling[log.key, log.replica]
+            old = log.incarnation < newest_spilled_incarnation[log.key, log.replica]
             return old or log.key not in newest.entries
         saved = parse_entry_name(info.name) or parse_state_name(info.name)
         if saved is None:

@@ -33,7 +33,7 @@ from rekindle.objects import ObjectInfo
 
 FULL_SCAN_S = 900.0
 """Seconds between listings of the whole store."""
-PARALLEL = 8
+MAX_PARALLEL_REQUESTS = 8
 _MAX_LOOK_UPS = 256
 _MAX_READS = 16
 """If more objects are damaged, they are read again by listings of the whole store alone."""
@@ -145,7 +145,7 @@ class ManifestStore:
         are looked up, because a listing has all that did not."""
         if len(wanted) > max(_MAX_LOOK_UPS, known // _LISTED_PER_LOOK_UP):
             return wanted & {info.name for info in self._list("state/")}
-        with ThreadPoolExecutor(PARALLEL) as pool:
+        with ThreadPoolExecutor(MAX_PARALLEL_REQUESTS) as pool:
             found = pool.map(lambda n: self._store.exists(f"{self._uid}/{n}"), sorted(wanted))
             return {name for name, exists in zip(sorted(wanted), found, strict=True) if exists}
 
@@ -181,8 +181,8 @@ class ManifestStore:
         return deleted
 
     def _collect(self, retain: int, full_scan: bool, in_use: AbstractSet[str]) -> int:
-        parts = ("",) if full_scan else ("manifests/", "entries/")
-        objects = [info for part in parts for info in self._list(part)]
+        prefixes = ("",) if full_scan else ("manifests/", "entries/")
+        objects = [info for prefix in prefixes for info in self._list(prefix)]
         manifests = self._retained(objects, retain)
         before = self._references
         names = {info.name for info in objects}

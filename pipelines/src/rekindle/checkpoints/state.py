@@ -97,13 +97,13 @@ class StateStore:
         referred to: the newest committed one, or one that may yet be committed. `bytes` of the
         result is what was written. Raises StoreError; then earlier checkpoints are unchanged, and
         the call may be repeated."""
-        saved = CheckpointName(segment_id, partition, epoch, "")
-        places, written = self._upload(saved, state, previous)
+        checkpoint = CheckpointName(segment_id, partition, epoch, "")
+        places, written = self._upload(checkpoint, state, previous)
         names: dict[str, tuple[str, ...]] = {}
         layouts: dict[str, Mapping[str, Any]] = {}
-        for operator, states in sorted(state.operators.items()):
-            if states.digest or any(True for _ in states.runs()):
-                names[operator], layouts[operator] = self._describe(states, places)
+        for operator, operator_state in sorted(state.operators.items()):
+            if operator_state.digest or any(True for _ in operator_state.runs()):
+                names[operator], layouts[operator] = self._describe(operator_state, places)
         self._remember(epoch, names)
         self._forget_before(previous.epoch if previous is not None else -1)
         entry = Entry(
@@ -167,7 +167,7 @@ class StateStore:
         states: dict[str, OperatorState] = {}
         expected: dict[str, _RemoteObject] = {}
         for operator, names in entry.objects.items():
-            with self._describing(entry, operator):
+            with self._layout_errors(entry, operator):
                 found = entry.layouts[operator]
                 objects = layout.objects(found)
                 if objects is None:
@@ -217,7 +217,8 @@ class StateStore:
         return runs
 
     @contextmanager
-    def _describing(self, entry: Entry, operator: str) -> Iterator[None]:
+    def _layout_errors(self, entry: Entry, operator: str) -> Iterator[None]:
+        """As StoreError."""
         try:
             yield
         except (LookupError, TypeError, ValueError, pa.ArrowInvalid) as e:
@@ -228,17 +229,19 @@ class StateStore:
             ) from e
 
     def _upload(
-        self, saved: CheckpointName, state: State, previous: Entry | None
+        self, checkpoint: CheckpointName, state: State, previous: Entry | None
     ) -> tuple[dict[RunId, _Place], int]:
         """Write all runs that cannot be referred to. Returns where all runs are, and the bytes."""
         places: dict[RunId, _Place] = {}
         packs: list[tuple[str, list[Run]]] = []
-        for operator, states in sorted(state.operators.items()):
-            usable = self._usable(states, previous.objects.get(operator, ()) if previous else ())
+        for operator, operator_state in sorted(state.operators.items()):
+            reusable = self._reusable_runs(
+                operator_state, previous.objects.get(operator, ()) if previous else ()
+            )
             size = OBJECT_BYTES
-            for run in states.runs():
-                if run.id in usable:
-                    places[run.id] = usable[run.id]
+            for run in operator_state.runs():
+                if run.id in reusable:
+                    places[run.id] = reusable[run.id]
                     continue
                 if size >= OBJECT_BYTES or packs[-1][1][0].schema != run.schema:
                     packs.append((operator, []))
@@ -247,7 +250,7 @@ class StateStore:
                 size += run.nbytes
         prefer(run for _, runs in packs for run in runs)
         with ThreadPoolExecutor(PARALLEL) as pool:
-            done = list(pool.map(lambda p: self._objects.write(saved, *p), packs))
+            done = list(pool.map(lambda p: self._objects.write(checkpoint, *p), packs))
         for (_, runs), (name, _) in zip(packs, done, strict=True):
             rows, nbytes = (sum(run.rows for run in runs), sum(run.nbytes for run in runs))
             self._known[name] = layout.ObjectFacts(rows, nbytes, runs[0].schema)
@@ -255,12 +258,14 @@ class StateStore:
             places.update((run.id, (name, batch)) for batch, run in enumerate(runs))
         return places, sum(size for _, size in done)
 
-    def _usable(self, states: OperatorState, previous: Sequence[str]) -> dict[RunId, _Place]:
+    def _reusable_runs(
+        self, operator_state: OperatorState, previous: Sequence[str]
+    ) -> dict[RunId, _Place]:
         """Runs in these objects that may be referred to: enough of their rows are live."""
         names = frozenset(previous)
         found: dict[RunId, _Place] = {}
         live: dict[str, int] = {}
-        for run in states.runs():
+        for run in operator_state.runs():
             places = self._places.get(run.id, {})
             for name in names.intersection(places):  # one, or none
                 found[run.id] = (name, places[name])
@@ -269,17 +274,19 @@ class StateStore:
         return {run: place for run, place in found.items() if place[0] in kept}
 
     def _describe(
-        self, states: OperatorState, places: Mapping[RunId, _Place]
+        self, operator_state: OperatorState, places: Mapping[RunId, _Place]
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
         """The objects that have the runs of a state, and its layout."""
-        names = list(dict.fromkeys(places[run.id][0] for run in states.runs()))
+        names = list(dict.fromkeys(places[run.id][0] for run in operator_state.runs()))
         numbers = {name: number for number, name in enumerate(names)}
 
         def place(run: Run) -> layout.Place:
             name, batch = places[run.id]
             return numbers[name], batch
 
-        return tuple(names), layout.encode(states, place, [self._known[name] for name in names])
+        return tuple(names), layout.encode(
+            operator_state, place, [self._known[name] for name in names]
+        )
 
     def _place(self, name: str, runs: Mapping[int, Run]) -> None:
         for batch, run in runs.items():
@@ -287,7 +294,8 @@ class StateStore:
 
     def _remember(self, epoch: int, objects: Mapping[str, Iterable[str]]) -> None:
         if len(self._entries) == REMEMBERED:
-            self._entries.pop()  # not the oldest, which slow sinks will reach first
+            # Not the oldest, which is committed next: sinks must have its epochs first.
+            self._entries.pop()
         self._entries.append((epoch, frozenset(n for names in objects.values() for n in names)))
 
     def _forget_before(self, epoch: int) -> None:

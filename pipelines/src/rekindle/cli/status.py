@@ -67,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _draw(view: StatusView, console: Console, all_tasks: bool, fit: bool = False) -> RenderableType:
     """`fit`: omit Live tasks if the output does not fit on the screen."""
-    from rekindle.cli.status_tree import LIVE_TASKS, render_status
+    from rekindle.cli.status_tree import MAX_LIVE_TASKS, render_status
 
     now = datetime.now(UTC)
-    drawn = render_status(view, now, live_tasks=sys.maxsize if all_tasks else LIVE_TASKS)
+    drawn = render_status(view, now, max_live_tasks=sys.maxsize if all_tasks else MAX_LIVE_TASKS)
     if fit and not all_tasks and len(console.render_lines(drawn, pad=False)) > console.height:
-        return render_status(view, now, live_tasks=0)
+        return render_status(view, now, max_live_tasks=0)
     return drawn
 
 

@@ -37,21 +37,21 @@ _STYLES = {
     "Unknown": "magenta",
 }
 _NAME_WIDTH, _STATE_WIDTH = 20, 11
-LIVE_TASKS = 8
+MAX_LIVE_TASKS = 8
 """Maximum number of Live tasks shown for each segment; the others are only counted."""
 
 
 def render_status(
-    view: StatusView, now: datetime, *, live_tasks: int = LIVE_TASKS
+    view: StatusView, now: datetime, *, max_live_tasks: int = MAX_LIVE_TASKS
 ) -> RenderableType:
-    """`live_tasks`: maximum number shown for each segment. Tasks that are not Live are always
+    """`max_live_tasks`: maximum number shown for each segment. Tasks that are not Live are always
     shown."""
     parts: list[RenderableType] = [_title(view), _facts(view, now)]
     if view.recovery is not None:
         parts += ["", _recovery(view.recovery, view, now)]
     if view.conditions or view.problems:
         parts += ["", _problems(view)]
-    parts += ["", _tree(view, live_tasks)]
+    parts += ["", _tree(view, max_live_tasks)]
     return Group(*parts)
 
 
@@ -117,7 +117,7 @@ def _problems(view: StatusView) -> Table:
     return table
 
 
-def _tree(view: StatusView, live_tasks: int) -> RenderableType:
+def _tree(view: StatusView, max_live_tasks: int) -> RenderableType:
     if not view.queries and not view.unqueried_segments:
         return Text("no queries", "dim")
     tree = Tree("queries, by priority", guide_style="dim")
@@ -132,13 +132,13 @@ def _tree(view: StatusView, live_tasks: int) -> RenderableType:
                 under.label = _segment(segment).append(f"  see {shown[segment.name]}", "dim")
                 continue
             shown[segment.name] = query.name
-            for line in _tasks(segment, live_tasks):
+            for line in _tasks(segment, max_live_tasks):
                 under.add(line)
     if view.unqueried_segments:
         rest = tree.add(Text("tasks of no query in this spec", "dim") if view.queries else "tasks")
         for segment in view.unqueried_segments:
             under = rest.add(_segment(segment))
-            for line in _tasks(segment, live_tasks):
+            for line in _tasks(segment, max_live_tasks):
                 under.add(line)
     return tree
 
@@ -164,16 +164,16 @@ def _segment(segment: SegmentLine) -> Text:
     )
 
 
-def _tasks(segment: SegmentLine, live_tasks: int) -> Iterator[Text]:
+def _tasks(segment: SegmentLine, max_live_tasks: int) -> Iterator[Text]:
     shown = 0
     for task in segment.tasks:
         if task.phase == "Live":
             shown += 1
-            if shown > live_tasks:
+            if shown > max_live_tasks:
                 continue
         yield _task(task)
-    if shown > live_tasks and live_tasks:
-        yield Text(f"{shown - live_tasks} more are Live (--all shows them)", "dim")
+    if shown > max_live_tasks and max_live_tasks:
+        yield Text(f"{shown - max_live_tasks} more are Live (--all shows them)", "dim")
 
 
 def _task(task: TaskLine) -> Text:

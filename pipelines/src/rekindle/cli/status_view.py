@@ -154,19 +154,19 @@ def _segments(
     newest = _newest_pods(pods)
     if topology is not None:
         known = [slot.key for slot in topology.slots()]
-        names = {s.id: s.name for s in topology.segments}
+        segment_names = {s.id: s.name for s in topology.segments}
     else:
-        known, names = [key for key in incarnations if key.count("/") == 2], {}
+        known, segment_names = [key for key in incarnations if key.count("/") == 2], {}
     for pod in pods:
         if name := _label(pod, "segment-name"):
-            names.setdefault(_label(pod, "segment"), name)
+            segment_names.setdefault(_label(pod, "segment"), name)
     tasks: dict[str, list[TaskLine]] = {}
     for key in dict.fromkeys((*known, *reports, *newest)):
         segment, _, rest = key.partition("/")
         line = _task(rest, reports.get(key, {}), incarnations.get(key), newest.get(key, {}))
         tasks.setdefault(segment, []).append(line)
     return {
-        segment: SegmentLine(names.get(segment, segment), tuple(lines))
+        segment: SegmentLine(segment_names.get(segment, segment), tuple(lines))
         for segment, lines in tasks.items()
     }
 

@@ -97,9 +97,9 @@ def convert(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array
     return converted
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def _is_list(type_: pa.DataType) -> bool:
     t = pa.types
-    return bool(t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind))
+    return bool(t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_))
 
 
 def _structs(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
@@ -154,9 +154,9 @@ def _from_base64(column: pa.Array, target: pa.DataType) -> pa.Array:
 def _timestamps(column: pa.Array, target: pa.DataType) -> pa.Array:
     """From ISO 8601 strings; without a zone they are UTC."""
     text = pc.utf8_trim_whitespace(column)
-    for kind in (pa.timestamp("us"), _UTC):  # most columns have no zone, or one in every value
+    for type_ in (pa.timestamp("us"), _UTC):  # most columns have no zone, or one in every value
         with contextlib.suppress(pa.ArrowInvalid):
-            return _cast_zone(pc.cast(text, kind), target)
+            return _cast_zone(pc.cast(text, type_), target)
     zoned = pc.and_(
         pc.match_substring_regex(text, _DATE_AND_TIME), pc.match_substring_regex(text, _ZONED)
     )

@@ -107,7 +107,7 @@ def require_closed_quotes(lines: Iterable[str], where: str, dialect: CsvDialect)
     or is followed by other text."""
     numbered = _Numbered(lines, dialect.quote or "")
     try:
-        with long_values():
+        with without_csv_field_limit():
             for _ in dialect.reader(numbered, strict=True):
                 numbered.first = 0
     except csv.Error as e:
@@ -123,14 +123,14 @@ def each_line_is_a_row(lines: bytes, dialect: CsvDialect) -> bool:
         return True
     quoted = [f"{line}\n" for line in lines.decode("latin-1").split("\n") if dialect.quote in line]
     try:
-        with long_values():
+        with without_csv_field_limit():
             return sum(1 for _ in dialect.reader(quoted, strict=True)) == len(quoted)
     except csv.Error:
         return False
 
 
 @contextlib.contextmanager
-def long_values() -> Iterator[None]:
+def without_csv_field_limit() -> Iterator[None]:
     """The module `csv` takes values of any length, not only of 128 KiB."""
     limit = csv.field_size_limit(sys.maxsize)
     try:

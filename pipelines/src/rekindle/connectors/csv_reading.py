@@ -20,8 +20,8 @@ from rekindle.connectors.csv_quotes import (
     CsvDialect,
     QuoteDetector,
     each_line_is_a_row,
-    long_values,
     require_closed_quotes,
+    without_csv_field_limit,
 )
 from rekindle.connectors.line_blocks import (
     BLOCK_BYTES,
@@ -40,7 +40,8 @@ _SHOWN_CHARS = 120
 def read_csv(
     fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file. Raises SchemaMismatch, and what the file raises."""
+    """The rows of one file. `where`: its source and path, for messages. Raises SchemaMismatch, and
+    what the file raises."""
     try:
         yield from _read(fs, path, options, schema, where)
     except UnicodeError as e:
@@ -75,7 +76,7 @@ def _read(
                 convert_options=_convert_options(options, schema),
             )
         except pa.ArrowInvalid as e:
-            raise _explained(e, wrong, options, where) from e
+            raise _schema_mismatch(e, wrong, options, where) from e
     if detector.needs_check:
         # As latin-1, because columns that are not read may hold invalid UTF-8.
         encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
@@ -223,7 +224,7 @@ def _read_first_row(
     encoding = "utf-8-sig" if options.encoding == UTF_8 else options.encoding
     with (
         fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f,
-        nullcontext() if options.header else long_values(),  # column names are short
+        nullcontext() if options.header else without_csv_field_limit(),  # column names are short
     ):
         lines = _without_bom(f)
         # Arrow skips empty lines, and fails for a header without a line end.
@@ -278,7 +279,7 @@ def require_columns(names: list[str], schema: pa.Schema, where: str, hint: str =
         )
 
 
-def _explained(
+def _schema_mismatch(
     error: pa.ArrowInvalid, wrong: list[pa_csv.InvalidRow], options: FilesSourceSpec, where: str
 ) -> SchemaMismatch:
     """Arrow's error in terms of the resource's options."""

@@ -79,7 +79,7 @@ class EpochRanges:
         it never changes. After the return, no older definition acquires a range."""
         return (self._held or self._acquire(None)).start
 
-    def last_possible(self) -> int | None:
+    def last_possible_epoch(self) -> int | None:
         """No epoch after this one was written before the call. None if that is unknown, because the
         place may have files of a release without ranges."""
         held = self._held or self._acquire(None)

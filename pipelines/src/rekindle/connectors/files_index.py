@@ -50,7 +50,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class OrderedInput:
     """The key columns of all units, in file order, and the permutation of their stable sort; None
     if they are in order."""
 
@@ -78,10 +78,10 @@ def _is_ascending(order: Int64s) -> bool:
     return bool(np.array_equal(order, np.arange(len(order))))
 
 
-def ordered(job: Job, keys: pa.Table, units: Sequence[Unit]) -> Input:
+def order_input(job: Job, keys: pa.Table, units: Sequence[Unit]) -> OrderedInput:
     """Raises SchemaMismatch for a NULL in the `orderBy` column."""
     if job.files.order_by is None:
-        return Input(units, keys, None)
+        return OrderedInput(units, keys, None)
     key = keys.column(job.files.order_by)
     if key.null_count:
         row = int(pc.index(key.is_null(), True).as_py())
@@ -93,15 +93,15 @@ def ordered(job: Job, keys: pa.Table, units: Sequence[Unit]) -> Input:
                     "or order by another column"
                 )
             row -= unit.rows
-    positions = int64s(_sorted(key).cast(pa.int64()))
-    return Input(units, keys, None if _is_ascending(positions) else positions)
+    positions = int64s(_sort_indices(key).cast(pa.int64()))
+    return OrderedInput(units, keys, None if _is_ascending(positions) else positions)
 
 
 class NotInOrder(Exception):
     """A row is before an earlier one, or is not in the order at all."""
 
 
-class RequireOrder:
+class OrderCheck:
     """Raises NotInOrder as soon as the rows that it observes are not in order."""
 
     def __init__(self, job: Job) -> None:
@@ -113,16 +113,16 @@ class RequireOrder:
             return
         key = batch.column(self._order_by)
         rows = key if self._last is None else pa.concat_arrays([self._last, key])
-        if key.null_count or not _is_ascending(int64s(_sorted(rows).cast(pa.int64()))):
+        if key.null_count or not _is_ascending(int64s(_sort_indices(rows).cast(pa.int64()))):
             raise NotInOrder
         self._last = key.slice(len(key) - 1)
 
 
-def _sorted(key: pa.Array | pa.ChunkedArray) -> pa.Array:
+def _sort_indices(key: pa.Array | pa.ChunkedArray) -> pa.Array:
     return pc.sort_indices(pa.table({"key": key}), sort_keys=[("key", "ascending")])
 
 
-def summary(job: Job, keys: pa.Table) -> bytes:
+def event_time_extent(job: Job, keys: pa.Table) -> bytes:
     """The first and last event time of all partitions, as JSON."""
     if job.event_time is None:
         return to_json([None, None])
@@ -130,7 +130,7 @@ def summary(job: Job, keys: pa.Table) -> bytes:
     return to_json([times["min"].value, times["max"].value])
 
 
-def index(job: Job, input: Input, rows: Rows) -> pa.Table:
+def build_index(job: Job, input: OrderedInput, rows: Rows) -> pa.Table:
     """One row for each epoch that has rows in any partition: the first of the partition's `rows`,
     and the newest event time through it."""
     keys, order, own = input.keys, input.order, input.own

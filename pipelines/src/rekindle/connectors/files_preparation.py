@@ -23,13 +23,13 @@ import pyarrow as pa
 
 from rekindle.connectors.event_time import with_event_time
 from rekindle.connectors.files_index import (
-    Input,
     NotInOrder,
-    RequireOrder,
+    OrderCheck,
+    OrderedInput,
     Unit,
-    index,
-    ordered,
-    summary,
+    build_index,
+    event_time_extent,
+    order_input,
 )
 from rekindle.connectors.files_job import Job
 from rekindle.connectors.files_read import (
@@ -41,7 +41,7 @@ from rekindle.connectors.files_read import (
     read_batches,
     row_groups,
 )
-from rekindle.connectors.input_identity import encode, identify
+from rekindle.connectors.input_identity import encode_input_files, identify
 from rekindle.connectors.line_blocks import Block
 from rekindle.connectors.prepared import (
     IN_PLACE,
@@ -61,7 +61,7 @@ IN_PLACE_BYTES = 64 << 20
 """A larger row group, or line of text, is copied to disk: a reader in place holds one, a row group
 compressed, all the time."""
 INPUT_KEY = b"rekindle.input"  # in the index's metadata, as the next
-SUMMARY_KEY = b"rekindle.extent"  # the first and last event time of all partitions, JSON
+EXTENT_KEY = b"rekindle.extent"  # the first and last event time of all partitions, JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +74,25 @@ class Piece:
     text: TextBlocks | None = None
 
 
-def prepare(job: Job, fs: Any, found: list[FoundFile], rows: Path, index: Path) -> None:
+def prepare(job: Job, fs: Any, found: list[FoundFile], rows_path: Path, index_path: Path) -> None:
     """Write the index, and the rows unless they can stay where they are. The index is created last:
     if it exists, the rows are complete."""
-    temporary = _Temporary(rows)
+    temporary = _Temporary(rows_path)
     try:
         table = _index_in_place(job, fs, found, temporary)
         if table is None:
-            table = _copy(job, fs, found, rows, temporary)
+            table = _copy(job, fs, found, rows_path, temporary)
         else:
-            rows.unlink(missing_ok=True)
-        final = temporary.path("sorted")
+            rows_path.unlink(missing_ok=True)
+        final = temporary.path("index")
         write_rows(final, table.schema, [table.to_batches()])
-        publish(final, index)
+        publish(final, index_path)
     finally:
         temporary.remove()
 
 
 class _Temporary:
-    """Files beside `rows` until they are complete."""
+    """Files beside the prepared rows until they are complete."""
 
     def __init__(self, rows: Path) -> None:
         self._rows = rows
@@ -109,7 +109,9 @@ class _Temporary:
             path.unlink(missing_ok=True)
 
 
-def _copy(job: Job, fs: Any, found: list[FoundFile], rows: Path, temporary: _Temporary) -> pa.Table:
+def _copy(
+    job: Job, fs: Any, found: list[FoundFile], rows_path: Path, temporary: _Temporary
+) -> pa.Table:
     """Stage the own rows in file order, and the keys of all others; write the former sorted.
     Returns the index."""
     sizes = [_unit_rows(job, fs, file) for file in found]
@@ -128,14 +130,16 @@ def _copy(job: Job, fs: Any, found: list[FoundFile], rows: Path, temporary: _Tem
         keys = _in_file_order(units, keys, open_memory_mapped(path))
     else:
         units = _units(own, sizes, counts)
-    input = ordered(job, keys, units)
-    metadata = {INPUT_KEY: _identify(job, fs, found), SUMMARY_KEY: summary(job, keys)}
+    input = order_input(job, keys, units)
+    metadata = {INPUT_KEY: _identify(job, fs, found), EXTENT_KEY: event_time_extent(job, keys)}
     if (order := input.own_order) is None:
         stage.replace(final)
     else:
         write_rows(final, job.schema, [reordered(staged, order)])
-    publish(final, rows)
-    return with_checksum(index(job, input, MappedRows(open_memory_mapped(rows))), metadata)
+    publish(final, rows_path)
+    return with_checksum(
+        build_index(job, input, MappedRows(open_memory_mapped(rows_path))), metadata
+    )
 
 
 def _index_in_place(
@@ -151,10 +155,10 @@ def _index_in_place(
     if in_place is None:
         return None
     input, pieces = in_place
-    table = index(job, input, _rows_in_place(job, fs, found, pieces))
+    table = build_index(job, input, _rows_in_place(job, fs, found, pieces))
     metadata = {
         INPUT_KEY: _identify(job, fs, found),  # after the last reading: see require_unchanged
-        SUMMARY_KEY: summary(job, input.keys),
+        EXTENT_KEY: event_time_extent(job, input.keys),
         IN_PLACE: _encode(pieces),
     }
     return with_checksum(table, metadata)
@@ -162,7 +166,7 @@ def _index_in_place(
 
 def _parquet_in_place(
     job: Job, fs: Any, found: list[FoundFile]
-) -> tuple[Input, list[Piece]] | None:
+) -> tuple[OrderedInput, list[Piece]] | None:
     """Parquet that is in order and has small row groups. Reads the keys of all partitions; the
     index reads the own rows, for checksums."""
     groups = [row_groups(fs, f.path, job.raw.names, job.name) for f in found]
@@ -172,7 +176,7 @@ def _parquet_in_place(
     own = list(zip(found, job.own_groups(len(size) for size in sizes), strict=True))
     units = _units(own, sizes, [sum(size) for size in sizes])
     batches = [batch for file in found for batch in _read_keys(job, fs, file)]
-    input = ordered(job, pa.Table.from_batches(batches, job.keys), units)
+    input = order_input(job, pa.Table.from_batches(batches, job.keys), units)
     if input.order is not None:
         return None
     pieces = [
@@ -184,16 +188,16 @@ def _parquet_in_place(
 
 def _text_in_place(
     job: Job, fs: Any, found: list[FoundFile], path: Path
-) -> tuple[Input, list[Piece]] | None:
+) -> tuple[OrderedInput, list[Piece]] | None:
     """Text that is in order and has blocks. Reads own files once, and the keys of the others; all
     keys are staged at `path`."""
     own = list(zip(found, job.own_groups(1 for _ in found), strict=True))
     scanned: list[TextBlocks] = []
-    in_order = RequireOrder(job)
+    in_order = OrderCheck(job)
 
     def keys(file: FoundFile, groups: RowGroupSelection) -> Iterator[pa.RecordBatch]:
         scanned.append(TextBlocks())
-        own_file = 0 in groups
+        own_file = 0 in groups  # a text is one row group, number 0
         batches = _scan(job, fs, file, scanned[-1]) if own_file else _read_keys(job, fs, file)
         for batch in batches:
             selected = batch.select(job.keys.names)
@@ -209,7 +213,7 @@ def _text_in_place(
         Piece(groups.first, count if 0 in groups else 0, text)
         for (_, groups), count, text in zip(own, counts, scanned, strict=True)
     ]
-    return Input(units, open_memory_mapped(path), None), pieces
+    return OrderedInput(units, open_memory_mapped(path), None), pieces
 
 
 def open_in_place(job: Job, fs: Any, found: list[FoundFile], recorded: bytes) -> RowsInPlace:
@@ -307,7 +311,7 @@ def _read_keys(
 def _identify(job: Job, fs: Any, found: list[FoundFile]) -> bytes:
     input_files = identify(fs, [file.path for file in found if job.verified], job.name)
     require_unchanged(job, found)
-    return encode(input_files)
+    return encode_input_files(input_files)
 
 
 def _read(

@@ -18,6 +18,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,10 +62,18 @@ def _stem(query: str, partition: int) -> str:
     return f"{query}-p{partition:03d}-e"
 
 
-def parse_name(name: str) -> tuple[str, int, int] | None:
-    """Query, partition and epoch of a file name; None if it is not a sink's file."""
+class SinkFileName(NamedTuple):
+    query: str
+    partition: int
+    epoch: int
+
+
+def parse_name(name: str) -> SinkFileName | None:
+    """None if it is not the name of a sink's file."""
     match = _NAME.fullmatch(name)
-    return (match["query"], int(match["partition"]), int(match["epoch"])) if match else None
+    if match is None:
+        return None
+    return SinkFileName(match["query"], int(match["partition"]), int(match["epoch"]))
 
 
 def open_sink(options: FilesSinkSpec, context: SinkContext) -> FilesSink:
@@ -107,8 +116,8 @@ class FilesSink:
         self._schema = schema
         self._retry = retry or Retry()
         self._conflicts: dict[int, _Conflict] = {}  # by epoch
-        self._first_not_kept = ""  # the name of a file
-        self._not_kept_count = 0
+        self._first_unkept_conflict = ""  # the name of a file
+        self._unkept_conflicts = 0
         self._objects = _claim(query, spec.url, topology_uid, self._retry)
         self._ranges: EpochRanges | None = None
         if definition is not None:
@@ -123,7 +132,7 @@ class FilesSink:
     def last_epoch(self, after: int = NO_EPOCH) -> int:
         done = max(after, self.first_epoch() - 1)
         try:
-            through = self._ranges.last_possible() if self._ranges is not None else None
+            through = self._ranges.last_possible_epoch() if self._ranges is not None else None
             if through is None:
                 return max(done, *self._listed())
             newest = self._retry.run(lambda: self._newest(done, through))
@@ -140,18 +149,18 @@ class FilesSink:
         stem = _stem(self._query, self._partition)
         infos = self._retry.run(lambda: self._objects.list(stem))
         parsed = (parse_name(info.name) for info in infos)
-        return [NO_EPOCH, *(p[2] for p in parsed if p and p[0] == self._query)]
+        return [NO_EPOCH, *(p.epoch for p in parsed if p and p.query == self._query)]
 
     @property
     def conflict(self) -> str | None:
-        count = len(self._conflicts) + self._not_kept_count
+        count = len(self._conflicts) + self._unkept_conflicts
         if count == 0:
             return None
         if self._conflicts:
             name = self._conflicts[min(self._conflicts)].name
             then = "if it is wrong, delete it while this task runs, and the task writes its rows"
         else:
-            name = self._first_not_kept
+            name = self._first_unkept_conflict
             then = "this task does not keep its rows any more, so the file cannot be replaced"
         more = f" (and {count - 1} more)" if count > 1 else ""
         url = f"{self._objects.url}/{name}"
@@ -201,8 +210,8 @@ class FilesSink:
         if kept_bytes + len(data) <= KEPT_BYTES and len(self._conflicts) < KEPT_FILES:
             self._conflicts[epoch] = _Conflict(name, data)
         else:
-            self._first_not_kept = self._first_not_kept or name
-            self._not_kept_count += 1
+            self._first_unkept_conflict = self._first_unkept_conflict or name
+            self._unkept_conflicts += 1
         _log.error("query %s: %s", self._query, self.conflict)
 
     def _refused(self, what: str, error: Exception) -> SinkRefused:

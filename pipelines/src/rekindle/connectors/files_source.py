@@ -24,14 +24,14 @@ import pyarrow as pa
 from rekindle.connectors.files_index import int64s
 from rekindle.connectors.files_job import Job, check, fingerprint
 from rekindle.connectors.files_preparation import (
+    EXTENT_KEY,
     INPUT_KEY,
-    SUMMARY_KEY,
     open_in_place,
     prepare,
     require_unchanged,
 )
 from rekindle.connectors.files_read import find_files
-from rekindle.connectors.input_identity import InputFile, decode
+from rekindle.connectors.input_identity import InputFile, decode_input_files
 from rekindle.connectors.prepared import (
     IN_PLACE,
     DamagedRows,
@@ -136,7 +136,7 @@ class FilesSource:
     def _take(self, prepared: Prepared) -> None:
         self._rows, index = self._open_rows(prepared), prepared.index
         self.input = _input_of(prepared)
-        self._event_time_range_us: list[int | None] = json.loads(index.schema.metadata[SUMMARY_KEY])
+        self._event_time_range_us: list[int | None] = json.loads(index.schema.metadata[EXTENT_KEY])
         self._epochs = int64s(index.column("epoch"))
         self._starts = np.append(int64s(index.column("start")), self._rows.num_rows)
         self._max_times = int64s(index.column("max_time"))
@@ -214,7 +214,7 @@ class FilesSource:
 
 
 def _input_of(prepared: Prepared) -> tuple[InputFile, ...]:
-    return decode(prepared.index.schema.metadata[INPUT_KEY])
+    return decode_input_files(prepared.index.schema.metadata[INPUT_KEY])
 
 
 def _remove_others(work_dir: Path, prefix: str, keep: str) -> None:

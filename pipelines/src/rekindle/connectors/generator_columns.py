@@ -36,53 +36,54 @@ Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]
 
 
-class Rows(Protocol):
+class ColumnRows(Protocol):
     """Consecutive rows of one column, with the column's own random draws."""
 
     def numbers(self) -> Int64s:
         """Their row numbers."""
 
     def draws(self, label: str, per_row: int = 1) -> Uint64s:
-        """Shape (rows, per_row): their draws from the independent random stream `label`."""
+        """Shape (rows, per_row): their draws from the independent random stream `label`: "" for
+        values, "null" for whether they are NULL."""
 
     def times(self) -> Int64s:
         """Row number / rowsPerSecond in microseconds, rounded down."""
 
 
-ColumnFunction = Callable[[Rows], pa.Array]
+ColumnFunction = Callable[[ColumnRows], pa.Array]
 
 
-def column_function(column: Column, kind: pa.DataType) -> ColumnFunction:
-    """The function from rows to values of type `kind`. It raises pa.ArrowException or OverflowError
-    for rows whose value does not fit."""
+def column_function(column: Column, data_type: pa.DataType) -> ColumnFunction:
+    """The function from rows to values of type `data_type`. It raises pa.ArrowException or
+    OverflowError for rows whose value does not fit."""
     match column:
         case SequenceColumn(start, step):
-            return lambda r: pc.cast(pa.array(start + r.numbers() * step), kind)
+            return lambda r: pc.cast(pa.array(start + r.numbers() * step), data_type)
         case Timestamps(start_us, jitter_us):
-            return lambda r: pc.cast(pa.array(_times(r, start_us, jitter_us)), kind)
+            return lambda r: pc.cast(pa.array(_times(r, start_us, jitter_us)), data_type)
         case Integers(low, high):
             span = np.uint64(high - low + 1)
             return lambda r: pc.cast(
-                pa.array((r.draws("")[:, 0] % span).astype(np.int64) + low), kind
+                pa.array((r.draws("")[:, 0] % span).astype(np.int64) + low), data_type
             )
         case Uniform(left, right):
             return lambda r: pc.cast(
-                pa.array(left + (right - left) * _unit(r.draws(""))[:, 0]), kind
+                pa.array(left + (right - left) * _unit(r.draws(""))[:, 0]), data_type
             )
         case Normal(mean, sd):
-            return lambda r: pc.cast(pa.array(mean + sd * _normal(r)), kind)
+            return lambda r: pc.cast(pa.array(mean + sd * _normal(r)), data_type)
         case Booleans(threshold):
-            return lambda r: pc.cast(pa.array(_below(r.draws("")[:, 0], threshold)), kind)
+            return lambda r: pc.cast(pa.array(_below(r.draws("")[:, 0], threshold)), data_type)
         case Choice(values):
-            choices, size = constants(values, kind), np.uint64(len(values))
+            choices, size = constants(values, data_type), np.uint64(len(values))
             return lambda r: choices.take(pa.array((r.draws("")[:, 0] % size).astype(np.int64)))
         case Cycle(values):
-            turns = constants(values, kind)
-            return lambda r: turns.take(pa.array(r.numbers() % len(turns)))
+            cycle = constants(values, data_type)
+            return lambda r: cycle.take(pa.array(r.numbers() % len(cycle)))
         case Keys(prefix, count):
-            return lambda r: _keys(r, prefix, count, kind)
+            return lambda r: _keys(r, prefix, count, data_type)
         case OrNull(threshold, inner):
-            given, null = column_function(inner, kind), pa.scalar(None, kind)
+            given, null = column_function(inner, data_type), pa.scalar(None, data_type)
             return lambda r: pc.if_else(
                 pa.array(_below(r.draws("null")[:, 0], threshold)), null, given(r)
             )
@@ -90,21 +91,21 @@ def column_function(column: Column, kind: pa.DataType) -> ColumnFunction:
             assert_never(column)
 
 
-def constants(values: tuple[Value, ...], kind: pa.DataType) -> pa.Array:
+def constants(values: tuple[Value, ...], data_type: pa.DataType) -> pa.Array:
     """Values of `rekindle.topology.generator.constants` as an array."""
-    return pa.array(values, kind)
+    return pa.array(values, data_type)
 
 
-def _times(rows: Rows, start_us: int, jitter_us: int) -> Int64s:
+def _times(rows: ColumnRows, start_us: int, jitter_us: int) -> Int64s:
     times = start_us + rows.times()
     if jitter_us:
         times = times - (rows.draws("")[:, 0] % np.uint64(jitter_us)).astype(np.int64)
     return times
 
 
-def _keys(rows: Rows, prefix: str, count: int, kind: pa.DataType) -> pa.Array:
+def _keys(rows: ColumnRows, prefix: str, count: int, data_type: pa.DataType) -> pa.Array:
     numbers = pc.cast(pa.array(rows.draws("")[:, 0] % np.uint64(count)), pa.string())
-    return pc.cast(pc.binary_join_element_wise(prefix, numbers, ""), kind)
+    return pc.cast(pc.binary_join_element_wise(prefix, numbers, ""), data_type)
 
 
 def _unit(draws: Uint64s) -> npt.NDArray[np.float64]:
@@ -112,7 +113,7 @@ def _unit(draws: Uint64s) -> npt.NDArray[np.float64]:
     return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _normal(rows: Rows) -> npt.NDArray[np.float64]:
+def _normal(rows: ColumnRows) -> npt.NDArray[np.float64]:
     units = _unit(rows.draws("", per_row=12))
     total = units[:, 0].copy()
     for i in range(1, 12):

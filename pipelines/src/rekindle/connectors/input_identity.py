@@ -53,11 +53,11 @@ def _identify(fs: Any, path: str) -> InputFile:
     return InputFile(path, size, f"blake2b:{digest.hexdigest()}")
 
 
-def encode(files: Sequence[InputFile]) -> bytes:
+def encode_input_files(files: Sequence[InputFile]) -> bytes:
     return to_json({"format": _FORMAT, "files": [asdict(file) for file in files]})
 
 
-def decode(data: bytes) -> tuple[InputFile, ...]:
+def decode_input_files(data: bytes) -> tuple[InputFile, ...]:
     """Raises ValueError if it is not such a record, or has a newer format."""
     try:
         record = json.loads(data)

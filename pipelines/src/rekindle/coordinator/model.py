@@ -36,7 +36,8 @@ class Pod:
     """A task's pod as in the API.
 
     `address` is None until it has an IP. `may_be_running` is False only if no process of the pod
-    can be running: it has no address yet, or it has ended.
+    can be running: it has no address yet, or it has ended. `was_ready`: all its containers have
+    started (their startup probes), or it is Ready.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Generation:
 
     @property
     def interval_s(self) -> float:
+        """Of epochs; a spec's is in microseconds."""
         return self.topology.spec.epoch_interval / 1e6
 
     @property
@@ -106,7 +108,8 @@ class PollFailed:
 
 @dataclass(frozen=True, slots=True)
 class FenceRaised:
-    """A task, the store or the API server has seen a newer coordinator (I9)."""
+    """A task, the store or the API server has seen a newer coordinator (I9). `by`: which of
+    them, for the log."""
 
     by: str
 

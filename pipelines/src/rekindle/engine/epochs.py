@@ -18,13 +18,15 @@ EPOCH, LATE_BEFORE = "__e", "__late"
 """A row's epoch number, and the watermark before that epoch, which decides if it is late."""
 COPIED_BYTES = 1 << 20
 """If epochs are smaller than this on average, they are copied into one batch."""
-SYSTEM = pa.schema([(EPOCH, pa.int64()), (LATE_BEFORE, pa.int64())])
+SYSTEM_COLUMNS = pa.schema([(EPOCH, pa.int64()), (LATE_BEFORE, pa.int64())])
 """The system columns, before the columns of the rows."""
 
 
-def stack(schema: pa.Schema, epochs: Sequence[tuple[EpochInput, pa.Table]]) -> pa.Table:
+def concatenate_epochs(
+    schema: pa.Schema, epochs: Sequence[tuple[EpochInput, pa.Table]]
+) -> pa.Table:
     """The epochs concatenated, system columns first, in exactly the types of `schema`."""
-    tables = [_conform(table, schema) for _, table in epochs]
+    tables = [_with_schema(table, schema) for _, table in epochs]
     lengths = [t.num_rows for t in tables]
     system = [[e.epoch, e.watermark_before] for e, _ in epochs]
     numbers, late = np.repeat(np.array(system, np.int64), lengths, axis=0).T
@@ -32,10 +34,10 @@ def stack(schema: pa.Schema, epochs: Sequence[tuple[EpochInput, pa.Table]]) -> p
     if rows.nbytes < COPIED_BYTES * len(epochs):  # many small batches would cost more
         rows = rows.combine_chunks()
     columns = [pa.array(np.ascontiguousarray(c)) for c in (numbers, late)]
-    return pa.table([*columns, *rows.columns], schema=pa.schema([*SYSTEM, *schema]))
+    return pa.table([*columns, *rows.columns], schema=pa.schema([*SYSTEM_COLUMNS, *schema]))
 
 
-def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     if table.schema == schema:
         return table
     return table.select(schema.names).cast(schema)

@@ -3,7 +3,7 @@
 A sum of DECIMAL has 38 digits in Spark and stays NULL after an overflow, so the result would depend
 on the order of rows and their division into epochs. So decimals of 28 digits and more are added as
 two sums, of the digits above and below the 20th from the right, neither of which can exceed 38
-digits before 10^10 rows. When a window closes, the two are joined; if the result has more than 38
+digits before 10^10 rows. When a window closes, the two are combined; if the result has more than 38
 digits it is NULL, like Spark's sum of all rows.
 
 Design: docs/design/determinism.md#sources-of-difference.
@@ -34,7 +34,7 @@ def is_wide(kind: pa.DataType, merge: str) -> bool:
     return merge == "sum" and pa.types.is_decimal(kind) and kind.precision == MAX_DIGITS
 
 
-def split(partial: Partial, scale: int) -> tuple[Partial, Partial]:
+def split_sum(partial: Partial, scale: int) -> tuple[Partial, Partial]:
     """The two sums that replace a sum of decimals of a scale."""
     (call,) = parse(f"SELECT {partial.sql}").expressions
     only = f" FILTER(WHERE {call.expression.this.sql(DIALECT)})" if _is_filter(call) else ""
@@ -48,7 +48,7 @@ def split(partial: Partial, scale: int) -> tuple[Partial, Partial]:
     )
 
 
-def join(high: pa.ChunkedArray, low: pa.ChunkedArray, scale: int) -> pa.ChunkedArray:
+def combine_sums(high: pa.ChunkedArray, low: pa.ChunkedArray, scale: int) -> pa.ChunkedArray:
     """The sum as DECIMAL(38, scale); NULL if it has more digits."""
     below = max(0, scale - _LOW_DIGITS)
     factor = pa.scalar(_unit(scale), pa.decimal256(below or _LOW_DIGITS + 1 - scale, below))
@@ -61,8 +61,8 @@ def join(high: pa.ChunkedArray, low: pa.ChunkedArray, scale: int) -> pa.ChunkedA
 
 
 def shape_results(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
-    """Names and types of a window's partials after joining the sums."""
-    scales = dict(shape.exact)
+    """Names and types of a window's partials after combining the sums."""
+    scales = dict(shape.wide_sums)
     found: list[tuple[str, pa.DataType]] = []
     for name, kind, _ in shape.partials:
         whole = name.removesuffix(HIGH).removesuffix(LOW)
@@ -73,10 +73,10 @@ def shape_results(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
     return found
 
 
-def join_all(table: pa.Table, shape: WindowShape) -> pa.Table:
-    """A table of partials after joining the sums."""
-    for name, scale in shape.exact:
-        whole = join(table.column(name + HIGH), table.column(name + LOW), scale)
+def combine_all_sums(table: pa.Table, shape: WindowShape) -> pa.Table:
+    """A table of partials after combining the sums."""
+    for name, scale in shape.wide_sums:
+        whole = combine_sums(table.column(name + HIGH), table.column(name + LOW), scale)
         table = table.drop_columns([name + HIGH, name + LOW]).append_column(name, whole)
     return table
 

@@ -60,7 +60,7 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
     other_jvm = JVM_BASE_BYTES + direct if with_jvm else 0
     read_ahead = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     state = _between(8 * MIB, limit_bytes // 64, 1024 * MIB)
-    rows = limit_bytes - heap - other_jvm - PYTHON_BYTES - 2 * read_ahead - state
+    row_bytes = limit_bytes - heap - other_jvm - PYTHON_BYTES - 2 * read_ahead - state
     call = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     return MemoryPlan(
         limit_bytes=limit_bytes,
@@ -69,7 +69,7 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
         call_bytes=call,
         read_ahead_bytes=read_ahead,
         spark_job_input_bytes=heap // 64,
-        epoch_bytes=max(call, rows // COPIES),
+        epoch_bytes=max(call, row_bytes // COPIES),
         state_bytes=state,
         fetch_bytes=_between(8 * MIB, limit_bytes // 32, 64 * MIB),
     )

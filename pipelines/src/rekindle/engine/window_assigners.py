@@ -26,14 +26,15 @@ Int64s = npt.NDArray[np.int64]
 
 
 class WindowAssigner(Protocol):
-    """Which windows the rows of one operator are in: windows of `panes` panes of `pane_us` each,
-    which begin at multiples of `pane_us` since the Unix epoch; one begins with each pane."""
+    """Which windows the rows of one operator are in: windows of `panes_per_window` panes of
+    `pane_us` each, which begin at multiples of `pane_us` since the Unix epoch; one begins with each
+    pane."""
 
     @property
     def pane_us(self) -> int: ...
 
     @property
-    def panes(self) -> int: ...
+    def panes_per_window(self) -> int: ...
 
     def pane_sql(self, time: str) -> str:
         """SQL expression of the start of a row's pane; `time`: SQL of its event time."""
@@ -60,7 +61,7 @@ class HoppingAssigner:
         return self.slide_us
 
     @property
-    def panes(self) -> int:
+    def panes_per_window(self) -> int:
         return self.size_us // self.slide_us
 
     def pane_sql(self, time: str) -> str:

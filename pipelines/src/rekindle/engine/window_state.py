@@ -27,7 +27,7 @@ from rekindle.engine.epochs import EPOCH
 from rekindle.engine.external_sort import ExternalSort
 from rekindle.engine.state.compaction import compact
 from rekindle.engine.state.operator import NO_PANE, OperatorState, append, drop
-from rekindle.engine.state.panes import closing, each_window, without_touched
+from rekindle.engine.state.panes import closing_windows, each_window, without_touched
 from rekindle.engine.state.runs import HASH, PANE, Merge, Run, RunShape, int64s, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import WindowAssigner
@@ -35,7 +35,7 @@ from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
 from rekindle.streams.digest import DIGEST_BYTES, digest_table
 
-WINDOW, ROWS = PANE, "__n"
+ROW_COUNT = "__n"
 LATE = -(2**63) + 1
 """`__w` of the group that counts late rows, all of whose windows are closed."""
 NULL_EVENT_TIME = -(2**63) + 2
@@ -53,7 +53,7 @@ class WindowShape:
     windows: WindowAssigner
     keys: tuple[pa.DataType, ...]
     partials: tuple[tuple[str, pa.DataType, Merge], ...]
-    exact: tuple[tuple[str, int], ...] = ()
+    wide_sums: tuple[tuple[str, int], ...] = ()
     """Sums of decimals that are kept as two partials (`engine.exact_sums`): name and scale."""
 
     @property
@@ -72,7 +72,7 @@ class WindowShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
+class AdvanceResult:
     """`closed`: windows, ordered by (epoch, window end, keys)."""
 
     state: OperatorState
@@ -87,7 +87,7 @@ def advance(
     partials: pa.Table | None,
     watermarks: Watermarks,
     files: RunFiles | None = None,
-) -> Advance:
+) -> AdvanceResult:
     """Append `partials` (columns `__k*`, `__w`: pane start, `__e`, `__n`, partials), close windows.
 
     A window closes in the first epoch whose watermark reaches its end; rows for it in later epochs
@@ -96,17 +96,17 @@ def advance(
     """
     rows, late, null_event_time = _split_markers(partials)
     ordered = None if rows is None else _by_epoch(shape, rows)
-    closed = ExternalSort(shape.closed, [EPOCH, WINDOW, *shape.key_names], files)
+    closed = ExternalSort(shape.closed, [EPOCH, PANE, *shape.key_names], files)
     for part in _split_call(shape, ordered, watermarks):
         if ordered is not None:
             state = _append(shape, state, ordered, part)
         state = _close(shape, state, part, closed.add, files)
     if ordered is not None:
         state = compact(shape.runs, state)
-    return Advance(state, closed.sorted(), late, null_event_time)
+    return AdvanceResult(state, closed.sorted(), late, null_event_time)
 
 
-def conform(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
+def align_state(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
     """Saved state with columns in the order of this shape, matched by name. Raises StateMismatch if
     a column is missing, unknown or of another type."""
     names = shape.runs.schema.names
@@ -136,11 +136,11 @@ def _split_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int
     """The partials of panes, and the numbers of dropped rows (late, NULL event time)."""
     if partials is None or not partials.num_rows:
         return None, 0, 0
-    panes = partials.column(WINDOW).to_numpy()
+    panes = partials.column(PANE).to_numpy()
     marked = panes <= NULL_EVENT_TIME
     late = null_event_time = 0
     if marked.any():
-        counts = partials.column(ROWS).to_numpy()
+        counts = partials.column(ROW_COUNT).to_numpy()
         late, null_event_time = (int(counts[panes == m].sum()) for m in (LATE, NULL_EVENT_TIME))
         partials = partials.filter(pa.array(~marked))
     return (partials if partials.num_rows else None), late, null_event_time
@@ -171,19 +171,19 @@ def _by_epoch(shape: WindowShape, partials: pa.Table) -> _Rows:
 def _split_call(shape: WindowShape, rows: _Rows | None, watermarks: Watermarks) -> list[Watermarks]:
     """Parts of the call that may be appended at once and closed afterwards: no row comes for a pane
     after the close of a window that it is in. Windows of one pane drop such a row as late."""
-    if rows is None or len(watermarks) < 2 or shape.windows.panes == 1:
+    if rows is None or len(watermarks) < 2 or shape.windows.panes_per_window == 1:
         return [watermarks] if watermarks else []
     numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
     first = np.searchsorted(rows.epochs, numbers)
     end = np.searchsorted(rows.epochs, numbers, "right")
-    cuts = [0]
+    bounds = [0]
     for at in range(1, len(watermarks)):
         before = watermarks[at][1]
-        if before > watermarks[cuts[-1]][1] and first[at] < end[at]:
+        if before > watermarks[bounds[-1]][1] and first[at] < end[at]:
             lowest = int(rows.panes[first[at] : end[at]].min())
             if lowest + shape.windows.pane_us <= before:
-                cuts.append(at)
-    return [watermarks[a:b] for a, b in pairwise([*cuts, len(watermarks)])]
+                bounds.append(at)
+    return [watermarks[a:b] for a, b in pairwise([*bounds, len(watermarks)])]
 
 
 def _append(
@@ -226,9 +226,9 @@ def _close(
     add: Callable[[pa.Table], None],
     files: RunFiles | None,
 ) -> OperatorState:
-    pane_us, count = shape.windows.pane_us, shape.windows.panes
+    pane_us, count = shape.windows.pane_us, shape.windows.panes_per_window
     before, after = part[0][1], part[-1][2]
-    starts = closing(state.panes, pane_us, count, before, after)
+    starts = closing_windows(state.panes, pane_us, count, before, after)
     if not len(starts):
         return state
     ends = np.array([w for _, _, w in part], dtype=np.int64)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 _Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 _PERSON = b"rekindle"
 _NULL = np.uint64(0x6E756C6C6E756C6C)
 _BOOLEAN, _INTEGER, _FLOAT, _DATE, _TIMESTAMP, _DECIMAL, _BYTES = (
@@ -36,7 +36,7 @@ def hash_rows(table: pa.Table, columns: Sequence[str]) -> _Hashes:
 
     Raises TypeError for nested columns, which cannot be keys.
     """
-    hashes = np.full(table.num_rows, _GOLDEN, dtype=np.uint64)
+    hashes = np.full(table.num_rows, _GOLDEN_RATIO, dtype=np.uint64)
     for name in columns:
         with np.errstate(over="ignore"):
             hashes = _mix(hashes * np.uint64(31) + _hash_column(table.column(name), name))
@@ -46,7 +46,7 @@ def hash_rows(table: pa.Table, columns: Sequence[str]) -> _Hashes:
 def _mix(bits: _Hashes) -> _Hashes:
     """The finaliser of splitmix64: every input bit reaches every output bit."""
     with np.errstate(over="ignore"):
-        bits = bits + _GOLDEN
+        bits = bits + _GOLDEN_RATIO
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))

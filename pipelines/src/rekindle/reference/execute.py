@@ -24,7 +24,7 @@ from rekindle.exchange.shuffle import split
 from rekindle.streams.epochs import NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.topology.model import Input, Segment, Topology
 
-OpenSink = Callable[[str, int, pa.Schema], Sink]
+QuerySinkOpener = Callable[[str, int, pa.Schema], Sink]
 """Opens the sink of a query for one partition and a schema."""
 
 SourcePartition = tuple[str, int]
@@ -45,10 +45,10 @@ class _Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class InputBatch:
-    """A batch of epochs, which are processed together. `cuts`: by partition of a source, the input
-    of each epoch. Epochs without rows that do not advance a watermark are left out: they would not
-    change anything."""
+class CallInput:
+    """The input of one call: epochs that are processed together. `cuts`: by partition of a source,
+    the input of each epoch. Epochs without rows that do not advance a watermark are left out: they
+    would not change anything."""
 
     epochs: tuple[int, ...]
     cuts: Mapping[SourcePartition, tuple[EpochInput, ...]]
@@ -70,14 +70,14 @@ class _ToWrite:
 
 
 class Execution:
-    """See the module. `run_batch` must be called with each of `input_batches`, in order, and
+    """See the module. `run_call` must be called with each of `call_inputs`, in order, and
     `write` with each of its results; these two may be in different threads."""
 
     def __init__(
         self,
         topology: Topology,
         make_chain: Callable[[Segment], Chain],
-        open_sink: OpenSink,
+        open_sink: QuerySinkOpener,
     ) -> None:
         """Makes all chains, and opens each sink with the output schema of its chain."""
         self._topology = topology
@@ -101,20 +101,20 @@ class Execution:
                 total.null_event_time += rows.null_event_time
         return sums
 
-    def run_batch(self, batch: InputBatch) -> Sequence[_ToWrite]:
-        """Run all segments on the batch. Returns the output of the queries."""
+    def run_call(self, call: CallInput) -> Sequence[_ToWrite]:
+        """Run all segments on the input of a call. Returns the output of the queries."""
         found: list[_ToWrite] = []
         streams: dict[tuple[str, int], Sequence[EpochOutput]] = {}
         for segment in self._topology.segments:
             shares = {} if segment.is_source else _shares(segment, streams)
             for p in range(segment.partitions):
-                place = self._partitions[segment.id, p]
+                partition = self._partitions[segment.id, p]
                 if segment.is_source:
-                    epochs = batch.cuts[segment.nodes[0], p]
+                    epochs = call.cuts[segment.nodes[0], p]
                 else:
-                    epochs = tuple(_merge(segment, p, shares, batch.epochs, place.watermark))
-                result = place.chain.process(place.state, epochs)
-                place.state, place.watermark = result.state, epochs[-1].watermark
+                    epochs = tuple(_merge(segment, p, shares, call.epochs, partition.watermark))
+                result = partition.chain.process(partition.state, epochs)
+                partition.state, partition.watermark = result.state, epochs[-1].watermark
                 streams[segment.stream, p] = result.outputs
                 found += self._to_write(segment, p, result.outputs)
         return found
@@ -143,33 +143,40 @@ class Execution:
             yield _ToWrite(query, sink, batches)
 
 
-def input_batches(
+def call_inputs(
     sources: Mapping[SourcePartition, ReplayableSource],
     last_epoch: int,
     epochs_per_call: int,
     is_stopping: Callable[[], bool] = lambda: False,
-) -> Iterator[InputBatch]:
-    """Cut the sources into batches, limited in rows and bytes like the calls of a task, without the
+) -> Iterator[CallInput]:
+    """Cut the sources into calls, limited in rows and bytes like those of a task, without the
     epochs in which nothing changes. Ends early once `is_stopping`."""
     watermarks = dict.fromkeys(sources, NO_WATERMARK)
-    cuts: dict[SourcePartition, list[EpochInput]] = {place: [] for place in sources}
+    cuts: dict[SourcePartition, list[EpochInput]] = {
+        source_partition: [] for source_partition in sources
+    }
     epochs: list[int] = []
     rows = size = 0
     following = _next_epoch_to_cut(sources, 0, last_epoch)
     while following is not None and not is_stopping():
         epoch, following = following, _next_epoch_to_cut(sources, following + 1, last_epoch)
         epochs.append(epoch)
-        for place, source in sources.items():
+        for source_partition, source in sources.items():
             cut = source.cut(epoch)
-            before = watermarks[place]
-            watermarks[place] = max(before, cut.watermark)
-            cuts[place].append(EpochInput(epoch, before, watermarks[place], (cut.rows,)))
+            before = watermarks[source_partition]
+            watermarks[source_partition] = max(before, cut.watermark)
+            cuts[source_partition].append(
+                EpochInput(epoch, before, watermarks[source_partition], (cut.rows,))
+            )
             rows += cut.rows.num_rows
             size += cut.rows.nbytes
         full = len(epochs) >= epochs_per_call or rows >= MAX_ROWS or size >= CALL_BYTES
         if following is None or full:
-            yield InputBatch(tuple(epochs), {place: tuple(cut) for place, cut in cuts.items()})
-            cuts = {place: [] for place in sources}
+            yield CallInput(
+                tuple(epochs),
+                {source_partition: tuple(cut) for source_partition, cut in cuts.items()},
+            )
+            cuts = {source_partition: [] for source_partition in sources}
             epochs, rows, size = [], 0, 0
 
 
@@ -190,8 +197,8 @@ def last_epoch_to_run(
     bounded = [end for end in ends.values() if end is not None]
     endless = [name for name, end in ends.items() if end is None]
     if until_epoch is not None:
-        natural = max(bounded, default=-1) + 1
-        return until_epoch if endless else min(until_epoch, natural)
+        end_of_input_epoch = max(bounded, default=-1) + 1
+        return until_epoch if endless else min(until_epoch, end_of_input_epoch)
     if endless:
         raise RekindleError(
             f"source {', '.join(endless)} is unbounded; give --until-epoch, or set generator.rows"

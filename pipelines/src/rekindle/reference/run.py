@@ -27,9 +27,9 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
 from rekindle.reference.execute import (
     Execution,
-    OpenSink,
+    QuerySinkOpener,
     SourcePartition,
-    input_batches,
+    call_inputs,
     last_epoch_to_run,
 )
 from rekindle.reference.overlap import prefetch, set_on_error, write_behind
@@ -155,11 +155,11 @@ def run_reference(
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
         failed = threading.Event()
-        batches = prefetch(input_batches(sources, last, epochs_per_call, failed.is_set))
+        batches = prefetch(call_inputs(sources, last, epochs_per_call, failed.is_set))
         write_batch = partial(execution.write, is_stopping=failed.is_set)
         with contextlib.closing(batches), write_behind(write_batch) as write, set_on_error(failed):
             for batch in batches:
-                write(execution.run_batch(batch))
+                write(execution.run_call(batch))
                 reported, rows = batch.epochs[-1], rows + batch.rows
                 report(Progress(reported, last, rows, time.monotonic() - started))
         if reported < last:
@@ -212,7 +212,7 @@ def _opened(
     return OpenedSource(name, summary, last_epoch, options.replay_speed, computed, idle)
 
 
-def _sinks(topology: Topology) -> OpenSink:
+def _sinks(topology: Topology) -> QuerySinkOpener:
     queries = {query.name: query for query in topology.spec.queries}
 
     def opened(name: str, partition: int, schema: pa.Schema) -> Sink:

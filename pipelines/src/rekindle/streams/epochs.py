@@ -42,9 +42,9 @@ class EpochBatch:
     """One epoch of one partition of one stream.
 
     `watermark` is in microseconds since the Unix epoch, UTC: after this epoch no row with an older
-    event time is expected. `rows` may be empty: then the batch is only the boundary. `digest` is
-    the canonical digest of the rows (`rekindle.streams.digest`), hex. `attempt`: the number of the
-    tentative branch; 0 for stable ones.
+    event time is expected. `rows` may be empty: then the batch only says that the epoch has ended.
+    `digest` is the canonical digest of the rows (`rekindle.streams.digest`), hex. `attempt`: the
+    number of the tentative branch; 0 for stable ones.
     """
 
     stream: str

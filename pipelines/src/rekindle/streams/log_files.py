@@ -95,7 +95,7 @@ class LogFile:
 
     def write_outline(self, name: str, size: int, outline: bytes) -> Path:
         """Write what is to replace the file, which still exists; its path."""
-        about = {
+        header = {
             "format": SPILLED_FORMAT,
             "name": name,
             "size": size,
@@ -103,7 +103,7 @@ class LogFile:
         }
         path = self.path.with_suffix(".spilled")
         temp = path.with_suffix(".tmp")
-        temp.write_bytes(json.dumps(about).encode() + b"\n" + outline)
+        temp.write_bytes(json.dumps(header).encode() + b"\n" + outline)
         temp.replace(path)
         return path
 
@@ -187,7 +187,7 @@ def _load(path: Path, with_spilled: bool) -> tuple[LogFile | None, str | None]:
 
 
 def _load_spilled(path: Path) -> LogFile:
-    name, size, content = _outline(path)
+    name, size, content = _read_spilled_file(path)
     file: LogFile | None = None
     for record, _ in records.outlined(memoryview(content)):
         _require_stable(record)
@@ -201,21 +201,21 @@ def _load_spilled(path: Path) -> LogFile:
 def read_outline(path: Path) -> Iterator[tuple[Record, memoryview]]:
     """The records of a spilled file, and their watermark changes. Raises DamagedRecord,
     FileNotFoundError."""
-    return records.outlined(memoryview(_outline(path)[2]))
+    return records.outlined(memoryview(_read_spilled_file(path)[2]))
 
 
-def _outline(path: Path) -> tuple[str, int, bytes]:
+def _read_spilled_file(path: Path) -> tuple[str, int, bytes]:
     """Name and size of the object, and the outline. Raises DamagedRecord."""
     line, _, content = path.read_bytes().partition(b"\n")
     try:
-        about = json.loads(line)
-        name, size, found = str(about["name"]), about.get("size"), about.get("format", 1)
+        header = json.loads(line)
+        name, size, found = str(header["name"]), header.get("size"), header.get("format", 1)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedRecord(f"no outline of a spilled file ({error!r})", 0) from None
     if found != SPILLED_FORMAT:
         reason = f"an outline of format {found}; this release reads {SPILLED_FORMAT}"
         raise DamagedRecord(reason, 0)
-    if not isinstance(size, int) or about.get("sum") != _outline_sum(name, size, content):
+    if not isinstance(size, int) or header.get("sum") != _outline_sum(name, size, content):
         raise DamagedRecord("an outline with a wrong checksum", 0)
     return name, size, content
 

@@ -31,7 +31,8 @@ class EncodedEpoch(NamedTuple):
 
 class View:
     """Records between two offsets, whose bytes do not change any more. `copied_from`: the offset in
-    the file, if they are a copy of the record that grows there."""
+    the file, if they are a copy of the empty record at its end, which grows with each further epoch
+    without rows."""
 
     __slots__ = ("content", "copied_from", "data", "end", "start")
 

@@ -80,7 +80,7 @@ class _ReplicaHealth:
     failures: int = 0
     retry_at: float = 0.0
     truncated: bool = False
-    left_at: float = -math.inf
+    left_at: float = -math.inf  # the last failure, or stall
 
 
 class ReplicaChoice:
@@ -136,10 +136,10 @@ class ReplicaChoice:
             case EpochsReceived(address, epochs):
                 return self._epochs_received(address, epochs, now)
             case CallFailed(address, truncated, timed_out):
-                trusted = any(e.address == address and not e.suspected for e in self._endpoints)
+                unsuspected = any(e.address == address and not e.suspected for e in self._endpoints)
                 if timed_out:
                     self._in_time.discard(address)
-                    self.timeouts += trusted
+                    self.timeouts += unsuspected
                 self._record_failure(address, truncated, now)
                 return self._choose(now)
             case _:

@@ -39,7 +39,7 @@ class GrowingRecord:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of a log file that holds `epochs`.. up to `next_epoch`."""
+    """The end of a log file whose epochs are below `next_epoch`."""
 
     next_epoch: int
     size: int = 0
@@ -59,8 +59,9 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The writes that append an epoch, in this order, and the tail after them. `record`: the new
-    record; None if one has grown. `undo`: what a failed write in place may have damaged."""
+    """What is to be written, in this order, to append an epoch, and the tail after that. `record`:
+    the new record; None if one grows. `undo`: the bytes to write back if a write in place fails,
+    and their offset."""
 
     tail: Tail
     writes: tuple[tuple[int, bytes | pa.Buffer], ...]

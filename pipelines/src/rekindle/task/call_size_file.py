@@ -33,7 +33,7 @@ class CallSizeFile:
     """The file of one task, in its data directory. If it cannot be written, calls continue."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "attempt.json"
+        self._path = directory / "attempt.json"  # the name that older releases read
         self._largest_succeeded = 0  # bytes
         self._written = False
         self._thread: int | None = None  # that is in a call

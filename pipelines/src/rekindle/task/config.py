@@ -27,7 +27,8 @@ class BadEnvironment(RekindleError):
 
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
-    """Identity, addresses, directories and topology of a task."""
+    """Identity, addresses, directories and topology of a task, from its environment. `data`: the
+    directory of all its files. `core.messages.TaskSettings`: what its core needs of them."""
 
     ref: TaskRef
     bind: str

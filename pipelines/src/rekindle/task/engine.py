@@ -31,7 +31,7 @@ class EngineStarter:
     def __init__(self, config: TaskConfig) -> None:
         self.chain: Future[Chain] = Future()
         self._config = config
-        self._death: int | None = None
+        self._exit_status: int | None = None
         self._running: Chain | None = None
         self._session: object | None = None
         nodes = [config.topology.nodes[name] for name in config.segment.nodes]
@@ -42,7 +42,7 @@ class EngineStarter:
 
     def lost(self) -> EngineUnavailable | None:
         """Why the JVM is gone; None while it runs."""
-        if (status := self._death) is None:
+        if (status := self._exit_status) is None:
             return None
         heap = f"{self._config.memory.heap_bytes // MIB} MiB"
         return EngineUnavailable(f"{describe_exit(status, heap)}; it starts again", status)
@@ -76,9 +76,9 @@ class EngineStarter:
             cds_archive=config.cds_archive,
             data_dir=config.data,
             memory=config.memory,
-            on_exit=self._died,
+            on_exit=self._jvm_exited,
         )
-        self._death = None
+        self._exit_status = None
         self._session = session
         chain = SparkChain(
             config.segment,
@@ -91,8 +91,8 @@ class EngineStarter:
         self._running = chain
         return chain
 
-    def _died(self, status: int) -> None:
-        self._death = status
+    def _jvm_exited(self, status: int) -> None:
+        self._exit_status = status
 
     def stop(self, timeout_s: float) -> None:
         if self._session is None:

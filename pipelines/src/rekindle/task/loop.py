@@ -106,7 +106,7 @@ class EpochLoop:
         self._earlier = earlier
         self._pending_request: LoopRequest | None = None
         self._completed = 0  # epochs of the call that was completed last
-        self._compared: EpochBatch | None = None  # the batch that could not be appended
+        self._compared: EpochBatch | None = None  # compared already; its append is tried again
 
     @property
     def state(self) -> TaskState:

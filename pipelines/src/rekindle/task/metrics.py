@@ -80,6 +80,7 @@ class TaskCollector(Collector):
         text = "Rows that windows dropped since the task was restored"
         counter = CounterMetricFamily("rekindle_task_dropped_rows", text, labels=labels)
         for operator, rows in self._status.dropped.items():
+            # `untimed`: their event time is NULL.
             for reason, count in (("late", rows.late), ("untimed", rows.null_event_time)):
                 counter.add_metric([*self._labels.values(), operator, reason], count)
         return counter

@@ -171,7 +171,7 @@ class TaskRuntime:
         if not self._stopping:
             time.sleep(TICK_S)
         failed_before = self._core.phase in (ProcessPhase.REPORTING, ProcessPhase.STAYING)
-        if not failed_before and not self._failed:  # once, or its error would be all there is
+        if not failed_before and not self._failed:  # only once: it may raise in each tick
             self._find_failure()
         if self._failed and not failed_before:
             yield TaskFailed(self._failed_permanently)

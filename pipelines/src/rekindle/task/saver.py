@@ -49,10 +49,10 @@ class CheckpointSaver:
 
     def __init__(self, store: EntryStore) -> None:
         self._core = SaverCore()
-        self._calls = CallTimer()
+        self._call_timer = CallTimer()
         self._store = store
         self._changed = threading.Condition()
-        self._pending_call: SaveState | None = None
+        self._next_save: SaveState | None = None
         self._reusable: tuple[str, Entry] | None = None  # the entry that was loaded last
         self._stopping = False
         self._worker = Worker("checkpoints", self._run).start()
@@ -60,7 +60,7 @@ class CheckpointSaver:
     @property
     def problem(self) -> str | None:
         """A save that waits for restored state is none: what is fetched reports its own."""
-        slow = self._calls.problem if self._core.state_is_complete else None
+        slow = self._call_timer.problem if self._core.state_is_complete else None
         return self._core.problem or self._worker.problem or slow
 
     def offer(self, state: TaskState) -> None:
@@ -108,7 +108,7 @@ class CheckpointSaver:
             for effect in self._core.step(event, time.monotonic()):
                 match effect:
                     case SaveState():
-                        self._pending_call = effect
+                        self._next_save = effect
                     case SkipState(epoch):
                         _log.warning(
                             "the checkpoint of epoch %d is skipped: the store is slow", epoch
@@ -118,8 +118,9 @@ class CheckpointSaver:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Called again after an unexpected error (`Worker`): the save of that time is abandoned."""
         with self._changed:
-            if self._pending_call is None:
+            if self._next_save is None:
                 self._step(SaveAbandoned())
         while (save := self._next()) is not None:
             result = self._save(save)
@@ -131,8 +132,8 @@ class CheckpointSaver:
         """Wait for a state to save; None when the thread has to end."""
         with self._changed:
             while not self._stopping:
-                if self._pending_call is not None:
-                    save, self._pending_call = self._pending_call, None
+                if self._next_save is not None:
+                    save, self._next_save = self._next_save, None
                     return save
                 wake_at = self._core.wake_at
                 self._changed.wait(None if wake_at is None else wake_at - time.monotonic())
@@ -142,7 +143,7 @@ class CheckpointSaver:
     def _save(self, save: SaveState) -> EntrySaved | SaveFailed:
         epoch = save.state.epoch
         try:
-            with self._calls.during(f"saving the checkpoint of epoch {epoch}"):
+            with self._call_timer.during(f"saving the checkpoint of epoch {epoch}"):
                 ref = self._store.save(save.state, self._entry(save.reuse))
         except Exception as error:
             if not isinstance(error, (RekindleError, OSError)):

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import logging
 
-from rekindle.checkpoints.codec import SpilledLogName, source_name
+from rekindle.checkpoints.codec import SpilledLogName, input_identity_name
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
-from rekindle.connectors.input_identity import InputFile, decode, difference, encode
+from rekindle.connectors.input_identity import (
+    InputFile,
+    decode_input_files,
+    difference,
+    encode_input_files,
+)
 from rekindle.engine.model import State
 from rekindle.engine.version import engine_version
 from rekindle.errors import SchemaMismatch, StoreError
@@ -47,7 +52,7 @@ class TaskStore:
         if point.object is None:
             chained_digest = chained_digest_from(point.epoch)
             return TaskState(point.epoch, NO_WATERMARK, State(), chained_digest), None
-        entry, saved, fetch = self._opened().open(point.object)
+        entry, saved, fetch = self._open_states().open(point.object)
         if entry.engine != engine_version():
             _log.warning(
                 "state saved by engine %s is restored by engine %s",
@@ -60,7 +65,7 @@ class TaskStore:
         return TaskState(point.epoch, entry.watermark, State(mine), chained_digest), fetch
 
     def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
-        return self._opened().save(
+        return self._open_states().save(
             self._config.segment.id,
             self._config.ref.partition,
             state.epoch,
@@ -72,20 +77,20 @@ class TaskStore:
         )
 
     def load_entry(self, name: str) -> Entry:
-        return self._opened().load_entry(name)
+        return self._open_states().load_entry(name)
 
     def require_same_input(self, source: Node, found: tuple[InputFile, ...]) -> None:
         """Record the input of a source, or compare it with the recorded one. Raises SchemaMismatch,
         StoreError."""
         if not found:
             return
-        name = f"{self._config.uid}/{source_name(source.id)}"
-        if self._objects().put(name, encode(found)):
+        name = f"{self._config.uid}/{input_identity_name(source.id)}"
+        if self._open_store().put(name, encode_input_files(found)):
             return
         try:
-            recorded = decode(self._objects().get(name))
+            recorded = decode_input_files(self._open_store().get(name))
         except ValueError as error:
-            raise StoreError(f"{self._objects().url}: {name}: {error}") from error
+            raise StoreError(f"{self._open_store().url}: {name}: {error}") from error
         if (changed := difference(recorded, found)) is not None:
             raise SchemaMismatch(
                 f"source {source.name}: {changed} since the topology first read its input, so "
@@ -94,23 +99,23 @@ class TaskStore:
             )
 
     def put(self, name: str, data: bytes) -> None:
-        self._objects().put(name, data)
+        self._open_store().put(name, data)
 
     def get(self, name: str) -> bytes:
-        return self._objects().get(name)
+        return self._open_store().get(name)
 
     def delete(self, name: str) -> None:
-        self._objects().delete(name)
+        self._open_store().delete(name)
 
-    def _objects(self) -> Store:
+    def _open_store(self) -> Store:
         if self._store is None:
             self._store = Store(self._config.topology.spec.checkpoint.store, create=False)
         return self._store
 
-    def _opened(self) -> StateStore:
+    def _open_states(self) -> StateStore:
         if self._states is None:
             config = self._config
             self._states = StateStore(
-                self._objects(), config.uid, config.run_files, config.memory.fetch_bytes
+                self._open_store(), config.uid, config.run_files, config.memory.fetch_bytes
             )
         return self._states

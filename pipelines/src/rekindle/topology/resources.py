@@ -16,32 +16,34 @@ RESOURCE_FIELDS = ("requests", "limits")
 
 
 def task_resources(
-    own: Iterable[Mapping[str, Any] | None], default: Mapping[str, Any]
+    of_nodes: Iterable[Mapping[str, Any] | None], of_topology: Mapping[str, Any]
 ) -> Resources:
     """Requests of one task: the maximum of its nodes' requests, else the topology's default, else
     500m and 1Gi. As in Kubernetes, a limit without a request is the request."""
-    nodes = list(own)
+    nodes = list(of_nodes)
 
     def choose(name: str, fallback: int) -> int:
         requested = [v for v in (_requested(r or {}, name) for r in nodes) if v is not None]
         if requested:
             return max(requested)
-        given = _requested(default, name)
+        given = _requested(of_topology, name)
         return fallback if given is None else given
 
     return Resources(choose("cpu", DEFAULT.cpu_m), choose("memory", DEFAULT.memory))
 
 
 def task_limits(
-    own: Iterable[Mapping[str, Any] | None], default: Mapping[str, Any], requests: Mapping[str, Any]
+    of_nodes: Iterable[Mapping[str, Any] | None],
+    of_topology: Mapping[str, Any],
+    requests: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Limits of a task as written: for each resource the maximum of its nodes' limits, else the
     topology's default; at least the request."""
-    nodes = [r or {} for r in own]
+    nodes = [r or {} for r in of_nodes]
     found: dict[str, Any] = {}
     for name, parse in PARSERS.items():
         given = [v for r in nodes if (v := given_value(r, "limits", name)) is not None]
-        if not given and (fallback := given_value(default, "limits", name)) is not None:
+        if not given and (fallback := given_value(of_topology, "limits", name)) is not None:
             given = [fallback]
         if given:
             found[name] = max(*given, requests[name], key=parse)

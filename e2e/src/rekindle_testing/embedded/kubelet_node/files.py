@@ -55,7 +55,7 @@ class KubeletSettings:
     certificate: Path
     key: Path
     client_ca_file: Path
-    pods: int
+    max_pods: int
     lease_duration_s: int
     # What is kept from pods, so that a node looks smaller than the machine.
     reserved: Mapping[str, str]
@@ -80,7 +80,7 @@ def containerd_config_without_cri(root: Path, snapshotter: str) -> str:
     return _containerd(root, sorted(disabled))
 
 
-def containerd(data: Path, snapshotter: str) -> str:
+def containerd_config(data: Path, snapshotter: str) -> str:
     return f"""\
 {_containerd(data / "containerd", _DISABLED)}
 [plugins."io.containerd.grpc.v1.cri"]
@@ -118,11 +118,11 @@ address = "{CONTAINERD_SOCKET}"
 """
 
 
-def cni(data: Path, pods: IPv4Network) -> str:
+def cni_config(data: Path, pod_subnet: IPv4Network) -> str:
     """A bridge in the node; nothing is masqueraded, as other nodes have routes to it."""
     ipam = {
         "type": "host-local",
-        "ranges": [[{"subnet": str(pods)}]],
+        "ranges": [[{"subnet": str(pod_subnet)}]],
         "routes": [{"dst": "0.0.0.0/0"}],
         "dataDir": f"{data}/cni-addresses",
     }
@@ -139,7 +139,7 @@ def cni(data: Path, pods: IPv4Network) -> str:
     return _text({"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge, portmap]})
 
 
-def kubelet(settings: KubeletSettings) -> str:
+def kubelet_config(settings: KubeletSettings) -> str:
     return _text(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -162,7 +162,7 @@ def kubelet(settings: KubeletSettings) -> str:
             "failCgroupV1": False,
             "failSwapOn": False,
             "systemReserved": dict(settings.reserved),
-            "maxPods": settings.pods,
+            "maxPods": settings.max_pods,
             # A quarter of it is how often the lease is renewed.
             "nodeLeaseDurationSeconds": settings.lease_duration_s,
             # The machine's disk and memory are not the node's alone: it evicts nothing for them.
@@ -178,7 +178,7 @@ def kubelet(settings: KubeletSettings) -> str:
     )
 
 
-def kube_proxy(name: str, kubeconfig: Path, cluster: IPv4Network) -> str:
+def kube_proxy_config(name: str, kubeconfig: Path, cluster_cidr: IPv4Network) -> str:
     return _text(
         {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -186,7 +186,7 @@ def kube_proxy(name: str, kubeconfig: Path, cluster: IPv4Network) -> str:
             "hostnameOverride": name,
             "clientConnection": {"kubeconfig": str(kubeconfig)},
             "mode": "iptables",
-            "clusterCIDR": str(cluster),
+            "clusterCIDR": str(cluster_cidr),
             # The size of the connection table is the machine's, and read-only in a namespace.
             "conntrack": {"maxPerCore": 0},
             "oomScoreAdj": 0,

@@ -83,7 +83,7 @@ class NodeNetwork:
         return self._cluster
 
     @property
-    def host(self) -> str:
+    def host_address(self) -> str:
         """The address of this machine for the nodes; the API server has to listen on it."""
         return str(self.addresses.host)
 

@@ -23,8 +23,8 @@ from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplat
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_while_running
 from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
+from rekindle_testing.embedded.process_node.node_in_api import NodeInApi
 from rekindle_testing.embedded.process_node.quantities import parse_millis, parse_rounded_up
-from rekindle_testing.embedded.process_node.remote import NodeInApi
 from rekindle_testing.embedded.processes import Process
 from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_kubelet_binaries
 
@@ -43,7 +43,8 @@ _KUBE_PROXY_USER = "system:kube-proxy"
 
 
 class Cluster(Protocol):
-    """The part of a control plane that a node needs; it must listen on `NodeNetwork.host`."""
+    """The part of a control plane that a node needs; it must listen on the network's
+    `host_address`."""
 
     @property
     def kubeconfig(self) -> Path: ...
@@ -269,7 +270,7 @@ class KubeletNode:
             certificate=certificate,
             key=key,
             client_ca_file=self._cluster.ca_file,
-            pods=self._pods,
+            max_pods=self._pods,
             lease_duration_s=self._lease_duration_s,
             reserved=files.reserved(
                 (os.cpu_count() or 1) * 1000,
@@ -280,10 +281,12 @@ class KubeletNode:
         )
         proxy = data / "kube-proxy.kubeconfig"
         contents = {
-            "containerd.toml": files.containerd(data, template.snapshotter),
-            "cni/10-pods.conflist": files.cni(data, addresses.pod_cidr),
-            "kubelet.json": files.kubelet(settings),
-            "kube-proxy.json": files.kube_proxy(self.name, proxy, self._network.addresses.range),
+            "containerd.toml": files.containerd_config(data, template.snapshotter),
+            "cni/10-pods.conflist": files.cni_config(data, addresses.pod_cidr),
+            "kubelet.json": files.kubelet_config(settings),
+            "kube-proxy.json": files.kube_proxy_config(
+                self.name, proxy, self._network.addresses.range
+            ),
             "resolv.conf": "",
         }
         for name, text in contents.items():

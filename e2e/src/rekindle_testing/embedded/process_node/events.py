@@ -40,9 +40,9 @@ class EventRecorder:
         self._seen: dict[tuple[str, str, str], _Seen] = {}
         self._pending: set[asyncio.Task[None]] = set()
 
-    def record(self, pod: Json, kind: str, reason: str, message: str) -> None:
-        """`kind` is Normal or Warning.  Never waits and never fails."""
-        task = asyncio.create_task(self._write(pod, kind, reason, message[:1000]))
+    def record(self, pod: Json, event_type: str, reason: str, message: str) -> None:
+        """`event_type` is Normal or Warning.  Never waits and never fails."""
+        task = asyncio.create_task(self._write(pod, event_type, reason, message[:1000]))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
@@ -50,7 +50,7 @@ class EventRecorder:
         for key in [key for key in self._seen if key[0] == uid]:
             del self._seen[key]
 
-    async def _write(self, pod: Json, kind: str, reason: str, message: str) -> None:
+    async def _write(self, pod: Json, event_type: str, reason: str, message: str) -> None:
         meta, now = pod["metadata"], self._clock()
         key = (meta["uid"], reason, message)
         path = f"/api/v1/namespaces/{meta['namespace']}/events"
@@ -66,14 +66,14 @@ class EventRecorder:
             name = f"{meta['name'][:200]}.{time.time_ns():x}"
             self._seen[key] = _Seen(name, 1, now)
             await self._api.create(
-                path, _event(name, pod, kind, reason, message, now, self._node_name)
+                path, _event(name, pod, event_type, reason, message, now, self._node_name)
             )
         except (ApiError, Unreachable) as error:
             log.warning("event %s of %s not written: %s", reason, meta["name"], error)
 
 
 def _event(
-    name: str, pod: Json, kind: str, reason: str, message: str, now: float, node_name: str
+    name: str, pod: Json, event_type: str, reason: str, message: str, now: float, node_name: str
 ) -> Json:
     meta = pod["metadata"]
     return {
@@ -88,7 +88,7 @@ def _event(
             "uid": meta["uid"],
             "resourceVersion": meta.get("resourceVersion", ""),
         },
-        "type": kind,
+        "type": event_type,
         "reason": reason,
         "message": message,
         "count": 1,

@@ -24,7 +24,7 @@ from rekindle_testing.embedded.process_node.network_partition import (
     NetworkPartitionUnsupported,
     cgroup2_mount,
 )
-from rekindle_testing.embedded.process_node.remote import NodeInApi
+from rekindle_testing.embedded.process_node.node_in_api import NodeInApi
 from rekindle_testing.embedded.process_node.settings import QUICK, Image, NodeSettings, Timing
 
 _IMPORT_ROOT = Path(__file__).parents[3]

@@ -22,7 +22,7 @@ _WITHOUT_OVERLAY = ("/dev", "/proc", "/sys", "/run", "/boot", "/snap")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
-def enter(spec: Spec) -> list[str]:
+def enter_root(spec: Spec) -> list[str]:
     """Enter the container's root; returns notes about what is not supported here."""
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS)
     syscalls.make_mounts_private()

@@ -74,8 +74,8 @@ def main(directory_path: str) -> None:
     hold_lock(directory)
     if spec["cgroup"]:
         Path(spec["cgroup"], "cgroup.procs").write_text("0")
-    wanted = {signal.SIGTERM, signal.SIGUSR1}
-    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    forwarded = {signal.SIGTERM, signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
     outputs = {name: os.pipe() for name in ("stdout", "stderr")}
     failure_in, failure_out = os.pipe()
     syscalls.unshare(syscalls.CLONE_NEWPID)
@@ -89,7 +89,7 @@ def main(directory_path: str) -> None:
     os.close(failure_out)
     # Ends when the child executes the container's program.
     failure = _read_all(failure_in)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
     if not failure:
         syscalls.write_json(directory / "state.json", {"pid": child})
     log = Log(directory / "log", spec["log_limit_bytes"])
@@ -123,9 +123,9 @@ def _become_container(
     try:
         syscalls.die_with_parent(signal.SIGKILL)
         os.setsid()
-        for note in rootfs.enter(spec):
+        for limitation in rootfs.enter_root(spec):
             # Still the agent's log, not the container's.
-            os.write(2, f"{spec['hostname']}: {note}\n".encode())
+            os.write(2, f"{spec['hostname']}: {limitation}\n".encode())
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for name, number in (("stdout", 1), ("stderr", 2)):
             os.dup2(outputs[name][1], number)

@@ -51,7 +51,7 @@ class ExistingNode:
         self._kubectl("label", "node", self.name, f"{LABEL_RUN}-")
 
     def _is_drained(self) -> bool:
-        pods = [pod for pod in self._pods() if not _stays(pod)]
+        pods = [pod for pod in self._pods() if not _is_of_daemon_set(pod)]
         for pod in pods:
             if pod.metadata.deletion_timestamp is None:
                 self._evict(pod)
@@ -77,6 +77,6 @@ class ExistingNode:
                 raise
 
 
-def _stays(pod: Any) -> bool:
+def _is_of_daemon_set(pod: Any) -> bool:
     """Pods of a DaemonSet, which tolerate the cordon."""
     return any(owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or [])

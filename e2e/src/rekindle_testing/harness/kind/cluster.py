@@ -27,7 +27,7 @@ from rekindle_testing.harness.cluster_programs import (
 from rekindle_testing.harness.kind.nodes import KindNode, docker
 from rekindle_testing.harness.kind.settings import Settings
 from rekindle_testing.harness.nodes import POD_USER
-from rekindle_testing.images.archives import ensure_archives
+from rekindle_testing.images.archives import ensure_image_archives
 from rekindle_testing.progress import OnProgress, no_progress
 from rekindle_testing.waiting import wait_for
 
@@ -106,7 +106,7 @@ class KindCluster(Cluster):
     def _load_images(self) -> None:
         """Built ones by their archives; given ones from Docker, or the nodes pull them."""
         if self._images is None:
-            built = ensure_archives(self._on_progress)
+            built = ensure_image_archives(self._on_progress)
             self._images = (built["operator"].tag, built["pipelines"].tag)
             for archive in built.values():
                 load = ("load", "image-archive", str(archive.path))

@@ -37,14 +37,15 @@ class Containment:
         none, and neither does a task that has to compute again."""
         if slot in self.comparison.diverged:
             return NO_EPOCH
-        ends = self.comparison.must_restart(slot) is not None
-        return self._sinks_through.get(partition_of(slot), NO_EPOCH if ends else None)
+        is_to_restart = self.comparison.must_restart(slot) is not None
+        return self._sinks_through.get(partition_of(slot), NO_EPOCH if is_to_restart else None)
 
     def disputed_epochs(self, partition: Partition) -> tuple[int, ...]:
         dispute = self.comparison.disputes.get(partition)
         return () if dispute is None else (dispute.epoch,)
 
     def must_restart(self, slot: Slot) -> str | None:
+        """The id of the boot that has to compute again."""
         return self.comparison.must_restart(slot)
 
     # --- events ---
@@ -62,7 +63,7 @@ class Containment:
         if graph is None or not started:
             return
         if any(task.partition in downstream(graph, p) for p in self._untrusted):
-            self.comparison.discard(_computation(task))
+            self.comparison.discard(_computations(task))
 
     def observed(
         self,
@@ -118,7 +119,7 @@ class Containment:
                 by
                 for task in tasks
                 if task.partition == partition and not is_suspected(task)
-                for by in _computation(task)
+                for by in _computations(task)
             ]
             self.comparison.request_recomputation(partition, alive, now)
 
@@ -141,7 +142,7 @@ class Containment:
             t.response.stable_epoch
             for t in replicas.get(partition, ())
             if t.slot != slot and t.response and t.phase == TaskPhase.LIVE and not is_suspected(t)
-            if t.response.chained
+            if t.response.chained  # without digests there is nothing to agree with
         ]
         return [
             d
@@ -189,7 +190,7 @@ class Containment:
                 for task in tasks
                 if task.partition
                 in readers  # all replicas: they read ahead, and have logs of earlier boots
-                for by in _computation(task)
+                for by in _computations(task)
             )
         self.update(graph)
 
@@ -204,7 +205,8 @@ class Containment:
                 self._sinks_through[partition] = min(known, dispute.agreed_through)
 
 
-def _computation(task: Task) -> list[Computation]:
+def _computations(task: Task) -> list[Computation]:
+    """At most one."""
     if task.response is None or not task.pod.may_be_running:
         return []
     return [Computation(task.slot, task.pod.incarnation, task.response.boot_id)]

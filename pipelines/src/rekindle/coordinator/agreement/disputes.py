@@ -89,6 +89,7 @@ class Dispute:
 
     @property
     def unresolved(self) -> bool:
+        """Each computation gave another result: the operator is not deterministic."""
         return self.phase is DisputePhase.UNRESOLVED
 
     def is_party(self, by: Computation) -> bool:

@@ -90,7 +90,7 @@ class Committer:
         self._saved: dict[Partition, dict[int, SavedEntry]] = {}
         self._refused: set[str] = set()
         self._unrestorable: Mapping[str, str] = {}
-        self._last_commit: float | None = None
+        self._last_progress_at: float | None = None
         self._write_began = 0.0
         self._garbage_collected_at = float("-inf")
         self._store_problem: CheckpointProblem | None = None
@@ -131,9 +131,13 @@ class Committer:
         """At most one of each kind."""
         found = [problem for problem in (self._store_problem, self._garbage_problem) if problem]
         found += self._lost_entries(inputs)
-        if inputs is not None and self._last_commit is not None and self.own_manifest is not None:
+        if (
+            inputs is not None
+            and self._last_progress_at is not None
+            and self.own_manifest is not None
+        ):
             max_wait_s = max(_STALLED_S, 3 * inputs.generation.checkpoint_interval_s)
-            if inputs.running and now - self._last_commit > max_wait_s:
+            if inputs.running and now - self._last_progress_at > max_wait_s:
                 late = [p.key for p in self._behind(inputs)]
                 text = f"no checkpoint since epoch {self.own_manifest.epoch}: waiting for {late}"
                 found.append(CheckpointProblem(CheckpointProblemKind.STALLED, text))
@@ -192,7 +196,7 @@ class Committer:
     def entries_refused(self, objects: Sequence[str], message: str, now: float) -> list[Effect]:
         """Their replicas have to save again; until then, the partitions keep their old entries."""
         self._refused |= set(objects)
-        self._drop_refused()
+        self._drop_unusable()
         return self._retry_later(CommitEvent.ENTRIES_REFUSED, message, now)
 
     def forget_refused(self, reported: AbstractSet[str]) -> None:
@@ -202,7 +206,7 @@ class Committer:
         entries = self.newest.entries.values() if self.newest else ()
         self._refused &= reported | {ref.object for refs in entries for ref in refs if ref.object}
 
-    def _drop_refused(self) -> None:
+    def _drop_unusable(self) -> None:
         for partition, known in self._saved.items():
             self._saved[partition] = {e: r for e, r in known.items() if self.restorable((r.ref,))}
 
@@ -236,16 +240,16 @@ class Committer:
             )
         changed = self._unrestorable.keys() != unrestorable.keys()
         self._unrestorable = unrestorable
-        self._drop_refused()
+        self._drop_unusable()
         return changed
 
     def entries_saved(self, slot: Slot, done: Sequence[CheckpointDone]) -> None:
         """Entries that a replica has saved. They are kept when that replica dies."""
         partition = partition_of(slot)
-        least = self._newest_committed(partition)
+        committed_epoch = self._newest_committed(partition)
         known = self._saved.setdefault(partition, {})
         for entry in done:
-            if entry.epoch > least and not self.is_refused(entry.object):
+            if entry.epoch > committed_epoch and not self.is_refused(entry.object):
                 ref = EntryRef(entry.epoch, entry.object, entry.digest, entry.bytes)
                 known.setdefault(entry.epoch, SavedEntry(slot, ref))
 
@@ -312,7 +316,7 @@ class Committer:
         progressed = any(
             refs[0].epoch > self.newest.entries[p.key][0].epoch for p, refs in available.items()
         )
-        waited = now - (self._last_commit or 0.0)
+        waited = now - (self._last_progress_at or 0.0)
         is_due = waited >= inputs.generation.checkpoint_interval_s
         if epoch == self.newest.epoch and not (progressed and is_due):
             return None
@@ -357,8 +361,8 @@ class Committer:
         interval_epochs = inputs.generation.checkpoint_interval_epochs
         agreement_epochs = AGREEMENT_WAIT_EPOCHS + interval_epochs
         max_wait_epochs = max(_WAIT_INTERVALS * interval_epochs, agreement_epochs)
-        leader = max(best.values(), default=NO_EPOCH)
-        return [p for p, epoch in best.items() if epoch >= leader - max_wait_epochs]
+        newest_epoch = max(best.values(), default=NO_EPOCH)
+        return [p for p, epoch in best.items() if epoch >= newest_epoch - max_wait_epochs]
 
     def falls_behind(self, partition: Partition, epoch: int, interval_epochs: int) -> bool:
         """Whether a partition that has reached `epoch` has not saved an entry for too long."""
@@ -389,14 +393,14 @@ class Committer:
 
     def _set_newest(self, manifest: Manifest, now: float) -> None:
         advanced = self.newest is None or manifest.epoch > self.newest.epoch
-        if advanced or self._last_commit is None or self._progressed(manifest):
-            self._last_commit = now
+        if advanced or self._last_progress_at is None or self._progressed(manifest):
+            self._last_progress_at = now
         if self.newest is not None and manifest.generation != self.newest.generation:
             self._saved = {}  # sinks of another generation have other epochs
         self.newest = manifest
         for partition, known in self._saved.items():
-            least = self._newest_committed(partition)
-            self._saved[partition] = {e: r for e, r in known.items() if e > least}
+            committed_epoch = self._newest_committed(partition)
+            self._saved[partition] = {e: r for e, r in known.items() if e > committed_epoch}
 
     def _progressed(self, manifest: Manifest) -> bool:
         old: Mapping[str, Refs] = self.newest.entries if self.newest else {}

@@ -24,7 +24,7 @@ from rekindle.topology.model import Segment
 from rekindle.topology.spec import QuerySpec
 
 EMPTY_DIGEST = ""
-_NOTICE_S = 2.0
+_LEAD_TIME_S = 2.0
 """Time to write the first manifest and to poll the tasks that continue."""
 
 
@@ -36,7 +36,7 @@ class GenerationStart:
     problems: tuple[str, ...]
 
 
-def boundary_at_or_after(epoch: int, interval_epochs: int) -> int:
+def checkpoint_epoch_at_or_after(epoch: int, interval_epochs: int) -> int:
     """The first checkpoint epoch that is not before `epoch`."""
     return -(-(epoch + 1) // interval_epochs) * interval_epochs - 1
 
@@ -72,8 +72,8 @@ def start_generation(
             problems=(),
         )
     # Ahead of all tasks, so that a sink that is taken from a task has not written beyond it.
-    ahead = max(head_epoch, previous.epoch) + math.ceil(_NOTICE_S / generation.interval_s)
-    start = boundary_at_or_after(ahead, generation.checkpoint_interval_epochs)
+    ahead = max(head_epoch, previous.epoch) + math.ceil(_LEAD_TIME_S / generation.interval_s)
+    start = checkpoint_epoch_at_or_after(ahead, generation.checkpoint_interval_epochs)
     return _Starter(previous, generation, graph, start).run()
 
 
@@ -122,8 +122,8 @@ class _Starter:
                 f"source {source} begins with epoch {self._start + 1}; rows of its earlier epochs "
                 "are not read"
             )
-        above = [self._entries[i.key][0].epoch for i in self._graph.inputs[partition]]
-        return (empty_entry(max(self._start, *above) if above else self._start),)
+        input_epochs = [self._entries[i.key][0].epoch for i in self._graph.inputs[partition]]
+        return (empty_entry(max(self._start, *input_epochs) if input_epochs else self._start),)
 
     def _readable_entries(self, partition: Partition, refs: Refs) -> Refs:
         """Only entries from which its inputs can still be read, even if their operators are fused
@@ -134,16 +134,16 @@ class _Starter:
             for i in self._graph.inputs[partition]
             if self._entries[i.key] != self._previous.entries.get(i.key)
         ]
-        base = max((oldest(refs).epoch for refs in changed), default=NO_EPOCH)
-        kept = tuple(ref for ref in refs if ref.epoch >= base)
+        readable_after = max((oldest(refs).epoch for refs in changed), default=NO_EPOCH)
+        kept = tuple(ref for ref in refs if ref.epoch >= readable_after)
         if kept:
             return kept
         self._problems.append(
-            f"{partition.key} loses its state and starts empty at epoch {base + 1}: the "
+            f"{partition.key} loses its state and starts empty at epoch {readable_after + 1}: the "
             "operators of its inputs are fused into other segments, which do not have the epochs "
             f"after {refs[0].epoch}; if it stalls, delete its pods"
         )
-        return (empty_entry(base),)
+        return (empty_entry(readable_after),)
 
     def _predecessors(self, partition: Partition) -> dict[str, Refs]:
         """Entries of partitions of older segments that had some of its operators."""
@@ -183,15 +183,15 @@ class _Starter:
     def _query_start(self, query: QuerySpec, segment: Segment) -> QueryStart:
         parts = [Partition(segment.id, i) for i in range(segment.partitions)]
         fresh = [p for p in parts if p.key not in self._previous.entries]
-        carried = all(self._predecessors(p) for p in fresh)
+        state_is_migrated = all(self._predecessors(p) for p in fresh)
         known = self._previous.queries.get(query.name)
         definition = definition_of(query, segment)
-        if known is not None and known.identity == query.identity and carried:
+        if known is not None and known.identity == query.identity and state_is_migrated:
             if known.definition == definition:
                 return known
             if not known.definition:  # written by a release without definitions
                 return replace(known, definition=definition)
-        if fresh and not carried:
+        if fresh and not state_is_migrated:
             first = max(self._entries[p.key][0].epoch for p in parts) + 1
             return query_start(query, self._generation, first)
         return query_start(query, self._generation, self._start + 1)

@@ -76,7 +76,10 @@ def floors(graph: Graph, manifest: Manifest, progress: Progress) -> dict[Partiti
 
 
 def keep_entries(
-    graph: Graph, available: Mapping[Partition, Refs], previous: Mapping[str, Refs], at: Progress
+    graph: Graph,
+    available: Mapping[Partition, Refs],
+    previous: Mapping[str, Refs],
+    progress: Progress,
 ) -> dict[str, Refs]:
     """Choose the entries of the next manifest from `available` (newest first, with `previous`).
 
@@ -88,12 +91,12 @@ def keep_entries(
     for partition in reversed(graph.partitions):
         refs = available[partition]
         wanted = {refs[0]}
-        wanted |= {_at_or_before(refs, point) for point in at.restoring.get(partition, ())}
+        wanted |= {_at_or_before(refs, point) for point in progress.restoring.get(partition, ())}
         for consumer in graph.consumers[partition]:
             points = {ref.epoch for ref in kept[consumer.key]}
-            points |= {p for p in at.positions.get(consumer, ()) if p < max(points)}
+            points |= {p for p in progress.positions.get(consumer, ()) if p < max(points)}
             wanted |= {_at_or_before(refs, point) for point in points}
-            if consumer in at.unknown:
+            if consumer in progress.unknown:
                 wanted |= {r for r in previous.get(partition.key, ()) if r in refs}
         kept[partition.key] = tuple(sorted(wanted, key=lambda r: -r.epoch))
     return kept

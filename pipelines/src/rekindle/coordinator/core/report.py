@@ -31,20 +31,20 @@ from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
 
 REPORT_INTERVAL_S = 2.0
-_HEADS = 4096
-_HEADS_OF_PARTITION = 64  # of each of up to a thousand source partitions; older ones are estimated
+_MAX_HEADS = 4096
+_MAX_PARTITION_HEADS = 64  # of each of up to a thousand source partitions; older ones are estimated
 # A source that has released nothing for this long, and for a few epochs, has stopped.
 _STOPPED_S = 5.0
 _STOPPED_EPOCHS = 3
-_PROBLEMS = 32
-CHECKPOINT_PROBLEMS = 8
+_MAX_MESSAGES = 32
+MAX_CHECKPOINT_PROBLEMS = 8
 
 
 class HeadHistory:
     """When sources released each epoch, to compute lags as times, not as numbers of epochs."""
 
-    def __init__(self, kept: int = _HEADS) -> None:
-        self._released: deque[tuple[int, float]] = deque(maxlen=kept)
+    def __init__(self, max_epochs: int = _MAX_HEADS) -> None:
+        self._released: deque[tuple[int, float]] = deque(maxlen=max_epochs)
 
     @property
     def head(self) -> int:
@@ -88,7 +88,7 @@ class SourceHeads:
     def advanced(self, partition: Partition, epoch: int, now: float) -> None:
         """By any replica of the partition."""
         self._newest.advanced(epoch, now)
-        known = self._partitions.setdefault(partition, HeadHistory(_HEADS_OF_PARTITION))
+        known = self._partitions.setdefault(partition, HeadHistory(_MAX_PARTITION_HEADS))
         known.advanced(epoch, now)
 
     def keep(self, partitions: Collection[Partition]) -> None:
@@ -136,11 +136,11 @@ def build_report(inputs: ReportInputs, now: float) -> Report:
         tasks=tuple(_task(t, inputs) for t in sorted(inputs.membership, key=lambda t: t.slot)),
         queries=_queries(inputs, now),
         diverged=inputs.diverged,
-        inconsistent=tuple(_bounded(text) for text in inputs.inconsistent[:_PROBLEMS]),
-        problems=tuple(_bounded(text) for text in inputs.problems[:_PROBLEMS]),
+        inconsistent=tuple(_bounded(text) for text in inputs.inconsistent[:_MAX_MESSAGES]),
+        problems=tuple(_bounded(text) for text in inputs.problems[:_MAX_MESSAGES]),
         checkpoint_problems=tuple(
             replace(problem, message=_bounded(problem.message))
-            for problem in inputs.checkpoint_problems[:CHECKPOINT_PROBLEMS]
+            for problem in inputs.checkpoint_problems[:MAX_CHECKPOINT_PROBLEMS]
         ),
         stream_conflict=inputs.membership.stream_conflict(),
         generation=generation.number if generation is not None else None,
@@ -155,7 +155,7 @@ def build_report(inputs: ReportInputs, now: float) -> Report:
 def _checkpoint(manifest: Manifest | None) -> CheckpointReport | None:
     if manifest is None or manifest.epoch == NO_EPOCH:
         return None
-    size = sum(refs[0].bytes for refs in manifest.entries.values())
+    size = sum(newest_first[0].bytes for newest_first in manifest.entries.values())
     return CheckpointReport(manifest.epoch, manifest.seq, manifest.time, size)
 
 
@@ -211,10 +211,14 @@ def _durable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
     epochs of a checkpoint (I2), so a partition without tasks counts with its newest entry."""
     best = [_checkpointed(segment.id, index, inputs) for index in range(segment.partitions)]
     for task in inputs.membership:
-        where = task.partition
-        if where.segment == segment.id and where.index < len(best) and task.response is not None:
+        partition = task.partition
+        if (
+            partition.segment == segment.id
+            and partition.index < len(best)
+            and task.response is not None
+        ):
             durable = [s.durable for s in task.response.sinks if s.assigned.query == query]
-            best[where.index] = max([best[where.index], *durable])
+            best[partition.index] = max([best[partition.index], *durable])
     return min(best, default=NO_EPOCH)
 
 

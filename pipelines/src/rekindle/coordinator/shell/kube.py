@@ -20,12 +20,12 @@ from rekindle.errors import RekindleError
 
 Json = dict[str, Any]
 
-_CALL = aiohttp.ClientTimeout(total=5.0)
+_CALL_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 # Watches are short, so that a dead connection is noticed soon: in a burst, when an API server may
 # fail with its zone, new pods must not be missed.
 _WATCH_S = 10
-_WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=_WATCH_S + 5.0)
-_LINE_BYTES = 8 * 1024 * 1024
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=_WATCH_S + 5.0)
+_MAX_LINE_BYTES = 8 * 1024 * 1024
 
 
 class ApiError(RekindleError):
@@ -50,7 +50,7 @@ class KubeApi:
     def __init__(self, access: Access) -> None:
         self._access = access
         connector = aiohttp.TCPConnector(ssl=access.tls if access.tls is not None else True)
-        self._session = aiohttp.ClientSession(connector=connector, read_bufsize=_LINE_BYTES)
+        self._session = aiohttp.ClientSession(connector=connector, read_bufsize=_MAX_LINE_BYTES)
 
     async def close(self) -> None:
         await self._session.close()
@@ -85,7 +85,7 @@ class KubeApi:
             "timeoutSeconds": str(_WATCH_S),
         }
         async with self._session.get(
-            self._access.url + path, params=full, headers=self._headers(), timeout=_WATCH
+            self._access.url + path, params=full, headers=self._headers(), timeout=_WATCH_TIMEOUT
         ) as response:
             if response.status >= 400:
                 raise ApiError(response.status, await _message(response))
@@ -106,15 +106,21 @@ class KubeApi:
         content_type: str = "application/json",
     ) -> Json:
         headers = {**self._headers(), "Content-Type": content_type}
+        # The API server parses an apply as YAML, which refuses some of JSON's escapes.
         dump = yaml_json.dump if content_type.endswith("yaml") else json.dumps
         data = dump(body) if body is not None else None
         async with self._session.request(
-            method, self._access.url + path, params=query, data=data, headers=headers, timeout=_CALL
+            method,
+            self._access.url + path,
+            params=query,
+            data=data,
+            headers=headers,
+            timeout=_CALL_TIMEOUT,
         ) as response:
             if response.status >= 400:
                 raise ApiError(response.status, await _message(response))
-            answer: Json = await response.json()
-            return answer
+            document: Json = await response.json()
+            return document
 
     def _headers(self) -> dict[str, str]:
         token = self._access.token.read()

@@ -73,7 +73,7 @@ class Pollers:
             await self._session.close()
 
     def poll_only(self, tasks: Iterable[Task]) -> None:
-        """Poll these tasks and no others."""
+        """Poll these tasks, as far as they may be running, and no others."""
         slots = {t.slot for t in tasks if t.pod.may_be_running}
         for slot in self._loops.keys() - slots:
             self._loops.pop(slot).cancel()

@@ -55,7 +55,9 @@ class Process:
         self._settings = settings
         self._api = api
         self.core = Coordinator(
-            settings.incarnation, time.time() - time.monotonic(), settings.topology_uid
+            settings.incarnation,
+            wall_s=time.time() - time.monotonic(),
+            topology=settings.topology_uid,
         )
         self._metrics = Metrics(self.core)
         self._store = CheckpointStore(settings.topology_uid, settings.store_timeout_s)

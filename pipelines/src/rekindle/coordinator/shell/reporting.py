@@ -139,7 +139,7 @@ class LeaseKeeper:
 
     Each renewal names the report that is still valid (`valid_report_number`; None: the newest is
     not written yet). Otherwise a report would be as old as its last change. `suspecting`: a task is
-    silent.
+    silent; then renewals are more frequent.
     """
 
     def __init__(

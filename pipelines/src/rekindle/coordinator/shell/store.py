@@ -27,11 +27,12 @@ _MIGRATED = "a55e3b1ed000"
 
 
 class CheckpointStore:
-    """Raises StoreError for each failure, even if the store does not respond."""
+    """`Store` and `ManifestStore` of `rekindle.checkpoints`, called in threads, each call with a
+    timeout. Raises StoreError for each failure, even if the store does not respond."""
 
-    def __init__(self, uid: str, deadline_s: float) -> None:
+    def __init__(self, uid: str, timeout_s: float) -> None:
         self._uid = uid
-        self._deadline_s = deadline_s
+        self._timeout_s = timeout_s
         self._url: str | None = None
         self._required_id: str | None = None
         self._opened: tuple[str, Store, ManifestStore] | None = None
@@ -123,10 +124,10 @@ class CheckpointStore:
 
         future = asyncio.wrap_future(self._thread.submit(call))
         try:
-            return await asyncio.wait_for(asyncio.shield(future), self._deadline_s)
+            return await asyncio.wait_for(asyncio.shield(future), self._timeout_s)
         except TimeoutError as error:
             late = (
-                f"{self._url}: {what} did not end within {self._deadline_s:g} s: the storage does "
+                f"{self._url}: {what} did not end within {self._timeout_s:g} s: the storage does "
                 "not respond"
             )
             raise StoreError(late) from error

@@ -44,8 +44,8 @@ def build_graph(topology: Topology) -> Graph:
                 producer = topology.producer(entry.stream).id
                 read.extend(Partition(producer, i) for i in partitions_read(entry, index))
             inputs[mine] = tuple(dict.fromkeys(read))
-            for source in inputs[mine]:
-                consumers[source].append(mine)
+            for upstream in inputs[mine]:
+                consumers[upstream].append(mine)
         producers = [topology.producer(entry.stream).id for entry in segment.inputs]
         if producers:
             sources[segment.id] = tuple(dict.fromkeys(p for id_ in producers for p in sources[id_]))
@@ -68,6 +68,6 @@ def downstream(graph: Graph, partition: Partition) -> tuple[Partition, ...]:
     """All consumers of a partition's stream, direct or indirect, in topological order."""
     reached = {partition}
     for one in graph.partitions:
-        if any(source in reached for source in graph.inputs[one]):
+        if any(upstream in reached for upstream in graph.inputs[one]):
             reached.add(one)
     return tuple(one for one in graph.partitions if one in reached and one != partition)

@@ -37,7 +37,7 @@ _MAX_REGULAR_GAP_S = 3.0
 """A longer silence was a failure, and is not part of a task's history."""
 _HISTORY = 64
 _SHOWN = 5
-_NOT_RESTORED = frozenset({TaskPhase.WAITING, TaskPhase.RESTORING})
+_PHASES_BEFORE_START = frozenset({TaskPhase.WAITING, TaskPhase.RESTORING})
 _DEVIATIONS = 6.0
 
 
@@ -45,6 +45,8 @@ _DEVIATIONS = 6.0
 class Task:
     """What is known about the highest incarnation of one slot.
 
+    `known_since`: since when its first response is awaited: since its pod was listed, got ready, or
+    polling began, and later by each pause of this process. `assigned`: its restore point.
     `position` is the newest epoch of inputs that the task certainly does not need any more; None
     while it has no restore point. `advanced_at`: when its log was last seen to have grown in this
     boot. `silence_s`: how long it had been silent when it was suspected. `first_stable` is the
@@ -89,8 +91,7 @@ class Task:
     @property
     def restores(self) -> bool:
         """Whether it has a restore point, and has not started."""
-        begins = self.phase in (TaskPhase.WAITING, TaskPhase.RESTORING)
-        return self.assigned is not None and begins
+        return self.assigned is not None and self.phase in _PHASES_BEFORE_START
 
     @property
     def unknown(self) -> bool:
@@ -156,7 +157,9 @@ class Membership:
         """Process a response; True if it must be reported at once (responds again, new phase)."""
         previous = task.response
         rebooted = previous is not None and previous.boot_id != response.boot_id
-        news = task.suspected or rebooted or previous is None or previous.phase != response.phase
+        is_urgent = (
+            task.suspected or rebooted or previous is None or previous.phase != response.phase
+        )
         if task.last_response_at is not None and now - task.last_response_at <= _MAX_REGULAR_GAP_S:
             task.gaps.append(now - task.last_response_at)
         task.last_response_at = now
@@ -167,14 +170,16 @@ class Membership:
         task.suspected_since, task.silence_s = None, 0.0
         task.refusal = None
         if rebooted or task.first_stable is None:
-            task.first_stable = None if response.phase in _NOT_RESTORED else response.stable_epoch
+            task.first_stable = (
+                None if response.phase in _PHASES_BEFORE_START else response.stable_epoch
+            )
         if rebooted:
             task.position = None
             if response.phase == TaskPhase.WAITING:
                 task.assigned = None
         task.response = response
         task.position = _position(task, response)
-        return news
+        return is_urgent
 
     def poll_failed(self, event: PollFailed) -> bool:
         """Keep a refusal; True if it is new."""

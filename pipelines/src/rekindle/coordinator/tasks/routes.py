@@ -40,11 +40,11 @@ def upstreams(
 ) -> tuple[Upstream, ...]:
     return tuple(
         Upstream(
-            stream=graph.streams[source.segment],
-            partition=source.index,
-            endpoints=_endpoints(replicas.get(source, []), slot.replica, is_suspected),
+            stream=graph.streams[upstream.segment],
+            partition=upstream.index,
+            endpoints=_endpoints(replicas.get(upstream, []), slot.replica, is_suspected),
         )
-        for source in graph.inputs[partition_of(slot)]
+        for upstream in graph.inputs[partition_of(slot)]
     )
 
 
@@ -64,8 +64,8 @@ def readable_replicas(
     """For each partition, the slots of the replicas that its tasks read from."""
     inputs = graph.inputs if graph is not None else {}
     return {
-        partition: tuple(t.slot for source in sources for t in serving.get(source, ()))
-        for partition, sources in inputs.items()
+        partition: tuple(t.slot for upstream in upstreams for t in serving.get(upstream, ()))
+        for partition, upstreams in inputs.items()
     }
 
 

@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from rekindle.arrow_types import TIMESTAMP, arrow_schema, topology_type
-from rekindle.engine.epochs import EPOCH, SYSTEM
-from rekindle.engine.exact_sums import is_wide, shape_results, split
-from rekindle.engine.spark.query import Query
+from rekindle.engine.epochs import EPOCH, SYSTEM_COLUMNS
+from rekindle.engine.exact_sums import is_wide, shape_results, split_sum
+from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.refusals import refused_column, refused_expression
 from rekindle.engine.spark.rewrite import quote
 from rekindle.engine.spark.steps import (
@@ -29,7 +29,7 @@ from rekindle.engine.spark.steps import (
     step_sql,
     window_node,
 )
-from rekindle.engine.window_state import ROWS, WindowShape
+from rekindle.engine.window_state import ROW_COUNT, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.topology.model import Node, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
@@ -51,9 +51,9 @@ class WindowAnalysis:
 class Analyzer:
     """Analyzes each node once, from its inputs' schemas. Raises OperatorRefused."""
 
-    def __init__(self, topology: Topology, query: Query) -> None:
+    def __init__(self, topology: Topology, sql_runner: SqlRunner) -> None:
         self._topology = topology
-        self._query = query
+        self._sql_runner = sql_runner
         self._schemas: dict[str, pa.Schema] = {}
         self._windows: dict[str, WindowAnalysis] = {}
 
@@ -70,7 +70,9 @@ class Analyzer:
     def _output(self, node: Node, operator: OperatorSpec) -> pa.Schema:
         match operator.definition:
             case str():
-                return self._analyze(Step(None, (node,), None), node.inputs, node.name)
+                return self._analyze(
+                    Step(begin=None, sql_nodes=(node,), end=None), node.inputs, node.name
+                )
             case WindowSpec() as window:
                 return self._finals(window_node(node, window, self._topology))
             case unknown:
@@ -84,11 +86,13 @@ class Analyzer:
 
     def _shape(self, window: WindowNode) -> WindowAnalysis:
         inputs = window.node.inputs
-        before = self.schema(inputs[0])
-        self._check_sums(window, before)
-        floats = frozenset(k for k in window.keys if pa.types.is_floating(_type(before, k, window)))
-        window, partial, exact = self._partials(window, floats)
-        kinds = tuple(_type(before, k, window) for k in window.keys)
+        input_schema = self.schema(inputs[0])
+        self._check_sums(window, input_schema)
+        floats = frozenset(
+            k for k in window.keys if pa.types.is_floating(_type(input_schema, k, window))
+        )
+        window, partial, wide_sums = self._partials(window, floats)
+        kinds = tuple(_type(input_schema, k, window) for k in window.keys)
         partials = tuple(
             (p.name, partial.field(p.name).type, p.merge) for p in window.decomposition.partials
         )
@@ -97,8 +101,8 @@ class Analyzer:
                 name = window.node.name
                 message = f"operator {name}: {kind} can be neither a key nor an aggregate"
                 raise OperatorRefused(message, name)
-        assert partial.get_field_index(ROWS) >= 0
-        shape = WindowShape(window.windows, kinds, partials, exact)
+        assert partial.get_field_index(ROW_COUNT) >= 0
+        shape = WindowShape(window.windows, kinds, partials, wide_sums)
         return WindowAnalysis(window, shape, floats)
 
     def _partials(
@@ -106,22 +110,22 @@ class Analyzer:
     ) -> tuple[WindowNode, pa.Schema, tuple[tuple[str, int], ...]]:
         """The types of the partials; sums of wide decimals are divided into two."""
         inputs, name = window.node.inputs, window.node.name
-        found = self._analyze(Step(None, (), window), inputs, name, floats)
+        found = self._analyze(Step(begin=None, sql_nodes=(), end=window), inputs, name, floats)
         partials = window.decomposition.partials
-        exact = {
+        wide_sums = {
             p.name: found.field(p.name).type.scale
             for p in partials
             if is_wide(found.field(p.name).type, p.merge)
         }
-        if not exact:
+        if not wide_sums:
             return window, found, ()
-        pairs = [split(p, exact[p.name]) if p.name in exact else (p,) for p in partials]
+        pairs = [split_sum(p, wide_sums[p.name]) if p.name in wide_sums else (p,) for p in partials]
         separate = tuple(p for pair in pairs for p in pair)
         window = replace(window, decomposition=replace(window.decomposition, partials=separate))
-        found = self._analyze(Step(None, (), window), inputs, name, floats)
-        return window, found, tuple(exact.items())
+        found = self._analyze(Step(begin=None, sql_nodes=(), end=window), inputs, name, floats)
+        return window, found, tuple(wide_sums.items())
 
-    def _check_sums(self, window: WindowNode, before: pa.Schema) -> None:
+    def _check_sums(self, window: WindowNode, input_schema: pa.Schema) -> None:
         """Refuse sums of times, which Spark adds as seconds without an error."""
         spec = window.node.spec
         assert isinstance(spec, OperatorSpec)
@@ -134,7 +138,7 @@ class Analyzer:
             f"{time_without_date_as_null(sql)} AS a{i}" for i, sql in enumerate(added.values())
         )
         text = f"SELECT {columns} FROM {quote(source)}"
-        kinds = self._ask(text, {source: before}, name)
+        kinds = self._analyze_sql(text, {source: input_schema}, name)
         for call, kind in zip(added, kinds.types, strict=True):
             if not can_be_summed(topology_type(kind)):
                 problem = not_a_number(call, str(kind))
@@ -145,10 +149,10 @@ class Analyzer:
         bounds = [(n, TIMESTAMP) for n in (START, END)]
         keys = zip(shape.key_names, shape.keys, strict=True)
         partials = shape_results(shape)
-        step = Step(window, (), None)
+        step = Step(begin=window, sql_nodes=(), end=None)
         closed = pa.schema([*system_fields(step), *bounds, *keys, *partials])
         text = step_sql(step, [], Aggregation.SORTED, frozenset())
-        return self._ask(text, {window.closed_view: closed}, window.node.name)
+        return self._analyze_sql(text, {window.closed_view: closed}, window.node.name)
 
     def _analyze(
         self,
@@ -159,9 +163,9 @@ class Analyzer:
     ) -> pa.Schema:
         views = {i: pa.schema([*system_fields(step), *self.schema(i)]) for i in inputs}
         text = step_sql(step, inputs, Aggregation.SORTED, float_keys)
-        return self._ask(text, views, operator, row_wise=step.end is None)
+        return self._analyze_sql(text, views, operator, row_wise=step.end is None)
 
-    def _ask(
+    def _analyze_sql(
         self, text: str, views: Mapping[str, pa.Schema], operator: str, *, row_wise: bool = False
     ) -> pa.Schema:
         def check(frame: DataFrame) -> None:
@@ -170,7 +174,9 @@ class Analyzer:
                 raise OperatorRefused(f"operator {operator}: {message}", operator)
 
         try:
-            return _without_epoch(self._query.analyze(text, views, f"operator {operator}", check))
+            return _without_epoch(
+                self._sql_runner.analyze(text, views, f"operator {operator}", check)
+            )
         except OperatorFailed as error:
             if isinstance(error.__cause__, PySparkException):  # Spark's message
                 raise OperatorRefused(str(error), operator) from error
@@ -178,7 +184,7 @@ class Analyzer:
 
 
 def system_fields(step: Step) -> list[pa.Field]:
-    return [SYSTEM.field(name) for name in step.system_columns]
+    return [SYSTEM_COLUMNS.field(name) for name in step.system_columns]
 
 
 def _type(schema: pa.Schema, name: str, window: WindowNode) -> pa.DataType:

@@ -19,13 +19,19 @@ from itertools import pairwise
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from rekindle.engine.epochs import EPOCH, LATE_BEFORE, SYSTEM, split_by_epoch, stack
-from rekindle.engine.exact_sums import join_all, shape_results
+from rekindle.engine.epochs import (
+    EPOCH,
+    LATE_BEFORE,
+    SYSTEM_COLUMNS,
+    concatenate_epochs,
+    split_by_epoch,
+)
+from rekindle.engine.exact_sums import combine_all_sums, shape_results
 from rekindle.engine.failure import OutOfMemory
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.engine.spark.analysis import Analyzer, all_nullable
-from rekindle.engine.spark.query import Query
+from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.steps import (
     Aggregation,
     Step,
@@ -36,8 +42,9 @@ from rekindle.engine.spark.steps import (
 )
 from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState
 from rekindle.engine.state.reading import read
+from rekindle.engine.state.runs import PANE
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_state import WINDOW, WindowShape, advance, conform
+from rekindle.engine.window_state import WindowShape, advance, align_state
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 from rekindle.topology.model import Segment, Topology
 from rekindle.topology.windows.kind import END, START
@@ -88,18 +95,21 @@ class SparkChain:
         input. `spark_job_input_bytes`: input of one Spark job, if a step's input can be divided by
         rows; `result_bytes`: limit on the results of all jobs of such a step in one call.
         `run_files`: for state that does not fit into memory."""
-        self._query = Query(session.newSession())
+        self._sql_runner = SqlRunner(session.newSession())
         self._method = method
         self._spark_job_input_bytes = spark_job_input_bytes
         self._result_bytes = result_bytes
         self._run_files = run_files
         self._history = _CallHistory()
-        analyzer = Analyzer(topology, self._query)
+        analyzer = Analyzer(topology, self._sql_runner)
         self._inputs = [(name, analyzer.schema(name)) for name in _input_names(segment)]
         *steps, last = plan_steps(segment, topology)
         prepared = [self._prepare(step, analyzer) for step in steps]
-        self._for_many = [*prepared, self._prepare(last, analyzer)]
-        self._for_one = [*prepared, self._prepare(replace(last, has_epoch_column=False), analyzer)]
+        self._steps_for_epochs = [*prepared, self._prepare(last, analyzer)]
+        self._steps_for_one_epoch = [
+            *prepared,
+            self._prepare(replace(last, has_epoch_column=False), analyzer),
+        ]
         self._output_schema = analyzer.schema(segment.nodes[-1])
 
     def _prepare(self, step: Step, analyzer: Analyzer) -> _StepQueries:
@@ -120,7 +130,7 @@ class SparkChain:
     @property
     def jobs(self) -> int:
         """Spark jobs run so far."""
-        return self._query.jobs
+        return self._sql_runner.jobs
 
     @property
     def dropped(self) -> Mapping[str, DroppedRows]:
@@ -131,12 +141,14 @@ class SparkChain:
         states = dict(state.operators)
         for window, shape in self._windows():
             if window.node.id in states:
-                states[window.node.id] = conform(shape, states[window.node.id], window.node.name)
+                states[window.node.id] = align_state(
+                    shape, states[window.node.id], window.node.name
+                )
         return State(states)
 
     def folded(self, state: State) -> Mapping[str, pa.Table]:
-        """By operator id, one row for each group and pane: equal for equal states, however they are
-        laid out."""
+        """For tests: by operator id, one row for each group and pane, equal for equal states,
+        however they are laid out."""
         return {
             window.node.id: read(shape.runs, states, NO_PANE, END_OF_INPUT)
             for window, shape in self._windows()
@@ -144,7 +156,7 @@ class SparkChain:
         }
 
     def _windows(self) -> Iterator[tuple[WindowNode, WindowShape]]:
-        for prepared in self._for_many:
+        for prepared in self._steps_for_epochs:
             if prepared.step.end is not None and prepared.shape is not None:
                 yield prepared.step.end, prepared.shape
 
@@ -156,13 +168,13 @@ class SparkChain:
             return ChainResult((), state)
         span = f"epochs {epochs[0].epoch} to {epochs[-1].epoch}"
         views = {
-            name: stack(schema, [(e, e.inputs[at]) for e in epochs])
+            name: concatenate_epochs(schema, [(e, e.inputs[at]) for e in epochs])
             for at, (name, schema) in enumerate(self._inputs)
         }
         states: Mapping[str, OperatorState] = state.operators
         rows: pa.Table | None = None
         to_view = _same
-        for prepared in self._for_one if len(epochs) == 1 else self._for_many:
+        for prepared in self._steps_for_one_epoch if len(epochs) == 1 else self._steps_for_epochs:
             rows = self._run(prepared, views, to_view, span)
             window = prepared.step.end
             if window is not None and prepared.shape is not None:
@@ -185,7 +197,7 @@ class SparkChain:
         """`to_view`: what a view has of its table, or of consecutive rows of it."""
         if not any(t.num_rows for t in tables.values()):
             return None
-        hidden = [name for name in SYSTEM.names if name not in prepared.step.system_columns]
+        hidden = [name for name in SYSTEM_COLUMNS.names if name not in prepared.step.system_columns]
 
         def views_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
             return {name: to_view(table).drop_columns(hidden) for name, table in tables.items()}
@@ -197,17 +209,17 @@ class SparkChain:
         size = sum(t.nbytes for t in visible)
         if prepared.divisible and size > self._spark_job_input_bytes:
             parts = _divided(tables, -(-size // self._spark_job_input_bytes))
-            text = prepared.texts[self._method or self._sorted(tables)]
+            text = prepared.texts[self._method or self._sort_aggregation(tables)]
             return self._run_divided(text, map(views_of, parts), what)
         views = views_of(tables)
         size = sum(t.nbytes for t in views.values())
-        if self._hashes(prepared, size):
-            rows = self._query.run_in_order(prepared.texts[Aggregation.HASHED], views, what)
+        if self._uses_hash_aggregation(prepared, size):
+            rows = self._sql_runner.run_in_order(prepared.texts[Aggregation.HASHED], views, what)
             if rows is not None:
                 return rows
             self._history.hash_bytes[prepared.step.operators] = size - 1
-        text = prepared.texts[self._method or self._sorted(views)]
-        return self._query.run(text, views, what)
+        text = prepared.texts[self._method or self._sort_aggregation(views)]
+        return self._sql_runner.run(text, views, what)
 
     def _run_divided(
         self, text: str, parts: Iterable[Mapping[str, pa.Table]], what: str
@@ -216,25 +228,25 @@ class SparkChain:
         results: list[pa.Table] = []
         size = 0
         for part in parts:
-            results.append(self._query.run(text, part, what))
+            results.append(self._sql_runner.run(text, part, what))
             size += results[-1].nbytes
             if self._result_bytes is not None and size > self._result_bytes:
                 limit = self._result_bytes / MIB
                 raise OutOfMemory(f"{what}: the result has more than {limit:,.1f} MiB")
         return pa.concat_tables(results)
 
-    def _hashes(self, prepared: _StepQueries, size: int) -> bool:
+    def _uses_hash_aggregation(self, prepared: _StepQueries, size: int) -> bool:
         if self._method is not None or prepared.shape is None:
             return False
         if not all(_can_hash(kind) for _, kind, _ in prepared.shape.partials):
             return False
         return size <= self._history.hash_bytes.get(prepared.step.operators, HASH_BYTES)
 
-    def _sorted(self, views: Mapping[str, pa.Table]) -> Aggregation:
+    def _sort_aggregation(self, views: Mapping[str, pa.Table]) -> Aggregation:
         rows = sum(t.num_rows for t in views.values())
         return (
             Aggregation.PARTITIONED
-            if rows >= MANY_ROWS and self._query.cores > 1
+            if rows >= MANY_ROWS and self._sql_runner.cores > 1
             else Aggregation.SORTED
         )
 
@@ -285,7 +297,7 @@ def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInp
     """What `output_sql` selects from: system columns, the window's bounds, keys and partials."""
     before = {e.epoch: e.watermark_before for e in epochs}
     numbers = closed.column(EPOCH).to_numpy()
-    start = closed.column(WINDOW).to_numpy()
+    start = closed.column(PANE).to_numpy()
     columns = {
         EPOCH: pa.array(numbers),
         LATE_BEFORE: pa.array([before[e] for e in numbers.tolist()], pa.int64()),
@@ -295,7 +307,7 @@ def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInp
     results = shape_results(shape)
     rest = [*shape.key_names, *(name for name, _ in results)]
     kinds = [*shape.keys, *(kind for _, kind in results)]
-    closed = join_all(closed, shape)
+    closed = combine_all_sums(closed, shape)
     table = pa.table({**columns, **{name: closed.column(name) for name in rest}})
     fields = [*list(table.schema)[: len(columns)], *map(pa.field, rest, kinds)]
     return table.cast(all_nullable(pa.schema(fields)), safe=False)

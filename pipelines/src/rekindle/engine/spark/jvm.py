@@ -67,7 +67,7 @@ OUR_FLAGS = (
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
 )
-_LEFT_OUT = "spark-mllib_"
+_EXCLUDED_JAR_PREFIX = "spark-mllib_"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
 
@@ -159,7 +159,11 @@ def find_jars(spark_home: Path) -> tuple[Path, ...]:
     Without MLlib, which registers functions with each session; the Scala reflection for that takes
     half of the time that a session needs to start.
     """
-    found = (j for j in (spark_home / "jars").glob("*.jar") if not j.name.startswith(_LEFT_OUT))
+    found = (
+        j
+        for j in (spark_home / "jars").glob("*.jar")
+        if not j.name.startswith(_EXCLUDED_JAR_PREFIX)
+    )
     jars = sorted(found, key=lambda j: (_rank(j), j.name))
     if not jars:
         raise EngineUnavailable(f"no Spark jars in {spark_home / 'jars'}: install rekindle[spark]")

@@ -8,7 +8,7 @@ import pyarrow as pa
 from py4j.java_gateway import JavaObject
 
 AGGREGATE = "HashAggregateExec"
-ROW_BY_ROW = frozenset(
+ROW_WISE_CLASSES = frozenset(
     {
         "CoalesceExec",
         "ExpandExec",
@@ -23,7 +23,7 @@ ROW_BY_ROW = frozenset(
     }
 )
 """Classes of stateless physical operators that keep the order of rows."""
-ORDER_PRESERVING_CLASSES = ROW_BY_ROW | {AGGREGATE}
+ORDER_PRESERVING_CLASSES = ROW_WISE_CLASSES | {AGGREGATE}
 
 
 def each(collection: JavaObject) -> Iterator[JavaObject]:

@@ -38,7 +38,7 @@ _NO_MEMORY_TEXTS = (
 )
 
 
-class Query:
+class SqlRunner:
     """Queries of one Spark session, whose views are separate from those of others."""
 
     def __init__(self, session: SparkSession) -> None:

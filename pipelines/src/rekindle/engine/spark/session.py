@@ -79,9 +79,10 @@ def start_session(
     """Start the JVM, if there is none, and a session in it.
 
     `conf` is the user's sparkConf, which has precedence. `memory` gives the sizes of the JVM.
-    `cds_archive` was created by `engine.spark.training`; if it does not match, a warning is logged
-    and the start is slower. `on_exit` is called in a thread with the exit status when the JVM
-    exits unexpectedly. `log_file`: for the output of the JVM. Raises EngineUnavailable.
+    `cds_archive` was created by a training run (`engine.spark.training`); if it does not match, a
+    warning is logged and the start is slower. `on_exit` is called in a thread with the exit status
+    when the JVM exits unexpectedly. `log_file`: for the output of the JVM. Raises
+    EngineUnavailable.
     """
     global _jvm
     user = dict(conf or {})

@@ -17,8 +17,9 @@ from typing import assert_never
 
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE
 from rekindle.engine.spark.rewrite import quote, with_system_columns
+from rekindle.engine.state.runs import PANE
 from rekindle.engine.window_assigners import WindowAssigner, assigner_of
-from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, ROWS, WINDOW
+from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, ROW_COUNT
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.sql.aggregates import Decomposition, decompose
@@ -191,17 +192,17 @@ def _partials_sql(
 ) -> str:
     """SQL that aggregates each (group, pane, epoch) in row order, in a single Spark task."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
-    group = ", ".join([*keys, WINDOW, EPOCH])
+    group = ", ".join([*keys, PANE, EPOCH])
     columns = [(time_without_date_as_null(p.sql), p.name) for p in window.decomposition.partials]
     partials = "".join(f", {sql} AS {name}" for sql, name in columns)
     hint = (
-        f"REPARTITION(8, {', '.join([*keys, WINDOW])})"
+        f"REPARTITION(8, {', '.join([*keys, PANE])})"
         if method is Aggregation.PARTITIONED
         else "COALESCE(1)"
     )
     sort = "" if method is Aggregation.HASHED else f" SORT BY {group}, {ORDER}"
     rows = _placed_sql(window, inputs, hint, float_keys, ordered=method is not Aggregation.HASHED)
-    return f"SELECT {group}, count(1) AS {ROWS}{partials} FROM ({rows}{sort}) GROUP BY {group}"
+    return f"SELECT {group}, count(1) AS {ROW_COUNT}{partials} FROM ({rows}{sort}) GROUP BY {group}"
 
 
 def _placed_sql(
@@ -225,7 +226,7 @@ def _placed_sql(
     last_end = window.windows.last_end_sql(pane)
     marker = (
         f"CASE WHEN {window.time} IS NULL THEN {NULL_EVENT_TIME}L"
-        f" WHEN {last_end} <= {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {WINDOW}"
+        f" WHEN {last_end} <= {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {PANE}"
     )
     keys = [_canonical(n, n in float_keys) + f" AS __k{i}" for i, n in enumerate(window.keys)]
     order = [f"monotonically_increasing_id() AS {ORDER}"] if ordered else []

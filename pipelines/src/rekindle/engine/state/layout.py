@@ -41,7 +41,8 @@ def encode(
     state: OperatorState, place: Callable[[Run], Place], objects: Sequence[ObjectFacts]
 ) -> dict[str, Any]:
     """Lists of equal length, one value for each page or delta, because they are shorter in JSON.
-    `first` and `last`: the panes of a run that are live, by their place in `panes`."""
+    `first` and `last`: the panes of a run that are live, by their place in `panes`; `floor`:
+    `first_live_pane_us`. For the others see `OperatorState`."""
     return {
         "pages": {
             "pane": [page.pane for page in state.pages],
@@ -142,7 +143,9 @@ def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorStat
     order = zip(deltas["seq"], deltas["level"], places, strict=True)
     pending = np.array(pages["pending"], dtype=np.int64)
     return OperatorState(
-        pages=tuple(Page(*low) for low in zip(pages["pane"], pages["bucket"], found, strict=True)),
+        pages=tuple(
+            Page(*fields) for fields in zip(pages["pane"], pages["bucket"], found, strict=True)
+        ),
         deltas=tuple(Delta(seq, runs[place], level) for seq, level, place in order),
         through=np.array(pages["through"], dtype=np.int64),
         pending=pending,

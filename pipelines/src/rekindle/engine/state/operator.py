@@ -55,10 +55,10 @@ class Delta:
     level: int = 0
 
 
-_FIRST = (Page(NO_PANE, 0, None),)
+_EMPTY_PAGES = (Page(NO_PANE, 0, None),)
 
 
-def _none() -> Int64s:
+def _one_zero() -> Int64s:
     return np.zeros(1, dtype=np.int64)
 
 
@@ -66,16 +66,17 @@ def _none() -> Int64s:
 class OperatorState:
     """`through`: for each page, the delta up to which it is folded; `pending`: how many rows of
     later deltas belong to it; `restored`: how many of these it had when the state was restored.
-    `first_live_pane_us`: rows of panes before it are dead. `panes`:
-    those with rows, ascending. `credit`: rows that may be compacted. `tree_nodes`: of
-    `engine.state.panes`; derived. `digest`: chained over the rows of all epochs, so equal for equal
-    states, however they are laid out. `complete`: all runs are here; otherwise some may not be."""
+    `first_live_pane_us`: rows of panes before it are dead. `panes`: those with rows, ascending.
+    `credit`: rows that may be compacted. `tree_nodes`: folds of ranges of panes
+    (`engine.state.panes`), not saved. `digest`: chained over the rows of all epochs, so equal for
+    equal states, however they are laid out. `complete`: all runs are here; otherwise some may not
+    be."""
 
-    pages: tuple[Page, ...] = _FIRST
+    pages: tuple[Page, ...] = _EMPTY_PAGES
     deltas: tuple[Delta, ...] = ()
-    through: Int64s = field(default_factory=_none)
-    pending: Int64s = field(default_factory=_none)
-    restored: Int64s = field(default_factory=_none)
+    through: Int64s = field(default_factory=_one_zero)
+    pending: Int64s = field(default_factory=_one_zero)
+    restored: Int64s = field(default_factory=_one_zero)
     first_live_pane_us: int = NO_PANE
     panes: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     seq: int = 0

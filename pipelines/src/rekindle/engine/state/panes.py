@@ -50,7 +50,7 @@ TreeNode = tuple[int, int]
 """Level and number."""
 
 
-def closing(panes: Int64s, pane_us: int, count: int, before: int, after: int) -> Int64s:
+def closing_windows(panes: Int64s, pane_us: int, count: int, before: int, after: int) -> Int64s:
     """The first pane numbers of the windows of `count` panes that have one of `panes` (starts,
     ascending) and end after `before` and not after `after` (microseconds)."""
     newest = after - pane_us
@@ -102,13 +102,13 @@ def each_window(
     if count < FAN_OUT:
         for buckets in _ranges(state.rows, state.nbytes):
             panes = read(shape, state, first * pane_us, (last + count) * pane_us, buckets)
-            _sliding(shape, panes, pane_us, count, starts, add)
+            _fold_panes(shape, panes, pane_us, count, starts, add)
         return state
     return _from_tree_nodes(shape, state, pane_us, count, starts, add, files)
 
 
 def without_touched(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
-    """Without the tree nodes that have one of these panes or a dead one."""
+    """Without the tree nodes that have one of these panes, or one whose windows are all closed."""
     if not state.tree_nodes:
         return state
     numbers = touched // pane_us
@@ -146,7 +146,7 @@ def _ranges(rows: int, nbytes: int) -> list[tuple[int, int]]:
     return list(pairwise(BUCKETS * at // count for at in range(count + 1)))
 
 
-def _sliding(
+def _fold_panes(
     shape: RunShape,
     panes: pa.Table,
     pane_us: int,

@@ -53,11 +53,11 @@ class RunShape:
     @cached_property
     def schema(self) -> pa.Schema:
         keys = zip(self.key_names, self.keys, strict=True)
-        partials = ((name, state_type(kind, merge)) for name, kind, merge in self.partials)
+        partials = ((name, partial_type(kind, merge)) for name, kind, merge in self.partials)
         return pa.schema([(PANE, pa.int64()), (HASH, pa.uint64()), *keys, *partials])
 
 
-def state_type(kind: pa.DataType, merge: str) -> pa.DataType:
+def partial_type(kind: pa.DataType, merge: str) -> pa.DataType:
     """Decimal sums have full precision, so that an overflow does not depend on how many epochs are
     merged at once."""
     if merge == "sum" and pa.types.is_decimal(kind):
@@ -194,13 +194,15 @@ def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
     order, first = _groups(rows)
     starts = np.flatnonzero(first)
     same = _is_identity(order)
-    heads = order[starts]
+    first_rows = order[starts]
     merges = {name: merge for name, _, merge in shape.partials}
     columns = []
     for at, column in enumerate(shape.schema):
         values = _array(rows.column(at))
         if column.name not in merges:
-            columns.append(values if same and len(heads) == len(order) else _take(values, heads))
+            columns.append(
+                values if same and len(first_rows) == len(order) else _take(values, first_rows)
+            )
             continue
         ordered = values if same else _take(values, order)
         columns.append(_merge(ordered, column.type, merges[column.name], starts))

@@ -46,7 +46,7 @@ class EpochsTaken:
 @dataclass(frozen=True, slots=True)
 class EpochsProcessed:
     outputs: Sequence[EpochOutput]
-    operators: State  # after the last of them
+    operators: State  # of all operators, after the last of these epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class EpochsAppended:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
-    """The call failed for a reason that may pass."""
+    """The request of this phase failed for a reason that may pass: it is made again."""
 
     message: str
 
@@ -200,7 +200,7 @@ class LoopCore:
         self._outputs: deque[EpochOutput] = deque()  # of the call, not yet in the log
         self._operators = state.operators
         self._began = -math.inf
-        self._waiting = True  # no effect is being performed
+        self._waiting = True  # the request of the phase is to be made, at `_retry_at`
         self._failures = 0  # in a row
         self._retry_at = -math.inf
         self._problems: set[str] = set()  # that are reported

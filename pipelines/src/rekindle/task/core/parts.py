@@ -1,4 +1,5 @@
-"""The cores that a task consists of, as its status reads them. Pure."""
+"""What `core.task.TaskCore` has instead of a process's log, readers and threads; tests and
+simulations alone use it. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ class LogPositions:
 
 @dataclass(slots=True)
 class InputPositions:
+    """The head of inputs that are outside of the core, as the status reads it."""
+
     newest: int = NO_EPOCH
 
     def head(self) -> int:

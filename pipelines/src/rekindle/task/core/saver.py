@@ -33,7 +33,9 @@ from rekindle.task.core.snapshots import Holder, Snapshot, Snapshots, SnapshotsF
 from rekindle.task.state import TaskState
 
 PENDING = 2
+"""Limit of states that wait to be saved."""
 KEPT = 64
+"""Limit of saved entries that are reported until they are committed."""
 _BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
 
 
@@ -233,7 +235,8 @@ class SaverCore:
         if self._is_covered(done.epoch):
             return
         if len(self._saved) == KEPT:
-            self._saved.pop()  # not the oldest, which slow sinks will reach first
+            # Not the oldest, which is committed next: sinks must have its epochs first.
+            self._saved.pop()
         self._saved.append(done)
 
     def _save_failed(self, message: str, now: float) -> None:

@@ -40,7 +40,7 @@ class LogGrew:
 
 @dataclass(frozen=True, slots=True)
 class PauseChanged:
-    """Write no epoch above `through`; None: all."""
+    """The limit of writing: no epoch above `through`; None: all."""
 
     through: int | None
 
@@ -74,6 +74,8 @@ class ConflictsChecked:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
+    """A call of the sink."""
+
     message: str
 
 
@@ -133,7 +135,7 @@ class SinkCore:
         self.conflict: str | None = None
         self.problem: str | None = None
         self._compare_from = compare_from
-        self._compare_through = NO_EPOCH
+        self._compare_through = NO_EPOCH  # the newest epoch in the sink when it was opened
         self._through = through
         self._log_last = NO_EPOCH
         self._opened = False

@@ -59,6 +59,7 @@ class CompleteStart:
 
 
 StartEvent = StartRequested | StepSucceeded | StepFailed | Woken
+# Effects that need I/O; each ends with StepSucceeded or StepFailed.
 StartCall = RestoreState | OpenInputs | AwaitEngine
 StartEffect = StartCall | CompleteStart | SetProblem
 

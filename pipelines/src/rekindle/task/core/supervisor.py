@@ -21,9 +21,11 @@ from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, Upstrea
 from rekindle.task.core.events import Woken
 
 REPORT_FAILURE_S = 5.0
+"""How long a failed task waits for the poll to which it reports the failure."""
 CALL_S = 20.0
 FLUSH_S = 15.0
 STOP_S = 5.0
+"""Timeouts of an end (`EndProcess`): of the loop's call, the sinks and the saver."""
 _ABORT_S = 0.5
 """How long a failed task waits for its threads."""
 

@@ -33,13 +33,15 @@ _READ_ONLY_VOLUMES = ("configMap", "secret", "projected")  # certificates, crede
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def shared_metadata(template: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+def template_metadata(template: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """(labels, annotations)."""
     meta = template.get("metadata") or {}
     return dict(meta.get("labels") or {}), dict(meta.get("annotations") or {})
 
 
-def with_shared(spec: Manifest, template: Mapping[str, Any], container_name: str) -> Manifest:
+def with_template_parts(
+    spec: Manifest, template: Mapping[str, Any], container_name: str
+) -> Manifest:
     """`spec`, of one container, with the shared parts of the template and of its container of that
     name."""
     template_spec = template.get("spec") or {}

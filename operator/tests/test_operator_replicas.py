@@ -43,7 +43,7 @@ def peer(name: str, on: str, **changes: object) -> PodView:
         phase="Running",
         node=on,
         requests=ResourceAmounts.parse({"cpu": "100m"}),
-        helm_release="rekindle",
+        operator_release="rekindle",
         accepted_by_kubelet=True,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def test_the_leader_never_deletes_itself() -> None:
 
 
 def test_replicas_of_another_release_are_not_deleted() -> None:
-    assert deleted(peer("c", "down", helm_release="other")) == []
+    assert deleted(peer("c", "down", operator_release="other")) == []
     assert deleted(peer("c", "down", namespace="elsewhere")) == []
     assert deleted(peer("c", "down"), settings=replace(SETTINGS, helm_release="")) == []
 

@@ -43,19 +43,18 @@ class StartFailures:
         if (
             pod.container_error
             or since is None
-            or self._now - since < self._timing.container_error_s
+            or self._now - since < self._timing.container_error_timeout_s
         ):
             return pod.container_error
-        return (
-            f"containers: not created after {self._timing.container_error_s:.0f} s: {_SEE_EVENTS}"
-        )
+        timeout_s = self._timing.container_error_timeout_s
+        return f"containers: not created after {timeout_s:.0f} s: {_SEE_EVENTS}"
 
     def _has_timed_out(self, pod: PodView) -> bool:
         if pod.container_error:
-            since, timeout_s = self._snapshot.failing_since, self._timing.container_error_s
+            since, timeout_s = self._snapshot.failing_since, self._timing.container_error_timeout_s
         else:
             since = self._snapshot.creating_containers_since
-            timeout_s = self._timing.container_creation_s
+            timeout_s = self._timing.container_creation_timeout_s
         limit_s = growing_timeout(timeout_s).wait_s(pod.failed_placements + 1)
         return pod.uid in since and self._now - since[pod.uid] >= limit_s
 
@@ -65,4 +64,4 @@ class StartFailures:
             bad |= {node}
             if self._unsuitable.setdefault(pod.shape, node) != node:
                 return False
-        return len(bad) <= _MAX_NODES and not self._assessment.usable.keys() <= bad
+        return len(bad) <= _MAX_NODES and not self._assessment.usable_nodes.keys() <= bad

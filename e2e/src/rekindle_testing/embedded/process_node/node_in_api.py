@@ -1,6 +1,6 @@
-"""A Node for an administrator: get, cordon, drain, delete.
+"""A Node object, as an administrator uses it through the API server: get, cordon, drain, delete.
 
-HTTPS without a client library.
+`JsonApi` is HTTPS without a client library; tests use it for other objects too.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class JsonApi:
 
     def _open(self, path: str, method: str, body: Json | None) -> Any:
         server, context = self._connect()
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
         request = urllib.request.Request(
             server + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": kind, "Accept": "application/json, */*"},
+            headers={"Content-Type": content_type, "Accept": "application/json, */*"},
         )
         try:
             return urllib.request.urlopen(request, timeout=10, context=context)
@@ -123,7 +123,7 @@ class NodeInApi:
     def drain(self, timeout_s: float) -> None:
         self.cordon()
         deadline = time.monotonic() + timeout_s
-        while remaining := [pod for pod in self.pods() if not _stays(pod)]:
+        while remaining := [pod for pod in self.pods() if not _is_of_daemon_set(pod)]:
             for pod in remaining:
                 if "deletionTimestamp" not in pod["metadata"]:
                     self._evict(pod)
@@ -167,7 +167,7 @@ class NodeInApi:
                 raise
 
 
-def _stays(pod: Json) -> bool:
+def _is_of_daemon_set(pod: Json) -> bool:
     """Pods that `kubectl drain --ignore-daemonsets` ignores."""
     owners = pod["metadata"].get("ownerReferences") or []
     return any(owner["kind"] == "DaemonSet" for owner in owners)

@@ -50,7 +50,7 @@ def _silently_not_ready(
     probed. Empty if no other node could take a replica, or if NotReady is known to be wrong. The
     time is measured with the clock of the control plane: if it is behind, a replica is deleted
     too early, which costs a start."""
-    if losses.problem or not losses.usable:
+    if losses.problem or not losses.usable_nodes:
         return frozenset()
     return frozenset(
         n.name
@@ -80,7 +80,7 @@ def _is_peer(pod: PodView, settings: Settings) -> bool:
     """Another replica of the same release; never this process, even if its node counts as lost."""
     return (
         bool(settings.helm_release)
-        and pod.helm_release == settings.helm_release
+        and pod.operator_release == settings.helm_release
         and pod.namespace == settings.election.namespace
         and pod.name != settings.election.identity
     )
