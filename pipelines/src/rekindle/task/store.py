@@ -97,7 +97,8 @@ class TaskStore:
         self._objects().put(name, data)
 
     def get(self, name: str) -> bytes:
-        return self._objects().get(name)
+        """Of a spilled log file. Raises ObjectMissing, if it is gone for good, StoreError."""
+        return self._objects().read(name)
 
     def delete(self, name: str) -> None:
         self._objects().delete(name)
