@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schema_parts import arrow_schema_of
 
-from rekindle.connectors import files_read
+from rekindle.connectors import csv_reading, files_read, json_reading
 from rekindle.connectors.files_read import read_batches
 from rekindle.connectors.json_writer import encode_lines
 from rekindle.errors import SchemaMismatch
@@ -182,6 +182,35 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str | bytes, me
     path.write_bytes(b'{"x": "a"}\n' + (line if isinstance(line, bytes) else line.encode()))
     with pytest.raises(SchemaMismatch, match=rf"(?s)in\.json, line 2: .*{message}"):
         read(path, "x STRING")
+
+
+def test_an_array_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be all of a large file, of which Python objects take forty times as much memory."""
+    monkeypatch.setattr(json_reading, "_DECODER", None)
+    path = tmp_path / "in.json"
+    path.write_text('[{"x": "a"},\n{"x": "b"}]')
+    with pytest.raises(SchemaMismatch, match=r"line 1: .*an array instead of an object; write one"):
+        read(path, "x STRING", format="json")
+
+
+def test_a_json_line_of_any_length_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "in.json"
+    path.write_text('{"x": "a"}\n{"x": "' + "b" * 100 + '"}\n')
+    schema = pa.schema([("x", pa.string())])
+    with pytest.raises(SchemaMismatch, match="in, line 2 or later: a line has more than 50 bytes"):
+        list(json_reading.read_json_blocks(lambda: path.open("rb"), schema, 16, "in", 50))
+
+
+def test_a_csv_file_without_a_line_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_reading, "_MAX_FIRST_LINE_CHARS", 50)
+    path = tmp_path / "in.csv"
+    path.write_bytes(b"\0" * 100)
+    with pytest.raises(SchemaMismatch, match=r"in\.csv: a line at the beginning has more than 50"):
+        read(path, "x STRING", format="csv")
 
 
 @pytest.mark.parametrize("block_bytes", [1, 64, 4 << 20])

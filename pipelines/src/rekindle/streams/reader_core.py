@@ -63,8 +63,8 @@ class CallReturned:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """`message`: the error; `reported`: the same, if it is one that another attempt may not avoid: a
-    refusal, or an error that a reader does not know."""
+    """`message`: the error; `reported`: what is reported at once, of an error that another attempt
+    may not avoid: a refusal, or an error that a reader does not know."""
 
     call: int
     truncated: bool = False
