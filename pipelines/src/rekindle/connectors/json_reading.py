@@ -16,7 +16,6 @@ import decimal
 import json
 import math
 import re
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
@@ -304,10 +303,10 @@ def _double(value: Any, path: str, kind: pa.DataType) -> float | None:
         return _NON_FINITE[value]
     try:
         number = float(value)
-        if pa.types.is_float32(kind):
-            number = struct.unpack("f", struct.pack("f", number))[0]
     except OverflowError:
         number = math.inf
+    if pa.types.is_float32(kind):  # of the text, as Arrow's reader: a double is rounded twice
+        number = float(pa.scalar(str(value)).cast(kind).as_py())
     if math.isinf(number):
         raise _BadValue(f"field {path}: the number {value} is too large for a {arrow_to_ddl(kind)}")
     return number
