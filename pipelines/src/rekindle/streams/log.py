@@ -462,18 +462,24 @@ class OutputLog:
         except DamagedRecord as damage:
             what = f"an epoch from {file.first} on"
             raise LogCorrupt(self._damaged(file, what, damage)) from None
-        spill.put(name, data)
-        outlined = False
+        written = file.write_outline(name, len(data), outline)  # first: the disk may be full
+        try:
+            spill.put(name, data)
+            self._replace_by_outline(file, written, name)
+        finally:
+            written.unlink(missing_ok=True)
+
+    def _replace_by_outline(self, file: LogFile, written: Path, name: str) -> None:
+        replaced: Path | None = None
         try:
             with self._writing:
                 if file in self._stable.extents:
-                    path = file.write_outline(name, len(data), outline)
-                    outlined = True
+                    outline = written.replace(file.path.with_suffix(".spilled"))
                     with self._changed:
-                        replaced = file.replace_by_outline(path, name)
+                        replaced = file.replace_by_outline(outline, name)
                     replaced.unlink(missing_ok=True)
         finally:
-            if not outlined:  # truncated meanwhile, or the disk is full
+            if replaced is None:  # truncated meanwhile
                 self._discard(name)
 
     def _remove_files(self, files: list[LogFile]) -> None:
