@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from rekindle.errors import ObjectMissing
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
@@ -37,6 +38,8 @@ class MemorySpill(dict[str, bytes]):
         self[name] = data
 
     def get(self, name: str) -> bytes:  # type: ignore[override]
+        if name not in self:
+            raise ObjectMissing(name)
         return self[name]
 
     def delete(self, name: str) -> None:

@@ -38,10 +38,10 @@ from rekindle.checkpoints.garbage import find_garbage
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
 from rekindle.checkpoints.manifests import FULL_SCAN_S, ManifestStore
 from rekindle.checkpoints.state import StateStore
-from rekindle.checkpoints.store import ObjectMissing, Store
+from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
-from rekindle.errors import StateLost, StoreError
+from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import ObjectInfo, to_json
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.core.saver import (

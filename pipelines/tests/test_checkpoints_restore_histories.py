@@ -29,7 +29,7 @@ from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.checkpoints.manifests import ManifestStore
 from rekindle.checkpoints.state import StateStore
-from rekindle.checkpoints.store import ObjectMissing, Store, UnreadableObject
+from rekindle.checkpoints.store import Store, UnreadableObject
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
 from rekindle.engine.state import compaction
@@ -38,7 +38,7 @@ from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_state import WindowShape, advance, align_state
-from rekindle.errors import StateLost, StoreError
+from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import Retry
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.streams.digest import digest_table

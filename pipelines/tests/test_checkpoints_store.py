@@ -21,8 +21,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.checkpoints.store import ObjectMissing, Store
-from rekindle.errors import StoreError
+from rekindle.checkpoints.store import Store
+from rekindle.errors import ObjectMissing, StoreError
 from rekindle.objects import (
     LocalObjects,
     ObjectInfo,

@@ -24,14 +24,14 @@ from rekindle.errors import SchemaMismatch
 )
 def test_epochs_by_time_are_exact(times: list[int], speedup: float, interval: int) -> None:
     ordered = sorted(times)
-    got = epochs_by_time(np.array(ordered, dtype=np.int64), speedup, interval)
+    got = epochs_by_time(np.array(ordered, dtype=np.int64), ordered[0], speedup, interval)
     rate = exact_fraction(speedup)
     assert got.tolist() == [(t - ordered[0]) / rate // interval for t in ordered]
 
 
 @given(st.integers(0, 500), st.floats(1e-3, 1e6), st.integers(1000, 10**8))
 def test_epochs_by_count_agree_with_the_first_rows(rows: int, rps: float, interval: int) -> None:
-    epochs = epochs_by_count(rows, rps, interval).tolist()
+    epochs = epochs_by_count(np.arange(rows), rps, interval).tolist()
     for i, epoch in enumerate(epochs):
         assert first_row(epoch, rps, interval) <= i < first_row(epoch + 1, rps, interval)
 

@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import random
+import tracemalloc
 import uuid
 import zipfile
 from collections.abc import Iterator
@@ -22,12 +23,23 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 from files_source_parts import SCHEMA, SECOND, T0, T0_US, csv, keys, source_of
 from fsspec.implementations.memory import MemoryFileSystem
+from schema_parts import topology_schema
 
-from rekindle.connectors import files_preparation
+from rekindle.connectors import files_index, files_preparation
+from rekindle.connectors.files_job import Job
 from rekindle.connectors.files_read import find_files, read_batches
+from rekindle.connectors.prepared import MappedRows
 from rekindle.connectors.source import SourceSummary
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
+from rekindle.topology.kinds.files import FilesSourceSpec
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_portions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files_index, "PORTION_ROWS", 3)
+        yield
 
 
 def test_rows_fall_into_epochs_by_event_time_and_are_sorted_stably(tmp_path: Path) -> None:
@@ -100,6 +112,32 @@ def test_files_of_a_glob_are_read_in_the_order_of_their_names(tmp_path: Path) ->
 
 def found(url: str) -> list[str]:
     return [f.path.rpartition("/")[2] for f in find_files(url, "s")[1]]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_memory_does_not_grow_with_an_input_in_order(
+    monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """Each partition looks at the keys of all rows: those of one portion at a time."""
+    monkeypatch.setattr(files_index, "PORTION_ROWS", 10_000)
+    count = 1_000_000
+    times = pa.array(range(T0_US, T0_US + count)).cast(SCHEMA.field("t").type)
+    files = FilesSourceSpec.model_validate(
+        {"url": "file:///in", "format": "parquet", "orderBy": "t", "speedup": 1}
+    )
+    columns = topology_schema(SCHEMA)
+    job = Job("s", files, columns, "t", None, SECOND // 10, 0, partitions, verified=False)
+    table = pa.table({"t": times})
+    units = [files_index.Unit("in", n, 1000, n % partitions == 0) for n in range(1000)]
+    tracemalloc.start()
+    try:
+        input = files_index.OrderedInput(units, table, None)
+        index = files_index.build_index(job, input, MappedRows(table))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert index.column("epoch").to_pylist() == list(range(10))
+    assert peak < 2 << 20
 
 
 def test_hidden_files_and_directories_are_not_read(tmp_path: Path) -> None:

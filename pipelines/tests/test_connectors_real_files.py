@@ -7,6 +7,7 @@ import datetime as dt
 import decimal
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schema_parts import arrow_schema_of
 
-from rekindle.connectors import files_read
+from rekindle.connectors import csv_reading, files_read, json_reading
 from rekindle.connectors.files_read import read_batches
 from rekindle.connectors.json_writer import encode_lines
 from rekindle.errors import SchemaMismatch
@@ -89,6 +90,30 @@ def test_fields_of_a_null_parent_are_not_checked(tmp_path: Path) -> None:
     assert got == [{"s": None, "l": []}, {"s": None, "l": [None]}]
 
 
+@pytest.mark.parametrize(
+    ("ddl", "made"),
+    [
+        ("x STRING", lambda text: text),
+        ("x STRUCT<y: STRING>", lambda text: {"y": text}),
+        ("x ARRAY<STRING>", lambda text: [text, text]),
+    ],
+)
+def test_long_texts_that_repeat_come_in_small_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ddl: str, made: Callable[[str], Any]
+) -> None:
+    """A file has each only once, in a dictionary: 65,536 rows of a few KB were one batch."""
+    monkeypatch.setattr(files_read, "BATCH_BYTES", 1 << 20)
+    schema = arrow_schema_of(ddl)
+    rows = [{"x": made("x" * 4000 if n % 5 else "y")} for n in range(2000)]
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema), path)
+    fs = fsspec.filesystem("file")
+    batches = [b for _, b in read_batches(fs, str(path), options("parquet"), schema, "s")]
+    assert pa.Table.from_batches(batches, schema).to_pylist() == rows
+    assert max(batch.nbytes for batch in batches) <= 1 << 20
+    assert len(batches) < 50
+
+
 def test_parquet_fields_are_found_by_name(tmp_path: Path) -> None:
     table = pa.table({"l": [[{"b": 1, "a": 2.5, "more": "x"}, None], None, []]})
     pq.write_table(table, tmp_path / "in.parquet")
@@ -124,6 +149,14 @@ def test_doubles_that_json_lacks_are_read(tmp_path: Path, text: str) -> None:
     wanted = DOUBLES[text]
     assert str(second["x"]) == str(wanted)
     assert second["f"][0]["y"] == pytest.approx(wanted, nan_ok=True)
+
+
+@pytest.mark.parametrize("text", ["1.00000005960464477540", "3.4028235677973366e38", "16777217"])
+def test_a_float_does_not_depend_on_the_lines_beside_it(tmp_path: Path, text: str) -> None:
+    """Python parses a block with a NaN, Arrow one without."""
+    (alone,) = read(json_file(tmp_path, f'{{"x": {text}}}'), "x FLOAT")
+    (beside, _) = read(json_file(tmp_path, f'{{"x": {text}}}', '{"x": NaN}'), "x FLOAT")
+    assert alone == beside
 
 
 @pytest.mark.parametrize(
@@ -182,6 +215,35 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str | bytes, me
     path.write_bytes(b'{"x": "a"}\n' + (line if isinstance(line, bytes) else line.encode()))
     with pytest.raises(SchemaMismatch, match=rf"(?s)in\.json, line 2: .*{message}"):
         read(path, "x STRING")
+
+
+def test_an_array_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be all of a large file, of which Python objects take forty times as much memory."""
+    monkeypatch.setattr(json_reading, "_DECODER", None)
+    path = tmp_path / "in.json"
+    path.write_text('[{"x": "a"},\n{"x": "b"}]')
+    with pytest.raises(SchemaMismatch, match=r"line 1: .*an array instead of an object; write one"):
+        read(path, "x STRING", format="json")
+
+
+def test_a_json_line_of_any_length_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "in.json"
+    path.write_text('{"x": "a"}\n{"x": "' + "b" * 100 + '"}\n')
+    schema = pa.schema([("x", pa.string())])
+    with pytest.raises(SchemaMismatch, match="in, line 2 or later: a line has more than 50 bytes"):
+        list(json_reading.read_json_blocks(lambda: path.open("rb"), schema, 16, "in", 50))
+
+
+def test_a_csv_file_without_a_line_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_reading, "_MAX_FIRST_LINE_CHARS", 50)
+    path = tmp_path / "in.csv"
+    path.write_bytes(b"\0" * 100)
+    with pytest.raises(SchemaMismatch, match=r"in\.csv: a line at the beginning has more than 50"):
+        read(path, "x STRING", format="csv")
 
 
 @pytest.mark.parametrize("block_bytes", [1, 64, 4 << 20])

@@ -21,6 +21,8 @@ from rekindle.engine.memory import (
 )
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.inputs import SourceInputs, StreamInputs
+from rekindle.workers import CallTimer
+from rekindle_testing.waiting import eventually
 
 SCHEMA = pa.schema([("s", pa.string())])
 
@@ -78,6 +80,25 @@ def test_a_gap_of_years_is_a_problem(days: int | None, message: str | None) -> N
     )
     problem = inputs.problem()
     assert problem is None if message is None else message in str(problem)
+
+
+def test_a_source_that_does_not_respond_is_a_problem() -> None:
+    """Files on a network may never return, and the loop waits for them."""
+    found: list[str | None] = []
+
+    class Hanging(WideSource):
+        def cut(self, epoch: int) -> SourceCut:
+            eventually(lambda: inputs.problem() is not None)
+            found.append(inputs.problem())
+            return super().cut(epoch)
+
+    inputs = SourceInputs(
+        Hanging(), 0, 0, origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 1.0
+    )
+    inputs._calls = CallTimer(slow_s=0.01)
+    assert numbers(inputs.take(CallBounds(), 0)) == [0]
+    assert "reading epoch 0 of the source has not ended" in str(found)
+    assert inputs.problem() is None
 
 
 def test_a_source_stops_when_a_call_is_full() -> None:

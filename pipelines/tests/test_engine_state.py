@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -437,6 +438,22 @@ def test_windows_do_not_depend_on_those_closed_before(
         assert comparable(got) == [row for each in alone for row in comparable(each)]
         assert set(got.column("__w").to_pylist()) <= {s * PANE_US for s in starts.tolist()}
         before = after
+
+
+def test_memory_does_not_grow_with_the_windows_that_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a gap in the input, or at its end, as many close as a window has panes."""
+    monkeypatch.setattr(combining, "WINDOWS", 64)
+    state = pages.append(EMPTY, counts(np.arange(1)))
+    closed: list[int] = []
+    tracemalloc.start()
+    try:
+        starts = np.arange(-4095, 1)
+        combining.each_window(COUNTS, state, PANE_US, 4096, starts, lambda t: closed.append(len(t)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(closed) == 4096
+    assert peak < 2 << 20
 
 
 @given(

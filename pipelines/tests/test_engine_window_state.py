@@ -344,6 +344,19 @@ def test_dropped_rows_are_counted_and_never_kept() -> None:
     assert step.state is EMPTY
 
 
+@pytest.mark.parametrize("pane", [-(2**63) + 8, 2**63 - 8])
+@pytest.mark.parametrize("panes", [1, 4, 40])
+def test_a_time_at_the_end_of_64_bits_is_none(pane: int, panes: int) -> None:
+    """Long.MIN and Long.MAX stand for "never". The ends of their windows would overflow."""
+    shape = replace(SHAPE, windows=HoppingAssigner(panes * SLIDE, SLIDE))
+    rows = table([("a", p, 0, 1, 1.0, 1, 1.0, 1.0, None) for p in (0, pane - pane % SLIDE)])
+    first = advance(shape, EMPTY, rows, [(0, NO_WATERMARK, 5)])
+    step = advance(shape, first.state, None, [(1, 5, END_OF_INPUT)])
+    assert first.null_event_time == 1
+    assert first.closed.num_rows + step.closed.num_rows == panes
+    assert step.state.is_empty
+
+
 def test_closed_windows_come_in_the_order_of_epoch_end_and_keys() -> None:
     rows = table([(k, w, 0, 1, 1.0, 1, 1.0, 1.0, "x") for w in (10, 0) for k in (None, "b", "a")])
     marks = [(0, NO_WATERMARK, 20), (1, 20, 45)]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from log_parts import MemorySpill, batch, filled, open_log
 from reader_parts import A, FakeClient, Harness, endpoints, read_once
 
-from rekindle.errors import EpochTooLarge, LogCorrupt, RekindleError
+from rekindle.errors import EpochTooLarge, LogCorrupt, ObjectMissing, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.identity import Identity
 from rekindle.streams import epoch_lots, records, wire
@@ -72,6 +72,32 @@ def test_a_damaged_log_is_truncated_and_refilled(tmp_path: Path) -> None:
     for epoch in (1, 2):
         assert again.append(batch(epoch))
     assert [b.rows for b in again] == [batch(e).rows for e in range(3)]
+
+
+def test_what_a_lost_spilled_file_had_is_computed_again(tmp_path: Path) -> None:
+    """Otherwise a task without partners, whose log outlives it, could never serve it again."""
+    spill = MemorySpill()
+    log = filled(tmp_path, 60, budget=8000, spill=spill)
+    spill.pop(sorted(spill)[1])
+    with pytest.raises(LogCorrupt, match="is missing with") as lost:
+        list(log)
+    assert log.damage == str(lost.value)
+    again = open_log(tmp_path, budget=8000, spill=spill)
+    assert 0 <= again.last < 59
+    for epoch in range(again.last + 1, 60):
+        assert again.append(batch(epoch))
+    assert [b.rows for b in again] == [batch(e).rows for e in range(60)]
+
+
+def test_a_spilled_file_that_was_truncated_is_no_damage(tmp_path: Path) -> None:
+    spill = MemorySpill()
+    log = filled(tmp_path, 60, budget=8000, spill=spill)
+    found = log.spilled(0)
+    assert found is not None
+    log.truncate(40)
+    with pytest.raises(ObjectMissing):
+        log.fetch(found[0])
+    assert log.damage is None
 
 
 def test_a_spilled_file_that_is_damaged_is_not_served(tmp_path: Path) -> None:

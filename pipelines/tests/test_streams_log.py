@@ -14,7 +14,6 @@ from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 from rekindle.errors import BelowFloor, Diverged, LogFull
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.log import Result
-from rekindle.streams.log_files import LogFile
 from rekindle.streams.log_reading import READ_EPOCHS
 
 
@@ -230,18 +229,28 @@ def test_a_file_truncated_while_spilling_is_deleted_everywhere(tmp_path: Path) -
     assert [b.rows for b in again] == [batch(e).rows for e in range(log.base, 20)]
 
 
-def test_a_full_disk_leaves_nothing_in_the_store(
+def test_nothing_is_spilled_to_the_store_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def disk_full(*_: object) -> None:
+    """Each attempt would upload the file again, for as long as its outline cannot be written."""
+    uploads: list[str] = []
+
+    class Counting(MemorySpill):
+        def put(self, name: str, data: bytes) -> None:
+            uploads.append(name)
+            super().put(name, data)
+
+    def disk_full(path: Path, data: bytes) -> None:
+        path.touch()
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    spill = MemorySpill()
+    spill = Counting()
     with monkeypatch.context() as full:
-        full.setattr(LogFile, "write_outline", disk_full)
+        full.setattr(Path, "write_bytes", disk_full)
         with pytest.raises(OSError, match="no space"):
             filled(tmp_path, 60, budget=8000, spill=spill)
-        assert not spill
+    assert not uploads
+    assert {p.suffix for p in tmp_path.iterdir()} == {".log"}
     log = open_log(tmp_path, budget=8000, spill=spill)
     assert log.append(batch(log.last + 1))
     assert [b.epoch for b in log] == list(range(log.last + 1))

@@ -37,6 +37,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("cut"), st.tuples(PLACES, PLACES)),
     st.tuples(st.just("flip"), st.tuples(PLACES, PLACES)),
     st.tuples(st.just("flip spilled"), st.tuples(PLACES, PLACES)),
+    st.tuples(st.just("lose spilled"), PLACES),
 )
 
 
@@ -93,6 +94,14 @@ class History:
         data = bytearray(self.spill[name])
         data[int(places[1] * len(data))] ^= 4
         self.spill[name] = bytes(data)
+        self.log._fetched.clear()
+        self.read_what_is_sound()
+        self._after_damage()
+
+    def lose_spilled(self, place: float) -> None:
+        if not self.spill:
+            return
+        del self.spill[sorted(self.spill)[int(place * len(self.spill))]]
         self.log._fetched.clear()
         self.read_what_is_sound()
         self._after_damage()
@@ -155,6 +164,8 @@ class History:
                 self.damage(".log .spilled", (first, second), cut=False)
             case "flip spilled", (float(first), float(second)):
                 self.damage_spilled((first, second))
+            case "lose spilled", float(place):
+                self.lose_spilled(place)
 
     def check(self, size: int) -> None:
         assert (self.log.last, self.log.base) == (

@@ -176,6 +176,24 @@ def test_an_reported_error_is_reported_until_a_call_succeeds() -> None:
     assert upstream.core.problem() is None
 
 
+def test_an_error_of_every_replica_is_reported_if_it_stays() -> None:
+    upstream = play(["route_both"])
+    for number in range(16):
+        assert upstream.core.problem() is None
+        upstream.now += 10
+        upstream.wake()
+        assert upstream.call is not None
+        call, upstream.call = upstream.call, None
+        upstream.step(CallFailed(call.call, message=f"{call.address}: the store is away {number}"))
+    expected = "epoch 5 of stream s/0 cannot be read from any replica; the latest error: "
+    assert (upstream.core.problem() or "").startswith(expected)
+    assert "the store is away 15" in (upstream.core.problem() or "")
+    upstream.pass_time()
+    upstream.pass_time()
+    upstream.respond()
+    assert upstream.core.problem() is None
+
+
 @given(MOVES)
 def test_a_reader_that_waits_for_time_makes_a_call_then(moves: list[str]) -> None:
     upstream = play(moves)

@@ -12,10 +12,10 @@ from state_parts import value_in_state
 from task_world import SINK, World
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
-from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
+from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import State
-from rekindle.errors import Diverged, StoreError
+from rekindle.errors import Diverged, ObjectMissing, StoreError
 from rekindle.protocol import RestorePoint
 from rekindle.task.core.inputs import released_epoch
 from rekindle.task.state import TaskState

@@ -48,6 +48,7 @@ def test_a_window_without_slide_does_not_overlap() -> None:
         ({"size": "1h", "rows": 5}, "w", "has size and rows"),
         ({"session": "1h", "slide": "5m"}, "w.slide", "slide needs size"),
         ({"size": "1h", "slide": "25m"}, "w.slide", "size (1h) is not a multiple of slide (25m)"),
+        ({"size": "365d", "slide": "1s"}, "w.slide", "365d every 1s: each row is in 31,536,000 wi"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(

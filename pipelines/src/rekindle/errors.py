@@ -74,6 +74,10 @@ class StoreError(RekindleError):
     """A call of the checkpoint store failed, or an object is damaged; names the URL."""
 
 
+class ObjectMissing(StoreError):
+    """The checkpoint store has no object of this name."""
+
+
 class StateLost(StoreError):
     """An object that a restored state needs is missing or damaged: the task has to be restored
     again. `object`: its name in the store, below the topology's UID."""

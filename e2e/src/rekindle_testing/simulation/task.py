@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rekindle.checkpoints.store import ObjectMissing
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput, State
+from rekindle.errors import ObjectMissing
 from rekindle.protocol import (
     PollRequest,
     RestorePoint,

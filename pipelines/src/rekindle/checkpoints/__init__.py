@@ -3,7 +3,8 @@
 from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest
 from rekindle.checkpoints.manifests import ManifestStore
 from rekindle.checkpoints.state import StateStore, merge_entries
-from rekindle.checkpoints.store import ObjectMissing, Store
+from rekindle.checkpoints.store import Store
+from rekindle.errors import ObjectMissing
 
 __all__ = [
     "Entry",

@@ -22,10 +22,10 @@ from functools import partial
 from weakref import ref
 
 from rekindle.backoff import BackoffPolicy
-from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
+from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.state.remote import AwaitedRun, Source
-from rekindle.errors import StateLost, StoreError
+from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.workers import CallTimer, Worker
 
 PARALLEL = 4

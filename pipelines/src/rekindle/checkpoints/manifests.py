@@ -27,8 +27,8 @@ from rekindle.checkpoints.codec import (
 )
 from rekindle.checkpoints.garbage import find_garbage, needed_entries
 from rekindle.checkpoints.manifest import Entry, Manifest
-from rekindle.checkpoints.store import ObjectMissing, Store, UnreadableObject
-from rekindle.errors import StoreError
+from rekindle.checkpoints.store import Store, UnreadableObject
+from rekindle.errors import ObjectMissing, StoreError
 from rekindle.objects import ObjectInfo
 
 FULL_SCAN_S = 900.0

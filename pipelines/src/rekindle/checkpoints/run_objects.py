@@ -19,7 +19,7 @@ from rekindle.checkpoints.codec import (
     state_name,
 )
 from rekindle.checkpoints.fetching import AwaitedRuns
-from rekindle.checkpoints.store import ObjectMissing, Store, UnreadableObject
+from rekindle.checkpoints.store import Store, UnreadableObject
 from rekindle.engine.state.layout import ObjectFacts
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
@@ -53,7 +53,7 @@ class RunObjects:
         """Some of the runs. Raises ObjectMissing, UnreadableObject, StoreError, DiskFull."""
         path = f"{self._uid}/{name}"
         where = f"{self._store.url}: {path}"
-        data = self._get(path)
+        data = self._store.read(path)
         if digest_of(data) != _named_digest(name):
             raise UnreadableObject(f"{where} is damaged: its digest does not match")
         try:
@@ -82,16 +82,6 @@ class RunObjects:
                 )
         for batch, awaited_run in awaited.items():
             awaited_run.arrive(runs[batch])
-
-    def _get(self, path: str) -> bytes:
-        try:
-            return self._store.get(path)
-        except ObjectMissing:
-            # A listing fails if all of the store is away for a while, such as a volume.
-            if any(info.name == path for info in self._store.list(path)):
-                message = f"{self._store.url}: {path} is listed, but cannot be read"
-                raise StoreError(message) from None
-            raise
 
 
 def encode_runs(tables: Sequence[pa.Table], topology: str = "") -> bytes:

@@ -15,16 +15,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rekindle.errors import StoreError
+from rekindle.errors import ObjectMissing, StoreError
 from rekindle.objects import LocalObjects, ObjectInfo, Objects, Retry, open_objects, to_json
 
 T = TypeVar("T")
 
 MARKER = "_rekindle_store.json"
-
-
-class ObjectMissing(StoreError):
-    """The store has no object of this name."""
 
 
 class UnreadableObject(StoreError):
@@ -66,6 +62,16 @@ class Store:
     def get(self, name: str) -> bytes:
         """The content of `name`. Raises ObjectMissing."""
         return self._call(f"cannot read {name}", lambda: self._objects.get(name))
+
+    def read(self, name: str) -> bytes:
+        """As `get`, but what is missing is so for certain: a listing, which fails if all of the
+        store is away for a while, such as a volume, lacks it too. Raises ObjectMissing."""
+        try:
+            return self.get(name)
+        except ObjectMissing:
+            if any(info.name == name for info in self.list(name)):
+                raise StoreError(f"{self.url}: {name} is listed, but cannot be read") from None
+            raise
 
     def exists(self, name: str) -> bool:
         return self._call(f"cannot look for {name}", lambda: self._objects.exists(name))

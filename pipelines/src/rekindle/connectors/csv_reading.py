@@ -35,6 +35,9 @@ from rekindle.topology.problems import did_you_mean
 
 _BOM = "\ufeff"
 _SHOWN_CHARS = 120
+_MAX_FIRST_LINE_CHARS = 4 * BLOCK_BYTES
+"""Arrow reads no row that is longer than a block. Without a bound, a file without a line end would
+be read into memory as a whole."""
 
 
 def read_csv(
@@ -226,7 +229,7 @@ def _read_first_row(
         fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f,
         nullcontext() if options.header else without_csv_field_limit(),  # column names are short
     ):
-        lines = _without_bom(f)
+        lines = _without_bom(_bounded_lines(f, where))
         # Arrow skips empty lines, and fails for a header without a line end.
         rows = enumerate(dialect.reader(lines))
         first = next((_FirstRow(row, number) for number, row in rows if row), None)
@@ -246,6 +249,16 @@ def _read_first_row(
             f"of the file{_delimiter_hint(first.values, dialect)}"
         )
     return first
+
+
+def _bounded_lines(file: Any, where: str) -> Iterator[str]:
+    while line := file.readline(_MAX_FIRST_LINE_CHARS):
+        if len(line) == _MAX_FIRST_LINE_CHARS:
+            raise SchemaMismatch(
+                f"{where}: a line at the beginning has more than {_MAX_FIRST_LINE_CHARS:,} "
+                "characters; is the file a CSV file, and complete"
+            )
+        yield line
 
 
 def _without_bom(lines: Iterable[str]) -> Iterator[str]:

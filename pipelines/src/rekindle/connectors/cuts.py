@@ -27,16 +27,16 @@ def exact_fraction(rate: float) -> Fraction:
     return Fraction(repr(rate))
 
 
-def epochs_by_time(times: Int64s, speedup: float, epoch_interval_us: int) -> Int64s:
-    """floor(((t − t_first) / speedup) / Δ) for non-decreasing times in microseconds."""
+def epochs_by_time(times: Int64s, first_us: int, speedup: float, epoch_interval_us: int) -> Int64s:
+    """floor(((t − t_first) / speedup) / Δ) for times in microseconds that are not before the
+    first."""
     rate = exact_fraction(speedup)
-    return scaled(times - times[0], rate.denominator, rate.numerator * epoch_interval_us)
+    return scaled(times - first_us, rate.denominator, rate.numerator * epoch_interval_us)
 
 
-def epochs_by_count(rows: int, rows_per_second: float, epoch_interval_us: int) -> Int64s:
-    """floor((i / rps) / Δ) for the row numbers 0 .. rows − 1."""
+def epochs_by_count(numbers: Int64s, rows_per_second: float, epoch_interval_us: int) -> Int64s:
+    """floor((i / rps) / Δ) for the numbers i of rows, from 0 on."""
     rate = exact_fraction(rows_per_second)
-    numbers = np.arange(rows, dtype=np.int64)
     return scaled(numbers, rate.denominator * SECOND_US, rate.numerator * epoch_interval_us)
 
 

@@ -11,7 +11,7 @@ Design: docs/design/exactly-once.md#sources.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ from rekindle.errors import SchemaMismatch
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_WATERMARK
 
+PORTION_ROWS = 1 << 18
+"""Rows of an input in order whose keys are looked at together."""
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
 
 
@@ -59,19 +61,33 @@ class OrderedInput:
     order: Int64s | None
 
     @property
-    def own(self) -> npt.NDArray[np.bool_] | None:
-        """Which rows are the partition's, in file order; None if all are."""
-        if all(unit.own for unit in self.units):
-            return None
-        return np.repeat([u.own for u in self.units], [u.rows for u in self.units])
-
-    @property
     def own_order(self) -> Int64s | None:
         """The permutation of the partition's rows; None if they are in order."""
-        own, order = self.own, self.order
-        if own is not None and order is not None:
+        order = self.order
+        if order is None:
+            return None
+        if not all(unit.own for unit in self.units):
+            own = np.repeat([u.own for u in self.units], [u.rows for u in self.units])
             order = (np.cumsum(own) - 1)[order[own[order]]]
-        return None if order is None or _is_ascending(order) else order
+        return None if _is_ascending(order) else order
+
+    def portions(self) -> Iterator[tuple[int, int]]:
+        """Ranges of places in the order, of at most PORTION_ROWS rows."""
+        for first in range(0, self.keys.num_rows, PORTION_ROWS):
+            yield first, min(first + PORTION_ROWS, self.keys.num_rows)
+
+    def rows_at(self, first: int, end: int) -> Int64s:
+        """The rows, in file order, that have these places in the order."""
+        if self.order is not None:
+            return self.order[first:end]
+        return np.arange(first, end)
+
+    def owns(self, rows: Int64s) -> npt.NDArray[np.bool_]:
+        """Which of these rows are the partition's."""
+        ends = np.cumsum([unit.rows for unit in self.units])
+        own = np.array([unit.own for unit in self.units], dtype=np.bool_)
+        found: npt.NDArray[np.bool_] = own[np.searchsorted(ends, rows, side="right")]
+        return found
 
 
 def _is_ascending(order: Int64s) -> bool:
@@ -93,8 +109,13 @@ def order_input(job: Job, keys: pa.Table, units: Sequence[Unit]) -> OrderedInput
                     "or order by another column"
                 )
             row -= unit.rows
-    positions = int64s(_sort_indices(key).cast(pa.int64()))
-    return OrderedInput(units, keys, None if _is_ascending(positions) else positions)
+    in_order = OrderCheck(job)
+    try:
+        for batch in keys.to_batches(PORTION_ROWS):
+            in_order.observe(batch)
+    except NotInOrder:
+        return OrderedInput(units, keys, _sorted(key))
+    return OrderedInput(units, keys, None)
 
 
 class NotInOrder(Exception):
@@ -113,13 +134,16 @@ class OrderCheck:
             return
         key = batch.column(self._order_by)
         rows = key if self._last is None else pa.concat_arrays([self._last, key])
-        if key.null_count or not _is_ascending(int64s(_sort_indices(rows).cast(pa.int64()))):
+        if key.null_count or not _is_ascending(_sorted(rows)):
             raise NotInOrder
         self._last = key.slice(len(key) - 1)
 
 
-def _sort_indices(key: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return pc.sort_indices(pa.table({"key": key}), sort_keys=[("key", "ascending")])
+def _sorted(key: pa.Array | pa.ChunkedArray) -> Int64s:
+    """The permutation of a stable sort."""
+    order = pc.sort_indices(pa.table({"key": key}), sort_keys=[("key", "ascending")])
+    found: Int64s = order.to_numpy().view(np.int64)
+    return found
 
 
 def event_time_extent(job: Job, keys: pa.Table) -> bytes:
@@ -132,47 +156,107 @@ def event_time_extent(job: Job, keys: pa.Table) -> bytes:
 
 def build_index(job: Job, input: OrderedInput, rows: Rows) -> pa.Table:
     """One row for each epoch that has rows in any partition: the first of the partition's `rows`,
-    and the newest event time through it."""
-    keys, order, own = input.keys, input.order, input.own
-    if not keys.num_rows:
+    and the newest event time through it. Of input in order only a portion is in memory."""
+    if not input.keys.num_rows:
         return _INDEX.empty_table()
-    epochs = _epochs(job, keys, order)
-    starts = np.flatnonzero(np.diff(epochs, prepend=epochs[0] - 1))
-    if job.event_time is None:
-        newest = np.full(len(starts), NO_WATERMARK, dtype=np.int64)
-    else:
-        running = _running_max(keys.column(job.event_time), order)
-        newest = running[np.append(starts[1:], keys.num_rows) - 1]
-    first = starts.astype(np.int64)
-    if own is not None:
-        mine = own if order is None else own[order]
-        first = np.cumsum(mine, dtype=np.int64)[starts] - mine[starts]
-    sums = rows.checksums(first) if job.verified else np.zeros(len(first), dtype=np.int64)
-    return pa.table([epochs[starts], first, newest, sums], schema=_INDEX)
+    numbers: list[Int64s] = []
+    first: list[Int64s] = []
+    newest: list[Int64s] = []
+    epochs, times = _Epochs(job, input), _RunningMax(input, job.event_time)
+    before, own_before = -1, 0
+    for begin, end in input.portions():
+        found = epochs.of(begin, end)
+        starts = np.flatnonzero(np.diff(found, prepend=before))
+        before = int(found[-1])
+        mine = input.owns(input.rows_at(begin, end))
+        numbers.append(found[starts])
+        first.append(own_before + np.cumsum(mine, dtype=np.int64)[starts] - mine[starts])
+        own_before += int(mine.sum())
+        known, running = times.newest, times.of(begin, end)
+        # An epoch is complete where the next one begins.
+        newest.append(np.concatenate([[known], running[:-1]])[starts])
+    newest.append(np.array([times.newest], dtype=np.int64))
+    columns = [np.concatenate(numbers), np.concatenate(first), np.concatenate(newest)[1:]]
+    count = len(columns[0])
+    sums = rows.checksums(columns[1]) if job.verified else np.zeros(count, dtype=np.int64)
+    return pa.table([*columns, sums], schema=_INDEX)
 
 
-def _epochs(job: Job, keys: pa.Table, order: Int64s | None) -> Int64s:
-    if job.files.speedup is None:
-        if job.files.rows_per_second is None:
+class _RunningMax:
+    """The newest time of a column up to each place in the order, in microseconds, portion by
+    portion; NO_WATERMARK before the first. `newest`: so far."""
+
+    def __init__(self, input: OrderedInput, column: str | None) -> None:
+        self.newest = NO_WATERMARK
+        self._input = input
+        self._values = None if column is None else input.keys.column(column)
+        self._all: Int64s | None = None  # of input that is not in order
+        if self._values is not None and input.order is not None:
+            self._all = _micros(self._values)
+
+    def of(self, begin: int, end: int) -> Int64s:
+        """The next portion."""
+        if self._values is None:
+            return np.full(end - begin, NO_WATERMARK, dtype=np.int64)
+        if self._all is None:
+            values = _micros(self._values.slice(begin, end - begin))
+        else:
+            values = self._all[self._input.rows_at(begin, end)]
+        values[0] = max(self.newest, int(values[0]))
+        running: Int64s = np.maximum.accumulate(values)
+        self.newest = int(running[-1])
+        return running
+
+
+class _Epochs:
+    """The epoch of each place in the order, portion by portion. Raises SchemaMismatch if there are
+    too many."""
+
+    def __init__(self, job: Job, input: OrderedInput) -> None:
+        self._job = job
+        self._times: _RunningMax | None = None
+        self._first_us = NO_WATERMARK
+        if job.files.speedup is None:
+            self._require_few_rows(input.keys.num_rows)
+            return
+        self._first_us = self._first_time(_RunningMax(input, job.time_column), input)
+        self._times = _RunningMax(input, job.time_column)
+
+    def of(self, begin: int, end: int) -> Int64s:
+        """The next portion."""
+        files, interval_us = self._job.files, self._job.epoch_interval_us
+        if self._times is None or files.speedup is None:
+            assert files.rows_per_second is not None, "checked in files_job.check"
+            return epochs_by_count(np.arange(begin, end), files.rows_per_second, interval_us)
+        times = self._times.of(begin, end)
+        times[times == NO_WATERMARK] = self._first_us
+        return epochs_by_time(times, self._first_us, files.speedup, interval_us)
+
+    def _require_few_rows(self, rows: int) -> None:
+        job, rate = self._job, self._job.files.rows_per_second
+        if rate is None:
             raise ValueError("checked in files_job.check")
-        rate = job.files.rows_per_second
-        if first_row(MAX_EPOCH + 1, rate, job.epoch_interval_us) < keys.num_rows:
+        if first_row(MAX_EPOCH + 1, rate, job.epoch_interval_us) < rows:
             raise SchemaMismatch(
-                f"source {job.name}: {keys.num_rows:,} rows with rowsPerSecond {rate:g} are more "
-                f"than {MAX_EPOCH + 1:,} epochs; raise rowsPerSecond"
+                f"source {job.name}: {rows:,} rows with rowsPerSecond {rate:g} are more than "
+                f"{MAX_EPOCH + 1:,} epochs; raise rowsPerSecond"
             )
-        return epochs_by_count(keys.num_rows, rate, job.epoch_interval_us)
-    column = job.time_column
-    times = _running_max(keys.column(column), order)
-    known = times[times != NO_WATERMARK]
-    if not len(known):
-        raise SchemaMismatch(
-            f"source {job.name}: column {column} is NULL in every row, so speedup cannot be used; "
-            "use rowsPerSecond"
-        )
-    times[times == NO_WATERMARK] = known[0]
-    _require_epochs_in_range(job, column, int(times[0]), int(times[-1]))
-    return epochs_by_time(times, job.files.speedup, job.epoch_interval_us)
+
+    def _first_time(self, times: _RunningMax, input: OrderedInput) -> int:
+        """The first time that is known, after all have been looked at."""
+        first_us = NO_WATERMARK
+        for begin, end in input.portions():
+            running = times.of(begin, end)
+            if first_us == NO_WATERMARK and len(known := running[running != NO_WATERMARK]):
+                first_us = int(known[0])
+        job, column = self._job, self._job.time_column
+        if first_us == NO_WATERMARK:
+            raise SchemaMismatch(
+                f"source {job.name}: column {column} is NULL in every row, so speedup cannot be "
+                "used; use rowsPerSecond"
+            )
+        _require_epochs_in_range(job, column, first_us, times.newest)
+        return first_us
 
 
 def _require_epochs_in_range(job: Job, column: str | None, first_us: int, last_us: int) -> None:
@@ -192,11 +276,10 @@ def _iso(time_us: int) -> str:
     return str(np.datetime64(time_us, "us").astype("datetime64[s]"))
 
 
-def _running_max(column: pa.ChunkedArray, order: Int64s | None) -> Int64s:
-    """The newest time up to each row, in microseconds; NO_WATERMARK before the first."""
+def _micros(column: pa.ChunkedArray) -> Int64s:
+    """Times in microseconds; NO_WATERMARK for NULL."""
     micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None))).cast(pa.int64())
-    values = int64s(pc.fill_null(micros, NO_WATERMARK))
-    return np.maximum.accumulate(values if order is None else values[order])
+    return int64s(pc.fill_null(micros, NO_WATERMARK))
 
 
 def int64s(column: Any) -> Int64s:

@@ -149,7 +149,7 @@ def _index_in_place(
     verified: a process that reads its input once parses a copy's text once."""
     in_place = None
     if job.files.format == "parquet":
-        in_place = _parquet_in_place(job, fs, found)
+        in_place = _parquet_in_place(job, fs, found, temporary.path("keys"))
     elif job.verified:
         in_place = _text_in_place(job, fs, found, temporary.path("keys"))
     if in_place is None:
@@ -165,25 +165,33 @@ def _index_in_place(
 
 
 def _parquet_in_place(
-    job: Job, fs: Any, found: list[FoundFile]
+    job: Job, fs: Any, found: list[FoundFile], path: Path
 ) -> tuple[OrderedInput, list[Piece]] | None:
-    """Parquet that is in order and has small row groups. Reads the keys of all partitions; the
-    index reads the own rows, for checksums."""
+    """Parquet that is in order and has small row groups. Reads the keys of all partitions, which
+    are staged at `path`; the index reads the own rows, for checksums."""
     groups = [row_groups(fs, f.path, job.raw.names, job.name) for f in found]
     if any(group.bytes > IN_PLACE_BYTES for of_file in groups for group in of_file):
         return None
     sizes = [[group.rows for group in of_file] for of_file in groups]
     own = list(zip(found, job.own_groups(len(size) for size in sizes), strict=True))
     units = _units(own, sizes, [sum(size) for size in sizes])
-    batches = [batch for file in found for batch in _read_keys(job, fs, file)]
-    input = order_input(job, pa.Table.from_batches(batches, job.keys), units)
-    if input.order is not None:
+    in_order = OrderCheck(job)
+    try:
+        write_rows(path, job.keys, (_in_order(in_order, _read_keys(job, fs, f)) for f in found))
+    except NotInOrder:
         return None
     pieces = [
         Piece(of_file.first, sum(n for at, n in enumerate(size) if at in of_file))
         for (_, of_file), size in zip(own, sizes, strict=True)
     ]
-    return input, pieces
+    return OrderedInput(units, open_memory_mapped(path), None), pieces
+
+
+def _in_order(required: OrderCheck, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Raises NotInOrder."""
+    for batch in batches:
+        required.observe(batch)
+        yield batch
 
 
 def _text_in_place(
@@ -199,10 +207,7 @@ def _text_in_place(
         scanned.append(TextBlocks())
         own_file = 0 in groups  # a text is one row group, number 0
         batches = _scan(job, fs, file, scanned[-1]) if own_file else _read_keys(job, fs, file)
-        for batch in batches:
-            selected = batch.select(job.keys.names)
-            in_order.observe(selected)
-            yield selected
+        yield from _in_order(in_order, (batch.select(job.keys.names) for batch in batches))
 
     try:
         counts = write_rows(path, job.keys, (keys(file, groups) for file, groups in own))

@@ -20,6 +20,7 @@ from typing import Any, assert_never
 
 import fsspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rekindle.connectors.conversions import TextRules, convert_to_field
@@ -32,6 +33,9 @@ from rekindle.topology.problems import did_you_mean
 
 BATCH_BYTES = 16 * 1024**2
 BATCH_ROWS = 65_536
+_BUFFER_BYTES = 256 << 10
+_DICTIONARY_ROWS = 64
+"""With so many rows comes all of a dictionary."""
 _SHOWN_MEMBERS = 3
 _PARSERS = (ValueError, csv.Error, pa.ArrowException)
 _DECOMPRESSORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
@@ -264,7 +268,7 @@ def _parquet_batches(
                 skipped -= in_group
                 continue
             with _row_group_errors(where, file, group):
-                rows = _rows_of_a_batch(file.metadata.row_group(group))
+                rows = _rows_of_a_batch(f, file, group, schema.names)
                 for batch in file.iter_batches(rows, columns=schema.names, row_groups=[group]):
                     if skipped < batch.num_rows:
                         yield first + skipped, batch.select(schema.names).slice(skipped)
@@ -308,10 +312,50 @@ def _opened_parquet(file: Any, where: str) -> pq.ParquetFile:
         ) from e
 
 
-def _rows_of_a_batch(group: pq.RowGroupMetaData) -> int:
+def _rows_of_a_batch(opened: Any, file: pq.ParquetFile, group: int, columns: list[str]) -> int:
     """Rows for each batch, within BATCH_ROWS and BATCH_BYTES."""
-    wide: int = group.num_rows * BATCH_BYTES // max(1, group.total_byte_size)
-    return max(1, min(BATCH_ROWS, wide))
+    found = file.metadata.row_group(group)
+    bytes_of_row = max(1, found.total_byte_size // max(1, found.num_rows))
+    rows: int = max(1, min(BATCH_ROWS, BATCH_BYTES // bytes_of_row))
+    repeated = _bytes_of_repeated_values(opened, file, group, columns, rows)
+    return max(1, min(rows, BATCH_BYTES // max(1, repeated)))
+
+
+def _bytes_of_repeated_values(
+    opened: Any, file: pq.ParquetFile, group: int, columns: list[str], rows: int
+) -> int:
+    """The most that texts of a row may take which are in dictionaries: the file has each value
+    once, however often it occurs, and so have sizes in its metadata."""
+    found = file.metadata.row_group(group)
+    chunks = {
+        chunk.path_in_schema: -(-chunk.num_values // max(1, found.num_rows))
+        for chunk in (found.column(n) for n in range(found.num_columns))
+        if chunk.path_in_schema.partition(".")[0] in columns
+        and chunk.physical_type == "BYTE_ARRAY"
+        and any("DICTIONARY" in encoding for encoding in chunk.encodings)
+        and rows * chunk.total_uncompressed_size > BATCH_BYTES
+    }
+    if not chunks:
+        return 0
+    paths = list(chunks)
+    reader = pq.ParquetFile(  # with a buffer it does not read all of a column
+        opened, metadata=file.metadata, read_dictionary=paths, buffer_size=_BUFFER_BYTES
+    )
+    size = 0
+    for path, values_of_row in chunks.items():
+        batches = reader.iter_batches(_DICTIONARY_ROWS, columns=[path], row_groups=[group])
+        size += _longest(next(batches).column(0)) * values_of_row
+    return size
+
+
+def _longest(array: pa.Array) -> int:
+    """Bytes of the longest value of the dictionaries in an array."""
+    kind, t = array.type, pa.types
+    if t.is_dictionary(kind):
+        return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
+    if t.is_struct(kind):
+        return max((_longest(array.field(n)) for n in range(kind.num_fields)), default=0)
+    return _longest(array.values) if hasattr(array, "values") else 0
 
 
 @contextlib.contextmanager

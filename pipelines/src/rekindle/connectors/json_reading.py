@@ -16,7 +16,6 @@ import decimal
 import json
 import math
 import re
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
@@ -27,7 +26,12 @@ import pyarrow.json as pa_json
 
 from rekindle.arrow_types import arrow_to_ddl
 from rekindle.connectors.json_fields import DeclaredFields, require_in_some_object
-from rekindle.connectors.line_blocks import BYTE_ORDER_MARK, blocks_of_lines
+from rekindle.connectors.line_blocks import (
+    BYTE_ORDER_MARK,
+    MAX_LINE_BYTES,
+    LineTooLong,
+    blocks_of_lines,
+)
 from rekindle.errors import SchemaMismatch
 
 _NON_FINITE = {
@@ -41,6 +45,8 @@ _NON_FINITE = {
 }
 """Spellings of doubles that JSON lacks; the sink writes the first form of each."""
 _SHOWN_CHARS = 120
+_SHOWN_BYTES = 4 << 10
+"""Of which the characters are."""
 _WHITESPACE = " \t\r\n"
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
@@ -114,19 +120,22 @@ def read_json_blocks(
     schema: pa.Schema,
     block_bytes: int,
     where: str,
-    max_line_bytes: int | None = None,
+    max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[tuple[int, bytes, pa.RecordBatch]]:
     """As `read_json_lines`, each batch with the offset and the bytes of its lines. Raises
-    NotReadableInBlocks for a line of more than `max_line_bytes`."""
+    LineTooLong for a line of more than `max_line_bytes`."""
     raw = raw_schema(schema)
     fields = DeclaredFields(raw)
     line = 1
     with open_file() as file:
-        for offset, block in blocks_of_lines(file, block_bytes, max_line_bytes):
-            batch = parse_json_block(block, raw, line, where)
-            line += block.count(b"\n")
-            fields.observe(batch)
-            yield offset, block, batch
+        try:
+            for offset, block in blocks_of_lines(file, block_bytes, max_line_bytes):
+                batch = parse_json_block(block, raw, line, where)
+                line += block.count(b"\n")
+                fields.observe(batch)
+                yield offset, block, batch
+        except LineTooLong as e:
+            raise LineTooLong(f"{where}, line {line} or later: {e}; write one object a line") from e
     if absent := fields.never_seen():
         # Lines that only Arrow can parse are not checked.
         with open_file() as file, contextlib.suppress(ValueError, RecursionError):
@@ -187,7 +196,7 @@ def _by_python(block: bytes, raw: pa.Schema, first_line: int, where: str) -> pa.
         except UnicodeDecodeError as e:
             raise SchemaMismatch(f"{where}, line {number}: {e}; write the file in UTF-8") from e
         except (ValueError, RecursionError) as e:
-            shown = line.decode(errors="replace").strip()[:_SHOWN_CHARS]
+            shown = line[:_SHOWN_BYTES].decode(errors="replace").strip()[:_SHOWN_CHARS]
             raise SchemaMismatch(
                 f"{where}, line {number}: {shown!r}: {e}; correct the file or the schema"
             ) from e
@@ -201,16 +210,22 @@ def _objects(text: str) -> Iterator[_Object]:
     at = 0
     text = text.strip(_WHITESPACE)
     while at < len(text):
+        if text[at] == "[":  # perhaps all of the file: as Python objects it is forty times as large
+            raise _BadValue(_not_an_object("an array"))
         try:
             value, at = _DECODER.raw_decode(text, at)
         except json.JSONDecodeError as e:
             hint = "" if e.pos else "; is the source's format another one"
             raise _BadValue(f"not JSON from character {e.pos + 1} on{hint}") from e
         if not isinstance(value, _Object):
-            raise _BadValue(f"{_kind(value)} instead of an object; write one object a line")
+            raise _BadValue(_not_an_object(_kind(value)))
         yield value
         while at < len(text) and text[at] in _WHITESPACE:
             at += 1
+
+
+def _not_an_object(kind: str) -> str:
+    return f"{kind} instead of an object; write one object a line"
 
 
 Reader = Callable[[Any], Any]
@@ -288,10 +303,10 @@ def _double(value: Any, path: str, kind: pa.DataType) -> float | None:
         return _NON_FINITE[value]
     try:
         number = float(value)
-        if pa.types.is_float32(kind):
-            number = struct.unpack("f", struct.pack("f", number))[0]
     except OverflowError:
         number = math.inf
+    if pa.types.is_float32(kind):  # of the text, as Arrow's reader: a double is rounded twice
+        number = float(pa.scalar(str(value)).cast(kind).as_py())
     if math.isinf(number):
         raise _BadValue(f"field {path}: the number {value} is too large for a {arrow_to_ddl(kind)}")
     return number

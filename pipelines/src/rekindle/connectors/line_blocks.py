@@ -14,12 +14,18 @@ from typing import BinaryIO
 from rekindle.errors import SchemaMismatch
 
 BLOCK_BYTES = 4 * 1024**2
+MAX_LINE_BYTES = 128 * 1024**2
+"""A longer line is refused: it is hardly one, and a block is in memory as a whole."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DIGEST_BYTES = 16
 
 
 class NotReadableInBlocks(SchemaMismatch):
     """The file has to be read from its beginning, as a whole."""
+
+
+class LineTooLong(NotReadableInBlocks):
+    """A line has more bytes than it may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +43,10 @@ def digest_of(data: bytes) -> str:
 
 
 def blocks_of_lines(
-    file: BinaryIO, block_bytes: int, max_line_bytes: int | None = None
+    file: BinaryIO, block_bytes: int, max_line_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
     """Offset and bytes of blocks of about `block_bytes`, longer if one line is; without a byte
-    order mark. Raises NotReadableInBlocks for one of more than `max_line_bytes`."""
+    order mark. Raises LineTooLong for one of more than `max_line_bytes`."""
     first = file.read(len(BYTE_ORDER_MARK))
     rest = [first.removeprefix(BYTE_ORDER_MARK)]
     offset = len(first) - len(rest[0])
@@ -48,8 +54,8 @@ def blocks_of_lines(
         whole, newline, tail = data.rpartition(b"\n")
         if not newline:
             rest.append(data)
-            if max_line_bytes is not None and sum(map(len, rest)) > max_line_bytes:
-                raise NotReadableInBlocks(f"a line has more than {max_line_bytes} bytes")
+            if sum(map(len, rest)) > max_line_bytes:
+                raise LineTooLong(f"a line has more than {max_line_bytes:,} bytes")
             continue
         block = b"".join((*rest, whole, newline))
         yield offset, block

@@ -115,9 +115,10 @@ def reordered(table: pa.Table, order: Int64s) -> Iterator[pa.RecordBatch]:
         rows = order[start : start + size]
         batch_of = np.searchsorted(firsts, rows, side="right") - 1
         by_batch = np.argsort(batch_of, kind="stable")
+        chosen, first_of = np.unique(batch_of[by_batch], return_index=True)
         gathered = [
-            batches[n].take(pa.array(rows[by_batch][batch_of[by_batch] == n] - firsts[n]))
-            for n in np.unique(batch_of)
+            batches[n].take(pa.array(rows[places] - firsts[n]))
+            for n, places in zip(chosen, np.split(by_batch, first_of[1:]), strict=True)
         ]
         inverse = pa.array(np.argsort(by_batch, kind="stable"))
         yield from pa.Table.from_batches(gathered).combine_chunks().take(inverse).to_batches()

@@ -26,7 +26,7 @@ import pyarrow as pa
 from rekindle.engine.epochs import EPOCH
 from rekindle.engine.external_sort import ExternalSort
 from rekindle.engine.state.compaction import compact
-from rekindle.engine.state.operator import NO_PANE, OperatorState, append, drop
+from rekindle.engine.state.operator import END_OF_PANES, NO_PANE, OperatorState, append, drop
 from rekindle.engine.state.panes import closing_windows, each_window, without_touched
 from rekindle.engine.state.runs import HASH, PANE, Merge, Run, RunShape, int64s, sort
 from rekindle.engine.state.spill import RunFiles
@@ -94,7 +94,7 @@ def advance(
     are late for it, and count for other windows of their pane that are still open. `files`: for
     closed windows that do not fit into memory. Raises DiskFull.
     """
-    rows, late, null_event_time = _split_markers(partials)
+    rows, late, null_event_time = _split_dropped(shape, partials)
     ordered = None if rows is None else _by_epoch(shape, rows)
     closed = ExternalSort(shape.closed, [EPOCH, PANE, *shape.key_names], files)
     for part in _split_call(shape, ordered, watermarks):
@@ -132,18 +132,23 @@ def _check_columns(wanted: pa.Schema, found: pa.Schema, operator: str) -> None:
         )
 
 
-def _split_markers(partials: pa.Table | None) -> tuple[pa.Table | None, int, int]:
-    """The partials of panes, and the numbers of dropped rows (late, NULL event time)."""
+def _split_dropped(
+    shape: WindowShape, partials: pa.Table | None
+) -> tuple[pa.Table | None, int, int]:
+    """The partials of panes, and the numbers of dropped rows: late ones, and ones without event
+    time. So are times at the ends of 64 bits, which stand for "never": windows that they are in
+    begin or end beyond."""
     if partials is None or not partials.num_rows:
         return None, 0, 0
-    panes = partials.column(PANE).to_numpy()
-    marked = panes <= NULL_EVENT_TIME
-    late = null_event_time = 0
-    if marked.any():
-        counts = partials.column(ROW_COUNT).to_numpy()
-        late, null_event_time = (int(counts[panes == m].sum()) for m in (LATE, NULL_EVENT_TIME))
-        partials = partials.filter(pa.array(~marked))
-    return (partials if partials.num_rows else None), late, null_event_time
+    panes, counts = partials.column(PANE).to_numpy(), partials.column(ROW_COUNT).to_numpy()
+    size_us = shape.windows.panes_per_window * shape.windows.pane_us
+    late = panes == LATE
+    untimed = ~late & ((panes < NO_PANE + size_us) | (panes > END_OF_PANES - size_us))
+    kept = ~(late | untimed)
+    if not kept.all():
+        partials = partials.filter(pa.array(kept))
+    rows = partials if partials.num_rows else None
+    return rows, int(counts[late].sum()), int(counts[untimed].sum())
 
 
 @dataclass(frozen=True, slots=True)

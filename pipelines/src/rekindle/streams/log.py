@@ -23,7 +23,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull
+from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull, ObjectMissing
 from rekindle.streams import records
 from rekindle.streams.branches import Branch
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
@@ -47,7 +47,10 @@ class Spill(Protocol):
     """Holds the files that exceed the local budget (the checkpoint store)."""
 
     def put(self, name: str, data: bytes) -> object: ...
-    def get(self, name: str) -> bytes: ...
+    def get(self, name: str) -> bytes:
+        """Raises ObjectMissing if it is gone for good."""
+        ...
+
     def delete(self, name: str) -> object: ...
 
 
@@ -196,9 +199,17 @@ class OutputLog:
         )
 
     def fetch(self, name: str) -> FetchedFile:
-        """A spilled file; the store may be slow. Whoever holds it need not fetch it again."""
+        """A spilled file; the store may be slow. Whoever holds it need not fetch it again. Raises
+        LogCorrupt if its object is gone, StoreError."""
         assert self._spill is not None
-        return self._fetched.get(name, self._spill.get)
+        try:
+            return self._fetched.get(name, self._spill.get)
+        except ObjectMissing as missing:
+            with self._changed:
+                file = next((f for f in self._stable.extents if f.spilled == name), None)
+            if file is None:  # truncated meanwhile
+                raise
+            raise LogCorrupt(self._damaged(file, f"epoch {file.first}", missing)) from missing
 
     def fetched(self, name: str) -> FetchedFile | None:
         """A spilled file that need not be fetched."""
@@ -353,11 +364,12 @@ class OutputLog:
         assert file.spilled is not None
         return self.fetch(file.spilled)
 
-    def _damaged(self, file: LogFile, what: str, damage: DamagedRecord) -> str:
+    def _damaged(self, file: LogFile, what: str, damage: DamagedRecord | ObjectMissing) -> str:
         """Ensure that the log ends before the damage when it is opened the next time."""
         where = file.spilled or file.path
+        found = "is missing with" if isinstance(damage, ObjectMissing) else "is damaged in"
         message = (
-            f"{what} of stream {self.stream}/{self.partition} is damaged in {where} ({damage}); "
+            f"{what} of stream {self.stream}/{self.partition} {found} {where} ({damage}); "
             f"the task restarts, truncates its output log there and computes the epoch again"
         )
         with self._writing:
@@ -450,18 +462,24 @@ class OutputLog:
         except DamagedRecord as damage:
             what = f"an epoch from {file.first} on"
             raise LogCorrupt(self._damaged(file, what, damage)) from None
-        spill.put(name, data)
-        outlined = False
+        written = file.write_outline(name, len(data), outline)  # first: the disk may be full
+        try:
+            spill.put(name, data)
+            self._replace_by_outline(file, written, name)
+        finally:
+            written.unlink(missing_ok=True)
+
+    def _replace_by_outline(self, file: LogFile, written: Path, name: str) -> None:
+        replaced: Path | None = None
         try:
             with self._writing:
                 if file in self._stable.extents:
-                    path = file.write_outline(name, len(data), outline)
-                    outlined = True
+                    outline = written.replace(file.path.with_suffix(".spilled"))
                     with self._changed:
-                        replaced = file.replace_by_outline(path, name)
+                        replaced = file.replace_by_outline(outline, name)
                     replaced.unlink(missing_ok=True)
         finally:
-            if not outlined:  # truncated meanwhile, or the disk is full
+            if replaced is None:  # truncated meanwhile
                 self._discard(name)
 
     def _remove_files(self, files: list[LogFile]) -> None:

@@ -94,18 +94,20 @@ class LogFile:
         self.tail = Tail(tail.next_epoch, tail.size, tail.records, tail.newest_bytes)
 
     def write_outline(self, name: str, size: int, outline: bytes) -> Path:
-        """Write what is to replace the file, which still exists; its path."""
+        """Write what is to replace the file, which still exists, under a temporary name."""
         header = {
             "format": SPILLED_FORMAT,
             "name": name,
             "size": size,
             "sum": _outline_sum(name, size, outline),
         }
-        path = self.path.with_suffix(".spilled")
-        temp = path.with_suffix(".tmp")
-        temp.write_bytes(json.dumps(header).encode() + b"\n" + outline)
-        temp.replace(path)
-        return path
+        temp = self.path.with_suffix(".tmp")
+        try:
+            temp.write_bytes(json.dumps(header).encode() + b"\n" + outline)
+        except OSError:
+            temp.unlink(missing_ok=True)
+            raise
+        return temp
 
     def replace_by_outline(self, outline: Path, name: str) -> Path:
         """Its bytes are object `name` of the store, its outline is a file. Returns the path of what

@@ -287,6 +287,7 @@ class PartitionReader:
                 call.call,
                 truncated=isinstance(error, BelowFloor),
                 timed_out=isinstance(error, CallTimedOut),
+                message=str(error),
                 reported=str(error) if isinstance(error, StreamRefused) else reported,
             )
         )

@@ -30,6 +30,8 @@ GRACE_S = 1.0
 MAX_DEADLINE_S = 60.0
 _REPORTED_TIMEOUTS = 2
 """Calls for one epoch that may pass their deadline before this is reported as a problem."""
+_REPORTED_FAILURES = 8
+"""Calls that may fail at each replica before this is reported: some ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,13 @@ class CallReturned:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """`reported`: the error, if it is one that another attempt may not avoid: a refusal, or an
-    error that a reader does not know."""
+    """`message`: the error; `reported`: what is reported at once, of an error that another attempt
+    may not avoid: a refusal, or an error that a reader does not know."""
 
     call: int
     truncated: bool = False
     timed_out: bool = False
+    message: str = ""
     reported: str | None = None
 
 
@@ -111,6 +114,7 @@ class ReaderCore:
         self._calls = 0
         self._call: ReadEpochs | None = None  # in progress
         self._reported: str | None = None  # error of the last call, if it is one to report
+        self._failure: str | None = None  # error of the last call, whichever it is
 
     def step(self, event: ReaderEvent, now: float) -> Sequence[ReaderEffect]:
         match event:
@@ -122,7 +126,7 @@ class ReaderCore:
                 call = self._ended(number)
                 if call is None:
                     return []
-                self._reported = None
+                self._reported = self._failure = None
                 self.head = max(self.head, head)
                 return self.choice.step(EpochsReceived(call.address, epochs), now)
             case CallFailed():
@@ -147,13 +151,15 @@ class ReaderCore:
                 "point"
             )
         timeouts = self.choice.timeouts
-        if timeouts < _REPORTED_TIMEOUTS:
-            return None
-        return (
-            f"{where} did not arrive in {timeouts} calls; the next may take "
-            f"{self._deadline_s(timeouts):g} s. If its replicas are healthy it is too large: use "
-            "shorter epochs"
-        )
+        if timeouts >= _REPORTED_TIMEOUTS:
+            return (
+                f"{where} did not arrive in {timeouts} calls; the next may take "
+                f"{self._deadline_s(timeouts):g} s. If its replicas are healthy it is too large: "
+                "use shorter epochs"
+            )
+        if self._failure is not None and self.choice.failures >= _REPORTED_FAILURES:
+            return f"{where} cannot be read from any replica; the latest error: {self._failure}"
+        return None
 
     def _routes_changed(self, event: RoutesChanged, now: float) -> list[ReaderEffect]:
         self._incarnations = {e.address: e.incarnation for e in event.endpoints}
@@ -184,7 +190,7 @@ class ReaderCore:
         """Whatever the error, the reader switches to another replica."""
         if (call := self._ended(event.call)) is None:
             return []
-        self._reported = event.reported
+        self._reported, self._failure = event.reported, event.message
         failed = replica_choice.CallFailed(call.address, event.truncated, event.timed_out)
         return self.choice.step(failed, now)
 

@@ -106,6 +106,11 @@ class ReplicaChoice:
         """Addresses whose last call failed."""
         return tuple(e.address for e in self._endpoints if self._health_of(e).failures)
 
+    @property
+    def failures(self) -> int:
+        """Calls in a row that have failed at each replica, at least."""
+        return min((self._health_of(e).failures for e in self._endpoints), default=0)
+
     def all_truncated(self) -> bool:
         """Whether no replica's log has the needed epoch any more."""
         return bool(self._endpoints) and all(self._health_of(e).truncated for e in self._endpoints)

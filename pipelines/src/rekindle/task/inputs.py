@@ -27,6 +27,7 @@ from rekindle.streams.reader_core import Subscription
 from rekindle.streams.sunion import Channel
 from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
 from rekindle.topology.model import Input, Segment
+from rekindle.workers import CallTimer
 
 READ_AHEAD_BYTES = 32 << 20
 """Bytes that readers may buffer, and the same again in complete epochs."""
@@ -79,6 +80,7 @@ class SourceInputs:
         self._epoch_interval_us = epoch_interval_us
         self._clock = clock
         self._peeked: EpochInput | None = None
+        self._calls = CallTimer()
         self._closed = threading.Event()
 
     def head(self) -> int:
@@ -105,7 +107,8 @@ class SourceInputs:
         return call.epochs
 
     def _cut(self) -> EpochInput:
-        cut = self._source.cut(self._next)
+        with self._calls.during(f"reading epoch {self._next} of the source"):
+            cut = self._source.cut(self._next)
         after = max(self._watermark, cut.watermark)
         return EpochInput(self._next, self._watermark, after, (cut.rows,))
 
@@ -116,9 +119,8 @@ class SourceInputs:
         return ()
 
     def problem(self) -> str | None:
-        return gap_problem(
-            self._next, self._source.next_epoch_to_cut(self._next), self._epoch_interval_us
-        )
+        resumes_at = self._source.next_epoch_to_cut(self._next)
+        return self._calls.problem or gap_problem(self._next, resumes_at, self._epoch_interval_us)
 
     def close(self) -> None:
         self._closed.set()

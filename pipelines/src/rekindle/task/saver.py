@@ -11,9 +11,9 @@ import time
 from typing import Protocol
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
-from rekindle.checkpoints.store import ObjectMissing, UnreadableObject
+from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.model import State
-from rekindle.errors import RekindleError
+from rekindle.errors import ObjectMissing, RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.task.core.events import Woken
 from rekindle.task.core.saver import (

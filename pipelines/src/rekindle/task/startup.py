@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rekindle.checkpoints.fetching import Fetch
-from rekindle.checkpoints.store import ObjectMissing
 from rekindle.connectors.registry import open_source
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
 from rekindle.engine.retry import CallSizes, check_size
-from rekindle.errors import SchemaMismatch, SourceFailed, StoreError
+from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
 from rekindle.streams.log import OutputLog

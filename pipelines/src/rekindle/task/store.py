@@ -102,7 +102,8 @@ class TaskStore:
         self._open_store().put(name, data)
 
     def get(self, name: str) -> bytes:
-        return self._open_store().get(name)
+        """Of a spilled log file. Raises ObjectMissing, if it is gone for good, StoreError."""
+        return self._open_store().read(name)
 
     def delete(self, name: str) -> None:
         self._open_store().delete(name)

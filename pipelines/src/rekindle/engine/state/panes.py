@@ -43,6 +43,8 @@ FAN_OUT_BITS = 4
 FAN_OUT = 1 << FAN_OUT_BITS
 WINDOW_ROWS, WINDOW_BYTES = 1 << 18, 16 << 20
 """Rows of tree nodes that are folded at once to windows, if there is more than one window."""
+WINDOWS = 1024
+"""Windows of tree nodes that are folded at once, at most: each has a list of some dozens."""
 TREE_NODE_ROWS, TREE_NODE_BYTES = 1 << 19, 32 << 20
 """Rows of a tree node's children that are folded at once."""
 
@@ -62,10 +64,7 @@ def closing_windows(panes: Int64s, pane_us: int, count: int, before: int, after:
     last = min(max(after // pane_us - count, lowest - 1), highest)
     low, high = np.maximum(numbers - count + 1, first), np.minimum(numbers, last)
     low[1:] = np.maximum(low[1:], high[:-1] + 1)  # panes share windows
-    lengths = np.maximum(high - low + 1, 0)
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    starts: Int64s = np.repeat(low, lengths) + within
-    return starts
+    return _ranges_of(low, np.maximum(high - low + 1, 0))
 
 
 def windows(
@@ -161,8 +160,7 @@ def _fold_panes(
     lengths = high - low
     for begin, end in _portions(lengths, panes.num_rows, panes.nbytes):
         part = lengths[begin:end]
-        within = np.arange(part.sum()) - np.repeat(np.cumsum(part) - part, part)
-        rows = panes.take(pa.array(np.repeat(low[begin:end], part) + within))
+        rows = panes.take(pa.array(_ranges_of(low[begin:end], part)))
         add(_fold_as(shape, rows, np.repeat(starts[begin:end] * pane_us, part)))
 
 
@@ -184,18 +182,51 @@ def _from_tree_nodes(
     add: Callable[[pa.Table], None],
     files: RunFiles | None,
 ) -> OperatorState:
-    parts = [tree_nodes_of(start, count) for start in starts.tolist()]
-    wanted = sorted({node for nodes in parts for node in nodes})
     cache = _TreeNodes(shape, state, pane_us, files)
-    for buckets in cache.ranges:
-        rows_of = cache.tables(wanted, buckets)
-        sizes = [sum(rows_of[n].num_rows for n in nodes) for nodes in parts]
-        lengths = np.array(sizes, dtype=np.int64)
-        for begin, end in _portions(lengths, state.rows, state.nbytes):
-            rows = concatenate(shape, [rows_of[n] for nodes in parts[begin:end] for n in nodes])
-            start = np.repeat(starts[begin:end] * pane_us, lengths[begin:end])
-            add(_fold_as(shape, rows, start))
+    at_once = _windows_at_once(state)
+    for at in range(0, len(starts), at_once):
+        portion = starts[at : at + at_once]
+        parts = [tree_nodes_of(start, count) for start in portion.tolist()]
+        wanted = sorted({node for nodes in parts for node in nodes})
+        for buckets in cache.ranges:
+            found = cache.tables(wanted, buckets)
+            lengths = np.array([sum(found[n].num_rows for n in nodes) for nodes in parts])
+            for begin, end in _portions(lengths, state.rows, state.nbytes):
+                rows = _rows_of_windows(shape, found, parts[begin:end])
+                start = np.repeat(portion[begin:end] * pane_us, lengths[begin:end])
+                add(_fold_as(shape, rows, start))
     return replace(state, tree_nodes=cache.kept)
+
+
+def _windows_at_once(state: OperatorState) -> int:
+    """As many as have about WINDOW_ROWS rows or WINDOW_BYTES in the panes in which they begin, but
+    as a tree node has panes: each has a list of tree nodes, and what they have in common is read
+    again for the next ones."""
+    size = rows_within(WINDOW_ROWS, WINDOW_BYTES, state.rows, state.nbytes)
+    return min(WINDOWS, max(FAN_OUT, size * len(state.panes) // max(1, state.rows)))
+
+
+def _rows_of_windows(
+    shape: RunShape, found: Mapping[TreeNode, pa.Table], windows: Sequence[Sequence[TreeNode]]
+) -> pa.Table:
+    """The rows of the tree nodes of each window, one after another."""
+    if len(windows) == 1:
+        return concatenate(shape, [found[node] for node in windows[0]])
+    nodes = list(dict.fromkeys(node for of_window in windows for node in of_window))
+    rows = concatenate(shape, [found[node] for node in nodes])
+    lengths = np.array([found[node].num_rows for node in nodes], dtype=np.int64)
+    numbers = {node: number for number, node in enumerate(nodes)}
+    order = np.array([numbers[node] for of_window in windows for node in of_window])
+    return rows.take(
+        pa.array(_ranges_of(np.cumsum(lengths)[order] - lengths[order], lengths[order]))
+    )
+
+
+def _ranges_of(firsts: Int64s, lengths: Int64s) -> Int64s:
+    """The numbers of each range, one range after another."""
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    numbers: Int64s = np.repeat(firsts, lengths) + within
+    return numbers
 
 
 class _TreeNodes:

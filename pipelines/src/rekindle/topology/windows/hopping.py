@@ -14,6 +14,10 @@ from rekindle.errors import Problem
 from rekindle.topology.spec import WindowSpec
 from rekindle.topology.units import show_duration
 
+MAX_PANES = 100_000
+"""Slides of a window: a day by a second is 86,400. After a gap in the input, and at its end, each
+row is in so many windows that close in one epoch."""
+
 
 @dataclass(frozen=True, slots=True)
 class HoppingWindows:
@@ -42,6 +46,11 @@ class HoppingKind:
             size, slide = show_duration(window.size), show_duration(window.slide)
             what = f"size ({size}) is not a multiple of slide ({slide})"
             hint = "write a slide that divides size, or leave slide out"
+            yield Problem(f"{path}.slide", "InvalidWindow", what, hint)
+        elif window.size and window.slide and window.size // window.slide > MAX_PANES:
+            size, slide = show_duration(window.size), show_duration(window.slide)
+            what = f"{size} every {slide}: each row is in {window.size // window.slide:,} windows"
+            hint = f"write a longer slide: at most {MAX_PANES:,} windows are possible"
             yield Problem(f"{path}.slide", "InvalidWindow", what, hint)
 
     def windows(self, window: WindowSpec) -> HoppingWindows:
