@@ -43,7 +43,7 @@ GAP_S = 3.0
 EVICTED = ("Failed", "Evicted")
 """Phase and reason."""
 EVICTED_WITHIN_S = 240
-"""A kubelet measures volumes once a minute, and longer apart on a busy machine."""
+"""A kubelet measures volumes every 10 seconds, and longer apart on a busy machine."""
 BACK_WITHIN_S = 40.0
 """After a node is lost. A kubelet's lease lasts as long: Kubernetes has not noticed anything."""
 

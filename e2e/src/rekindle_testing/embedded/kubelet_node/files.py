@@ -172,6 +172,8 @@ def kubelet_config(settings: KubeletSettings) -> str:
                 "nodefs.inodesFree": "0%",
                 "imagefs.available": "0%",
             },
+            # Each minute by default: a test of an eviction would wait for it.
+            "volumeStatsAggPeriod": "10s",
             "imageGCHighThresholdPercent": 100,
             "oomScoreAdj": 0,
         }
