@@ -119,7 +119,7 @@ def test_files_are_flushed_before_they_are_renamed(
             "rename to .arrow",
             "fsync ",
         ),  # the input is already sorted
-        *("fsync .sorted", "rename to .index", "fsync "),
+        *("fsync .index", "rename to .index", "fsync "),
     ]
 
 
