@@ -82,10 +82,15 @@ class CallTimer:
     """The call that one thread is in, for others to report if it does not return."""
 
     def __init__(
-        self, slow_s: float = SLOW_CALL_S, clock: Callable[[], float] = time.monotonic
+        self,
+        slow_s: float = SLOW_CALL_S,
+        clock: Callable[[], float] = time.monotonic,
+        why: str = "the storage does not respond",
     ) -> None:
+        """`why`: a call takes longer than `slow_s`."""
         self._slow_s = slow_s
         self._clock = clock
+        self._why = why
         self._call: tuple[str, float] | None = None
 
     @contextmanager
@@ -102,4 +107,4 @@ class CallTimer:
         call = self._call
         if call is None or (took_s := self._clock() - call[1]) < self._slow_s:
             return None
-        return f"{call[0]} has not ended after {took_s:.0f} s: the storage does not respond"
+        return f"{call[0]} has not ended after {took_s:.0f} s: {self._why}"

@@ -46,6 +46,10 @@ from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
+from rekindle.workers import CallTimer
+
+SLOW_START_S = 30.0
+"""After which a call of the start is reported. To prepare a large input takes longer."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +81,9 @@ class Startup:
         self._state: TaskState | None = None
         self._inputs: Inputs | None = None
         self._prepared: Prepared | None = None
+        why = "the storage does not respond, or there is much to read"
+        self._calls = CallTimer(SLOW_START_S, why=why)
+        status.slow_start = lambda: self._calls.problem
         self.fetch: Fetch | None = None
         """What is not here of the restored state."""
 
@@ -116,7 +123,8 @@ class Startup:
 
     def _restore(self, point: RestorePoint) -> StartEvent:
         try:
-            self._state, self.fetch = self._store.restore(point)
+            with self._calls.during(f"reading the checkpoint of epoch {point.epoch}"):
+                self._state, self.fetch = self._store.restore(point)
             self._status.fetch = self.fetch
         except ObjectMissing:
             raise  # it was garbage-collected: a restarted task gets a newer restore point
@@ -135,7 +143,8 @@ class Startup:
             self._inputs.route(self._upstreams)
             return StepSucceeded()
         try:
-            self._inputs = self._open_source(node, node.spec, self._restored())
+            with self._calls.during(f"opening source {node.name}"):
+                self._inputs = self._open_source(node, node.spec, self._restored())
         except (SourceFailed, StoreError) as error:
             refused = node.name if isinstance(error, SchemaMismatch) else None
             return StepFailed(TaskProblem(message=str(error), operator=node.name, refused=refused))
