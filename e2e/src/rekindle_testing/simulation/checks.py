@@ -15,7 +15,7 @@ from rekindle_testing.simulation.values import Expected
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
-    from rekindle_testing.simulation.task import SimulatedPod
+    from rekindle_testing.simulation.pod import SimulatedPod
 
 
 class Violation(AssertionError):

@@ -19,8 +19,9 @@ from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator import CoordinatorProcess
 from rekindle_testing.simulation.network import API, Network
 from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
+from rekindle_testing.simulation.pod import SimulatedPod
 from rekindle_testing.simulation.scheduler import Process, Scheduler
-from rekindle_testing.simulation.task import SimulatedPod, Surroundings
+from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.values import Expected
 
 _RECONCILE_S = 0.5
