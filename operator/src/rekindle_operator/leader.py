@@ -142,16 +142,19 @@ class Leader:
 
     def _run(self) -> None:
         while not self._released:
-            before = self._candidate
-            self.find_owner()
-            try:
-                self.step()
-            except Exception:
-                logger.exception("leader election failed; it is tried again")
-                time.sleep(self._election.timing.retry_s)
-            may_take_now = not before.wants_to_write() and self._candidate.wants_to_write()
-            if not (may_take_now and self._ready()):
-                time.sleep(self._candidate.pause_s())
+            time.sleep(self.call_once())
+
+    def call_once(self) -> float:
+        """Make the next call, and return how long to wait before the one after it, in seconds."""
+        before = self._candidate
+        self.find_owner()
+        try:
+            self.step()
+        except Exception:
+            logger.exception("leader election failed; it is tried again")
+            return self._election.timing.retry_s + self._candidate.pause_s()
+        may_take_now = not before.wants_to_write() and self._candidate.wants_to_write()
+        return 0.0 if may_take_now and self._ready() else self._candidate.pause_s()
 
     def find_owner(self) -> None:
         """Read the operator's own Deployment, of which the Lease is a dependent: otherwise it would

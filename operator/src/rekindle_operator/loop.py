@@ -90,8 +90,12 @@ class ControlLoop:
         list_topologies: Callable[[], bool],
         clock: Callable[[], float],
         on_new_term: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock = clock
+        self._monotonic = monotonic
+        self._sleep = sleep
         self._on_new_term = on_new_term
         self._live = live
         self._list_topologies = list_topologies
@@ -110,7 +114,7 @@ class ControlLoop:
     @property
     def alive(self) -> bool:
         """Whether passes are made when they are due; True for a replica that does not lead."""
-        return self._passed_at is None or time.monotonic() - self._passed_at < _STUCK_S
+        return self._passed_at is None or self._monotonic() - self._passed_at < _STUCK_S
 
     def run(self) -> None:
         while not self._cluster.synced:
@@ -122,23 +126,23 @@ class ControlLoop:
                 continue
             if self._passed_at is not None:
                 self._cluster.wait_for_pass_request(self._wait_s)
-            time.sleep(_COALESCE_S)
+            self._sleep(_COALESCE_S)
             if not self._begin_pass():
-                time.sleep(_RELIST_RETRY_S)
+                self._sleep(_RELIST_RETRY_S)
                 continue
             self.run_pass()
-            self._passed_at = time.monotonic()
+            self._passed_at = self._monotonic()
 
     def _begin_pass(self) -> bool:
         """False: this replica has just become the leader, and cannot list objects."""
         if self._passed_at is None:  # from now on `alive` expects passes
-            self._passed_at = time.monotonic()
+            self._passed_at = self._monotonic()
         term = self._leader.begin_pass()
         if term != self._term:
             # Its caches may have stalled while it was not the leader.
             if not (self._cluster.relist() and self._list_topologies()):
                 return False
-            self._term, self._passed_at = term, time.monotonic()
+            self._term, self._passed_at = term, self._monotonic()
             self._cluster.forget_uncreated_pods()
             self._errors.clear()
             self._on_new_term()
@@ -146,14 +150,14 @@ class ControlLoop:
         return True
 
     def _run_standby_pass(self) -> None:
-        began = time.monotonic()
+        began = self._monotonic()
         if not self._standby_passes.is_due(began):
             return
         try:
             reconcile_all(self._cluster.snapshot(), self._clock(), self._settings)
         except Exception:  # reported once this replica leads
             logger.debug("a standby pass failed", exc_info=True)
-        self._standby_passes.record_pass(began=began, ended=time.monotonic())
+        self._standby_passes.record_pass(began=began, ended=self._monotonic())
 
     def run_pass(self) -> None:
         with RECONCILE_SECONDS.time():
@@ -167,7 +171,7 @@ class ControlLoop:
             except Exception:
                 RECONCILE_ERRORS.inc()
                 logger.exception("a reconcile pass failed")
-                time.sleep(1.0)
+                self._sleep(1.0)
         self._wait_s = wait_s(snapshot, self._clock(), self._settings.timing)
         try:
             observe(snapshot)
@@ -193,7 +197,7 @@ class ControlLoop:
         self._errors = {topology_key: repr(error) for topology_key, error in errors.items()}
 
     def _reset_timers_after_pause(self) -> None:
-        if self._passed_at is not None and time.monotonic() - self._passed_at > _PAUSE_S:
+        if self._passed_at is not None and self._monotonic() - self._passed_at > _PAUSE_S:
             logger.warning("this process was paused; timers of silence are reset")
             self._cluster.reset_timers()
 

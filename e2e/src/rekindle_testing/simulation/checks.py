@@ -15,7 +15,7 @@ from rekindle_testing.simulation.values import Expected
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
-    from rekindle_testing.simulation.pod import SimulatedPod
+    from rekindle_testing.simulation.pod import TaskPod
 
 
 class Violation(AssertionError):
@@ -31,7 +31,7 @@ class Checks:
         graph: Graph,
         store: SimulatedStore,
         sinks: SimulatedSinks,
-        pods: Callable[[], Iterable[SimulatedPod]],
+        pods: Callable[[], Iterable[TaskPod]],
     ) -> None:
         self.appended_epochs = 0
         self.written_epochs = 0
@@ -45,7 +45,7 @@ class Checks:
     def failed(self, message: str) -> None:
         raise Violation(message)
 
-    def appended(self, pod: SimulatedPod, epoch: int, value: str, in_log: str) -> None:
+    def appended(self, pod: TaskPod, epoch: int, value: str, in_log: str) -> None:
         """I1: an epoch is the same wherever and however often it is computed."""
         self.appended_epochs += 1
         expected = self._expected.output(_partition(pod), epoch)
@@ -134,5 +134,5 @@ class Checks:
         return found
 
 
-def _partition(pod: SimulatedPod) -> Partition:
+def _partition(pod: TaskPod) -> Partition:
     return Partition(pod.slot.segment, pod.slot.partition)

@@ -29,6 +29,10 @@ class Server(Protocol):
     def serve(self, request: Any, reply: Reply) -> None: ...
 
 
+class LivenessProbe:
+    """A request that a process that runs answers with None."""
+
+
 class Refused(Exception):
     """The connection was refused: nothing listens at the host."""
 

@@ -1,71 +1,90 @@
-"""One pod of a task: its disk, its address, and one container after another."""
+"""Pods on simulated nodes: an address, and one container after another."""
 
 from __future__ import annotations
 
-from rekindle.protocol import PollRequest
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Protocol, TypeVar
+
 from rekindle.topology.model import Segment, Slot
+from rekindle_testing.simulation.coordinator import CoordinatorProcess, CoordinatorSurroundings
 from rekindle_testing.simulation.disk import Disk
-from rekindle_testing.simulation.inputs import ReadRequest
-from rekindle_testing.simulation.network import Reply
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
+from rekindle_testing.simulation.scheduler import Process, Scheduler
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.task import TaskProcess
 
+_START_S = (0.1, 1.0)
 _RESTART_S = (0.5, 2.0)
 
 
-class SimulatedPod:
-    """A pod of a task. `address` is its host, and `skew_s` how far the clock of its node is
-    ahead."""
+class Boot(Protocol):
+    """The process of one container."""
+
+    @property
+    def process(self) -> Process: ...
+    @property
+    def is_ready(self) -> bool: ...
+    def serve(self, request: Any, reply: Reply) -> None: ...
+
+
+B = TypeVar("B", bound=Boot)
+
+
+class SimulatedPod(ABC, Generic[B]):
+    """`address` is its host. `boot`: the container that runs; None while it is down."""
 
     def __init__(
-        self,
-        surroundings: Surroundings,
-        slot: Slot,
-        segment: Segment,
-        incarnation: int,
-        address: str,
-        skew_s: float,
+        self, scheduler: Scheduler, network: Network, name: str, uid: str, address: str
     ) -> None:
-        self.slot = slot
-        self.segment = segment
-        self.incarnation = incarnation
+        self.name = name
+        self.uid = uid
         self.address = address
-        self.skew_s = skew_s
-        self.was_ready = False
-        self.slowness = 1.0  # of its engine
-        self.disk = Disk()
-        self.boots = 0
-        self.boot: TaskProcess | None = None
-        self._surroundings = surroundings
+        self.boot: B | None = None
+        self._scheduler = scheduler
+        self._network = network
         self._gone = False
         self._frozen = False
-        surroundings.network.servers[address] = self
-        surroundings.scheduler.after(surroundings.scheduler.between(0.1, 1.0), self._start)
+        self._down_s = 0.0
+        network.servers[address] = self
+        scheduler.after(scheduler.between(*_START_S), self._start)
+
+    @abstractmethod
+    def make_boot(self) -> B: ...
 
     @property
     def process(self) -> Process | None:
         return self.boot.process if self.boot is not None else None
 
-    def serve(self, request: PollRequest | ReadRequest, reply: Reply) -> None:
-        if self.boot is not None:
+    @property
+    def is_ready(self) -> bool:
+        return self.boot is not None and self.boot.is_ready
+
+    def serve(self, request: Any, reply: Reply) -> None:
+        if isinstance(request, LivenessProbe):
+            reply(None)
+        elif self.boot is not None:
             self.boot.serve(request, reply)
 
     def _start(self) -> None:
+        if self._gone:
+            return
+        self.boot = self.make_boot()
+        self.boot.process.on_death(self._ended)
+        if self._frozen:
+            self.boot.process.freeze()
+
+    def _ended(self) -> None:
+        """The kubelet starts the container again."""
+        self.boot = None
         if not self._gone:
-            self.boots += 1
-            self.boot = TaskProcess(self, self._surroundings)
-            if self._frozen:
-                self.boot.process.freeze()
+            down_s, self._down_s = self._down_s, 0.0
+            self._scheduler.after(down_s + self._scheduler.between(*_RESTART_S), self._start)
 
     def restart(self, down_s: float = 0.0) -> None:
-        """Kill -9 the container, or it has ended: the kubelet starts it again, after `down_s`."""
-        if self.boot is None or self._gone:
-            return
-        self.boot.process.die()
-        self.boot = None
-        scheduler = self._surroundings.scheduler
-        scheduler.after(down_s + scheduler.between(*_RESTART_S), self._start)
+        """Kill -9 the container; it starts again after `down_s` and a little more."""
+        if self.boot is not None:
+            self._down_s = down_s
+            self.boot.process.die()
 
     def freeze(self) -> None:
         self._frozen = True
@@ -82,6 +101,48 @@ class SimulatedPod:
         self._gone = True
         if self.boot is not None:
             self.boot.process.die()
-        self.boot = None
-        if self._surroundings.network.servers.get(self.address) is self:
-            del self._surroundings.network.servers[self.address]
+        if self._network.servers.get(self.address) is self:
+            del self._network.servers[self.address]
+
+
+class TaskPod(SimulatedPod[TaskProcess]):
+    """`skew_s`: how far the clock of its node is ahead. `slowness`: of its engine."""
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        name: str,
+        uid: str,
+        slot: Slot,
+        segment: Segment,
+        incarnation: int,
+        address: str,
+        skew_s: float,
+    ) -> None:
+        super().__init__(surroundings.scheduler, surroundings.network, name, uid, address)
+        self.slot = slot
+        self.segment = segment
+        self.incarnation = incarnation
+        self.skew_s = skew_s
+        self.slowness = 1.0
+        self.disk = Disk()
+        self.boots = 0
+        self._surroundings = surroundings
+
+    def make_boot(self) -> TaskProcess:
+        self.boots += 1
+        return TaskProcess(self, self._surroundings)
+
+
+class CoordinatorPod(SimulatedPod[CoordinatorProcess]):
+    """`fence`: its incarnation."""
+
+    def __init__(
+        self, surroundings: CoordinatorSurroundings, name: str, uid: str, fence: int, address: str
+    ) -> None:
+        super().__init__(surroundings.scheduler, surroundings.network, name, uid, address)
+        self.fence = fence
+        self._surroundings = surroundings
+
+    def make_boot(self) -> CoordinatorProcess:
+        return CoordinatorProcess(self._surroundings, self.fence, self.address)

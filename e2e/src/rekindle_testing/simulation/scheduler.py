@@ -46,6 +46,7 @@ class Process:
         self.dead = False
         self._frozen = False
         self._missed: list[Action] = []
+        self._on_death: list[Action] = []
 
     @property
     def frozen(self) -> bool:
@@ -82,6 +83,13 @@ class Process:
         for action in missed:
             self.do(action)
 
+    def on_death(self, action: Action) -> None:
+        self._on_death.append(action)
+
     def die(self) -> None:
+        if self.dead:
+            return
         self.dead = True
         self._missed = []
+        for action in self._on_death:
+            action()

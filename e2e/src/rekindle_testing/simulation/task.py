@@ -75,7 +75,7 @@ from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.values import FoldedState, fold_input, rows_of, values_in
 
 if TYPE_CHECKING:
-    from rekindle_testing.simulation.pod import SimulatedPod
+    from rekindle_testing.simulation.pod import TaskPod
 
 _TICK_S = 0.1
 _ENGINE_START_S = (0.5, 3.0)
@@ -89,7 +89,7 @@ _SAVE_DEADLINE_S = 5.0
 class TaskProcess:
     """One boot of a task."""
 
-    def __init__(self, pod: SimulatedPod, surroundings: Surroundings) -> None:
+    def __init__(self, pod: TaskPod, surroundings: Surroundings) -> None:
         scheduler = surroundings.scheduler
         self.pod = pod
         self.partition: Partition = partition_of(pod.slot)
@@ -133,6 +133,11 @@ class TaskProcess:
         if self.core.parts is not None:
             return self.core.parts.loop.state.epoch
         return self.core.status.restored_from
+
+    @property
+    def is_ready(self) -> bool:
+        """Readers may connect."""
+        return self.core.parts is not None
 
     def crash_engine(self) -> None:
         """The next call of the engine fails."""
@@ -268,7 +273,6 @@ class TaskProcess:
         assert self._restored is not None
         alone = self.pod.segment.replicas == 1
         self._disk.start_at(self._restored.epoch + 1, keep=alone)
-        self.pod.was_ready = True
         self.step(TaskRestored(self._restored, self._disk.base, self._disk.last))
         self._log_server.log_changed()
 

@@ -57,19 +57,21 @@ class Mirror(Generic[V]):
         list_call: Callable[..., Any],
         view: Callable[[Json], V],
         changed: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
         **selectors: str,
     ) -> None:
         self.name = name
         self._list_call = list_call
         self._view = view
         self._changed = changed
+        self._monotonic = monotonic
         self._selectors = selectors
         self._lock = threading.Lock()
         self._views: dict[tuple[str, str], V] = {}
         # A list from before a deletion that is read after it must not restore the object.
         self._deleted: deque[str] = deque(maxlen=_MAX_DELETED)
         self._synced = threading.Event()
-        self._listed_at = self._last_response_at = time.monotonic()
+        self._listed_at = self._last_response_at = monotonic()
         self._informer = SharedInformer(self._request, resync_period=_RELIST_S)  # type: ignore[no-untyped-call]
         for kind, handler in ((ADDED, self._seen), (MODIFIED, self._seen), (DELETED, self._remove)):
             self._informer.add_event_handler(kind, handler)  # type: ignore[no-untyped-call]
@@ -81,7 +83,11 @@ class Mirror(Generic[V]):
     @property
     def age_s(self) -> float:
         """Since the last response or event of the API server."""
-        return time.monotonic() - self._last_response_at
+        return self._monotonic() - self._last_response_at
+
+    def record_response(self) -> None:
+        """The API server has responded, or sent an event."""
+        self._last_response_at = self._monotonic()
 
     def start(self) -> None:
         self._informer.start()  # type: ignore[no-untyped-call]
@@ -115,7 +121,7 @@ class Mirror(Generic[V]):
         """Called by the informer, which has stored `raw` already."""
         if isinstance(raw, _Listed):
             return  # `replace` has stored it
-        self._last_response_at = time.monotonic()
+        self.record_response()
         try:
             self.put(raw)
         finally:
@@ -137,7 +143,7 @@ class Mirror(Generic[V]):
         self._changed()
 
     def _remove(self, raw: Json) -> None:
-        self._last_response_at = time.monotonic()
+        self.record_response()
         key, meta = _key(raw), raw["metadata"]
         with self._lock:
             # An object with finalizers still exists after the request to delete it.
@@ -179,7 +185,7 @@ class Mirror(Generic[V]):
         """
         try:
             if arguments.get("watch"):
-                if time.monotonic() - self._listed_at >= _RELIST_S:
+                if self._monotonic() - self._listed_at >= _RELIST_S:
                     self.relist()
                 return self._open_watch(arguments)
             items, version = self.relist(**arguments)
@@ -194,7 +200,7 @@ class Mirror(Generic[V]):
         call["timeout_seconds"] = _WATCH_S
         response = self._list_call(**call, _request_timeout=(_CONNECT_S, _SILENT_WATCH_S))
         if response.status == 200:
-            self._last_response_at = time.monotonic()
+            self.record_response()
         elif response.status != 410:
             time.sleep(_RETRY_S)
         return response
@@ -210,7 +216,7 @@ class Mirror(Generic[V]):
         version = str(listed["metadata"]["resourceVersion"])
         items: Sequence[Json] = listed.get("items") or []
         self.replace(items, int(version))
-        self._listed_at = self._last_response_at = time.monotonic()
+        self._listed_at = self._last_response_at = self._monotonic()
         return items, version
 
 

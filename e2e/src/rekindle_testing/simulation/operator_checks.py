@@ -1,0 +1,113 @@
+"""What must hold of the operator's actions, whenever it takes one (docs/invariants.md)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rekindle import names
+from rekindle_operator.cluster.amounts import total
+from rekindle_operator.cluster.model import PodView
+from rekindle_testing.fixtures.placement import has_other_replica
+from rekindle_testing.simulation.kube.control_plane import Views
+from rekindle_testing.simulation.kube.objects import (
+    ADDED,
+    MODIFIED,
+    PODS,
+    TOPOLOGIES,
+    ApiEvent,
+    ApiObjects,
+    ApiRequest,
+    Json,
+)
+from rekindle_testing.simulation.operator.replica import OperatorReplica
+
+_CALM_S = 20.0
+
+
+class OperatorChecks:
+    """`failed` ends the simulation. `calm_s`: for how long nothing has failed. `runs_well(slot)`:
+    whether the newest task of a slot has been ready for a while."""
+
+    def __init__(
+        self,
+        objects: ApiObjects,
+        views: Views,
+        replicas: Callable[[], Iterable[OperatorReplica]],
+        failed: Callable[[str], None],
+        calm_s: Callable[[], float],
+        runs_well: Callable[[str], bool],
+    ) -> None:
+        self._objects = objects
+        self._views = views
+        self._replicas = replicas
+        self._failed = failed
+        self._calm_s = calm_s
+        self._runs_well = runs_well
+        self._highest: dict[str, int] = {}  # by slot
+
+    def changed(self, plural: str, event: ApiEvent) -> None:
+        if plural != PODS:
+            return
+        if event.type == ADDED:
+            self._created(event.raw)
+        elif event.type == MODIFIED and not event.raw["spec"].get("schedulingGates"):
+            self._placed(self._views.pod(event.raw))
+
+    def writes(self, replica: OperatorReplica, request: ApiRequest) -> None:
+        """I9: one replica leads, and only that one changes anything."""
+        leading = [r for r in self._replicas() if not r.process.dead and r.leader.leading]
+        if leading != [replica]:
+            hosts = [r.process.host for r in leading]
+            self._failed(
+                f"I9: {replica.process.host} sends {request.verb} {request.path}; leaders: {hosts}"
+            )
+
+    def _created(self, raw: Json) -> None:
+        """I9: an incarnation is reserved before it is used, and used once."""
+        pod = self._views.pod(raw)
+        slot, name = pod.ref.slot, raw["metadata"]["name"]
+        if pod.incarnation <= self._highest.get(slot, 0):
+            self._failed(
+                f"I9: {name} has incarnation {pod.incarnation}, after {self._highest[slot]}"
+            )
+        self._highest[slot] = pod.incarnation
+        (topology,) = self._objects.all(TOPOLOGIES)
+        slots = (topology.get("status") or {}).get("slots") or ()
+        reserved = {s["slot"]: s["incarnation"] for s in slots}
+        if reserved.get(slot, 0) < pod.incarnation:
+            self._failed(f"I9: {name} is created, and its incarnation is not reserved")
+        if self._calm_s() > _CALM_S and self._runs_well(slot):
+            self._failed(f"{name} replaces a pod that works, and nothing has failed")
+
+    def _placed(self, pod: PodView) -> None:
+        """I6: capacity, and replicas on different nodes."""
+        name = pod.node or pod.required_node
+        if name is None or pod.role != names.ROLE_TASK or pod.terminating:
+            return
+        here = [
+            p
+            for p in self._views.pods()
+            if name in (p.node, p.required_node)
+            and p.role == names.ROLE_TASK
+            and not (p.ended or p.terminating or p.gates)
+        ]
+        node = next((n for n in self._views.nodes() if n.name == name), None)
+        if node is not None and not node.allocatable.covers(total(p.requests for p in here)):
+            pods = sorted(p.name for p in here)
+            self._failed(f"I6: {name} has capacity for {node.allocatable}, not for {pods}")
+        if has_other_replica(pod, here):
+            self._failed(f"I6: another replica of {pod.name} is on {name}")
+
+
+class OperatorErrors(logging.Handler):
+    """Errors that the operator logs: of none is it expected that they happen."""
+
+    def __init__(self, failed: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._failed = failed
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error: Any = record.exc_info[1] if record.exc_info else None
+        self._failed(f"the operator logs: {record.getMessage()}: {error!r}")
