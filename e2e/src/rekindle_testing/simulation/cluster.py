@@ -11,6 +11,7 @@ from rekindle import names
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
 from rekindle_operator.settings import Settings
+from rekindle_testing.simulation.calm import Calm
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator import CoordinatorSurroundings
 from rekindle_testing.simulation.coordinator_api import NAMESPACE, TOPOLOGY, compiled
@@ -47,8 +48,7 @@ _COORDINATOR_CPU_M, _COORDINATOR_MEMORY = 300, 600 << 20
 
 
 class SimulatedCluster:
-    """`pods`: the newest incarnation of each slot, while a node runs it. `calm_since`: when the
-    last fault ended; None while there is one."""
+    """`pods`: the newest incarnation of each slot, while a node runs it."""
 
     def __init__(self, scheduler: Scheduler, spec: Spec, nodes: int) -> None:
         self.scheduler = scheduler
@@ -68,8 +68,7 @@ class SimulatedCluster:
         self.nodes: dict[str, Node] = {}
         self.pods: dict[Slot, TaskPod] = {}
         self.operators: dict[str, OperatorReplica] = {}
-        self.active_faults = 0
-        self.calm_since = 0.0
+        self.calm = Calm(scheduler)
         self._ready_since: dict[str, float] = {}  # by uid of the pod
         self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
         self._hosts = 0
@@ -94,7 +93,7 @@ class SimulatedCluster:
             self.views,
             lambda: self.operators.values(),
             self.fail,
-            self.calm_s,
+            self.calm,
             self._runs_well,
         )
         self.server.observers = [self.operator_checks.changed, self._pods_changed]
@@ -108,9 +107,6 @@ class SimulatedCluster:
     def fail(self, message: str) -> None:
         """End the simulation; also when the product would catch the error."""
         self.scheduler.after(0.0, lambda: self.checks.failed(message))
-
-    def calm_s(self) -> float:
-        return 0.0 if self.active_faults else self.scheduler.now - self.calm_since
 
     def end(self) -> None:
         """End the threads of programs."""

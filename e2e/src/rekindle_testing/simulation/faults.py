@@ -111,12 +111,11 @@ class Injector:
     def _begin(self, fault: Fault) -> None:
         what, end = self._inject(fault)
         self._log(f"{fault.kind} for {fault.seconds} s: {what}")
-        cluster = self._cluster
-        cluster.active_faults += 1
+        calm = self._cluster.calm
+        calm.fault_began()
 
         def heal() -> None:
-            cluster.active_faults -= 1
-            cluster.calm_since = self._scheduler.now
+            calm.fault_ended()
             if end is not None:
                 self._log(f"over: {fault.kind}: {what}")
                 end()
@@ -285,4 +284,4 @@ def heal_all(cluster: SimulatedCluster) -> None:
             cluster.cordon(node, False)
     for operator in cluster.operators.values():
         operator.process.thaw()
-    cluster.active_faults, cluster.calm_since = 0, cluster.scheduler.now
+    cluster.calm.all_ended()

@@ -10,6 +10,7 @@ from rekindle import names
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.model import PodView
 from rekindle_testing.fixtures.placement import has_other_replica
+from rekindle_testing.simulation.calm import Calm
 from rekindle_testing.simulation.kube.control_plane import Views
 from rekindle_testing.simulation.kube.objects import (
     ADDED,
@@ -23,12 +24,10 @@ from rekindle_testing.simulation.kube.objects import (
 )
 from rekindle_testing.simulation.operator.replica import OperatorReplica
 
-_CALM_S = 20.0
-
 
 class OperatorChecks:
-    """`failed` ends the simulation. `calm_s`: for how long nothing has failed. `runs_well(slot)`:
-    whether the newest task of a slot has been ready for a while."""
+    """`failed` ends the simulation. `runs_well(slot)`: whether the newest task of a slot has been
+    ready for a while."""
 
     def __init__(
         self,
@@ -36,14 +35,14 @@ class OperatorChecks:
         views: Views,
         replicas: Callable[[], Iterable[OperatorReplica]],
         failed: Callable[[str], None],
-        calm_s: Callable[[], float],
+        calm: Calm,
         runs_well: Callable[[str], bool],
     ) -> None:
         self._objects = objects
         self._views = views
         self._replicas = replicas
         self._failed = failed
-        self._calm_s = calm_s
+        self._calm = calm
         self._runs_well = runs_well
         self._highest: dict[str, int] = {}  # by slot
 
@@ -78,8 +77,8 @@ class OperatorChecks:
         reserved = {s["slot"]: s["incarnation"] for s in slots}
         if reserved.get(slot, 0) < pod.incarnation:
             self._failed(f"I9: {name} is created, and its incarnation is not reserved")
-        if self._calm_s() > _CALM_S and self._runs_well(slot):
-            self._failed(f"{name} replaces a pod that works, and nothing has failed")
+        if self._calm.is_no_loss_proved and self._runs_well(slot):
+            self._failed(f"{name} replaces a pod that works, and nothing proves a loss")
 
     def _placed(self, pod: PodView) -> None:
         """I6: capacity, and replicas on different nodes."""

@@ -7,6 +7,7 @@ from the wrong state changes all that comes after it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,6 +32,7 @@ def hash_of(*parts: object) -> str:
     return blake2b(repr(parts).encode(), digest_size=6).hexdigest()
 
 
+@functools.lru_cache(4096)
 def rows_of(text: str) -> pa.Table:
     """Rows that are told apart by a text: one row."""
     return pa.table({"value": [text]})
