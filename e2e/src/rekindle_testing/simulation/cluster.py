@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from math import ceil
 from typing import Any
@@ -48,11 +49,15 @@ _COORDINATOR_CPU_M, _COORDINATOR_MEMORY = 300, 600 << 20
 
 
 class SimulatedCluster:
-    """`pods`: the newest incarnation of each slot, while a node runs it."""
+    """`pods`: the newest incarnation of each slot, while a node runs it. `topology`: without
+    edits."""
 
     def __init__(self, scheduler: Scheduler, spec: Spec, nodes: int) -> None:
         self.scheduler = scheduler
         self.topology = compiled(TOPOLOGY, spec)
+        self._edited = self.topology  # as the newest spec has it
+        self._slots = frozenset(self.topology.slots())  # of that
+        self._spec = spec
         self.network = Network(scheduler)
         self.server = ApiServer(scheduler, self.network)
         self.store = SimulatedStore(scheduler)
@@ -63,7 +68,7 @@ class SimulatedCluster:
             build_graph(self.topology),
             self.store,
             self.sinks,
-            lambda: self.pods.values(),
+            lambda: [pod for slot, pod in self.pods.items() if slot in self._slots],
         )
         self.nodes: dict[str, Node] = {}
         self.pods: dict[Slot, TaskPod] = {}
@@ -112,6 +117,25 @@ class SimulatedCluster:
         """End the threads of programs."""
         for operator in self.operators.values():
             operator.process.die()
+
+    # --- edits ---
+
+    def edit(self, kind: str, position: int, **fields: Any) -> Callable[[], None]:
+        """Change fields of an operator or a query, by its position in the spec. Returns what
+        changes them back."""
+        known = self._spec[kind][position % len(self._spec[kind])]
+        self._edit(kind, {**known, **fields})
+        return lambda: self._edit(kind, known)
+
+    def _edit(self, kind: str, edited: Spec) -> None:
+        (raw,) = self.server.objects.all(TOPOLOGIES)
+        items = [edited if i["name"] == edited["name"] else i for i in raw["spec"][kind]]
+        if items != raw["spec"][kind]:
+            generation = {"generation": raw["metadata"]["generation"] + 1}
+            spec = {**raw["spec"], kind: items}
+            self.server.objects.change(TOPOLOGIES, raw, spec=spec, metadata=generation)
+            self._edited = compiled(TOPOLOGY, spec)
+            self._slots = frozenset(self._edited.slots())
 
     # --- operators ----------------------------------------------------------------
 
@@ -204,7 +228,7 @@ class SimulatedCluster:
         self.network.node_of[host] = node.name
         if view.slot is None:
             return CoordinatorPod(self._coordinators, view.name, view.uid, view.incarnation, host)
-        segment = self.topology.segment(view.slot.segment)
+        segment = self._edited.segment(view.slot.segment)
         pod = TaskPod(
             self._tasks,
             view.name,

@@ -49,6 +49,8 @@ class FaultKind(StrEnum):
     CRASH_COORDINATOR = "the coordinator is killed"
     EVICT_COORDINATOR = "the coordinator is evicted"
     FREEZE_COORDINATOR = "the coordinator is frozen"
+    EDIT_REPLICAS = "an operator of the topology has two replicas for a while"
+    EDIT_PRIORITY = "a query has another priority for a while"
     API_DOWN = "the API server is down"
     API_ERRORS = "the API server refuses and fails"
     STALL_WATCHES = "the watches of an operator are stalled"
@@ -211,6 +213,10 @@ class Injector:
             case FaultKind.SINKS_DOWN:
                 cluster.sinks.down = True
                 return SINKS, lambda: setattr(cluster.sinks, "down", False)
+            case FaultKind.EDIT_REPLICAS:
+                return "", cluster.edit("operators", fault.target, replicas=2)
+            case FaultKind.EDIT_PRIORITY:
+                return "", cluster.edit("queries", fault.target, priority=fault.other)
             case FaultKind.API_DOWN:
                 server.down = True
                 return API, lambda: setattr(server, "down", False)

@@ -169,6 +169,8 @@ class Simulation:
             left.append("no operator leads")
         (topology,) = cluster.server.objects.all(TOPOLOGIES)
         status = topology.get("status") or {}
+        if status.get("observedGeneration") != topology["metadata"]["generation"]:
+            left.append("the newest generation is not accepted")
         if status.get("phase") != "Running":
             left.append(f"the topology is {status.get('phase')}")
         states = {q["name"]: q["state"] for q in status.get("queries") or ()}

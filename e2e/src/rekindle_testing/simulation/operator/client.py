@@ -46,7 +46,7 @@ class SimulatedClient(client.ApiClient):
         self._program = program
         self._on_write = on_write
 
-    def call_api(self, method: str, url: str, *args: Any, **options: Any) -> HttpResponse:
+    def call_api(self, method: str, url: str, *args: Any, **options: Any) -> Any:
         parts = urlsplit(url)
         path = f"{parts.path}?{parts.query}" if parts.query else parts.path
         body = args[1] if len(args) > 1 else None
