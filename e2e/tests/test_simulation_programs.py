@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle_testing.simulation.calm import Calm
 from rekindle_testing.simulation.operator.program import Program, SimulatedEvent
 from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.silence import Calm, Silence
 
 
 def test_programs_take_turns_in_simulated_time() -> None:
@@ -89,16 +89,31 @@ def test_an_event_ends_a_wait_or_its_time_does() -> None:
     assert done == [(True, 1.0), (False, 4.0)]
 
 
-def test_only_what_lasts_proves_a_loss() -> None:
+def test_only_a_long_silence_proves_a_loss() -> None:
+    scheduler = Scheduler(0)
+    silence = Silence(scheduler)
+
+    def respond_at(*times: float) -> bool:
+        for at in times:
+            scheduler.run_until(at)
+            silence.responded("a")
+        return silence.proves_nothing("a")
+
+    assert respond_at(0.0, 1.0, 2.5)
+    scheduler.run_until(4.6)
+    assert not silence.proves_nothing("a")
+    assert not respond_at(5.0, 6.0)
+    assert respond_at(*range(7, 22))
+
+
+def test_calm_begins_when_the_last_fault_ends() -> None:
     scheduler = Scheduler(0)
     calm = Calm(scheduler)
-    scheduler.run_until(30.0)
-    assert calm.is_no_loss_proved
     calm.fault_began()
-    scheduler.run_until(31.0)
-    assert calm.is_no_loss_proved
-    scheduler.run_until(33.0)
-    assert not calm.is_no_loss_proved
+    calm.fault_began()
+    scheduler.run_until(5.0)
     calm.fault_ended()
-    scheduler.run_until(40.0)
-    assert not calm.is_no_loss_proved
+    assert calm.calm_s == 0.0
+    calm.fault_ended()
+    scheduler.run_until(8.0)
+    assert calm.calm_s == 3.0

@@ -12,7 +12,6 @@ from rekindle import names
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
 from rekindle_operator.settings import Settings
-from rekindle_testing.simulation.calm import Calm
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator import CoordinatorSurroundings
 from rekindle_testing.simulation.coordinator_api import NAMESPACE, TOPOLOGY, compiled
@@ -34,6 +33,7 @@ from rekindle_testing.simulation.operator_checks import OperatorChecks
 from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.pod import CoordinatorPod, SimulatedPod, TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
+from rekindle_testing.simulation.silence import Calm, Silence
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.topologies import Spec
 from rekindle_testing.simulation.values import Expected
@@ -73,7 +73,8 @@ class SimulatedCluster:
         self.nodes: dict[str, Node] = {}
         self.pods: dict[Slot, TaskPod] = {}
         self.operators: dict[str, OperatorReplica] = {}
-        self.calm = Calm(scheduler)
+        self.api_calm = Calm(scheduler)  # of the API server, and of operators' connections to it
+        self._silence = Silence(scheduler)
         self._ready_since: dict[str, float] = {}  # by uid of the pod
         self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
         self._hosts = 0
@@ -88,7 +89,7 @@ class SimulatedCluster:
             self.topology.spec.checkpoint_interval_epochs,
         )
         self._coordinators = CoordinatorSurroundings(
-            scheduler, self.network, self.server, self.store, self.checks, UID
+            scheduler, self.network, self.server, self.store, self.checks, self._silence, UID
         )
         for _ in range(nodes):
             self.add_node()
@@ -98,7 +99,7 @@ class SimulatedCluster:
             self.views,
             lambda: self.operators.values(),
             self.fail,
-            self.calm,
+            self.api_calm,
             self._runs_well,
         )
         self.server.observers = [self.operator_checks.changed, self._pods_changed]
@@ -261,8 +262,9 @@ class SimulatedCluster:
             del self.pods[view.slot]
 
     def _runs_well(self, slot_key: str) -> bool:
+        """Whether its newest task has been ready for a while, and was not silent."""
         pod = next((p for s, p in self.pods.items() if s.key == slot_key), None)
-        if pod is None or not pod.is_ready:
+        if pod is None or not pod.is_ready or not self._silence.proves_nothing(pod.address):
             return False
         raw = self.server.objects.find(PODS, pod.name)
         if raw is None or raw["metadata"].get("deletionTimestamp"):

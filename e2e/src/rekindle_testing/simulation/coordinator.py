@@ -43,6 +43,7 @@ from rekindle_testing.simulation.kube.server import ApiServer
 from rekindle_testing.simulation.network import STORE, Network, Refused, Reply, TimedOut
 from rekindle_testing.simulation.outside import Down, SimulatedStore
 from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.silence import Silence
 
 _POLL_INTERVAL_S = 0.25
 _POLL_DEADLINE_S = 1.0
@@ -60,6 +61,7 @@ class CoordinatorSurroundings:
     server: ApiServer
     store: SimulatedStore
     checks: Checks
+    silence: Silence
     uid: str
 
 
@@ -75,6 +77,7 @@ class CoordinatorProcess:
         self._network = surroundings.network
         self._store = surroundings.store
         self._checks = surroundings.checks
+        self._silence = surroundings.silence
         self._polling: dict[Slot, int] = {}  # number of the loop of each slot
         self._calling: set[Slot] = set()  # slots whose poll has not ended
         self._store_calls: list[Callable[[], None]] = []  # one after another
@@ -152,12 +155,13 @@ class CoordinatorProcess:
         if poll is None or task is None or task.pod.address is None:
             self._poll_again(slot, _POLL_INTERVAL_S)
             return
-        incarnation = poll.task.incarnation
+        incarnation, address = poll.task.incarnation, task.pod.address
         self._calling.add(slot)
 
         def ended(result: PollResponse | int | Refused | TimedOut) -> None:
             self._calling.discard(slot)
             if isinstance(result, PollResponse) and result.task == poll.task:
+                self._silence.responded(address)
                 self.feed(PollAnswered(slot, incarnation, result))
             elif result == _NEWER_COORDINATOR:
                 self.feed(FenceRaised(slot.key))
@@ -166,7 +170,7 @@ class CoordinatorProcess:
             if slot in self._polling:
                 self._poll_again(slot, _POLL_INTERVAL_S)
 
-        self._network.call(self.process, task.pod.address, poll, ended, _POLL_DEADLINE_S)
+        self._network.call(self.process, address, poll, ended, _POLL_DEADLINE_S)
 
     # -- the store -------------------------------------------------------------------------------
 

@@ -60,6 +60,19 @@ class FaultKind(StrEnum):
     OPERATOR_UNHEARD = "the API server's replies to the operator that leads are lost"
 
 
+_API_FAULTS = frozenset(
+    {
+        FaultKind.API_DOWN,
+        FaultKind.API_ERRORS,
+        FaultKind.STALL_WATCHES,
+        FaultKind.CRASH_OPERATOR,
+        FaultKind.FREEZE_OPERATOR,
+        FaultKind.PARTITION_OPERATOR,
+        FaultKind.OPERATOR_UNHEARD,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`target` and `other` choose tasks or nodes: positions in their lists, modulo the length.
@@ -113,11 +126,13 @@ class Injector:
     def _begin(self, fault: Fault) -> None:
         what, end = self._inject(fault)
         self._log(f"{fault.kind} for {fault.seconds} s: {what}")
-        calm = self._cluster.calm
-        calm.fault_began()
+        is_of_api, calm = fault.kind in _API_FAULTS, self._cluster.api_calm
+        if is_of_api:
+            calm.fault_began()
 
         def heal() -> None:
-            calm.fault_ended()
+            if is_of_api:
+                calm.fault_ended()
             if end is not None:
                 self._log(f"over: {fault.kind}: {what}")
                 end()
@@ -290,4 +305,4 @@ def heal_all(cluster: SimulatedCluster) -> None:
             cluster.cordon(node, False)
     for operator in cluster.operators.values():
         operator.process.thaw()
-    cluster.calm.all_ended()
+    cluster.api_calm.all_ended()

@@ -10,7 +10,6 @@ from rekindle import names
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.model import PodView
 from rekindle_testing.fixtures.placement import has_other_replica
-from rekindle_testing.simulation.calm import Calm
 from rekindle_testing.simulation.kube.control_plane import Views
 from rekindle_testing.simulation.kube.objects import (
     ADDED,
@@ -23,11 +22,15 @@ from rekindle_testing.simulation.kube.objects import (
     Json,
 )
 from rekindle_testing.simulation.operator.replica import OperatorReplica
+from rekindle_testing.simulation.silence import Calm
+
+_KNOWN_AFTER_S = 15.0
+"""After errors of the API server, an operator knows what is there."""
 
 
 class OperatorChecks:
     """`failed` ends the simulation. `runs_well(slot)`: whether the newest task of a slot has been
-    ready for a while."""
+    ready for a while, and was not silent."""
 
     def __init__(
         self,
@@ -35,14 +38,14 @@ class OperatorChecks:
         views: Views,
         replicas: Callable[[], Iterable[OperatorReplica]],
         failed: Callable[[str], None],
-        calm: Calm,
+        api_calm: Calm,
         runs_well: Callable[[str], bool],
     ) -> None:
         self._objects = objects
         self._views = views
         self._replicas = replicas
         self._failed = failed
-        self._calm = calm
+        self._api_calm = api_calm
         self._runs_well = runs_well
         self._highest: dict[str, int] = {}  # by slot
 
@@ -77,11 +80,12 @@ class OperatorChecks:
         reserved = {s["slot"]: s["incarnation"] for s in slots}
         if reserved.get(slot, 0) < pod.incarnation:
             self._failed(f"I9: {name} is created, and its incarnation is not reserved")
-        if self._calm.is_no_loss_proved and self._runs_well(slot):
-            self._failed(f"{name} replaces a pod that works, and nothing proves a loss")
+        if self._runs_well(slot):
+            self._failed(f"{name} replaces a task that works and was not silent")
 
     def _placed(self, pod: PodView) -> None:
-        """I6: capacity, and replicas on different nodes."""
+        """I6: capacity, and replicas on different nodes. An operator that did not hear what the API
+        server has done may open a gate for nothing: the scheduler leaves that pod unbound."""
         name = pod.node or pod.required_node
         if name is None or pod.role != names.ROLE_TASK or pod.terminating:
             return
@@ -91,6 +95,7 @@ class OperatorChecks:
             if name in (p.node, p.required_node)
             and p.role == names.ROLE_TASK
             and not (p.ended or p.terminating or p.gates)
+            and (p.node is not None or self._api_calm.calm_s > _KNOWN_AFTER_S)
         ]
         node = next((n for n in self._views.nodes() if n.name == name), None)
         if node is not None and not node.allocatable.covers(total(p.requests for p in here)):
