@@ -204,9 +204,12 @@ class SimulatedCluster:
         for pod in list(node.pods.values()):
             self.evict(pod)
 
-    def evict(self, pod: SimulatedPod[Any]) -> None:
+    def evict(self, pod: SimulatedPod[Any], by_force: bool = False) -> None:
+        """`by_force`: its object is gone before its kubelet has ended it."""
         raw = self.server.objects.find(PODS, pod.name)
-        if raw is not None and not raw["metadata"].get("deletionTimestamp"):
+        if raw is not None and by_force:
+            self.server.objects.remove(PODS, raw)
+        elif raw is not None and not raw["metadata"].get("deletionTimestamp"):
             self.server.objects.mark_deleted(PODS, raw)
 
     # --- pods -----------------------------------------------------------------------

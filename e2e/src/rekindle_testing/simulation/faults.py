@@ -32,7 +32,7 @@ class FaultKind(StrEnum):
     CRASH_ENGINE = "a task's engine dies"
     SLOW_TASK = "a task's engine is slow"
     FREEZE_TASK = "a task is frozen"
-    EVICT_TASK = "a task is evicted"
+    EVICT_TASK = "a task is evicted, or its pod deleted by force"
     KILL_NODE = "a node dies, and another one comes"
     REBOOT_NODE = "a node restarts, with its disks"
     FREEZE_NODE = "a node is frozen"
@@ -172,7 +172,7 @@ class Injector:
                 pod.freeze()
                 return key, pod.thaw
             case FaultKind.EVICT_TASK:
-                self._cluster.evict(pod)
+                self._cluster.evict(pod, by_force=bool(fault.other % 2))
                 return key, None
         return None
 

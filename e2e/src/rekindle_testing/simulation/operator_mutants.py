@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from rekindle_operator import execute
+from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.election import Candidate
 from rekindle_operator.leader import Leader
 from rekindle_operator.reconcile import coordinator, core, slots
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.recovery import losses
 from rekindle_operator.recovery.losses import Loss
 from rekindle_operator.recovery.pack import NodeCapacity
+from rekindle_operator.recovery.unready import Unready
 from rekindle_testing.simulation.planting import Mutant, replaced
 
 
@@ -67,10 +70,6 @@ def _acts_in_any_term(may_act: Any) -> Any:
     return lambda self: True
 
 
-def _keeps_old_pods(unneeded_pods: Any) -> Any:
-    return lambda context, states, serving: []
-
-
 def _waits_for_terminating(terminating: Any) -> Any:
     """A pod that is being deleted is left to its kubelet, though its node is lost."""
     return lambda snapshot, losses: []
@@ -98,14 +97,22 @@ def _no_node_is_lost(assess_nodes: Any) -> Any:
     return wrong
 
 
-def _terminating_counts(loss_of_pod: Any) -> Any:
-    """A pod that ends counts as a replica, wherever it is."""
+def _not_ready_is_lost(assess_unready: Any) -> Any:
+    """A node whose kubelet does not reach the API server is lost, whatever responds there."""
 
-    def wrong(pod: Any, assessment: Any, snapshot: Any, now: float, timing: Any) -> Any:
-        loss = loss_of_pod(pod, assessment, snapshot, now, timing)
-        return None if pod.terminating else loss
+    def wrong(snapshot: Any, occupied: Any, evidence: Any, now: float, timing: Any) -> Any:
+        return Unready(frozenset(node.name for node in snapshot.nodes if not node.ready))
 
     return wrong
+
+
+def _waits_for_coordinators_pod(why_replaced: Any) -> Any:
+    return lambda context, newest, lease: "" if newest is not None else "it has no pod"
+
+
+def _pauses_are_silence(reset_timers: Any) -> Any:
+    """After a pause of the operator, all that it did not hear meanwhile was silent."""
+    return lambda self, until: None
 
 
 OPERATOR_MUTANTS: Mapping[str, Mutant] = {
@@ -120,13 +127,18 @@ OPERATOR_MUTANTS: Mapping[str, Mutant] = {
     "replicas may share a node": replaced(NodeCapacity, "fits", _ignores_replicas),
     "the operator's Lease is taken at once": replaced(Candidate, "_is_free", _takes_lease_at_once),
     "a replica acts after its term": replaced(Leader, "may_act", _acts_in_any_term),
-    "pods of replaced incarnations stay": replaced(core, "unneeded_pods", _keeps_old_pods),
     "Terminating pods on lost nodes stay": replaced(
         core, "terminating_on_lost_nodes", _waits_for_terminating
     ),
-    "Terminating pods count as replicas": replaced(slots, "loss_of_pod", _terminating_counts),
     "a coordinator is replaced for one late renewal": replaced(
         coordinator, "_is_silent", _impatient_with_coordinators
+    ),
+    "a node that is not Ready is lost": replaced(losses, "assess_unready", _not_ready_is_lost),
+    "a coordinator stays until its pod is gone": replaced(
+        coordinator, "_why_replaced", _waits_for_coordinators_pod
+    ),
+    "a pause of the operator counts as silence": replaced(
+        ProbeState, "_reset_timers", _pauses_are_silence
     ),
     "no node is ever lost": replaced(core, "assess_nodes", _no_node_is_lost),
 }

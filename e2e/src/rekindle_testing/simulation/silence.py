@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rekindle_testing.simulation.scheduler import Scheduler
 
-_PROVES_NOTHING_S = 2.0
+_PROVES_NOTHING_S = 2.3
 """A silence that is shorter is no proof of a loss (docs/design/recovery.md#loss)."""
 _REMEMBERED_S = 15.0
 
