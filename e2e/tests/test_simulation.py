@@ -19,6 +19,7 @@ QUICKLY_FOUND = {  # a seed that finds it soon, and what it violates
     "replicas may share a node": (279, "I6"),
     "reserved incarnations are forgotten": (1, "I9"),
     AFTER_TERM: (425, "I9"),
+    "a node that is not Ready is lost": (359, "t-mid-0-1-2 replaces a task that works"),
 }
 
 

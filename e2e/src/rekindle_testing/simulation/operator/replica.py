@@ -16,6 +16,7 @@ from rekindle import names
 from rekindle_operator.clock import SteadyClock
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
+from rekindle_operator.cluster.convert import Json
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
@@ -229,7 +230,7 @@ class _Cache(ClusterCache):
             mirror.record_response()
         return True
 
-    def list_all(self, plural: str) -> tuple[list[dict[str, Any]], int] | None:
+    def list_all(self, plural: str) -> tuple[list[Json], int] | None:
         """None if the call failed."""
         query = [("labelSelector", names.LABEL_TOPOLOGY)] if plural in _SELECTED else []
         try:
