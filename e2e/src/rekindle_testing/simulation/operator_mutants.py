@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from rekindle_operator import execute
-from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.election import Candidate
 from rekindle_operator.leader import Leader
 from rekindle_operator.reconcile import coordinator, core, slots
@@ -70,11 +69,6 @@ def _acts_in_any_term(may_act: Any) -> Any:
     return lambda self: True
 
 
-def _waits_for_terminating(terminating: Any) -> Any:
-    """A pod that is being deleted is left to its kubelet, though its node is lost."""
-    return lambda snapshot, losses: []
-
-
 def _impatient_with_coordinators(is_silent: Any) -> Any:
     """A coordinator is replaced if it missed one renewal."""
 
@@ -85,14 +79,6 @@ def _impatient_with_coordinators(is_silent: Any) -> Any:
             and context.pass_inputs.now - lease.seen_at > 1.0
         )
         return "it is late" if is_late else str(is_silent(context, pod, lease))
-
-    return wrong
-
-
-def _no_node_is_lost(assess_nodes: Any) -> Any:
-    def wrong(snapshot: Any, now: float, timing: Any) -> Any:
-        found = assess_nodes(snapshot, now, timing)
-        return replace(found, lost_nodes={}, newly_silent=frozenset())
 
     return wrong
 
@@ -110,11 +96,6 @@ def _waits_for_coordinators_pod(why_replaced: Any) -> Any:
     return lambda context, newest, lease: "" if newest is not None else "it has no pod"
 
 
-def _pauses_are_silence(reset_timers: Any) -> Any:
-    """After a pause of the operator, all that it did not hear meanwhile was silent."""
-    return lambda self, until: None
-
-
 OPERATOR_MUTANTS: Mapping[str, Mutant] = {
     "a suspected task is replaced at once": replaced(slots, "loss_of_pod", _suspected_is_lost),
     "reserved incarnations are forgotten": replaced(
@@ -127,9 +108,6 @@ OPERATOR_MUTANTS: Mapping[str, Mutant] = {
     "replicas may share a node": replaced(NodeCapacity, "fits", _ignores_replicas),
     "the operator's Lease is taken at once": replaced(Candidate, "_is_free", _takes_lease_at_once),
     "a replica acts after its term": replaced(Leader, "may_act", _acts_in_any_term),
-    "Terminating pods on lost nodes stay": replaced(
-        core, "terminating_on_lost_nodes", _waits_for_terminating
-    ),
     "a coordinator is replaced for one late renewal": replaced(
         coordinator, "_is_silent", _impatient_with_coordinators
     ),
@@ -137,8 +115,4 @@ OPERATOR_MUTANTS: Mapping[str, Mutant] = {
     "a coordinator stays until its pod is gone": replaced(
         coordinator, "_why_replaced", _waits_for_coordinators_pod
     ),
-    "a pause of the operator counts as silence": replaced(
-        ProbeState, "_reset_timers", _pauses_are_silence
-    ),
-    "no node is ever lost": replaced(core, "assess_nodes", _no_node_is_lost),
 }
