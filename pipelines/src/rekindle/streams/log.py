@@ -62,6 +62,15 @@ class Result:
     watermark: int
 
 
+class LogPin:
+    """Who has it may read the log from `base` on until it is unpinned."""
+
+    __slots__ = ("base",)
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+
 class OutputLog:
     """Consecutive epochs `base..last`. Thread-safe: one appender, many readers."""
 
@@ -92,6 +101,7 @@ class OutputLog:
         self._closed = False
         self._listeners: list[Callable[[], None]] = []
         self._floor = NO_EPOCH
+        self._pins: set[LogPin] = set()
         self.damage: str | None = None
         """Damage that a read found; the log has to be reopened, which truncates it there."""
         self._fetched = FetchedFiles(FETCHED_BYTES)
@@ -131,11 +141,14 @@ class OutputLog:
 
     def results(self, from_epoch: int) -> dict[int, Result]:
         """Digest and watermark of each epoch that it holds, from an epoch on. Raises LogCorrupt."""
-        found: dict[int, Result] = {}
-        epoch = max(self.base, from_epoch)
-        while part := dict(self._results(epoch)):
-            found |= part
-            epoch = max(part) + 1
+        return {epoch: result for epoch, result, _ in self.contents(max(self.base, from_epoch))}
+
+    def contents(self, from_epoch: int) -> list[tuple[int, Result, int]]:
+        """As `results`, and the bytes of each epoch's encoded rows."""
+        found: list[tuple[int, Result, int]] = []
+        while part := list(self._results(from_epoch)):
+            found += part
+            from_epoch = part[-1][0] + 1
         return found
 
     def wait_for(self, epoch: int, timeout_s: float) -> bool:
@@ -305,9 +318,23 @@ class OutputLog:
                     self._notify()
         return True
 
-    def truncate(self, floor: int) -> None:
-        """Epochs at or below `floor` are no longer needed: remove the files that have no others."""
+    def pin(self) -> LogPin:
+        """Keep all that the log holds now, whatever is truncated, until `unpin`."""
+        with self._writing, self._changed:
+            pin = LogPin(self._stable.base)
+            self._pins.add(pin)
+            return pin
+
+    def unpin(self, pin: LogPin) -> None:
+        """What was not truncated because of it is so with the next floor."""
         with self._writing:
+            self._pins.discard(pin)
+
+    def truncate(self, floor: int) -> None:
+        """Epochs at or below `floor` are no longer needed: remove the files that have no others,
+        and none that is pinned."""
+        with self._writing:
+            floor = min([floor, *(pin.base - 1 for pin in self._pins)])
             with self._changed:
                 self._floor = max(self._floor, floor)
                 gone = self._stable.drop_through(floor)
@@ -388,7 +415,7 @@ class OutputLog:
         if self.damage is not None:
             raise LogCorrupt(self.damage)
 
-    def _results(self, epoch: int) -> Iterator[tuple[int, Result]]:
+    def _results(self, epoch: int) -> Iterator[tuple[int, Result, int]]:
         """Results from an epoch on, of one file at most. Raises LogCorrupt."""
         with self._changed:
             file = self._stable.holding(epoch)
@@ -398,9 +425,9 @@ class OutputLog:
         try:
             found = self._records(epoch) if outline is None else read_outline(outline)
             for record, changes in found:
-                first = max(epoch, record.epoch)
+                first, size = max(epoch, record.epoch), 0 if record.empty else record.length
                 for at, watermark in enumerate(records.watermarks(changes, record, first), first):
-                    yield at, Result(record.digest, watermark)
+                    yield at, Result(record.digest, watermark), size
         except FileNotFoundError:  # truncated meanwhile
             return
         except DamagedRecord as damage:
@@ -414,7 +441,7 @@ class OutputLog:
                 yield record, found[1].watermark_changes(record)
 
     def _compare(self, batch: EpochBatch) -> None:
-        _, mine = next(self._results(batch.epoch), (batch.epoch, None))
+        _, mine, _ = next(self._results(batch.epoch), (batch.epoch, None, 0))
         if mine is None:  # truncated
             return
         if (mine.digest, mine.watermark) != (batch.digest, batch.watermark):
