@@ -16,17 +16,22 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
+import pyarrow as pa
 from aiohttp import web
 
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.exchange.routing import Share
+from rekindle.exchange.state_mover.messages import DonorMessage, NewcomerMessage
 from rekindle.identity import Identity
 from rekindle.streams.epoch_lots import EpochLots, Lot
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.http_server import HttpServer
 from rekindle.streams.io_thread import STOP_S, IoThread
 from rekindle.streams.log import OutputLog
+from rekindle.streams.movement_wire import STATE_PATH, reply_frame, request_of
 from rekindle.streams.response_body import ResponseBody
 from rekindle.streams.sockets import listen
 from rekindle.streams.wire import (
@@ -46,6 +51,11 @@ MAX_WAIT_S = 1.0
 MAX_CALL_S = 90.0
 """Readers have given up long before."""
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_INVALID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+StateServer = Callable[[DonorMessage], AbstractAsyncContextManager[NewcomerMessage | None]]
+"""The donor's answer to a message, None if it has none yet; it may hold memory until it is sent."""
 
 
 class _Refusal(Exception):
@@ -121,6 +131,7 @@ class StreamServer:
         self._incarnation = incarnation
         self._logs: dict[tuple[str, int], _Served] = {}
         self._lots = EpochLots()
+        self._state: StateServer | None = None
         self._stopped = False
         self._socket = listen(address, port)
         self.port: int = self._socket.getsockname()[1]
@@ -131,6 +142,14 @@ class StreamServer:
 
     def serve_log(self, log: OutputLog, head: Callable[[], int] = lambda: NO_EPOCH) -> None:
         self._logs[(log.stream, log.partition)] = _Served(log, head, self._io)
+
+    def serve_state(self, answer: StateServer) -> None:
+        """`answer` is called in the server's event loop."""
+        self._state = answer
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function in the server's event loop, soon."""
+        self._io.call(function, *arguments)
 
     def stop(self) -> None:
         """End all calls, close all connections, end the threads."""
@@ -166,11 +185,11 @@ class StreamServer:
             self._http.limits.idle(connection, self._io.loop.time())
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
-        request = await self._request(http)
-        if not self._http.admit(http):
-            most = self._http.limits.max_admitted
-            text = f"{most} readers have connections; raise the limit of open files of this task"
-            raise _Refusal(503, StreamUnavailable(text), close=True)
+        message = await self._message(http)
+        if http.path == STATE_PATH:
+            return await self._respond_with_state(http, message)
+        request = _parsed(ReadRequest.of, message)
+        self._admit_connection(http)
         served = self._logs.get((request.stream, request.partition))
         if served is None:
             stream = f"{request.stream}/{request.partition}"
@@ -206,25 +225,42 @@ class StreamServer:
                 _log.warning("a response ends early: %s", error)
         return await body.end(last_frame())
 
-    async def _request(self, http: web.BaseRequest) -> ReadRequest:
+    async def _respond_with_state(
+        self, http: web.BaseRequest, message: dict[str, Any]
+    ) -> web.StreamResponse:
+        request = _parsed(request_of, message)
+        self._admit_connection(http)
+        if self._state is None:
+            raise _Refusal(503, StreamUnavailable("this task has no state to give (yet)"))
+        sender = MessageIdentity.of(self._identity, self._incarnation)
+        async with self._state(request) as reply:
+            frame, data = reply_frame(reply, sender)
+            body = ResponseBody(http)
+            await body.add(frame, pa.py_buffer(data) if data else None)
+            return await body.end(b"")
+
+    def _admit_connection(self, http: web.BaseRequest) -> None:
+        if not self._http.admit(http):
+            most = self._http.limits.max_admitted
+            text = f"{most} readers have connections; raise the limit of open files of this task"
+            raise _Refusal(503, StreamUnavailable(text), close=True)
+
+    async def _message(self, http: web.BaseRequest) -> dict[str, Any]:
+        """The JSON of a request that is for this task."""
         if not self._identity.accepts(http.headers.get("Authorization")):
             raise _Refusal(401, StreamRefused("this port needs the topology's token"))
-        if http.method != "POST" or http.path != PATH:
-            raise _Refusal(404, StreamUnavailable(f"only POST {PATH} is served here"))
+        if http.method != "POST" or http.path not in (PATH, STATE_PATH):
+            text = f"only POST {PATH} and {STATE_PATH} are served here"
+            raise _Refusal(404, StreamUnavailable(text))
         body = b""
         while chunk := await http.content.read(MAX_REQUEST_BYTES + 1 - len(body)):
             body += chunk
         if len(body) > MAX_REQUEST_BYTES:
             raise _Refusal(413, ValueError(f"a request has at most {MAX_REQUEST_BYTES} bytes"))
-        try:
-            message = json.loads(body)
-            # Before the rest: a request of another release may have other fields.
-            self._admit(MessageIdentity.read(message))
-            return ReadRequest.of(message)
-        except (
-            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
-        ) as error:  # fmt: skip
-            raise _Refusal(400, ValueError(f"not a valid request: {error!r}")) from error
+        message: dict[str, Any] = _parsed(json.loads, body)
+        # Before the rest: a request of another release may have other fields.
+        self._admit(_parsed(MessageIdentity.read, message))
+        return message
 
     def _admit(self, sender: MessageIdentity) -> None:
         """Refuse requests that are not for this task."""
@@ -236,6 +272,13 @@ class StreamServer:
         if meant is not None and self._incarnation is not None and meant != self._incarnation:
             reason = f"it is for incarnation {meant}, this is {self._incarnation}"
             raise _Refusal(410, StreamUnavailable(f"request refused: {reason}"))
+
+
+def _parsed(parse: Callable[[Any], _T], content: Any) -> _T:
+    try:
+        return parse(content)
+    except _INVALID as error:
+        raise _Refusal(400, ValueError(f"not a valid request: {error!r}")) from error
 
 
 def _require_columns(share: Share, log: OutputLog) -> None:

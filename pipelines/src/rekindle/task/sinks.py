@@ -65,7 +65,8 @@ class SinkWriter:
         self._lock = threading.RLock()
         self._pending_call: SinkEffect | None = None
         self._stopping = threading.Event()
-        self._worker = Worker(f"sink-{self._query}", self._run).start()
+        self._worker = Worker(f"sink-{self._query}", self._run)
+        self._worker.start()  # it uses all of the above
 
     @property
     def problem(self) -> str | None:
