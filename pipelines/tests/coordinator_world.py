@@ -18,6 +18,7 @@ from rekindle.coordinator.model import (
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
+    NoteMovement,
     Partition,
     Pod,
     PodsListed,
@@ -139,7 +140,7 @@ class World:
                         self.zombie = None
                     else:
                         self.gave_up.append(reason)
-                case CollectGarbage() | PollNow() | ApplyStatus():
+                case CollectGarbage() | PollNow() | ApplyStatus() | NoteMovement():
                     pass
 
     def write(self, who: Coordinator, manifest: Manifest) -> None:

@@ -17,8 +17,9 @@ from rekindle.coordinator.model import Partition, PollNow
 from rekindle.coordinator.movement.core import MovementCore, ReplicasObserved, TimePassed
 from rekindle.coordinator.movement.phases import TRANSITIONS, MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import MovementLimits
-from rekindle.coordinator.movement.views import Directive, ReplicaView, Views
+from rekindle.coordinator.movement.views import ReplicaView, Views
 from rekindle.exchange.state_mover.messages import (
+    Directive,
     Hold,
     NewcomerReport,
     Order,

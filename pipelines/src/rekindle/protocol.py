@@ -20,6 +20,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.errors import RekindleError
+from rekindle.exchange.state_mover.messages import Directive, MovementReport
 from rekindle.identity import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -129,6 +130,7 @@ class PollRequest(_Versioned):
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log
     )
+    movement: Directive | None = None  # state movements; None: nothing to say about them
 
 
 class Incompatible(RekindleError):
@@ -251,6 +253,7 @@ class PollResponse(_Versioned):
     oldest_stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
+    movement: MovementReport | None = None  # None: of a release that does not move state
 
     def stream_versions(self) -> Versions:
         return Versions(self.stream_protocol, self.oldest_stream_protocol)

@@ -315,4 +315,22 @@ class StepDown:
     reason: str
 
 
-Effect = ReadNewestManifest | WriteManifest | CollectGarbage | ApplyStatus | PollNow | StepDown
+@dataclass(frozen=True, slots=True)
+class NoteMovement:
+    """For the log: the state movement to a newcomer has another phase, and why."""
+
+    slot: Slot
+    incarnation: int
+    phase: str
+    reason: str = ""
+
+
+Effect = (
+    ReadNewestManifest
+    | WriteManifest
+    | CollectGarbage
+    | ApplyStatus
+    | PollNow
+    | NoteMovement
+    | StepDown
+)

@@ -47,7 +47,7 @@ class TaskCollector(Collector):
             ),
             (
                 "rekindle_task_snapshot_bytes",
-                "State that checkpoints in progress keep beyond the newest",
+                "State that checkpoints and partners keep beyond the newest",
                 self._status.snapshot_bytes(),
             ),
             (

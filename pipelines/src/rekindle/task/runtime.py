@@ -22,6 +22,7 @@ from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.registry import open_sink
 from rekindle.connectors.sink import Sink
 from rekindle.errors import NotDeterministic, OperatorRefused
+from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.protocol import (
     CONTROL_PORT,
     STREAM_PORT,
@@ -37,6 +38,7 @@ from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
 from rekindle.task.core.events import Woken
+from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
@@ -52,7 +54,9 @@ from rekindle.task.core.supervisor import (
     SetSinks,
     SinksProgressed,
     Started,
+    StartMoved,
     StartTask,
+    StateMoved,
     StopRequested,
     StopSinks,
     SupervisorCore,
@@ -68,6 +72,8 @@ from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs
 from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
+from rekindle.task.moving.donor import StateDonor
+from rekindle.task.moving.newcomer import StateNewcomer
 from rekindle.task.poll_handler import PollHandler
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
@@ -91,6 +97,7 @@ class Running:
     saver: CheckpointSaver
     loop: EpochLoop
     loop_thread: threading.Thread
+    donor: StateDonor | None  # None without partners
 
 
 class TaskRuntime:
@@ -104,6 +111,7 @@ class TaskRuntime:
         self._applied: PollRequest | None = None
         self._running: Running | None = None
         self._exit_status = 0
+        self._moved = False  # whether it starts from a partner's state
         self._store = TaskStore(config)
         self.status = TaskStatus(
             config.ref,
@@ -137,6 +145,11 @@ class TaskRuntime:
         )
         self._engine = EngineStarter(config)
         self._startup = Startup(config, self._store, self._engine, self.status)
+        self._movement = MovementPart(config.ref, self.status.boot_id)
+        self._newcomer = StateNewcomer(
+            self._movement, config.identity, config.data / "moved", self._startup.install
+        )
+        self.status.movement = self._movement_report
 
     def stop(self) -> None:
         self._stopping = True
@@ -181,8 +194,25 @@ class TaskRuntime:
             yield FailureReported()
         else:
             if (desired := self._new_poll()) is not None:
-                yield PollAccepted(desired)
+                yield PollAccepted(self._follow_movement(desired))
+            if (moved := self._newcomer.installed) is not None and not self._moved:
+                self._moved = True
+                yield StateMoved(moved.moved.state.epoch)
             yield self._progress()
+
+    def _follow_movement(self, desired: PollRequest) -> PollRequest:
+        """What of a poll the task may follow."""
+        running = self._running
+        if running is not None and running.donor is not None and desired.movement is not None:
+            running.donor.release(desired.movement.release)
+        return self._newcomer.follow(desired, running.log.base if running is not None else None)
+
+    def _movement_report(self) -> MovementReport:
+        running = self._running
+        donor = running.donor if running is not None else None
+        newcomer, holds = self._newcomer.report()
+        donates = donor.sessions if donor is not None else ()
+        return MovementReport(newcomer, holds, donates, self.status.moved_through)
 
     def _progress(self) -> SupervisorEvent:
         running = self._running
@@ -192,6 +222,8 @@ class TaskRuntime:
             return Woken()
         self._note_fetched(running)
         self.status.update_phase()
+        if running.donor is not None:
+            running.donor.tick()
         if running.earlier.compare_from is not None and running.sinks.compared():
             running.earlier.stop_comparing()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
@@ -233,6 +265,13 @@ class TaskRuntime:
                 self.status.restoring = restore.object
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 self._startup.begin(restore)
+                self._newcomer.stop()
+            case StartMoved(epoch):
+                assert self._newcomer.installed is not None
+                self.status.restored_from = self.status.moved_through = epoch
+                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                self._startup.begin_moved(self._newcomer.installed)
+                self._newcomer.stop()
             case RouteInputs(upstreams) if running is None:
                 self._startup.route(upstreams)
             case DiscardLog():
@@ -268,7 +307,7 @@ class TaskRuntime:
                 running.saver.refuse(refused)
                 self.status.committed(point.epoch if point is not None else NO_EPOCH)
             case TruncateLog(floor):
-                running.log.truncate(floor)
+                running.log.truncate(self._newcomer.floor(floor))
             case RunLoop():
                 running.loop_thread.start()
 
@@ -280,7 +319,8 @@ class TaskRuntime:
 
     def _with_components(self, started: Prepared) -> Running:
         state, log = started.state, started.log
-        sinks = SinkWriters(log, state.epoch, self._open_sink, started.earlier.compare_from)
+        through, compare_from = started.written_through, started.earlier.compare_from
+        sinks = SinkWriters(log, through, self._open_sink, compare_from)
         saver = CheckpointSaver(self._store)
         if self.status.restoring is not None:
             saver.state_incomplete()
@@ -309,7 +349,11 @@ class TaskRuntime:
         self.status.step(TaskEvent.STARTED)
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
-        return Running(log, started.inputs, started.earlier, sinks, saver, loop, thread)
+        donor = None
+        if self._config.segment.replicas > 1:
+            replica, boot = self._movement.replica, self.status.boot_id
+            donor = StateDonor(replica, boot, lambda: loop.state, log, saver, self._server)
+        return Running(log, started.inputs, started.earlier, sinks, saver, loop, thread, donor)
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
@@ -362,8 +406,11 @@ class TaskRuntime:
                     "not all sinks have written the newest epochs; the restarted task writes them"
                 )
             running.sinks.stop()
+            if running.donor is not None:
+                running.donor.stop(STOP_S / 5)
             running.inputs.close()
             running.saver.stop(end.saver_s)
+        self._newcomer.stop()
         self._server.stop()
         # A JVM that does not respond must not block the exit of the process: it ends with it.
         engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)

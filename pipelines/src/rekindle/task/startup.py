@@ -9,10 +9,12 @@ Design: docs/design/task.md#start.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.connectors.registry import open_source
@@ -34,6 +36,7 @@ from rekindle.task.core.start import (
     StartCore,
     StartEvent,
     StartRequested,
+    StateArrived,
     StepFailed,
     StepSucceeded,
 )
@@ -42,6 +45,8 @@ from rekindle.task.discard import discard_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
+from rekindle.task.moving.newcomer import Installed
+from rekindle.task.moving.pieces import Moved, NotMovable, install
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
 from rekindle.topology.model import Node
@@ -56,13 +61,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Arguments of the epoch loop after the start."""
+    """Arguments of the epoch loop after the start. `written_through`: what sinks certainly have."""
 
     state: TaskState
     inputs: Inputs
     chain: Chain
     log: OutputLog
     earlier: EarlierBoots
+    written_through: int
 
 
 class Startup:
@@ -84,12 +90,43 @@ class Startup:
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
         status.slow_start = lambda: self._calls.problem
+        self._installed: Installed | None = None
+        self._installing = threading.Lock()  # held while another thread writes the log
+        self._begun = False
         self.fetch: Fetch | None = None
         """What is not here of the restored state."""
 
     def begin(self, point: RestorePoint) -> None:
         """Raises the error that prevents the start, as does `go_on`."""
+        self._begun = True
         self._step(StartRequested(point))
+
+    def begin_moved(self, installed: Installed) -> None:
+        """With a partner's state. Raises as `begin`."""
+        self._begun = True
+        self._state, self._installed = installed.moved.state, installed
+        self._step(StateArrived())
+
+    def install(self, stored: Path) -> Installed:
+        """Make state and log of what has arrived; by another thread. Raises NotMovable, DiskFull,
+        LogCorrupt, StoreError, OSError."""
+        chain = self._engine.chain.result()
+        operators = [self._config.topology.nodes[n].id for n in self._config.segment.nodes]
+        found = install(stored, self._config.run_files, operators)
+        with self._installing:
+            log, earlier = self._continue_log(chain, found.base - 1)
+            try:
+                for epoch in found.epochs(log):
+                    if self._begun:
+                        raise NotMovable("the task restores from a checkpoint")
+                    if (message := earlier.check(epoch)) is not None:
+                        self._status.contradicted(epoch.epoch, message)
+                    log.append(epoch)
+                moved = Moved(found.state, found.base, found.digest(log))
+            except BaseException:
+                log.close()
+                raise
+        return Installed(moved, log, earlier)
 
     def route(self, upstreams: Sequence[Upstream]) -> None:
         """The newest routes, with which inputs are read ahead while the engine starts."""
@@ -155,13 +192,20 @@ class Startup:
         assert self._inputs is not None, "the inputs are open"
         state = replace(restored, operators=chain.align_state(restored.operators))
         self._state = None  # it would keep what the task drops from it
+        written_through = state.epoch
+        if (moved := self._installed) is not None:
+            log, earlier, written_through = moved.log, moved.earlier, moved.moved.base - 1
+        else:
+            with self._installing:
+                log, earlier = self._continue_log(chain, state.epoch)
+        return Prepared(state, self._inputs, chain, log, earlier, written_through)
+
+    def _continue_log(self, chain: Chain, after: int) -> tuple[OutputLog, EarlierBoots]:
         directory = self._config.log_directory
         if discard_marked(directory):
             _log.warning("the output log was discarded: its epochs are computed again")
         log = self._open_log(chain)
-        alone = self._config.segment.replicas == 1
-        earlier = continue_log(log, directory, state.epoch, alone)
-        return Prepared(state, self._inputs, chain, log, earlier)
+        return log, continue_log(log, directory, after, self._config.segment.replicas == 1)
 
     def _subscribe(self, state: TaskState) -> StreamInputs:
         config = self._config

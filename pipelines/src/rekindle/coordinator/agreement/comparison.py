@@ -45,8 +45,11 @@ class UntrustedOutput:
 
 @dataclass(slots=True)
 class _Record:
+    """`copied_through`: it has started from a partner's state after this epoch."""
+
     by: Computation
     digests: dict[int, EpochDigests]
+    copied_through: int | None = None
 
 
 class DigestComparison:
@@ -56,6 +59,8 @@ class DigestComparison:
     def __init__(self) -> None:
         self._records: dict[Partition, dict[Slot, _Record]] = {}
         self._agreed: dict[Partition, int] = {}
+        self._witnessed: dict[Partition, int] = {}
+        self._committed: dict[Partition, int] = {}
         self._diverged: dict[Slot, Divergence] = {}
         self._disputes: dict[Partition, Dispute] = {}
         self._restarts: dict[Slot, Computation] = {}
@@ -90,6 +95,11 @@ class DigestComparison:
         """The newest epoch on which two computations of a partition agreed."""
         return self._agreed.get(partition, NO_EPOCH)
 
+    def witnessed(self, partition: Partition) -> int:
+        """As `agreed`, of computations of which none repeats results of the other: one that has
+        started from a partner's state has the partner's results up to there."""
+        return self._witnessed.get(partition, NO_EPOCH)
+
     def take_untrusted(self) -> list[UntrustedOutput]:
         """Untrusted output that was found since the last call."""
         found, self._untrusted = self._untrusted, []
@@ -107,10 +117,20 @@ class DigestComparison:
         for partition in [p for p in self._disputes if replicas.get(p, 0) < 2]:
             self._end(partition, DisputeEvent.NOT_COMPARED)
 
+    def committed(self, partition: Partition, epoch: int) -> None:
+        """A checkpoint is committed: nothing up to this epoch will be computed again."""
+        self._committed[partition] = epoch
+
     def observed(
-        self, by: Computation, digests: Mapping[int, EpochDigests], restored_from: int | None = None
+        self,
+        by: Computation,
+        digests: Mapping[int, EpochDigests],
+        restored_from: int | None = None,
+        copied_through: int | None = None,
     ) -> bool:
-        """Process the digests of a computation; True if the state of any replica changed."""
+        """Process the digests of a computation; True if the state of any replica changed.
+        `restored_from`: the epoch of the checkpoint with which it started; `copied_through`: of the
+        partner's state."""
         before = (dict(self._diverged), dict(self._disputes), dict(self._restarts))
         if self._restarts.get(by.slot) == by:
             return False  # it is about to end
@@ -118,21 +138,26 @@ class DigestComparison:
             return False
         self._restarts.pop(by.slot, None)
         partition = partition_of(by.slot)
-        fresh = self._record(by, digests)
+        fresh = self._record(by, digests, copied_through)
         self._decide(partition, by, restored_from)
         for epoch in fresh:
             if partition not in self._disputes:
                 self._compare(partition, epoch)
         return before != (self._diverged, self._disputes, self._restarts)
 
-    def _record(self, by: Computation, digests: Mapping[int, EpochDigests]) -> list[int]:
+    def _record(
+        self,
+        by: Computation,
+        digests: Mapping[int, EpochDigests],
+        copied_through: int | None,
+    ) -> list[int]:
         """Keep the newest digests of each boot. Returns the epochs that are new or changed."""
         replicas = self._records.setdefault(partition_of(by.slot), {})
         record = replicas.get(by.slot)
         if record is None or record.by != by:
             if by.slot in self._diverged and self._diverged[by.slot].incarnation != by.incarnation:
                 del self._diverged[by.slot]
-            record = replicas[by.slot] = _Record(by, {})
+            record = replicas[by.slot] = _Record(by, {}, copied_through)
         fresh = [epoch for epoch, found in digests.items() if record.digests.get(epoch) != found]
         record.digests.update(digests)
         for epoch in sorted(record.digests)[:-_MAX_EPOCHS]:
@@ -246,18 +271,34 @@ class DigestComparison:
         if len(groups) < 2:
             if _has_agreement([digests for _, digests in results]):
                 self._agreed[partition] = max(epoch, self.agreed(partition))
+                if self._witnesses(partition, results) > 1:
+                    self._witnessed[partition] = max(epoch, self.witnessed(partition))
             return
-        after = min(self.agreed(partition), epoch - 1)
+        after = min(self.witnessed(partition), epoch - 1)
         self._untrusted.append(UntrustedOutput(partition, after))
-        sizes = sorted(len(group) for group in groups)
+        witnesses = [self._witnesses(partition, group) for group in groups]
+        sizes = sorted(witnesses)
         if sizes[-1] > max(1, sizes[-2]):
-            right = max(groups, key=len)
+            right = groups[witnesses.index(sizes[-1])]
             wrong = [by for group in groups if group is not right for by, _ in group]
             self._mark_all_diverged(wrong, epoch, right[0][0])
             return
         digest_name = groups[0][0][1].difference(groups[1][0][1]) or "digest"
         self._disputes[partition] = Dispute(partition, after, epoch, digest_name, tuple(results))
         self._requested_at.pop(partition, None)
+
+    def _witnesses(self, partition: Partition, group: Sequence[Result]) -> int:
+        """How many of these equal results count. A copy does not, as long as what it repeats may be
+        computed again; one of the group does."""
+        copies = sum(self._is_copy(partition, by) for by, _ in group)
+        return max(1, len(group) - copies)
+
+    def _is_copy(self, partition: Partition, by: Computation) -> bool:
+        record = self._records[partition].get(by.slot)
+        if record is None or record.by != by or record.copied_through is None:
+            return False
+        committed = self._committed.get(partition, NO_EPOCH)
+        return record.copied_through > max(self.witnessed(partition), committed)
 
     def _decide(self, partition: Partition, by: Computation, restored_from: int | None) -> None:
         """Decide the partition's dispute by a computation that is not a party to it."""
@@ -268,7 +309,7 @@ class DigestComparison:
             self._end(partition, DisputeEvent.SUPERSEDED)
             return
         found = self._records[partition][by.slot].digests.get(dispute.epoch)
-        if found is None:
+        if found is None or self._is_copy(partition, by):
             return
         own = [digests for other, digests in dispute.results if _is_same_replica(other, by)]
         if any(found.agrees(digests, dispute.digest_name) for digests in own):
@@ -281,6 +322,7 @@ class DigestComparison:
         if right:
             self._end(partition, DisputeEvent.MATCHED)
             self._agreed[partition] = max(dispute.epoch, self.agreed(partition))
+            self._witnessed[partition] = max(dispute.epoch, self.witnessed(partition))
             self._mark_all_diverged(wrong, dispute.epoch, by)
         elif wrong:
             self._continue(dispute.with_difference(by, found, own))

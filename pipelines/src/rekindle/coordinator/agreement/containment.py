@@ -75,7 +75,13 @@ class Containment:
     ) -> bool:
         """Compare the digests of a response; True if the state of any replica changed."""
         by = Computation(slot, response.task.incarnation, response.boot_id)
-        changed = self.comparison.observed(by, epoch_digests(response), response.restored_from)
+        manifest = committer.own_manifest
+        entries = manifest.entries.get(partition_of(slot).key) if manifest is not None else None
+        if entries:
+            self.comparison.committed(partition_of(slot), entries[0].epoch)
+        copied = response.movement.moved_through if response.movement is not None else None
+        restored_from = response.restored_from if copied is None else None
+        changed = self.comparison.observed(by, epoch_digests(response), restored_from, copied)
         if response.contradiction is not None:
             changed |= self.comparison.result_contradicted(by, response.contradiction.epoch)
         for done in response.checkpoints:

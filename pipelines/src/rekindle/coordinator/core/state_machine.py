@@ -26,6 +26,7 @@ from rekindle.coordinator.core.report import (
     build_report,
     rfc3339,
 )
+from rekindle.coordinator.core.state_movements import StateMovements
 from rekindle.coordinator.model import (
     CheckpointProblem,
     CollectGarbage,
@@ -77,6 +78,7 @@ class Coordinator:
         self.membership = Membership()
         self.committer = Committer(fence)
         self.containment = Containment()
+        self.movements = StateMovements(fence)
         self._wall_s = wall_s
         self._generation: Generation | None = None
         self._graph: Graph | None = None
@@ -195,8 +197,17 @@ class Coordinator:
         self._settle(now)
         if self._settled:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
+        moved = self._observe_movements(now)
         self._update_derived()
-        return [PollNow(slot) for task in silent for slot in self._consumer_slots(task)]
+        return [*moved, *(PollNow(slot) for task in silent for slot in self._consumer_slots(task))]
+
+    def _observe_movements(self, now: float) -> list[Effect]:
+        if not self._settled or self._graph is None:
+            return []
+        is_untrusted = self.containment.comparison.is_untrusted
+        return self.movements.observe(
+            self.membership, self._graph, self.is_suspected, lambda t: is_untrusted(t.slot), now
+        )
 
     def _poll_answered(self, event: PollAnswered, now: float) -> list[Effect]:
         task, response = self.membership.find(event.slot, event.incarnation), event.response
@@ -246,11 +257,14 @@ class Coordinator:
 
         It is the oldest entry kept for its partition, so that the task can compute all that its
         readers may need. It does not change during this boot. While all its entries are known to
-        be unrestorable it waits for a replica that saves one.
+        be unrestorable it waits for a replica that saves one. A task that may get its state from a
+        partner gets none before that has failed (docs/design/state-movement.md).
         """
         manifest = self.committer.restorable_manifest
         waits = task.response is not None and task.response.phase == TaskPhase.WAITING
         if not waits or task.assigned is not None or manifest is None or not self.ready:
+            return []
+        if not self.movements.may_restore(task, self._replicas.get(task.partition, [])):
             return []
         refs = self.committer.restorable(manifest.entries.get(task.partition.key, ()))
         if not refs:
@@ -317,7 +331,8 @@ class Coordinator:
         if not self.ready or manifest is None or graph is None:
             self._floors = {}
             return
-        self._floors = floors(graph, manifest, Progress.of(self.membership))
+        progress = self.movements.with_holds(Progress.of(self.membership))
+        self._floors = floors(graph, manifest, progress)
 
     def _commit_inputs(self) -> CommitInputs | None:
         if not self._settled or self._generation is None or self._graph is None:
@@ -406,7 +421,8 @@ class Coordinator:
             self.containment,
             self.committer.is_refused,
         )
-        return poll.model_copy(update=desired.fields_of(task))
+        movement = self.movements.directive_for(task, self.membership)
+        return poll.model_copy(update={**desired.fields_of(task), "movement": movement})
 
     def _falls_behind(self, task: Task) -> bool:
         if self._generation is None:

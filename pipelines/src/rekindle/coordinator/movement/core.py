@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from rekindle.coordinator.checkpoints.retention import Progress as RetentionProgress
-from rekindle.coordinator.model import Partition, PollNow, partition_of
+from rekindle.coordinator.model import NoteMovement, Partition, PollNow, partition_of
 from rekindle.coordinator.movement.choice import choose, usable_donors, waits_for_inputs
 from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import Movement, MovementLimits, has_left
-from rekindle.coordinator.movement.views import Directive, ReplicaView, Views
-from rekindle.exchange.state_mover.messages import Replica, Session, Version
+from rekindle.coordinator.movement.views import ReplicaView, Views
+from rekindle.exchange.state_mover.messages import Directive, Replica, Session, Version
 from rekindle.protocol import TaskPhase
 
 _IN_SESSION = (
@@ -51,18 +51,6 @@ class TimePassed:
 
 
 MovementCoreEvent = ReplicasObserved | TimePassed
-
-
-# -- effects -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class NoteMovement:
-    """For log and report: a newcomer's phase has changed, and why."""
-
-    replica: Replica
-    phase: MovementPhase
-    reason: str = ""
 
 
 MovementEffect = PollNow | NoteMovement
@@ -127,6 +115,18 @@ class MovementCore:
         """None if it has had state since this coordinator knows it."""
         movement = self._movements.get(replica)
         return movement.phase if movement is not None else None
+
+    @property
+    def active(self) -> bool:
+        """Whether a newcomer is on its way to redundancy."""
+        return any(m.phase is not MovementPhase.REDUNDANT for m in self._movements.values())
+
+    def may_restore(self, replica: Replica, boot: str) -> bool | None:
+        """Whether this boot of a newcomer may get a restore point; None if it is not known."""
+        movement = self._movements.get(replica)
+        if movement is None or movement.boot != boot:
+            return None
+        return movement.phase is MovementPhase.RESTORING
 
     def redundancy(self, partition: Partition) -> int:
         """Replicas that count: Live ones that are trusted, and stay."""
@@ -250,9 +250,13 @@ class MovementCore:
     def _make_directives(self) -> dict[Replica, Directive]:
         found: dict[Replica, Directive] = {}
         for movement in self._movements.values():
+            if movement.phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT):
+                continue
             restores = movement.phase is MovementPhase.RESTORING
             abandoned = None if movement.order is not None else movement.abandoned
-            found[movement.replica] = Directive(movement.order, abandoned, restores)
+            found[movement.replica] = Directive(
+                order=movement.order, abandoned=abandoned, may_restore=restores
+            )
         register: dict[Replica, list[Session]] = {}
         for movement in self._movements.values():
             if movement.phase.holds and movement.session is not None:
@@ -282,6 +286,10 @@ class MovementCore:
     def _notes(self, before: Mapping[Replica, MovementPhase]) -> Iterator[NoteMovement]:
         for replica, movement in self._movements.items():
             if before.get(replica) is not movement.phase:
-                yield NoteMovement(replica, movement.phase, movement.reason)
+                yield _note(replica, movement.phase, movement.reason)
         for replica in before.keys() - self._movements.keys():
-            yield NoteMovement(replica, MovementPhase.GONE)
+            yield _note(replica, MovementPhase.GONE)
+
+
+def _note(replica: Replica, phase: MovementPhase, reason: str = "") -> NoteMovement:
+    return NoteMovement(replica.slot, replica.incarnation, phase, reason)

@@ -15,10 +15,8 @@ from rekindle.coordinator.model import Partition, partition_of
 from rekindle.exchange.state_mover.messages import (
     Hold,
     NewcomerReport,
-    Order,
     Replica,
     Session,
-    Version,
 )
 from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot
@@ -102,19 +100,3 @@ class Views:
     def is_current(self, view: ReplicaView) -> bool:
         """Whether no newer incarnation has replaced it, or it hands over to that one."""
         return view.retiring or view.incarnation == self._newest[view.slot]
-
-
-@dataclass(frozen=True, slots=True)
-class Directive:
-    """What polls tell one replica about state movements.
-
-    `order`: for a newcomer. `abandoned`: it starts from no session up to this version.
-    `may_restore`: it may get a restore point. `register`: holds, for an upstream replica.
-    `release`: sessions whose holds, or whose pinned state, nobody needs.
-    """
-
-    order: Order | None = None
-    abandoned: Version | None = None
-    may_restore: bool = False
-    register: tuple[Session, ...] = ()
-    release: tuple[Session, ...] = ()

@@ -26,6 +26,7 @@ from rekindle.coordinator.model import (
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
+    NoteMovement,
     PodsListed,
     PollNow,
     ReadNewestManifest,
@@ -129,6 +130,9 @@ class Process:
                 self._status.offer(report)
             case PollNow(slot=slot):
                 self._pollers.poll_now(slot)
+            case NoteMovement(slot, incarnation, phase, reason):
+                what = f"state movement to {slot.key}, incarnation {incarnation}: {phase}"
+                _log.info("%s%s", what, f": {reason}" if reason else "")
             case StepDown(reason=reason):
                 _log.error("fenced: %s", reason)
                 self._exit_code = FENCED

@@ -69,6 +69,23 @@ class Order:
     needed: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """What polls tell one replica about state movements.
+
+    `order`: for a newcomer, with the address of the donor. `abandoned`: it starts from no session
+    up to this version. `may_restore`: it may get a restore point. `register`: holds, for an
+    upstream replica. `release`: sessions whose holds, or whose pinned state, nobody needs.
+    """
+
+    order: Order | None = None
+    donor_address: str = ""
+    abandoned: Version | None = None
+    may_restore: bool = False
+    register: tuple[Session, ...] = ()
+    release: tuple[Session, ...] = ()
+
+
 class FailureReason(StrEnum):
     REFUSED = "the donor refused"
     DONOR_RESTARTED = "the donor has restarted"
@@ -110,6 +127,18 @@ class Hold:
 
     session: Session
     base: int
+
+
+@dataclass(frozen=True, slots=True)
+class MovementReport:
+    """What a task's response says about state movements. `newcomer`: of one without state.
+    `donates`: sessions for which it keeps state. `moved_through`: it has started from a partner's
+    state after this epoch, and has computed nothing up to it."""
+
+    newcomer: NewcomerReport | None = None
+    holds: tuple[Hold, ...] = ()
+    donates: tuple[Session, ...] = ()
+    moved_through: int | None = None
 
 
 # -- newcomer to donor ---------------------------------------------------------------------------

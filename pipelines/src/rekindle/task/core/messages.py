@@ -8,6 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rekindle.engine.memory import MemoryPlan, plan_memory
+from rekindle.exchange.state_mover.donor import DonorCoreEvent, DonorEffect, DonorLimits
+from rekindle.exchange.state_mover.newcomer import (
+    NewcomerCoreEvent,
+    NewcomerEffect,
+    NewcomerLimits,
+)
 from rekindle.identity import Identity
 from rekindle.protocol import PollRequest, PollResponse, SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH
@@ -54,6 +60,8 @@ class TaskSettings:
     fence: int = NO_EPOCH  # the highest one that earlier boots have seen
     identity: Identity = field(default_factory=Identity)
     memory: MemoryPlan = field(default_factory=plan_memory)
+    donor: DonorLimits = field(default_factory=DonorLimits)
+    newcomer: NewcomerLimits = field(default_factory=NewcomerLimits)
 
 
 # -- events --------------------------------------------------------------------------------------
@@ -67,13 +75,15 @@ class PollReceived:
 @dataclass(frozen=True, slots=True)
 class TaskRestored:
     """State, inputs, engine and log are there; the log holds `log_base` to `log_last`. `complete`:
-    none of the state has to be fetched; otherwise StateComplete follows."""
+    none of the state has to be fetched; otherwise StateComplete follows. `written_through`: the
+    newest epoch that sinks certainly have; None: that of the state."""
 
     state: TaskState
     log_base: int
     log_last: int
     compare_from: int | None = None  # see `task.earlier_boots`
     complete: bool = True
+    written_through: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,20 @@ class SinkReported:
     event: SinkEvent
 
 
+@dataclass(frozen=True, slots=True)
+class NewcomerStepped:
+    """What happened in a state movement to this task."""
+
+    event: NewcomerCoreEvent
+
+
+@dataclass(frozen=True, slots=True)
+class DonorStepped:
+    """What happened in state movements from this task."""
+
+    event: DonorCoreEvent
+
+
 TaskCoreEvent = (
     PollReceived
     | TaskRestored
@@ -110,6 +134,8 @@ TaskCoreEvent = (
     | LogTruncated
     | CallFailedPermanently
     | SinkReported
+    | NewcomerStepped
+    | DonorStepped
     | EpochsTaken
     | EpochsProcessed
     | EpochsAppended
@@ -153,6 +179,8 @@ TaskEffect = (
     Respond
     | RefusePoll
     | CallSink
+    | NewcomerEffect
+    | DonorEffect
     | LoopRequest
     | SaverEffect
     | StartCall

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from rekindle.engine.model import DroppedRows
 from rekindle.errors import StateLost
+from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.identity import STREAM_VERSIONS
 from rekindle.protocol import (
     CheckpointDone,
@@ -109,6 +110,8 @@ class TaskStatus:
         self.fetch: FetchView | None = None  # while that is so
         self.slow_start: Callable[[], str | None] = lambda: None  # a call that has not ended
         self.snapshots: Callable[[], Sequence[Held]] | None = None
+        self.movement: Callable[[], MovementReport] | None = None
+        self.moved_through: int | None = None  # if it has started from a partner's state
         self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
         self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
@@ -209,7 +212,7 @@ class TaskStatus:
         return fetch.missing_bytes if fetch is not None else 0
 
     def snapshot_bytes(self) -> int:
-        """What checkpoints in progress keep beyond the newest state."""
+        """What checkpoints and state movements in progress keep beyond the newest state."""
         return sum(held.nbytes for held in self.snapshots()) if self.snapshots is not None else 0
 
     def epoch_p99_s(self) -> float:
@@ -233,6 +236,7 @@ class TaskStatus:
             stream_protocol=STREAM_VERSIONS.protocol,
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
+            movement=self.movement() if self.movement is not None else None,
         )
         if components is None:
             return base

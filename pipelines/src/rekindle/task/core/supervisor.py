@@ -41,6 +41,13 @@ class PollAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class StateMoved:
+    """A partner's state after `epoch`, and its log, are here."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """State, inputs, engine and log are there."""
 
@@ -75,6 +82,13 @@ class StopRequested:
 @dataclass(frozen=True, slots=True)
 class StartTask:
     restore: RestorePoint
+
+
+@dataclass(frozen=True, slots=True)
+class StartMoved:
+    """Start from the state of a partner, after `epoch`."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +154,18 @@ class EndProcess:
 
 
 SupervisorEvent = (
-    PollAccepted | Started | SinksProgressed | TaskFailed | FailureReported | StopRequested | Woken
+    PollAccepted
+    | StateMoved
+    | Started
+    | SinksProgressed
+    | TaskFailed
+    | FailureReported
+    | StopRequested
+    | Woken
 )
 SupervisorEffect = (
     StartTask
+    | StartMoved
     | RouteInputs
     | SetSinks
     | KeepDigests
@@ -162,7 +184,7 @@ SupervisorEffect = (
 class ProcessPhase(StrEnum):
     """How far the process of a task is."""
 
-    WAITING = "waiting for a restore point"
+    WAITING = "waiting for a restore point, or for a partner's state"
     STARTING = "starting"
     RUNNING = "running"
     REPORTING = "failed, until that is reported"
@@ -234,6 +256,8 @@ class SupervisorCore:
         match event:
             case PollAccepted(poll):
                 return self._poll_accepted(poll)
+            case StateMoved(epoch):
+                return self._state_moved(epoch)
             case Started():
                 self._enter(ProcessPhase.RUNNING)
                 return [*self._follow(), RunLoop()]
@@ -263,6 +287,13 @@ class SupervisorCore:
             case ProcessPhase.RUNNING:
                 return self._follow()
         return []
+
+    def _state_moved(self, epoch: int) -> list[SupervisorEffect]:
+        if self.phase is not ProcessPhase.WAITING:
+            return []  # it has failed meanwhile
+        self._enter(ProcessPhase.STARTING)
+        upstreams = self._desired.upstreams if self._desired is not None else ()
+        return [StartMoved(epoch), RouteInputs(upstreams)]
 
     def _follow(self) -> list[SupervisorEffect]:
         """What the newest poll changes in a task that runs."""

@@ -16,6 +16,19 @@ from typing import assert_never
 
 from rekindle.engine.retry import CallSizes
 from rekindle.errors import NotDeterministic
+from rekindle.exchange.state_mover.donor import (
+    DonorCore,
+    DonorCoreEvent,
+    LeaseChecked,
+    SessionsReleased,
+)
+from rekindle.exchange.state_mover.donor import StateReached as DonorStateReached
+from rekindle.exchange.state_mover.messages import MovementReport
+from rekindle.exchange.state_mover.newcomer import (
+    NewcomerEffect,
+    RequestsChecked,
+    StartFrom,
+)
 from rekindle.protocol import (
     PollRequest,
     PollResponse,
@@ -42,8 +55,10 @@ from rekindle.task.core.loop import (
 from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,
+    DonorStepped,
     HeadAdvanced,
     LogTruncated,
+    NewcomerStepped,
     PollReceived,
     RefusePoll,
     Respond,
@@ -53,6 +68,7 @@ from rekindle.task.core.messages import (
     TaskRestored,
     TaskSettings,
 )
+from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.parts import InputPositions, LogPositions, Parts, Saved, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
@@ -80,6 +96,7 @@ from rekindle.task.core.start import (
     StartCore,
     StartEvent,
     StartRequested,
+    StateArrived,
     StepFailed,
     StepSucceeded,
 )
@@ -96,7 +113,9 @@ from rekindle.task.core.supervisor import (
     SetSinks,
     SinksProgressed,
     Started,
+    StartMoved,
     StartTask,
+    StateMoved,
     StopRequested,
     StopSinks,
     SupervisorCore,
@@ -116,6 +135,8 @@ class TaskCore:
         self.saver = SaverCore()
         self.supervisor = SupervisorCore(settings.boot_id)
         self.polls = PollCore(settings.ref, settings.identity, settings.fence)
+        self.movement = MovementPart(settings.ref, settings.boot_id, settings.newcomer)
+        self.donor: DonorCore | None = None  # once it has state
         self.parts: Parts | None = None
         self._settings = settings
         self._now = 0.0
@@ -137,6 +158,8 @@ class TaskCore:
     @property
     def wake_at(self) -> float | None:
         cores = [self.supervisor.wake_at, self.start.wake_at, self.saver.wake_at]
+        cores.append(self.movement.wake_at)
+        cores.append(self.donor.wake_at if self.donor is not None else None)
         if self.parts is not None:
             cores += [self.parts.loop.wake_at, *(c.wake_at for c in self._sink_cores())]
         return min((at for at in cores if at is not None), default=None)
@@ -157,6 +180,10 @@ class TaskCore:
                 return []
             case CallFailedPermanently(error):
                 return self._give_up(error)
+            case NewcomerStepped(newcomer_event):
+                return self._move(self.movement.step(newcomer_event, self._now))
+            case DonorStepped(donor_event):
+                return self._donate(donor_event)
             case SinkReported(assigned, sink_event):
                 return self._sink_reported(assigned, sink_event)
             case StateComplete():
@@ -180,7 +207,17 @@ class TaskCore:
                 "topology": self._settings.identity.topology,
                 "engine": self._settings.engine,
                 "contained": self.polls.contained(),
+                "movement": self._movement_report(),
             }
+        )
+
+    def _movement_report(self) -> MovementReport:
+        movement = self.movement
+        return MovementReport(
+            None if movement.has_state else movement.newcomer_report(),
+            movement.holds(),
+            self.donor.sessions if self.donor is not None else (),
+            self.status.moved_through,
         )
 
     # -- polls -----------------------------------------------------------------------------------
@@ -194,9 +231,31 @@ class TaskCore:
         if self.status.phase is TaskPhase.FAILED:
             effects += self._supervise(FailureReported())
         if changed:
-            effects += self._supervise(PollAccepted(poll))
+            effects += self._follow_movement(poll)
+            effects += self._supervise(PollAccepted(self.movement.permitted(poll)))
             effects += self._truncate()
         return effects
+
+    # -- state movements -------------------------------------------------------------------------
+
+    def _follow_movement(self, poll: PollRequest) -> list[TaskEffect]:
+        base = self.parts.log.base if self.parts is not None else None
+        effects = self._move(self.movement.follow(poll, base, self._now))
+        if poll.movement is not None and poll.movement.release:
+            effects += self._donate(SessionsReleased(poll.movement.release))
+        return effects
+
+    def _move(self, made: Sequence[NewcomerEffect]) -> list[TaskEffect]:
+        effects: list[TaskEffect] = []
+        for effect in made:
+            if isinstance(effect, StartFrom):
+                effects += self._supervise(StateMoved(effect.epoch))
+            else:
+                effects.append(effect)
+        return effects
+
+    def _donate(self, event: DonorCoreEvent) -> list[TaskEffect]:
+        return [*self.donor.step(event, self._now)] if self.donor is not None else []
 
     # -- the supervisor --------------------------------------------------------------------------
 
@@ -213,6 +272,10 @@ class TaskCore:
                 self.status.restoring = restore.object
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 return self._start(StartRequested(restore))
+            case StartMoved(epoch):
+                self.status.restored_from = self.status.moved_through = epoch
+                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                return self._start(StateArrived())
             case RunLoop():
                 return self._loop(self._started().loop.step(Woken(), self._now))
             case SetSinks(through, sinks):
@@ -230,8 +293,8 @@ class TaskCore:
                 self.status.step(TaskEvent.STOP_REQUESTED)
                 return [effect]
             case TruncateLog(floor):
-                log = self._started().log
-                return [effect] if log.base <= min(floor, log.last) else []
+                log, floor = self._started().log, self.movement.floor(floor)
+                return [TruncateLog(floor)] if log.base <= min(floor, log.last) else []
             case RouteInputs() | DiscardLog():
                 return [effect]
         assert_never(effect)
@@ -260,8 +323,10 @@ class TaskCore:
         settings, state = self._settings, event.state
         log = LogPositions(event.log_base, event.log_last)
         loop = LoopCore(state, settings.checkpoint_interval_epochs, CallSizes.of(settings.memory))
-        sinks = Sinks(state.epoch, event.compare_from)
+        written = state.epoch if event.written_through is None else event.written_through
+        sinks = Sinks(written, event.compare_from)
         self.parts = Parts(log, loop, sinks)
+        self.donor = DonorCore(self.movement.replica, settings.boot_id, state.epoch, settings.donor)
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, Saved(self.saver))
         self.status.step(TaskEvent.STARTED)
@@ -295,6 +360,7 @@ class TaskCore:
                 case CallCompleted(epochs, took_s):
                     self.status.processed(epochs[-1].epoch, took_s)
                     self.status.update_phase()
+                    effects += self._donate(DonorStateReached(epochs[-1].epoch))
                     effects += self._log_grew()
                 case CheckpointReached(state):
                     if self.supervisor.is_saver:
@@ -346,6 +412,8 @@ class TaskCore:
 
     def _woken(self) -> list[TaskEffect]:
         effects = [*self._supervise(Woken()), *self._start(Woken())]
+        effects += self._move(self.movement.step(RequestsChecked(), self._now))
+        effects += self._donate(LeaseChecked())
         effects += self.saver.step(Woken(), self._now)
         if self.parts is not None and not self.supervisor.ended:
             effects += self._loop(self.parts.loop.step(Woken(), self._now))
