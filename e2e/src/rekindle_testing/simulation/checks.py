@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle_testing.simulation.values import Expected
+from rekindle_testing.simulation.values import Expected, FoldedState
 
 if TYPE_CHECKING:
+    from rekindle_testing.simulation.movement import MovedState
     from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
     from rekindle_testing.simulation.pod import TaskPod
 
@@ -35,6 +36,7 @@ class Checks:
     ) -> None:
         self.appended_epochs = 0
         self.written_epochs = 0
+        self.movements = 0
         self._expected = expected
         self._graph = graph
         self._store = store
@@ -53,6 +55,18 @@ class Checks:
             raise Violation(
                 f"I1: {pod.slot.key} incarnation {pod.incarnation} computed {value} for epoch "
                 f"{epoch}, its log has {in_log}; a run without faults has {expected}"
+            )
+
+    def moved(self, pod: SimulatedPod, moved: MovedState) -> None:
+        """I1: a partner gives the state and the log of a run without faults."""
+        self.movements += 1
+        partition, epoch = _partition(pod), moved.state.epoch
+        log = {e: self._expected.output(partition, e) for e in range(moved.base, epoch + 1)}
+        state = moved.state.operators
+        if moved.log != log or state != FoldedState(fold=self._expected.output(partition, epoch)):
+            raise Violation(
+                f"I1: {pod.slot.key} incarnation {pod.incarnation} got another state or log after "
+                f"epoch {epoch} from its partner than a run without faults has"
             )
 
     def written(

@@ -27,6 +27,11 @@ class Disk:
         self.values, self.base, self.last = {}, epoch, epoch - 1
         self.discard = False
 
+    def take(self, base: int, last: int, values: dict[int, str]) -> None:
+        """The log of a partner in place of the own one."""
+        self.values, self.base, self.last = dict(values), base, last
+        self.discard = False
+
     def append(self, epoch: int, value: str) -> str:
         """Append an epoch. Returns the value that the log has: of an earlier boot, if it has one.
         Of a truncated epoch there is none to compare with."""

@@ -45,6 +45,7 @@ class Outcome:
     seconds: float
     appended: int
     written: int
+    moved: int
     lines: Sequence[str]
 
 
@@ -101,6 +102,7 @@ class Simulation:
             done_after,
             checks.appended_epochs,
             checks.written_epochs,
+            checks.movements,
             self.lines,
         )
 

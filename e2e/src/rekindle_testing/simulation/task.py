@@ -15,6 +15,7 @@ from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput, State
 from rekindle.errors import ObjectMissing
+from rekindle.exchange.state_mover.messages import ChunkRequest, OfferRequest, Release
 from rekindle.protocol import (
     PollRequest,
     RestorePoint,
@@ -66,6 +67,12 @@ from rekindle_testing.simulation.inputs import (
     SourceInputs,
     StreamInputs,
 )
+from rekindle_testing.simulation.movement import (
+    DONOR,
+    NEWCOMER,
+    MovedState,
+    SimulatedMover,
+)
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
 from rekindle_testing.simulation.outside import Down
 from rekindle_testing.simulation.scheduler import Process
@@ -84,6 +91,9 @@ _CALL_S = (0.005, 0.15)
 _APPEND_S = (0.0005, 0.004)
 _TAKE_S, _TAKE_TIMEOUT_S = 0.05, 0.25
 _SAVE_DEADLINE_S = 5.0
+
+
+TaskRequest = PollRequest | ReadRequest | OfferRequest | ChunkRequest | Release
 
 
 class TaskProcess:
@@ -122,7 +132,17 @@ class TaskProcess:
                 surroundings.epoch_us,
                 engine="e1",
                 fence=self._disk.fence,
+                donor=DONOR,
+                newcomer=NEWCOMER,
             )
+        )
+        self._mover = SimulatedMover(
+            self.process,
+            scheduler,
+            surroundings.network,
+            self.step,
+            self._newest_state,
+            self._disk,
         )
         self.process.every(_TICK_S, self._tick)
 
@@ -145,15 +165,25 @@ class TaskProcess:
 
     # -- serving ---------------------------------------------------------------------------------
 
-    def serve(self, request: PollRequest | ReadRequest, reply: Reply) -> None:
-        if isinstance(request, ReadRequest):
-            if self.core.parts is None or request.incarnation not in (None, self.pod.incarnation):
+    def serve(self, request: TaskRequest, reply: Reply) -> None:
+        match request:
+            case PollRequest():
+                self._serve_poll(request, reply)
+            case _ if self.core.parts is None:
                 reply(Refused())
-            else:
-                self._log_server.serve(request, reply)
-            return
+            case ReadRequest(incarnation=incarnation):
+                if incarnation not in (None, self.pod.incarnation):
+                    reply(Refused())
+                else:
+                    self._log_server.serve(request, reply)
+            case OfferRequest() | ChunkRequest() | Release():
+                self._mover.serve(request, reply)
+
+    def _serve_poll(self, poll: PollRequest, reply: Reply) -> None:
+        if poll.movement is not None:
+            self._mover.donor_address = poll.movement.donor_address
         self._reply = reply
-        self.step(PollReceived(request))
+        self.step(PollReceived(poll))
         self._reply = None
 
     def _head(self) -> int:
@@ -224,6 +254,17 @@ class TaskProcess:
                 self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self.pod.restart)
             case SkipState():
                 pass
+            case _:
+                self._mover.perform(effect)
+
+    def _newest_state(self) -> TaskState:
+        assert self.core.parts is not None
+        return self.core.parts.loop.state
+
+    @property
+    def _moved(self) -> MovedState | None:
+        """What it starts from, unless that is a checkpoint."""
+        return self._mover.installed if self.core.status.moved_through is not None else None
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -246,6 +287,8 @@ class TaskProcess:
         self._outside(STORE, partial(self._around.store.load, name), ended, _SAVE_DEADLINE_S)
 
     def _open_inputs(self) -> None:
+        if self._moved is not None:
+            self._restored = self._moved.state
         assert self._restored is not None
         next_epoch = self._restored.epoch + 1
         pod, around = self.pod, self._around
@@ -271,9 +314,14 @@ class TaskProcess:
 
     def _complete_start(self) -> None:
         assert self._restored is not None
-        alone = self.pod.segment.replicas == 1
-        self._disk.start_at(self._restored.epoch + 1, keep=alone)
-        self.step(TaskRestored(self._restored, self._disk.base, self._disk.last))
+        disk, moved, written = self._disk, self._moved, self._restored.epoch
+        if moved is not None:
+            self._around.checks.moved(self.pod, moved)
+            disk.take(moved.base, moved.state.epoch, moved.log)
+            written = moved.base - 1
+        else:
+            disk.start_at(self._restored.epoch + 1, keep=self.pod.segment.replicas == 1)
+        self.step(TaskRestored(self._restored, disk.base, disk.last, written_through=written))
         self._log_server.log_changed()
 
     # -- the loop --------------------------------------------------------------------------------
