@@ -258,7 +258,7 @@ def test_a_stranger_gets_no_state(donor: Donor) -> None:
 
 def test_a_donor_of_an_older_release_ends_the_session_in_words(newcomer: Newcomer) -> None:
     server = StreamServer(ADDRESS, 0, OWN, incarnation=1)
-    server._message = _only_epochs  # type: ignore[method-assign, assignment]
+    server._message = _only_epochs  # type: ignore[method-assign]
     newcomer.shell.follow(newcomer.order(server.port), None)
     eventually(lambda: newcomer.phase is NewcomerPhase.FAILED, 30)
     progress = newcomer.report().progress

@@ -66,7 +66,7 @@ class DonorClient:
                 content += part
                 if len(content) > self._most:
                     raise ValueError(f"more than {self._most} bytes")
-        return reply_of(bytes(content), self._identity)
+        return reply_of(content, self._identity)
 
     def _open(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(

@@ -93,7 +93,7 @@ def max_reply_bytes(chunk_bytes: int) -> int:
     return _PREFIX.size + MAX_HEADER_BYTES + chunk_bytes
 
 
-def reply_of(body: bytes, identity: Identity) -> NewcomerMessage | None:
+def reply_of(body: bytes | bytearray, identity: Identity) -> NewcomerMessage | None:
     """None: later. Raises StreamRefused for a reply of another topology or release, ValueError for
     what is damaged; a chunk's digest is checked by who gets it."""
     if len(body) < _PREFIX.size:
@@ -110,7 +110,7 @@ def reply_of(body: bytes, identity: Identity) -> NewcomerMessage | None:
         return None
     fields = header["reply"]
     if header["kind"] == "chunk":
-        data = body[end:]
+        data = bytes(memoryview(body)[end:])
         if len(data) != header["bytes"]:
             raise ValueError(f"{len(data)} of {header['bytes']} bytes of a chunk")
         fields = fields | {"data": data}

@@ -77,7 +77,7 @@ class MovementCore:
                 pass
             case _:
                 assert_never(event)
-        before = {replica: m.phase for replica, m in self._movements.items()}
+        before = {r: m.phase for r, m in self._movements.items() if m.attempts}
         self._follow(now)
         effects = [*self._notes(before)]
         directives = self._make_directives()
@@ -118,8 +118,8 @@ class MovementCore:
 
     @property
     def active(self) -> bool:
-        """Whether a newcomer is on its way to redundancy."""
-        return any(m.phase is not MovementPhase.REDUNDANT for m in self._movements.values())
+        """Whether a newcomer is queued or in a session."""
+        return any(m.phase in _IN_SESSION for m in self._movements.values())
 
     def may_restore(self, replica: Replica, boot: str) -> bool | None:
         """Whether this boot of a newcomer may get a restore point; None if it is not known."""
@@ -284,8 +284,9 @@ class MovementCore:
         return view.boot is None or not has_left(view, session)
 
     def _notes(self, before: Mapping[Replica, MovementPhase]) -> Iterator[NoteMovement]:
+        """Of newcomers that have, or had, a session."""
         for replica, movement in self._movements.items():
-            if before.get(replica) is not movement.phase:
+            if movement.attempts and before.get(replica) is not movement.phase:
                 yield _note(replica, movement.phase, movement.reason)
         for replica in before.keys() - self._movements.keys():
             yield _note(replica, MovementPhase.GONE)

@@ -10,7 +10,13 @@ Design: docs/design/state-movement.md.
 from __future__ import annotations
 
 from rekindle.exchange.state_mover.holds import Holds
-from rekindle.exchange.state_mover.messages import Directive, Hold, NewcomerReport, Replica
+from rekindle.exchange.state_mover.messages import (
+    Directive,
+    Hold,
+    NewcomerReport,
+    Replica,
+    Version,
+)
 from rekindle.exchange.state_mover.newcomer import (
     AbandonReceived,
     NewcomerCore,
@@ -57,7 +63,10 @@ class MovementPart:
         if directive.order is not None:
             self.donor_address = directive.donor_address
             effects += self.step(OrderReceived(directive.order), now)
-        if poll.restore is not None and self._newcomer.may_restore(directive.abandoned):
+        abandoned = directive.abandoned
+        if poll.movement is None:  # its coordinator may be of a release without sessions
+            abandoned = Version(poll.fence, 0)
+        if poll.restore is not None and self._newcomer.may_restore(abandoned):
             self.restores = True
             effects += self.step(RestoreBegun(), now)
         return effects
