@@ -34,6 +34,10 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert simulate(3) == simulate(3)
 
 
+def test_lost_replicas_get_their_state_from_partners() -> None:
+    assert any(simulate(seed).moved for seed in SEEDS)
+
+
 def test_all_kinds_of_faults_are_drawn() -> None:
     kinds = {fault.kind for seed in range(30) for fault in draw_faults(Scheduler(seed).random)}
     assert kinds == set(FaultKind)

@@ -201,13 +201,6 @@ def test_a_donor_has_one_session_at_a_time() -> None:
     assert (world.phase(), world.phase(third)) == (MovementPhase.HOLDING, MovementPhase.QUEUED)
 
 
-def test_a_silent_donor_is_waited_for_and_then_not() -> None:
-    world = Observer(live("src", 0), live("mid", 0, suspected=True), waiting())
-    assert world.phase() is MovementPhase.QUEUED
-    world.wait(LIMITS.wait_s)
-    assert world.phase() is MovementPhase.RESTORING
-
-
 def test_inputs_get_their_state_before_their_readers() -> None:
     source = Replica(Slot("src", 0, 1), 2)
     world = Observer(
@@ -381,3 +374,17 @@ def test_each_cell_of_the_table_is_a_transition_or_raises() -> None:
         else:
             with pytest.raises(InvalidTransition):
                 machine.step(event)
+
+
+def test_a_silent_donor_is_waited_for_only_briefly() -> None:
+    world = Observer(live("src"), live("mid", suspected=True), waiting())
+    assert world.phase() is MovementPhase.QUEUED
+    world.wait(LIMITS.silent_s)
+    assert world.phase() is MovementPhase.RESTORING
+
+
+def test_a_donor_that_responds_again_is_asked() -> None:
+    world = Observer(live("src"), live("mid", suspected=True), waiting())
+    world.wait(LIMITS.silent_s - 1)
+    world.show(live("mid"))
+    assert world.phase() is MovementPhase.HOLDING

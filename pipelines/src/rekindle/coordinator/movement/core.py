@@ -232,6 +232,8 @@ class MovementCore:
             if movement.phase is not MovementPhase.QUEUED:
                 continue
             donors = usable_donors(view, self._views, movement.failed)
+            if now - movement.known_since >= self._limits.silent_s:
+                donors = [donor for donor in donors if not donor.suspected]
             exhausted = movement.attempts >= self._limits.attempts or not donors
             if exhausted or now - movement.known_since >= self._limits.wait_s:
                 movement.machine.step(MovementEvent.EXHAUSTED)

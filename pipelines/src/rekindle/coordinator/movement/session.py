@@ -25,7 +25,8 @@ class MovementLimits:
 
     `holds_s`: until all upstream replicas have confirmed. `stall_s`: without progress, until all is
     stored. `session_s`: of one attempt. `attempts`: of one boot of a newcomer. `wait_s`: for the
-    inputs' newcomers and for a free donor, all attempts included. `per_donor`: sessions at a time.
+    inputs' newcomers and for a free donor, all attempts included. `silent_s`: for a donor that does
+    not respond. `per_donor`: sessions at a time.
     """
 
     holds_s: float = 15.0
@@ -33,6 +34,7 @@ class MovementLimits:
     session_s: float = 600.0
     attempts: int = 2
     wait_s: float = 900.0
+    silent_s: float = 5.0
     per_donor: int = 1
 
 
