@@ -19,8 +19,8 @@ SRC, LOST, PARTNER = Slot("src", 0, 0), Slot("mid", 0, 0), Slot("mid", 0, 1)
 LIMITS = MovementLimits()
 
 
-def world_with_partner() -> World:
-    """All Live, and a checkpoint is committed; then a replica is lost."""
+def live_world() -> World:
+    """All Live, and a checkpoint is committed."""
     parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=2, query=True)]
     world = World(parts)
     world.start_all()
@@ -28,6 +28,12 @@ def world_with_partner() -> World:
         task.moves = True
     world.run_epochs(9)
     assert all(t.phase is TaskPhase.LIVE for t in world.tasks.values())
+    return world
+
+
+def world_with_partner() -> World:
+    """A replica is lost, and replaced."""
+    world = live_world()
     world.start_task(LOST).moves = True
     world.poll_rounds(2)
     return world
@@ -109,3 +115,12 @@ def test_a_new_coordinator_adopts_the_session() -> None:
     core = world.coordinator.movements.core
     assert core.phase_of(Replica(LOST, 2)) is MovementPhase.MOVING
     assert world.tasks[LOST].restored_from is None
+
+
+def test_the_donor_goes_on_to_save_checkpoints() -> None:
+    """The newcomer does not know what of the state is in the store already."""
+    world = live_world()
+    world.tasks[LOST].core.status.moved_through = 3
+    world.poll_rounds(1)
+    savers = [s for s in (LOST, PARTNER) if (p := world.coordinator.poll_for(s)) and p.saver]
+    assert savers == [PARTNER]

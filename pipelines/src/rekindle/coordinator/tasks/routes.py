@@ -102,11 +102,15 @@ def running(
 def saver(replicas: list[Task], is_suspected: TaskPredicate) -> Slot | None:
     """The replica that saves a partition's checkpoints: the lowest index that is Live, otherwise
     CatchingUp, one that has all of its state if possible, because others report nothing that they
-    save; None while no replica serves."""
+    save, and one that did not get it from a partner, because others do not know what is in the
+    store, and save all of it; None while no replica serves."""
 
-    def preference(task: Task) -> tuple[bool, bool, int]:
-        reads = task.response is not None and task.response.restoring is not None
-        return task.phase != TaskPhase.LIVE, reads, task.slot.replica
+    def preference(task: Task) -> tuple[bool, bool, bool, int]:
+        response = task.response
+        reads = response is not None and response.restoring is not None
+        report = response.movement if response is not None else None
+        moved = report is not None and report.moved_through is not None
+        return task.phase != TaskPhase.LIVE, reads, moved, task.slot.replica
 
     responding = [t for t in replicas if t.response is not None and not is_suspected(t)]
     best = min(responding, key=preference, default=None)
