@@ -388,3 +388,16 @@ def test_a_donor_that_responds_again_is_asked() -> None:
     world.wait(LIMITS.silent_s - 1)
     world.show(live("mid"))
     assert world.phase() is MovementPhase.HOLDING
+
+
+def test_attempts_of_boots_that_ended_in_a_session_count() -> None:
+    """Installing the state may be what kills the newcomer."""
+    world = observer()
+    assert world.phase() is MovementPhase.HOLDING
+    world.show(waiting(boot="second"))
+    assert world.phase() is MovementPhase.HOLDING
+    world.show(waiting(boot="third"))
+    assert world.phase() is MovementPhase.RESTORING
+    world.show(waiting(boot="third", restored_from=3, phase=TaskPhase.LIVE))
+    world.show(waiting(boot="fourth"))
+    assert world.phase() is MovementPhase.HOLDING

@@ -6,6 +6,7 @@ Design: docs/design/state-movement.md#over-http.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -214,6 +215,18 @@ def test_a_restore_point_is_not_followed_within_a_session(donor: Donor, newcomer
     abandoned = replace(order.movement, order=None, abandoned=version)
     restoring = poll(restore=late.restore, movement=abandoned)
     assert newcomer.shell.follow(restoring, None).restore == late.restore
+
+
+def test_a_disk_without_space_ends_the_session_in_words(
+    donor: Donor, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=200_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    newcomer.shell.follow(newcomer.order(donor.server.port), None)
+    eventually(lambda: newcomer.phase is NewcomerPhase.FAILED, 30)
+    progress = newcomer.report().progress
+    assert progress is not None
+    assert "200,000 bytes are left" in progress.message
 
 
 def ask(port: int, content: Any, **headers: str) -> tuple[int, dict[str, Any]]:

@@ -24,6 +24,7 @@ from rekindle.coordinator.movement.session import Movement, MovementLimits, has_
 from rekindle.coordinator.movement.views import ReplicaView, Views
 from rekindle.exchange.state_mover.messages import Directive, Replica, Session, Version
 from rekindle.protocol import TaskPhase
+from rekindle.topology.model import Slot
 
 _IN_SESSION = (
     MovementPhase.QUEUED,
@@ -66,6 +67,7 @@ class MovementCore:
         self._views = Views()
         self._wanted: Mapping[str, int] = {}
         self._movements: dict[Replica, Movement] = {}
+        self._spent: dict[Slot, int] = {}  # attempts of boots that ended without state
         self._directives: dict[Replica, Directive] = {}
 
     def step(self, event: MovementCoreEvent, now: float) -> list[MovementEffect]:
@@ -151,7 +153,8 @@ class MovementCore:
         self._end_gone()
         for view in self._views:
             if view.boot is not None and view.waits and self._views.is_current(view):
-                known = Movement(view.replica, view.boot, now, Version(self._fence, 0))
+                spent, none = self._spent.get(view.slot, 0), Version(self._fence, 0)
+                known = Movement(view.replica, view.boot, now, none, attempts=spent)
                 self._movements.setdefault(view.replica, known)
         for movement, view in self._with_views():
             self._follow_one(movement, view, now)
@@ -162,6 +165,8 @@ class MovementCore:
             view = self._views.get(movement.replica)
             other_boot = view is not None and view.boot not in (None, movement.boot)
             if view is None or other_boot or not self._views.is_current(view):
+                if movement.phase in _IN_SESSION and movement.attempts:
+                    self._spent[movement.replica.slot] = movement.attempts
                 movement.machine.step(MovementEvent.ENDED)
                 del self._movements[movement.replica]
 
@@ -188,6 +193,7 @@ class MovementCore:
             return
         if view.restored_from is not None:
             movement.machine.step(MovementEvent.STARTED)
+            self._spent.pop(movement.replica.slot, None)
             return
         if phase is MovementPhase.QUEUED:
             self._adopt(movement, view, now)

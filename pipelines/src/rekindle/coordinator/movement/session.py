@@ -24,9 +24,9 @@ class MovementLimits:
     """When an attempt, and when all of them, end.
 
     `holds_s`: until all upstream replicas have confirmed. `stall_s`: without progress, until all is
-    stored. `session_s`: of one attempt. `attempts`: of one boot of a newcomer. `wait_s`: for the
-    inputs' newcomers and for a free donor, all attempts included. `silent_s`: for a donor that does
-    not respond. `per_donor`: sessions at a time.
+    stored. `session_s`: of one attempt. `attempts`: of a slot, until a newcomer has started.
+    `wait_s`: for the inputs' newcomers and for a free donor, all attempts included. `silent_s`: for
+    a donor that does not respond. `per_donor`: sessions at a time.
     """
 
     holds_s: float = 15.0

@@ -1,5 +1,8 @@
 """The I/O around a newcomer: asks the donor, stores what arrives on the disk, installs it.
 
+What arrives is in a file without a name, as runs of the state are: a process that is killed leaves
+nothing behind, and the volume's limit, which evicts pods, counts what has a name.
+
 Orders come from the supervisor's thread, answers from an event loop, results of the disk from a
 thread of its own; each steps the core, under a lock. Both threads begin with the first order.
 
@@ -12,13 +15,14 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rekindle.errors import RekindleError
 from rekindle.exchange.state_mover.messages import (
@@ -83,7 +87,7 @@ class StateNewcomer:
         install: Callable[[Path], Installed],
         limits: NewcomerLimits | None = None,
     ) -> None:
-        """`directory`: for what arrives; emptied. `install` is called in the thread of the disk;
+        """`directory`: for what arrives. `install` is called in the thread of the disk;
         raises RekindleError, OSError."""
         self.installed: Installed | None = None
         limits = limits or NewcomerLimits()
@@ -94,11 +98,11 @@ class StateNewcomer:
         self._io: IoThread | None = None
         self._client = DonorClient(identity, limits.chunk_bytes, limits.window + 2)
         self._disk = CallThread("state-disk")
+        self._files: dict[Session, IO[bytes]] = {}  # used in that thread
         self._asking: set[_Key] = set()
         self._last: Installed | None = None
         self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
-        shutil.rmtree(directory, ignore_errors=True)
 
     # -- the supervisor ----------------------------------------------------------------------------
 
@@ -128,7 +132,6 @@ class StateNewcomer:
                 closing.result(timeout_s)
             io.stop(timeout_s)
             self._disk.stop(timeout_s)
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- the core ----------------------------------------------------------------------------------
 
@@ -196,24 +199,18 @@ class StateNewcomer:
             self._step(MessageReceived(answer))
 
     async def _store(self, chunk: StoreChunk) -> None:
-        path = self._path(chunk.session)
-
-        def store() -> None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab" if chunk.number else "wb") as file:
-                file.write(chunk.data)
-
         try:
-            await self._disk.run(store)
+            await self._disk.run(partial(self._store_now, chunk))
         except OSError as error:
-            what = f"chunk {chunk.number} cannot be stored in {self._directory}: {error.strerror}"
+            reason = error.strerror or str(error)
+            what = f"chunk {chunk.number} cannot be stored in {self._directory}: {reason}"
             self._step(StoringFailed(chunk.session, what))
         else:
             self._step(ChunkStored(chunk.session, chunk.number))
 
     async def _install_state(self, session: Session) -> None:
         try:
-            installed = await self._disk.run(partial(self._install, self._path(session)))
+            installed = await self._disk.run(partial(self._install_now, session))
         except Exception as error:
             if not isinstance(error, (RekindleError, OSError)):
                 _log.exception("%s: what arrived cannot be installed", session)
@@ -228,10 +225,36 @@ class StateNewcomer:
             installed.log.close()
 
     async def _discard(self, session: Session) -> None:
-        await self._disk.run(partial(self._path(session).unlink, missing_ok=True))
+        await self._disk.run(partial(self._discard_now, session))
 
-    def _path(self, session: Session) -> Path:
-        return self._directory / f"{session.version.fence}-{session.version.number}"
+    # -- in the thread of the disk -----------------------------------------------------------------
+
+    def _store_now(self, chunk: StoreChunk) -> None:
+        if not chunk.number:
+            self._discard_now(chunk.session)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  # for all chunks
+            self._files[chunk.session] = file
+        file = self._files[chunk.session]
+        left, stored = shutil.disk_usage(self._directory).free, file.tell()
+        if left < stored + len(chunk.data):
+            raise OSError(
+                f"{left:,} bytes are left, and the {stored:,} bytes that have arrived have to be "
+                "written once more when they are installed"
+            )
+        file.write(chunk.data)
+        file.flush()
+
+    def _install_now(self, session: Session) -> Installed:
+        """The file may be closed then: what is still used of it is mapped."""
+        try:
+            return self._install(Path(f"/dev/fd/{self._files[session].fileno()}"))
+        finally:
+            self._discard_now(session)
+
+    def _discard_now(self, session: Session) -> None:
+        if (file := self._files.pop(session, None)) is not None:
+            file.close()
 
 
 def _key_of(message: DonorMessage) -> _Key:
