@@ -124,14 +124,17 @@ class StateNewcomer:
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """Nothing is asked for any more: the task has started, or ends."""
-        self._stopped = True
-        io, self._io = self._io, None
-        if io is not None:
+        with self._lock:
+            self._stopped = True
+            io, self._io = self._io, None
+        if io is None:
+            return
+        if io.alive:
             closing = asyncio.run_coroutine_threadsafe(self._client.close(), io.loop)
             with contextlib.suppress(TimeoutError):
                 closing.result(timeout_s)
-            io.stop(timeout_s)
-            self._disk.stop(timeout_s)
+        io.stop(timeout_s)
+        self._disk.stop(timeout_s)
 
     # -- the core ----------------------------------------------------------------------------------
 
