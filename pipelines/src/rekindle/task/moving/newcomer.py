@@ -236,8 +236,7 @@ class StateNewcomer:
         if not chunk.number:
             self._discard_now(chunk.session)
             self._directory.mkdir(parents=True, exist_ok=True)
-            file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  # for all chunks
-            self._files[chunk.session] = file
+            self._files[chunk.session] = _unnamed_file(self._directory)
         file = self._files[chunk.session]
         left, stored = shutil.disk_usage(self._directory).free, file.tell()
         if left < stored + len(chunk.data):
@@ -258,6 +257,10 @@ class StateNewcomer:
     def _discard_now(self, session: Session) -> None:
         if (file := self._files.pop(session, None)) is not None:
             file.close()
+
+
+def _unnamed_file(directory: Path) -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=directory)
 
 
 def _key_of(message: DonorMessage) -> _Key:
