@@ -57,7 +57,7 @@ class Checks:
                 f"{epoch}, its log has {in_log}; a run without faults has {expected}"
             )
 
-    def moved(self, pod: SimulatedPod, moved: MovedState) -> None:
+    def moved(self, pod: TaskPod, moved: MovedState) -> None:
         """I1: a partner gives the state and the log of a run without faults."""
         self.movements += 1
         partition, epoch = _partition(pod), moved.state.epoch
