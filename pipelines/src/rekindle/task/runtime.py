@@ -271,6 +271,7 @@ class TaskRuntime:
                 self.status.restored_from = self.status.moved_through = epoch
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 self._startup.begin_moved(self._newcomer.installed)
+                self._newcomer.installed = None  # it would keep what the task drops from it
                 self._newcomer.stop()
             case RouteInputs(upstreams) if running is None:
                 self._startup.route(upstreams)

@@ -191,9 +191,9 @@ class Startup:
         restored, chain = self._restored(), self._engine.chain.result()
         assert self._inputs is not None, "the inputs are open"
         state = replace(restored, operators=chain.align_state(restored.operators))
-        self._state = None  # it would keep what the task drops from it
-        written_through = state.epoch
-        if (moved := self._installed) is not None:
+        moved, written_through = self._installed, state.epoch
+        self._state = self._installed = None  # they would keep what the task drops from it
+        if moved is not None:
             log, earlier, written_through = moved.log, moved.earlier, moved.moved.base - 1
         else:
             with self._installing:
