@@ -108,7 +108,7 @@ class TaskStatus:
         self.restored_from: int | None = None
         self.restoring: str | None = None  # the entry of which state is not here
         self.fetch: FetchView | None = None  # while that is so
-        self.slow_start: Callable[[], str | None] = lambda: None  # a call that has not ended
+        self.slow_start: Callable[[], str | None] | None = None  # a call that has not ended
         self.snapshots: Callable[[], Sequence[Held]] | None = None
         self.movement: Callable[[], MovementReport] | None = None
         self.moved_through: int | None = None  # if it has started from a partner's state
@@ -264,7 +264,8 @@ class TaskStatus:
     def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
         problem = self._failure or next(iter(self._problems.copy().values()), None)
         fetch = self.fetch
-        if problem is None and (slow := self.slow_start()) is not None:
+        slow = self.slow_start() if self.slow_start is not None else None
+        if problem is None and slow is not None:
             problem = TaskProblem(message=slow)
         if problem is None and fetch is not None and fetch.problem is not None:
             problem = TaskProblem(
