@@ -56,6 +56,15 @@ class _Versioned(_Message):
         return Versions(self.protocol, self.oldest_protocol)
 
 
+class ConsistencyState(StrEnum):
+    """State of a task's output (DPC, figure 2); the transitions are in
+    `rekindle.consistency.states`."""
+
+    STABLE = "STABLE"  # all output is stable, or corrected
+    UP_FAILURE = "UP_FAILURE"  # inputs are missing or tentative; output is tentative
+    STABILIZATION = "STABILIZATION"  # all inputs are corrected; output is being corrected
+
+
 class TaskRef(_Message):
     """One incarnation of a slot (segment id, partition, replica)."""
 

@@ -13,13 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rekindle.protocol import ConsistencyState as ConsistencyState
 from rekindle.transitions import StateMachine, Table
-
-
-class ConsistencyState(StrEnum):
-    STABLE = "STABLE"  # all output is stable, or corrected
-    UP_FAILURE = "UP_FAILURE"  # inputs are missing or tentative; output is tentative
-    STABILIZATION = "STABILIZATION"  # all inputs are corrected; output is being corrected
 
 
 class ConsistencyEvent(StrEnum):

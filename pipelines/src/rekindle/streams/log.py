@@ -30,7 +30,7 @@ from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
 from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch, Reading, View
-from rekindle.streams.records import DamagedRecord, Record
+from rekindle.streams.records import DamagedRecord, Record, RecordKind
 from rekindle.streams.tail import append_epoch
 
 LOG_FILE_BYTES = 16 << 20
@@ -85,10 +85,14 @@ class OutputLog:
         spill: Spill | None = None,
         spill_prefix: str = "",
         file_bytes: int = LOG_FILE_BYTES,
+        attempt: int = 0,
     ) -> None:
+        """`attempt`: of a tentative branch; 0: the stable one."""
         self.stream = stream
         self.partition = partition
         self.schema = schema
+        self.attempt = attempt
+        self._kind = Kind.TENTATIVE if attempt else Kind.STABLE
         self._directory = directory
         self._budget = budget
         self._spill = spill
@@ -274,7 +278,9 @@ class OutputLog:
     def _decoded(self, encoded: EncodedEpoch) -> EpochBatch:
         epoch, watermark, digest, payload, _ = encoded
         rows = self._no_rows if payload is None else records.decode_rows(payload)
-        return EpochBatch(self.stream, self.partition, epoch, watermark, rows, digest)
+        return EpochBatch(
+            self.stream, self.partition, epoch, watermark, rows, digest, self._kind, self.attempt
+        )
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -296,8 +302,11 @@ class OutputLog:
         was truncated is ignored. Raises Diverged, LogFull, LogCorrupt once damage was found;
         after OSError the log is unchanged.
         """
-        if batch.kind is not Kind.STABLE:
-            raise ValueError(f"only stable epochs enter the output log, not {batch.kind}")
+        if (batch.kind, batch.attempt) != (self._kind, self.attempt):
+            raise ValueError(
+                f"a {batch.kind} epoch of attempt {batch.attempt} cannot enter the log of the "
+                f"{self._kind} epochs of attempt {self.attempt}"
+            )
         with self._appending:
             if batch.epoch <= self.last:
                 self._compare(batch)
@@ -309,7 +318,14 @@ class OutputLog:
                 self._refuse_damage()
                 file = self._writable(batch.epoch)
                 payload = records.encode_rows(batch.rows)
-                appended = append_epoch(file.tail, batch.watermark, batch.digest, payload)
+                appended = append_epoch(
+                    file.tail,
+                    batch.watermark,
+                    batch.digest,
+                    payload,
+                    RecordKind.TENTATIVE if self.attempt else RecordKind.STABLE,
+                    self.attempt,
+                )
                 file.write(appended)
                 with self._changed:
                     if file is not self._stable.newest:
@@ -341,6 +357,16 @@ class OutputLog:
                 self._notify()
             self._remove_files(gone)
         self._remove_spilled(gone)
+
+    def drop_oldest(self) -> bool:
+        """Remove the oldest file, unless it is the newest, too. Returns whether one was removed."""
+        with self._writing:
+            with self._changed:
+                files = self._stable.extents
+                gone = self._stable.drop_through(files[0].last) if len(files) > 1 else []
+                self._notify()
+            self._remove_files(gone)
+        return bool(gone)
 
     def close(self) -> None:
         with self._changed:

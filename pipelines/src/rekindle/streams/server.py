@@ -26,10 +26,12 @@ from rekindle.errors import BelowFloor, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.exchange.state_mover.messages import DonorMessage, NewcomerMessage
 from rekindle.identity import Identity
-from rekindle.streams.epoch_lots import EpochLots, Lot
+from rekindle.protocol import ConsistencyState
+from rekindle.streams.epoch_lots import EpochLots, Lot, position_in
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.http_server import HttpServer
 from rekindle.streams.io_thread import STOP_S, IoThread
+from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.movement_wire import STATE_PATH, reply_frame, request_of
 from rekindle.streams.response_body import ResponseBody
@@ -70,16 +72,51 @@ class _Refusal(Exception):
 
 
 class _Served:
-    """A log, its head, and the calls that wait for it; but for `changed` of the event loop."""
+    """A log, its head, and the calls that wait for it; but for `changed` of the event loop.
+    `output`: of a task whose output may be tentative."""
 
-    def __init__(self, log: OutputLog, head: Callable[[], int], io: IoThread) -> None:
+    def __init__(
+        self, log: OutputLog, head: Callable[[], int], io: IoThread, output: LiveOutput | None
+    ) -> None:
         self.log = log
         self.head = head
+        self.output = output
         self.schema = log.schema.serialize()
         self._io = io
         self._waiting: dict[asyncio.Future[None], int] = {}
+        self._waiting_live: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._notified = False
         log.listen(self._changed)
+        if output is not None:
+            output.listen(self._changed)
+
+    async def wait(self, request: ReadRequest, timeout_s: float) -> None:
+        """Wait until there is something for a request. If output may be tentative, also that it is
+        so is: readers hear at once that they have to read it live."""
+        output = self.output
+        if output is None:
+            await self.wait_for(request.from_epoch, timeout_s)
+        elif request.live is not None:
+            position = position_in(output, request)
+            await self._wait_live(
+                lambda: output.next(position, request.from_epoch) is not None, timeout_s
+            )
+        else:
+            log, before = self.log, _tells(output)
+            await self._wait_live(
+                lambda: log.last >= request.from_epoch or _tells(output) != before, timeout_s
+            )
+
+    async def _wait_live(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_live[waiting] = ready
+        try:
+            if timeout_s > 0 and not ready():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await waiting
+        finally:
+            del self._waiting_live[waiting]
 
     async def wait_for(self, epoch: int, timeout_s: float) -> None:
         """Wait until the log has the epoch."""
@@ -95,13 +132,13 @@ class _Served:
             del self._waiting[waiting]
 
     def wake_all(self) -> None:
-        for waiting in self._waiting:
+        for waiting in (*self._waiting, *self._waiting_live):
             if not waiting.done():
                 waiting.set_result(None)
 
     def _changed(self) -> None:
         """From the thread that has changed the log."""
-        if self._waiting and not self._notified:
+        if (self._waiting or self._waiting_live) and not self._notified:
             self._notified = True
             self._io.call(self._wake)
 
@@ -111,6 +148,15 @@ class _Served:
         for waiting, epoch in self._waiting.items():
             if epoch <= last and not waiting.done():
                 waiting.set_result(None)
+        for waiting, ready in self._waiting_live.items():
+            if not waiting.done() and ready():
+                waiting.set_result(None)
+
+
+def _tells(output: LiveOutput) -> tuple[ConsistencyState, bool, int]:
+    """What a reader of stable epochs hears before there is another one."""
+    report = output.report
+    return report.state, report.tentative > output.log.last, report.corrected
 
 
 class StreamServer:
@@ -140,8 +186,14 @@ class StreamServer:
         self._io.start()
         self._io.call(self._http.listen, self._socket)
 
-    def serve_log(self, log: OutputLog, head: Callable[[], int] = lambda: NO_EPOCH) -> None:
-        self._logs[(log.stream, log.partition)] = _Served(log, head, self._io)
+    def serve_log(
+        self,
+        log: OutputLog,
+        head: Callable[[], int] = lambda: NO_EPOCH,
+        output: LiveOutput | None = None,
+    ) -> None:
+        """`output`: of the log, if it may be tentative."""
+        self._logs[(log.stream, log.partition)] = _Served(log, head, self._io, output)
 
     def serve_state(self, answer: StateServer) -> None:
         """`answer` is called in the server's event loop."""
@@ -157,6 +209,8 @@ class StreamServer:
         logs, self._logs = self._logs, {}
         for served in logs.values():
             served.log.close()
+            if served.output is not None:
+                served.output.close()
         self._io.call(self._close, list(logs.values()))
         self._io.stop()
         self._socket.close()
@@ -199,10 +253,14 @@ class StreamServer:
         log = served.log
         if request.share is not None:
             _require_columns(request.share, log)
-        await served.wait_for(request.from_epoch, min(request.wait_s, MAX_WAIT_S))
+        await served.wait(request, min(request.wait_s, MAX_WAIT_S))
         if self._stopped:
             raise _Refusal(503, StreamUnavailable("this task is stopping"))
-        lots = self._lots.read(log, request)
+        output = served.output
+        if output is None or request.live is None:
+            lots = self._lots.read(log, request)
+        else:
+            lots = self._lots.read_live(output, request)
         async with contextlib.aclosing(lots):
             first: Lot
             try:
@@ -212,7 +270,8 @@ class StreamServer:
             except RekindleError as error:
                 raise _Refusal(503, error) from error
             body = ResponseBody(http)
-            progress = StreamProgress(log.base, log.last, max(served.head(), log.last))
+            report = output.report if output is not None else None
+            progress = StreamProgress(log.base, log.last, max(served.head(), log.last), report)
             sender = MessageIdentity.of(self._identity, self._incarnation)
             await body.add(first_frame(sender, progress, served.schema), None)
             if first:
