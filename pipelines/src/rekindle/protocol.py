@@ -82,6 +82,7 @@ class Endpoint(_Message):
     incarnation: int
     suspected: bool = False
     lagging: bool = False  # well behind another replica, which is Live
+    state: ConsistencyState = ConsistencyState.STABLE  # of its output
 
 
 class Upstream(_Message):
@@ -260,6 +261,10 @@ class PollResponse(_Versioned):
     # What it speaks with other tasks; absent from a response of the first stream protocols.
     stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     oldest_stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
+    # Of a task whose output may be tentative (docs/design/consistency.md):
+    consistency: ConsistencyState = ConsistencyState.STABLE
+    tentative_epoch: int = -1  # newest tentative epoch that is not corrected
+    missing: tuple[str, ...] = ()  # streams, by name, without which its output is tentative
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
     movement: MovementReport | None = None  # None: of a release that does not move state

@@ -304,8 +304,8 @@ class OutputLog:
         """
         if (batch.kind, batch.attempt) != (self._kind, self.attempt):
             raise ValueError(
-                f"a {batch.kind} epoch of attempt {batch.attempt} cannot enter the log of the "
-                f"{self._kind} epochs of attempt {self.attempt}"
+                f"only {self._kind.lower()} epochs of attempt {self.attempt} enter this log, not "
+                f"{batch.kind} ones of attempt {batch.attempt}"
             )
         with self._appending:
             if batch.epoch <= self.last:

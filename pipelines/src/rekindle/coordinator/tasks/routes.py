@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
-from rekindle.protocol import Endpoint, PollResponse, TaskPhase, Upstream
+from rekindle.protocol import ConsistencyState, Endpoint, PollResponse, TaskPhase, Upstream
 from rekindle.topology.model import Slot
 
 _LAG_STEPS_S = (2.0, 10.0, 60.0)
@@ -135,6 +135,7 @@ def _endpoints(tasks: list[Task], mine: int, is_suspected: TaskPredicate) -> tup
             incarnation=task.pod.incarnation,
             suspected=is_suspected(task),
             lagging=task.response is not None and _lags(task.response, live),
+            state=task.response.consistency if task.response else ConsistencyState.STABLE,
         )
         for task in sorted(tasks, key=preference)
     )
