@@ -5,8 +5,19 @@ Events of its loop, saver and sinks, and their effects, are in the modules of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rekindle.consistency.messages import (
+    BatchReceived,
+    ConsistencySettings,
+    PartnerChanged,
+    PartnerPromised,
+    PartnerRefused,
+    PostponementRequested,
+    PromiseEnded,
+    UpstreamReported,
+)
 from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.exchange.state_mover.donor import DonorCoreEvent, DonorEffect, DonorLimits
 from rekindle.exchange.state_mover.newcomer import (
@@ -17,6 +28,7 @@ from rekindle.exchange.state_mover.newcomer import (
 from rekindle.identity import Identity
 from rekindle.protocol import PollRequest, PollResponse, SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.branches import BranchEffect
 from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
     AttemptFailed,
@@ -27,6 +39,8 @@ from rekindle.task.core.loop import (
     EpochsProcessed,
     EpochsTaken,
     LoopRequest,
+    TentativeAppended,
+    TentativeFailed,
 )
 from rekindle.task.core.saver import (
     EntrySaved,
@@ -62,6 +76,8 @@ class TaskSettings:
     memory: MemoryPlan = field(default_factory=plan_memory)
     donor: DonorLimits = field(default_factory=DonorLimits)
     newcomer: NewcomerLimits = field(default_factory=NewcomerLimits)
+    consistency: ConsistencySettings | None = None  # of a task whose output may be tentative
+    input_names: Sequence[str] = ()  # of its streams
 
 
 # -- events --------------------------------------------------------------------------------------
@@ -126,6 +142,16 @@ class DonorStepped:
 
     event: DonorCoreEvent
 
+InputEvent = (
+    BatchReceived
+    | UpstreamReported
+    | PostponementRequested
+    | PromiseEnded
+    | PartnerPromised
+    | PartnerRefused
+    | PartnerChanged
+)
+"""Of a task whose output may be tentative; another one's inputs answer `TakeEpochs`."""
 
 TaskCoreEvent = (
     PollReceived
@@ -150,6 +176,9 @@ TaskCoreEvent = (
     | StepSucceeded
     | StepFailed
     | StopRequested
+    | InputEvent
+    | TentativeAppended
+    | TentativeFailed
     | Woken
 )
 
@@ -182,6 +211,7 @@ TaskEffect = (
     | NewcomerEffect
     | DonorEffect
     | LoopRequest
+    | BranchEffect
     | SaverEffect
     | StartCall
     | CompleteStart

@@ -22,6 +22,7 @@ from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.identity import STREAM_VERSIONS
 from rekindle.protocol import (
     CheckpointDone,
+    ConsistencyState,
     Contradiction,
     PollResponse,
     SinkProgress,
@@ -127,6 +128,11 @@ class TaskStatus:
         self._requested: frozenset[int] = frozenset()
         self._committed = NO_EPOCH
         self._contradiction: tuple[Contradiction, int] | None = None  # and what was committed then
+        self._consistency: tuple[ConsistencyState, int, tuple[str, ...]] = (
+            ConsistencyState.STABLE,
+            NO_EPOCH,
+            (),
+        )
 
     # -- filled in -------------------------------------------------------------------------------
 
@@ -192,6 +198,13 @@ class TaskStatus:
         elif phase is TaskPhase.LIVE and behind > BEHIND_AFTER_EPOCHS:
             self.step(TaskEvent.FELL_BEHIND)
 
+    def consistent(
+        self, state: ConsistencyState, tentative_epoch: int | None, missing: Sequence[str]
+    ) -> None:
+        """The state of the output of a task whose output may be tentative; `missing`: streams."""
+        epoch = NO_EPOCH if tentative_epoch is None else tentative_epoch
+        self._consistency = (state, epoch, tuple(missing))
+
     # -- read ------------------------------------------------------------------------------------
 
     @property
@@ -222,6 +235,7 @@ class TaskStatus:
     def response(self, fence: int) -> PollResponse:
         components, fetch = self.components, self.fetch
         lost = fetch.lost if fetch is not None else None
+        consistency, tentative_epoch, missing = self._consistency
         base = PollResponse(
             task=self._ref,
             boot_id=self.boot_id,
@@ -237,6 +251,9 @@ class TaskStatus:
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
             movement=self.movement() if self.movement is not None else None,
+            consistency=consistency,
+            tentative_epoch=tentative_epoch,
+            missing=missing,
         )
         if components is None:
             return base

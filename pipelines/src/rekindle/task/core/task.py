@@ -4,7 +4,7 @@ It joins the cores of the supervisor, loop, saver, sinks, polls and status. The 
 drives each of them from a thread of its own; a simulator drives all of them through this one. What
 is between them is here: the log grows and the sinks write it, the loop reaches a checkpoint and the
 saver saves it, sinks progress and the log is truncated. The inputs are outside: they answer
-`TakeEpochs`.
+`TakeEpochs`. Those of a task whose output may be tentative are here, in `branches`.
 
 Design: docs/decisions/0045-task-core.md.
 """
@@ -14,8 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
+from rekindle.consistency import messages as consistency
+from rekindle.consistency.messages import (
+    BatchReceived,
+    ConsistencyInput,
+    PartnerChanged,
+    PartnerPromised,
+    PartnerRefused,
+    PostponementRequested,
+    PromiseEnded,
+    StableProcessed,
+    TentativeProcessed,
+    UpstreamReported,
+)
 from rekindle.engine.retry import CallSizes
-from rekindle.errors import NotDeterministic
+from rekindle.errors import NotDeterministic, RekindleError
 from rekindle.exchange.state_mover.donor import (
     DonorCore,
     DonorCoreEvent,
@@ -39,9 +52,11 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.branches import BranchEffect, BranchesCore
 from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
+    AppendTentative,
     CallCompleted,
     CheckpointReached,
     EpochComputed,
@@ -51,6 +66,7 @@ from rekindle.task.core.loop import (
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
+    TentativeCompleted,
 )
 from rekindle.task.core.messages import (
     CallFailedPermanently,
@@ -140,6 +156,7 @@ class TaskCore:
         self.parts: Parts | None = None
         self._settings = settings
         self._now = 0.0
+        self._takes: TakeEpochs | None = None  # what the loop waits for, from the branches
         self.status = TaskStatus(
             settings.ref,
             settings.boot_id,
@@ -162,6 +179,8 @@ class TaskCore:
         cores.append(self.donor.wake_at if self.donor is not None else None)
         if self.parts is not None:
             cores += [self.parts.loop.wake_at, *(c.wake_at for c in self._sink_cores())]
+            if self.parts.branches is not None:
+                cores.append(self.parts.branches.wake_at)
         return min((at for at in cores if at is not None), default=None)
 
     def step(self, event: TaskCoreEvent, now: float) -> list[TaskEffect]:
@@ -173,8 +192,7 @@ class TaskCore:
                 return self._restored(event)
             case HeadAdvanced(head):
                 self.inputs.newest = head
-                self.status.update_phase()
-                return []
+                return self._update_phase()
             case LogTruncated(base):
                 self._started().log.base = base
                 return []
@@ -188,8 +206,8 @@ class TaskCore:
                 return self._sink_reported(assigned, sink_event)
             case StateComplete():
                 self.status.restoring = None
-                self.status.update_phase()
-                return [*self.saver.step(event, self._now)]
+                live = self._update_phase()
+                return [*live, *self.saver.step(event, self._now)]
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
             case StepSucceeded() | StepFailed():
@@ -198,6 +216,16 @@ class TaskCore:
                 return self._supervise(event)
             case Woken():
                 return self._woken()
+            case (
+                BatchReceived()
+                | UpstreamReported()
+                | PostponementRequested()
+                | PromiseEnded()
+                | PartnerPromised()
+                | PartnerRefused()
+                | PartnerChanged()
+            ):
+                return self._follow_inputs(event)
             case _:
                 return self._loop(self._started().loop.step(event, self._now))
 
@@ -322,10 +350,18 @@ class TaskCore:
     def _restored(self, event: TaskRestored) -> list[TaskEffect]:
         settings, state = self._settings, event.state
         log = LogPositions(event.log_base, event.log_last)
-        loop = LoopCore(state, settings.checkpoint_interval_epochs, CallSizes.of(settings.memory))
+        branches = None
+        if settings.consistency is not None:
+            branches = BranchesCore(settings.consistency, state.epoch + 1, state.watermark)
+        loop = LoopCore(
+            state,
+            settings.checkpoint_interval_epochs,
+            CallSizes.of(settings.memory),
+            branches=branches is not None,
+        )
         written = state.epoch if event.written_through is None else event.written_through
         sinks = Sinks(written, event.compare_from)
-        self.parts = Parts(log, loop, sinks)
+        self.parts = Parts(log, loop, sinks, branches)
         self.donor = DonorCore(self.movement.replica, settings.boot_id, state.epoch, settings.donor)
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, Saved(self.saver))
@@ -333,9 +369,9 @@ class TaskCore:
         restored = StateComplete() if event.complete else StateIncomplete()
         if event.complete:
             self.status.restoring = None
-        self.status.update_phase()
+        live = self._update_phase()
         saved = self.saver.step(restored, self._now)
-        return [*saved, *self._supervise(Started()), *self._truncate()]
+        return [*live, *saved, *self._supervise(Started()), *self._truncate()]
 
     def _truncate(self) -> list[TaskEffect]:
         if self.parts is None:
@@ -349,7 +385,9 @@ class TaskCore:
         effects: list[TaskEffect] = []
         for effect in made:
             match effect:
-                case TakeEpochs() | ProcessEpochs() | AppendEpochs() | RestartEngine():
+                case TakeEpochs():
+                    effects += self._take(effect)
+                case ProcessEpochs() | AppendEpochs() | AppendTentative() | RestartEngine():
                     effects.append(effect)
                 case SetProblem(subject, problem):
                     self.status.problem(subject, problem)
@@ -359,15 +397,73 @@ class TaskCore:
                     self.status.computed(epoch, digest, chained)
                 case CallCompleted(epochs, took_s):
                     self.status.processed(epochs[-1].epoch, took_s)
-                    self.status.update_phase()
+                    effects += self._update_phase()
                     effects += self._donate(DonorStateReached(epochs[-1].epoch))
                     effects += self._log_grew()
+                    effects += self._follow_inputs(StableProcessed(epochs[-1].epoch))
+                case TentativeCompleted():
+                    effects += self._tentative_completed(effect)
                 case CheckpointReached(state):
                     if self.supervisor.is_saver:
                         effects += self.saver.step(StateReached(state), self._now)
                 case GiveUp(error):
                     effects += self._give_up(error)
         return effects
+
+    # -- tentative output ------------------------------------------------------------------------
+
+    def _take(self, request: TakeEpochs) -> list[TaskEffect]:
+        """The branches answer the loop, if the task has them, as soon as they can."""
+        if self._started().branches is None:
+            return [request]
+        self._takes = request
+        return self._feed()
+
+    def _feed(self) -> list[TaskEffect]:
+        parts, request = self._started(), self._takes
+        if parts.branches is None or request is None or not parts.branches.may_take:
+            return []
+        taken = parts.branches.take(request.bounds)
+        if taken is None:
+            return []
+        self._takes = None
+        return self._loop(parts.loop.step(taken, self._now))
+
+    def _follow_inputs(self, event: ConsistencyInput) -> list[TaskEffect]:
+        branches = self._started().branches
+        if branches is None:
+            return []
+        try:
+            return self._follow(branches.step(event, self._now))
+        except RekindleError as error:
+            return self._give_up(error)
+
+    def _tentative_completed(self, completed: TentativeCompleted) -> list[TaskEffect]:
+        branches = self._branches()
+        assert branches is not None, "only branches give tentative epochs"
+        attempt, epoch = completed.attempt, completed.epoch
+        if completed.failed:
+            return self._follow(branches.leave_out(attempt, epoch, self._now))
+        return self._follow(branches.step(TentativeProcessed(attempt, epoch), self._now))
+
+    def _update_phase(self) -> list[TaskEffect]:
+        """Once the task is Live, its output may be tentative."""
+        self.status.update_phase()
+        branches = self._branches()
+        if branches is None or self.status.phase is not TaskPhase.LIVE:
+            return []
+        return self._follow(branches.become_live(self._now))
+
+    def _follow(self, made: Sequence[BranchEffect]) -> list[TaskEffect]:
+        branches = self._branches()
+        assert branches is not None, "their effects are followed"
+        names = self._settings.input_names
+        missing = sorted({names[channel.input] for channel in branches.missing()})
+        self.status.consistent(branches.state, branches.tentative_epoch, missing)
+        return [*made, *self._feed()]
+
+    def _branches(self) -> BranchesCore | None:
+        return self.parts.branches if self.parts is not None else None
 
     def _log_grew(self) -> list[TaskEffect]:
         event = LogGrew(self._started().log.last)
@@ -417,6 +513,7 @@ class TaskCore:
         effects += self.saver.step(Woken(), self._now)
         if self.parts is not None and not self.supervisor.ended:
             effects += self._loop(self.parts.loop.step(Woken(), self._now))
+            effects += self._follow_inputs(consistency.Woken())
             for core in self._sink_cores():
                 effects += self._step_sink(core, Woken())
         return effects

@@ -1,0 +1,169 @@
+"""The inputs of a task whose output may be tentative: which epochs its loop takes. Pure.
+
+It stands between the consistency manager, which says what is processed on which branch, and the
+loop, which takes it when the engine has time. Until the task is Live for the first time nothing is
+tentative; nor for a while after a tentative epoch could not be processed, so that the stable branch
+gets the engine.
+
+Design: docs/design/consistency.md#in-a-task.
+Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from rekindle.consistency.core import ConsistencyCore
+from rekindle.consistency.messages import (
+    AnswerPartner,
+    ConsistencyInput,
+    ConsistencySettings,
+    DropFork,
+    EmitReconciliationDone,
+    EmitUndo,
+    EndPostponement,
+    ForkState,
+    MaxDelayChanged,
+    ProcessStable,
+    ProcessTentative,
+    ReadAgain,
+    ReadLive,
+    RequestPostponement,
+    StopLive,
+    TentativeProcessed,
+)
+from rekindle.engine.bounds import CallBounds, take_ready
+from rekindle.protocol import ConsistencyState
+from rekindle.streams.sunion import Channel
+from rekindle.task.core.loop import EpochsTaken, ForkDropped, TentativeTaken
+
+RETRY_S = 10.0
+"""How long after a failed tentative epoch there are no others."""
+
+BranchEffect = (
+    EmitUndo
+    | EmitReconciliationDone
+    | ReadLive
+    | StopLive
+    | ReadAgain
+    | RequestPostponement
+    | EndPostponement
+    | AnswerPartner
+)
+Taken = EpochsTaken | TentativeTaken | ForkDropped
+
+
+class BranchesCore:
+    """Of one task. `error`: why no more can be taken."""
+
+    def __init__(self, settings: ConsistencySettings, next_epoch: int, watermark: int) -> None:
+        """`watermark`: after `next_epoch - 1`."""
+        self.error: Exception | None = None
+        self._max_delay_s = settings.max_delay_s
+        self._core = ConsistencyCore(replace(settings, max_delay_s=None), next_epoch, watermark)
+        self._call: ProcessStable | ProcessTentative | None = None  # not taken yet
+        self._forks = self._drops = False  # when it is taken
+        self._live = False
+        self._retry_at: float | None = None
+
+    # -- what others may know --------------------------------------------------------------------
+
+    @property
+    def state(self) -> ConsistencyState:
+        return self._core.state
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        return self._core.channels
+
+    @property
+    def stable_epoch(self) -> int:
+        return self._core.stable_epoch
+
+    @property
+    def tentative_epoch(self) -> int | None:
+        """The newest one, if it is not corrected."""
+        return self._core.tentative_epoch
+
+    def missing(self) -> tuple[Channel, ...]:
+        """The channels without which output is tentative."""
+        return () if self.state is ConsistencyState.STABLE else self._core.missing()
+
+    def buffered(self) -> tuple[int, int]:
+        return self._core.buffered()
+
+    def may_read(self, channel: Channel, live: bool = False) -> bool:
+        return self._core.may_read(channel, live)
+
+    @property
+    def may_take(self) -> bool:
+        """Whether `take` returns something, or raises."""
+        return self.error is not None or self._call is not None or self._drops
+
+    @property
+    def wake_at(self) -> float | None:
+        times = [self._core.wake_at, self._retry_at]
+        return min((at for at in times if at is not None), default=None)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def step(self, event: ConsistencyInput, now: float) -> list[BranchEffect]:
+        """Raises InvalidTransition, InvalidInput, Diverged, which are kept too."""
+        try:
+            effects = self._step(event, now)
+            if self._retry_at is not None and now >= self._retry_at:
+                self._retry_at = None
+                effects += self._step(MaxDelayChanged(self._max_delay_s), now)
+        except Exception as error:
+            self.failed(error)
+            raise
+        return effects
+
+    def become_live(self, now: float) -> list[BranchEffect]:
+        """From now on the task's output may be tentative."""
+        if self._live:
+            return []
+        self._live = True
+        return self.step(MaxDelayChanged(self._max_delay_s), now)
+
+    def leave_out(self, attempt: int, epoch: int, now: float) -> list[BranchEffect]:
+        """A tentative epoch could not be processed."""
+        self._retry_at = now + RETRY_S
+        effects = self._step(MaxDelayChanged(None), now)
+        return [*effects, *self.step(TentativeProcessed(attempt, epoch), now)]
+
+    def failed(self, error: Exception) -> None:
+        """The first error is kept."""
+        self.error = self.error or error
+
+    def take(self, bounds: CallBounds) -> Taken | None:
+        """What is processed next; None if nothing is. Of complete epochs those of one call: the
+        others are taken again. Raises what has failed."""
+        if self.error is not None:
+            raise self.error
+        if self._drops:
+            self._drops = False
+            return ForkDropped()
+        call, self._call = self._call, None
+        match call:
+            case ProcessStable(epochs):
+                return EpochsTaken(take_ready(deque(epochs), bounds))
+            case ProcessTentative(attempt, epoch):
+                forks, self._forks = self._forks, False
+                return TentativeTaken(attempt, epoch, forks)
+        return None
+
+    def _step(self, event: ConsistencyInput, now: float) -> list[BranchEffect]:
+        effects: list[BranchEffect] = []
+        for effect in self._core.step(event, now):
+            match effect:
+                case ProcessStable() | ProcessTentative():
+                    self._call = effect
+                case ForkState():
+                    self._forks, self._drops = True, False
+                case DropFork():
+                    self._drops = True
+                case _:
+                    effects.append(effect)
+        return effects
