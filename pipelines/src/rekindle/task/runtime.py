@@ -32,8 +32,10 @@ from rekindle.protocol import (
     TaskProblem,
 )
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
+from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
@@ -98,6 +100,8 @@ class Running:
     loop: EpochLoop
     loop_thread: threading.Thread
     donor: StateDonor | None  # None without partners
+    branched: BranchedInputs | None = None  # the inputs, if output may be tentative
+    output: LiveOutput | None = None
 
 
 class TaskRuntime:
@@ -224,9 +228,17 @@ class TaskRuntime:
         self.status.update_phase()
         if running.donor is not None:
             running.donor.tick()
+        if running.branched is not None:
+            self._note_output(running.branched)
         if running.earlier.compare_from is not None and running.sinks.compared():
             running.earlier.stop_comparing()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
+
+    def _note_output(self, branched: BranchedInputs) -> None:
+        if self.status.phase is TaskPhase.LIVE:
+            branched.become_live()
+        output = branched.output_state()
+        self.status.consistent(output.state, output.tentative_epoch, output.missing)
 
     def _note_fetched(self, running: Running) -> None:
         fetch = self._startup.fetch
@@ -309,6 +321,8 @@ class TaskRuntime:
                 self.status.committed(point.epoch if point is not None else NO_EPOCH)
             case TruncateLog(floor):
                 running.log.truncate(self._newcomer.floor(floor))
+                if running.output is not None:
+                    running.output.truncate(floor)
             case RunLoop():
                 running.loop_thread.start()
 
@@ -341,12 +355,13 @@ class TaskRuntime:
             engine=self._engine,
             call_size_file=call_size_file,
             earlier=started.earlier,
+            branches=started.branched,
         )
         self.status.snapshots = lambda: saver.held(loop.state.operators)
         self.status.engine_epoch = state.epoch
         self.status.dropped = started.chain.dropped
         self.status.components = TaskComponents(log, started.inputs, sinks, saver)
-        self._server.serve_log(log, started.inputs.head)
+        self._server.serve_log(log, started.inputs.head, started.output)
         self.status.step(TaskEvent.STARTED)
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
@@ -354,7 +369,18 @@ class TaskRuntime:
         if self._config.segment.replicas > 1:
             replica, boot = self._movement.replica, self.status.boot_id
             donor = StateDonor(replica, boot, lambda: loop.state, log, saver, self._server)
-        return Running(log, started.inputs, started.earlier, sinks, saver, loop, thread, donor)
+        return Running(
+            log,
+            started.inputs,
+            started.earlier,
+            sinks,
+            saver,
+            loop,
+            thread,
+            donor,
+            started.branched,
+            started.output,
+        )
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config

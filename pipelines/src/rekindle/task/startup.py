@@ -24,7 +24,10 @@ from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
+from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
+from rekindle.task.attempts import AttemptFile
+from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.core.events import SetProblem, Woken
@@ -69,6 +72,8 @@ class Prepared:
     log: OutputLog
     earlier: EarlierBoots
     written_through: int
+    branched: BranchedInputs | None = None  # the inputs, if output may be tentative
+    output: LiveOutput | None = None
 
 
 class Startup:
@@ -198,7 +203,12 @@ class Startup:
         else:
             with self._installing:
                 log, earlier = self._continue_log(chain, state.epoch)
-        return Prepared(state, self._inputs, chain, log, earlier, written_through)
+        started = Prepared(state, self._inputs, chain, log, earlier, written_through)
+        if not isinstance(self._inputs, BranchedInputs):
+            return started
+        output = LiveOutput(log, self._config.tentative_directory, self._status.boot_id)
+        self._inputs.attach(output)
+        return replace(started, branched=self._inputs, output=output)
 
     def _continue_log(self, chain: Chain, after: int) -> tuple[OutputLog, EarlierBoots]:
         directory = self._config.log_directory
@@ -207,8 +217,21 @@ class Startup:
         log = self._open_log(chain)
         return log, continue_log(log, directory, after, self._config.segment.replicas == 1)
 
-    def _subscribe(self, state: TaskState) -> StreamInputs:
+    def _subscribe(self, state: TaskState) -> StreamInputs | BranchedInputs:
         config = self._config
+        if config.topology.spec.max_delay is not None:
+            attempts = AttemptFile(config.attempts_file)
+            return BranchedInputs(
+                config.segment,
+                config.ref.partition,
+                config.consistency(attempts.first),
+                state.epoch + 1,
+                state.watermark,
+                stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
+                connect=partial(StreamClient, identity=config.identity),
+                check_size=partial(check_size, memory=config.memory),
+                attempts=attempts,
+            )
         return StreamInputs(
             config.segment,
             config.ref.partition,
