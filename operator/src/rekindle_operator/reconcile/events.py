@@ -209,6 +209,9 @@ def _query_event(
         case QueryChange.RESTORING:
             note = f"{query.name} is being restored; it waits for {query.waiting_for}"
             return EventText(False, announced, "Recover", note, dedup_key)
+        case QueryChange.TENTATIVE:
+            note = f"{query.name} goes on without an input; it waits for {query.waiting_for}"
+            return EventText(True, announced, "Assess", note, dedup_key)
         case QueryChange.LIVE:
             live_after = next(
                 (q.live_after for q in result.newest_recovery.queries if q.name == query.name), ""

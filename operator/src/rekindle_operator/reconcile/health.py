@@ -15,6 +15,7 @@ from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import PodView
+from rekindle_operator.dataplane import TaskReport
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import QueryState
@@ -180,6 +181,16 @@ def _query(
         reasons.insert(0, _OVER_NAMESPACE_LIMIT)
     report = context.report.queries.get(query.name)
     lag_s = report.lag_s if report and context.stale_since is None else None
+    queried = context.running.topology.queried_segment(query).id
+    answers = all(s is ReplicaState.LIVE for (of, _), s in needed.items() if of == queried)
+    missing = _missing_inputs(context, [s for s in states if _is_of(s, needed)], names)
+    if answers and missing:
+        waiting_for = "; ".join(
+            filter(None, (missing, _waiting_for(context, worst, worst_names, reasons)))
+        )
+        durable_epoch = report.durable_epoch if report else None
+        state = QueryState.TENTATIVE
+        return QueryHealth(query.name, query.priority, state, waiting_for, durable_epoch, lag_s)
     is_behind = lag_s is not None and lag_s > _live_within_s(context, query.name)
     if worst is ReplicaState.LIVE and is_behind:
         worst, worst_names = ReplicaState.CATCHING_UP, [f"the sink of {query.name}"]
@@ -191,6 +202,27 @@ def _query(
         durable_epoch=report.durable_epoch if report else None,
         lag_s=lag_s,
     )
+
+
+def _missing_inputs(
+    context: ReconcileContext, states: Iterable[SlotState], names: Mapping[str, str]
+) -> str:
+    """What the partitions lack whose output is tentative: no live replica has stable output. Empty
+    if there are none."""
+    live: dict[Partition, list[TaskReport]] = defaultdict(list)
+    for state in states:
+        if replica_state(context, state) is ReplicaState.LIVE and state.pod is not None:
+            task = context.report.task(state.slot.key, state.pod.incarnation)
+            if task is not None:
+                live[state.slot.segment, state.slot.partition].append(task)
+    found = []
+    for (segment, partition), tasks in sorted(live.items()):
+        if all(task.tentative for task in tasks):
+            inputs = sorted({name for task in tasks for name in task.missing_inputs})
+            what = f"input {', '.join(inputs)}" if inputs else "the correction"
+            found.append(f"{what} of {names[segment]}/{partition}")
+    more = " ..." if len(found) > _SHOWN_PARTITIONS else ""
+    return ", ".join(found[:_SHOWN_PARTITIONS]) + more
 
 
 def _live_within_s(context: ReconcileContext, query: str) -> float:

@@ -207,6 +207,8 @@ class TaskReport:
     problem: str | None = None
     refused: str | None = None
     saving_fails: bool | None = None  # True: `problem` says why it saves no checkpoints
+    output_state: str | None = None  # None: STABLE
+    missing_inputs: tuple[str, ...] = ()  # streams without which its output is tentative
 
 
 @dataclass(frozen=True, slots=True)
