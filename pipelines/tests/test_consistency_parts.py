@@ -57,7 +57,14 @@ def test_slow_processing_shortens_the_wait() -> None:
     assert deadlines.wait_s == 2.0
     for _ in range(10):
         deadlines.processed(5.0)
-    assert deadlines.wait_s == 0.0
+    assert deadlines.wait_s == 0.75  # an engine that is too slow has no more to do for it
+
+
+def test_calls_of_a_task_that_catches_up_do_not_count() -> None:
+    deadlines = Deadlines(0.9, None, 0)
+    deadlines.processed(9.0)
+    deadlines.max_delay_s = 3.0
+    assert deadlines.wait_s == pytest.approx(2.7)
 
 
 def test_an_infinite_delay_has_no_deadline() -> None:
