@@ -94,7 +94,8 @@ class RunningTask:
             segment_of(name, names), 0, settings, 0, NO_EPOCH, stall_s=5, attempts=self.attempts
         )
         self.log = OutputLog(directory / name, name, 0, SCHEMA)
-        self.output = LiveOutput(self.log, directory / name / "tentative", "boot")
+        boot = f"boot {self.attempts.first}"
+        self.output = LiveOutput(self.log, directory / name / "tentative", boot)
         self.inputs.attach(self.output)
         self.server = StreamServer(ADDRESS, 0)
         self.server.serve_log(self.log, self.inputs.head, self.output)
@@ -190,6 +191,18 @@ class World:
         self.tasks.append(made)
         return made
 
+    def restart(self) -> None:
+        """The first task, without its state, and with its log."""
+        self.task.close()
+        self.tasks.remove(self.task)
+        self.task = RunningTask(
+            self.directory, "task", *((source.name, source.server) for source in self.sources)
+        )
+        for task in self.tasks:
+            task.servers[self.task.name] = self.task.server
+            task.route(self.task.name)
+        self.tasks.insert(0, self.task)
+
     def release(self, *epochs: int, cut: bool = False) -> None:
         """With `cut` the right side has none."""
         for source in self.sources[: 1 if cut else 2]:
@@ -251,6 +264,25 @@ def test_a_tentative_upstream_is_followed_and_its_correction_too(world: World) -
     assert last.sums() == folded
     world.release(6)
     last.expect(ConsistencyState.STABLE, 6)
+
+
+def test_a_tentative_upstream_that_restarts_is_corrected(world: World) -> None:
+    """Its attempts, and the order of its output, are of another process then."""
+    last = world.follow()
+    world.release(*range(3))
+    last.expect(ConsistencyState.STABLE, 2)
+    world.release(3, 4, cut=True)
+    eventually(lambda: last.output.report.tentative == 4, 20)
+    world.restart()
+    world.release(5, cut=True)
+    eventually(lambda: last.output.report.tentative == 5, 20)
+    assert world.task.output.report.tentative == 5
+    attempts = {batch.attempt for batch in world.task.live(3)}
+    assert min(attempts) > BLOCK
+    world.sources[1].release(3, 4, 5)
+    last.expect(ConsistencyState.STABLE, 5)
+    total = 0
+    assert last.sums() == [total := total + value for value in expected(6, "left", "right-side")]
 
 
 def test_an_upstream_that_cannot_be_reached_is_a_cut(world: World) -> None:
