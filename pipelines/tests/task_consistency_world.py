@@ -6,6 +6,7 @@ and results come from a log and its branches. The engine may fail, and calls tak
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +38,7 @@ from rekindle.consistency.messages import (
 )
 from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.model import EpochOutput, State
-from rekindle.protocol import PollRequest, RestorePoint, TaskRef
+from rekindle.protocol import Partner, PollRequest, PollResponse, RestorePoint, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, Kind
 from rekindle.task.core import events
 from rekindle.task.core.branches import BranchesCore
@@ -101,10 +102,16 @@ class JoinedTask(Task):
         return self.task.parts.loop.state
 
     def start(self) -> None:
-        poll = PollRequest(fence=1, generation=1, task=REF, restore=RestorePoint(epoch=NO_EPOCH))
-        self.send(PollReceived(poll))
+        self.poll()
         self.send(TaskRestored(TaskState(NO_EPOCH, NO_EPOCH, FoldedState()), 0, NO_EPOCH))
         self.send(HeadAdvanced(0))  # so that it is Live
+
+    def poll(self, partner: Partner | None = None) -> None:
+        restore = RestorePoint(epoch=NO_EPOCH)
+        poll = PollRequest(
+            fence=1, generation=1, task=self.task.ref, restore=restore, partner=partner
+        )
+        self.send(PollReceived(poll))
 
     def step(self, event: ConsistencyInput) -> None:
         match event:
@@ -205,6 +212,7 @@ class JoinedWorld(World):
 
     def _task(self, streams: list[Stream], latencies: Any, replica: int = 0) -> JoinedTask:
         plain = super()._task(streams, latencies, replica)
+        ref = REF.model_copy(update={"replica": replica})
         chain = self.chain
         settings = ConsistencySettings(
             inputs=[[0] for _ in streams],
@@ -220,8 +228,8 @@ class JoinedWorld(World):
         )
         core = TaskCore(
             TaskSettings(
-                REF,
-                "boot",
+                ref,
+                f"boot {replica}",
                 checkpoint_interval_epochs=10,
                 epoch_interval_us=1_000_000,
                 consistency=settings,
@@ -234,6 +242,35 @@ class JoinedWorld(World):
         task.start()
         task.core = task.branches  # type: ignore[assignment]
         return task
+
+
+class JoinedReplicas(JoinedWorld):
+    """Two replicas of the one task of a chain, with links of their own. A coordinator polls each of
+    them every POLL_S; what it says of the other one is from the poll before."""
+
+    POLL_S = 0.25
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self.responses: dict[int, PollResponse] = {}
+        self.lost: set[int] = set()  # replicas that the coordinator does not hear
+        self.tasks.append(self._task(self.sources, itertools.repeat(0.01), replica=1))
+        for replica in (0, 1):
+            self.at(self.POLL_S * (1 + replica / 2), partial(self._poll, replica))
+
+    def _poll(self, replica: int) -> None:
+        self.at(self.now + self.POLL_S, partial(self._poll, replica))
+        if replica in self.lost:
+            self.responses.pop(replica, None)
+            return
+        other, task = self.responses.get(1 - replica), self.tasks[replica]
+        partner = None
+        if other is not None:
+            partner = Partner(
+                replica=1 - replica, boot=other.boot_id, asks=other.asks, answer=other.answer
+            )
+        self.responses[replica] = task.task.response()
+        task.poll(partner)
 
 
 def play_cuts(world: World, cuts: Sequence[tuple[float, int, bool]], settle_s: float = 40) -> None:
@@ -249,4 +286,4 @@ def records_of(task: Task, kind: Kind) -> list[Record]:
     return [record for record in task.stream.records if record.kind is kind]
 
 
-__all__ = ["Chain", "JoinedTask", "JoinedWorld", "play_cuts", "records_of"]
+__all__ = ["Chain", "JoinedReplicas", "JoinedTask", "JoinedWorld", "play_cuts", "records_of"]

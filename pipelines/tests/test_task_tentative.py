@@ -17,7 +17,7 @@ from task_world import REF
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.errors import OperatorFailed
-from rekindle.protocol import ConsistencyState, Endpoint, Upstream
+from rekindle.protocol import ConsistencyState, Endpoint, PollResponse, Upstream
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
 from rekindle.streams.live_output import LiveOutput
@@ -145,9 +145,14 @@ class RunningTask:
     def expect(self, state: ConsistencyState, stable: int, within_s: float = 20) -> None:
         def reached() -> bool:
             assert self.error is None
-            return self.inputs.output_state().state is state and self.log.last >= stable
+            return self.answer.consistency is state and self.log.last >= stable
 
         eventually(reached, within_s)
+
+    @property
+    def answer(self) -> PollResponse:
+        self.inputs.report(self.status)
+        return self.status.response(0)
 
     def live(self, from_epoch: int) -> list[EpochBatch]:
         request = ReadRequest(self.name, 0, from_epoch, 1 << 20, live=LivePosition())
@@ -231,9 +236,9 @@ def test_a_cut_input_is_answered_tentatively_and_corrected(world: World) -> None
     world.release(*range(5))
     task.expect(ConsistencyState.STABLE, 4)
     world.release(5, 6, 7, cut=True)
-    eventually(lambda: task.inputs.output_state().tentative_epoch == 7, 20)
-    state = task.inputs.output_state()
-    assert (state.state, state.missing) == (ConsistencyState.UP_FAILURE, ("right-side",))
+    eventually(lambda: task.answer.tentative_epoch == 7, 20)
+    answer = task.answer
+    assert (answer.consistency, answer.missing) == (ConsistencyState.UP_FAILURE, ("right-side",))
     eventually(lambda: task.output.report.tentative == 7, 20)
     tentative = task.live(5)
     assert kinds(tentative) == [Kind.TENTATIVE] * 3
@@ -255,7 +260,7 @@ def test_a_tentative_upstream_is_followed_and_its_correction_too(world: World) -
     last.expect(ConsistencyState.STABLE, 2)
     world.release(3, 4, 5, cut=True)
     eventually(lambda: last.output.report.tentative == 5, 20)
-    assert last.inputs.output_state().state is ConsistencyState.UP_FAILURE
+    assert last.answer.consistency is ConsistencyState.UP_FAILURE
     assert last.log.last == 2
     world.sources[1].release(3, 4, 5)
     last.expect(ConsistencyState.STABLE, 5)

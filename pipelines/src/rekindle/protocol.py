@@ -113,6 +113,32 @@ class SinkProgress(_Message):
     conflict: str | None = None  # a file that already exists with different rows
 
 
+class Postponement(_Message):
+    """A replica asks its partner to serve for `lease_s` while it stabilizes; 0: no longer. Later
+    ones of a boot have higher numbers."""
+
+    number: int
+    lease_s: float
+
+
+class PostponementAnswer(_Message):
+    """To the request `number` of a boot of the partner."""
+
+    boot: str
+    number: int
+    promised: bool
+
+
+class Partner(_Message):
+    """The other one of two replicas that stabilize one after another (docs/design/consistency.md),
+    and what its newest response to a poll says."""
+
+    replica: int
+    boot: str
+    asks: Postponement | None = None
+    answer: PostponementAnswer | None = None
+
+
 class RestorePoint(_Message):
     """Start after `epoch`, from the checkpoint entry `object` (None: empty state)."""
 
@@ -137,6 +163,7 @@ class PollRequest(_Versioned):
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # respond with the digests of these epochs too
+    partner: Partner | None = None  # that serves; of a task whose output may be tentative
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log
     )
@@ -265,6 +292,8 @@ class PollResponse(_Versioned):
     consistency: ConsistencyState = ConsistencyState.STABLE
     tentative_epoch: int = -1  # newest tentative epoch that is not corrected
     missing: tuple[str, ...] = ()  # streams, by name, without which its output is tentative
+    asks: Postponement | None = None  # of its partner
+    answer: PostponementAnswer | None = None  # to its partner
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
     movement: MovementReport | None = None  # None: of a release that does not move state

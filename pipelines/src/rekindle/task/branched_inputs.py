@@ -18,16 +18,13 @@ from functools import partial
 import pyarrow as pa
 
 from rekindle.consistency.messages import (
-    AnswerPartner,
     BatchReceived,
     ConsistencyInput,
     ConsistencySettings,
     EmitReconciliationDone,
     EmitUndo,
-    EndPostponement,
     ReadAgain,
     ReadLive,
-    RequestPostponement,
     StableProcessed,
     StopLive,
     TentativeProcessed,
@@ -38,7 +35,7 @@ from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import EpochOutput
 from rekindle.errors import RekindleError
 from rekindle.exchange.routing import Share, share_read
-from rekindle.protocol import ConsistencyState, Endpoint, Upstream
+from rekindle.protocol import Endpoint, Partner, Upstream
 from rekindle.streams.client import StreamClient
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
 from rekindle.streams.io_thread import IoThread
@@ -50,19 +47,11 @@ from rekindle.streams.wire import StreamProgress
 from rekindle.task.attempts import AttemptFile
 from rekindle.task.core.branches import BranchEffect, BranchesCore, Taken
 from rekindle.task.core.loop import EpochsTaken, TentativeCompleted
+from rekindle.task.core.status import TaskStatus
 from rekindle.task.inputs import MIN_REQUEST_BYTES
 from rekindle.topology.model import Input, Segment
 
 _NO_ROWS = pa.table({})
-
-
-@dataclass(frozen=True, slots=True)
-class OutputState:
-    """What polls report of a task's output; `missing`: names of streams."""
-
-    state: ConsistencyState
-    tentative_epoch: int | None
-    missing: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -219,6 +208,13 @@ class BranchedInputs:
             stream, channel.partition, through, 0, _NO_ROWS, "", Kind.RECONCILIATION_DONE
         )
 
+    def hear_partner(self, partner: Partner | None, boot: str) -> None:
+        """What a poll says of the other replica; `boot`: of this task."""
+        with self._changed:
+            self._apply(self._core.hear_partner(partner, boot, self._clock()))
+            if self._core.may_take:
+                self._changed.notify_all()
+
     def become_live(self) -> None:
         """From now on output may be tentative."""
         with self._changed:
@@ -246,8 +242,6 @@ class BranchedInputs:
                     self._written().undo(from_epoch)
                 case EmitReconciliationDone(through):
                     self._written().reconciliation_done(through)
-                case RequestPostponement() | EndPostponement() | AnswerPartner():
-                    pass  # nothing carries messages between replicas: it has no partner
         if self._output is not None:
             self._output.enter(self._core.state)
         if self._lacks_space:
@@ -305,11 +299,12 @@ class BranchedInputs:
 
     # -- what others ask -------------------------------------------------------------------------
 
-    def output_state(self) -> OutputState:
+    def report(self, status: TaskStatus) -> None:
+        """Tell the status of the output."""
         with self._changed:
             core = self._core
             names = sorted({self._input(channel).name for channel in core.missing()})
-            return OutputState(core.state, core.tentative_epoch, tuple(names))
+            status.consistent(core.state, core.tentative_epoch, names, core.partner)
 
     def head(self) -> int:
         return min(r.head for r in self._readers.values())

@@ -199,6 +199,9 @@ class TaskRuntime:
         else:
             if (desired := self._new_poll()) is not None:
                 yield PollAccepted(self._follow_movement(desired))
+                running = self._running
+                if running is not None and running.branched is not None:
+                    running.branched.hear_partner(desired.partner, self.status.boot_id)
             if (moved := self._newcomer.installed) is not None and not self._moved:
                 self._moved = True
                 yield StateMoved(moved.moved.state.epoch)
@@ -237,8 +240,7 @@ class TaskRuntime:
     def _note_output(self, branched: BranchedInputs) -> None:
         if self.status.phase is TaskPhase.LIVE:
             branched.become_live()
-        output = branched.output_state()
-        self.status.consistent(output.state, output.tentative_epoch, output.missing)
+        branched.report(self.status)
 
     def _note_fetched(self, running: Running) -> None:
         fetch = self._startup.fetch

@@ -14,7 +14,7 @@ from rekindle.coordinator.checkpoints.sinks import assigned_sinks, durable_epoch
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task, TaskPredicate
-from rekindle.coordinator.tasks.routes import saver, upstreams
+from rekindle.coordinator.tasks.routes import partner, saver, upstreams
 from rekindle.protocol import PollRequest, RestorePoint, TaskPhase, TaskRef
 
 
@@ -63,6 +63,7 @@ class DesiredState:
             "refused": self._refused(task, committed.object),
             "sinks_through": self.containment.sinks_through(task.slot),
             "digests_of": self.containment.disputed_epochs(task.partition),
+            "partner": partner(task.slot, replicas, self.is_suspected),
             "recompute": self.containment.must_restart(task.slot),
         }
 

@@ -215,7 +215,7 @@ class Coordinator:
             return []
         if response.fence > self.fence:
             return [StepDown(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
-        first = task.response is None
+        first, before = task.response is None, task.response
         if response.phase is TaskPhase.FAILED and task.restores:
             self.committer.restore_failed()
         if response.lost is not None:
@@ -230,7 +230,10 @@ class Coordinator:
         if self._is_source(event.slot):
             self._heads.advanced(partition_of(event.slot), response.head_epoch, now)
         self._compare(event.slot, response)
-        return self._assign_restore(task)
+        effects = self._assign_restore(task)
+        if before is not None and (before.asks, before.answer) != (response.asks, response.answer):
+            effects = [*effects, PollNow(replace(event.slot, replica=event.slot.replica ^ 1))]
+        return effects
 
     def _compare(self, slot: Slot, response: PollResponse) -> None:
         partition = partition_of(slot)

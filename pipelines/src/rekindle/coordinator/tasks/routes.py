@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
-from rekindle.protocol import ConsistencyState, Endpoint, PollResponse, TaskPhase, Upstream
+from rekindle.protocol import ConsistencyState, Endpoint, Partner, PollResponse, TaskPhase, Upstream
 from rekindle.topology.model import Slot
 
 _LAG_STEPS_S = (2.0, 10.0, 60.0)
@@ -81,6 +81,25 @@ def mixed_engines(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partitio
                 "compared until they run the same image"
             )
     return found
+
+
+def partner(slot: Slot, replicas: Sequence[Task], is_suspected: TaskPredicate) -> Partner | None:
+    """The other one of two replicas that stabilize one after another, if it serves: 0 and 1, 2 and
+    3, and so on, so that each is the partner of its partner."""
+    for task in replicas:
+        response = task.response
+        if (
+            task.slot.replica == slot.replica ^ 1
+            and response is not None
+            and not is_suspected(task)
+        ):
+            return Partner(
+                replica=task.slot.replica,
+                boot=response.boot_id,
+                asks=response.asks,
+                answer=response.answer,
+            )
+    return None
 
 
 def running(

@@ -3,7 +3,7 @@
 It stands between the consistency manager, which says what is processed on which branch, and the
 loop, which takes it when the engine has time. Until the task is Live for the first time nothing is
 tentative; nor for a while after a tentative epoch could not be processed, so that the stable branch
-gets the engine.
+gets the engine. What replicas say to each other before they stabilize goes by polls.
 
 Design: docs/design/consistency.md#in-a-task.
 Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
@@ -34,23 +34,15 @@ from rekindle.consistency.messages import (
     TentativeProcessed,
 )
 from rekindle.engine.bounds import CallBounds, take_ready
-from rekindle.protocol import ConsistencyState
+from rekindle.protocol import ConsistencyState, Partner
 from rekindle.streams.sunion import Channel
 from rekindle.task.core.loop import EpochsTaken, ForkDropped, TentativeTaken
+from rekindle.task.core.partner import PartnerMessages
 
 RETRY_S = 10.0
 """How long after a failed tentative epoch there are no others."""
 
-BranchEffect = (
-    EmitUndo
-    | EmitReconciliationDone
-    | ReadLive
-    | StopLive
-    | ReadAgain
-    | RequestPostponement
-    | EndPostponement
-    | AnswerPartner
-)
+BranchEffect = EmitUndo | EmitReconciliationDone | ReadLive | StopLive | ReadAgain
 Taken = EpochsTaken | TentativeTaken | ForkDropped
 
 
@@ -60,6 +52,7 @@ class BranchesCore:
     def __init__(self, settings: ConsistencySettings, next_epoch: int, watermark: int) -> None:
         """`watermark`: after `next_epoch - 1`."""
         self.error: Exception | None = None
+        self.partner = PartnerMessages()
         self._max_delay_s = settings.max_delay_s
         self._core = ConsistencyCore(replace(settings, max_delay_s=None), next_epoch, watermark)
         self._call: ProcessStable | ProcessTentative | None = None  # not taken yet
@@ -133,6 +126,11 @@ class BranchesCore:
         effects = self._step(MaxDelayChanged(None), now)
         return [*effects, *self.step(TentativeProcessed(attempt, epoch), now)]
 
+    def hear_partner(self, partner: Partner | None, boot: str, now: float) -> list[BranchEffect]:
+        """What a poll says of the other replica; `boot`: of this task."""
+        events = self.partner.heard(partner, boot)
+        return [effect for event in events for effect in self.step(event, now)]
+
     def failed(self, error: Exception) -> None:
         """The first error is kept."""
         self.error = self.error or error
@@ -164,6 +162,8 @@ class BranchesCore:
                     self._forks, self._drops = True, False
                 case DropFork():
                     self._drops = True
+                case RequestPostponement() | EndPostponement() | AnswerPartner():
+                    self.partner.said(effect)
                 case _:
                     effects.append(effect)
         return effects

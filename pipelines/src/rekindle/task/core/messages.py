@@ -11,11 +11,6 @@ from dataclasses import dataclass, field
 from rekindle.consistency.messages import (
     BatchReceived,
     ConsistencySettings,
-    PartnerChanged,
-    PartnerPromised,
-    PartnerRefused,
-    PostponementRequested,
-    PromiseEnded,
     UpstreamReported,
 )
 from rekindle.engine.memory import MemoryPlan, plan_memory
@@ -142,15 +137,8 @@ class DonorStepped:
 
     event: DonorCoreEvent
 
-InputEvent = (
-    BatchReceived
-    | UpstreamReported
-    | PostponementRequested
-    | PromiseEnded
-    | PartnerPromised
-    | PartnerRefused
-    | PartnerChanged
-)
+
+InputEvent = BatchReceived | UpstreamReported
 """Of a task whose output may be tentative; another one's inputs answer `TakeEpochs`."""
 
 TaskCoreEvent = (

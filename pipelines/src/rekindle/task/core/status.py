@@ -31,6 +31,7 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.partner import PartnerMessages
 from rekindle.task.core.phases import PhaseMachine, TaskEvent
 from rekindle.task.core.snapshots import Held
 
@@ -128,11 +129,7 @@ class TaskStatus:
         self._requested: frozenset[int] = frozenset()
         self._committed = NO_EPOCH
         self._contradiction: tuple[Contradiction, int] | None = None  # and what was committed then
-        self._consistency: tuple[ConsistencyState, int, tuple[str, ...]] = (
-            ConsistencyState.STABLE,
-            NO_EPOCH,
-            (),
-        )
+        self._output: Mapping[str, object] = {}  # fields of responses
 
     # -- filled in -------------------------------------------------------------------------------
 
@@ -199,11 +196,20 @@ class TaskStatus:
             self.step(TaskEvent.FELL_BEHIND)
 
     def consistent(
-        self, state: ConsistencyState, tentative_epoch: int | None, missing: Sequence[str]
+        self,
+        state: ConsistencyState,
+        tentative_epoch: int | None,
+        missing: Sequence[str],
+        partner: PartnerMessages,
     ) -> None:
         """The state of the output of a task whose output may be tentative; `missing`: streams."""
-        epoch = NO_EPOCH if tentative_epoch is None else tentative_epoch
-        self._consistency = (state, epoch, tuple(missing))
+        self._output = {
+            "consistency": state,
+            "tentative_epoch": NO_EPOCH if tentative_epoch is None else tentative_epoch,
+            "missing": tuple(missing),
+            "asks": partner.asks,
+            "answer": partner.answer,
+        }
 
     # -- read ------------------------------------------------------------------------------------
 
@@ -235,7 +241,6 @@ class TaskStatus:
     def response(self, fence: int) -> PollResponse:
         components, fetch = self.components, self.fetch
         lost = fetch.lost if fetch is not None else None
-        consistency, tentative_epoch, missing = self._consistency
         base = PollResponse(
             task=self._ref,
             boot_id=self.boot_id,
@@ -251,10 +256,7 @@ class TaskStatus:
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
             movement=self.movement() if self.movement is not None else None,
-            consistency=consistency,
-            tentative_epoch=tentative_epoch,
-            missing=missing,
-        )
+        ).model_copy(update=self._output)
         if components is None:
             return base
         computed = self._digests_to_report()

@@ -18,11 +18,6 @@ from rekindle.consistency import messages as consistency
 from rekindle.consistency.messages import (
     BatchReceived,
     ConsistencyInput,
-    PartnerChanged,
-    PartnerPromised,
-    PartnerRefused,
-    PostponementRequested,
-    PromiseEnded,
     StableProcessed,
     TentativeProcessed,
     UpstreamReported,
@@ -216,15 +211,7 @@ class TaskCore:
                 return self._supervise(event)
             case Woken():
                 return self._woken()
-            case (
-                BatchReceived()
-                | UpstreamReported()
-                | PostponementRequested()
-                | PromiseEnded()
-                | PartnerPromised()
-                | PartnerRefused()
-                | PartnerChanged()
-            ):
+            case BatchReceived() | UpstreamReported():
                 return self._follow_inputs(event)
             case _:
                 return self._loop(self._started().loop.step(event, self._now))
@@ -262,6 +249,7 @@ class TaskCore:
             effects += self._follow_movement(poll)
             effects += self._supervise(PollAccepted(self.movement.permitted(poll)))
             effects += self._truncate()
+            effects += self._hear_partner(poll)
         return effects
 
     # -- state movements -------------------------------------------------------------------------
@@ -446,6 +434,12 @@ class TaskCore:
             return self._follow(branches.leave_out(attempt, epoch, self._now))
         return self._follow(branches.step(TentativeProcessed(attempt, epoch), self._now))
 
+    def _hear_partner(self, poll: PollRequest) -> list[TaskEffect]:
+        branches, boot = self._branches(), self._settings.boot_id
+        if branches is None:
+            return []
+        return self._follow(branches.hear_partner(poll.partner, boot, self._now))
+
     def _update_phase(self) -> list[TaskEffect]:
         """Once the task is Live, its output may be tentative."""
         self.status.update_phase()
@@ -459,7 +453,7 @@ class TaskCore:
         assert branches is not None, "their effects are followed"
         names = self._settings.input_names
         missing = sorted({names[channel.input] for channel in branches.missing()})
-        self.status.consistent(branches.state, branches.tentative_epoch, missing)
+        self.status.consistent(branches.state, branches.tentative_epoch, missing, branches.partner)
         return [*made, *self._feed()]
 
     def _branches(self) -> BranchesCore | None:
