@@ -423,9 +423,15 @@ class Coordinator:
             self._falls_behind,
             self.containment,
             self.committer.is_refused,
+            self._has_partners,
         )
         movement = self.movements.directive_for(task, self.membership)
         return poll.model_copy(update={**desired.fields_of(task), "movement": movement})
+
+    @property
+    def _has_partners(self) -> bool:
+        generation = self._generation
+        return generation is not None and generation.topology.spec.max_delay is not None
 
     def _falls_behind(self, task: Task) -> bool:
         if self._generation is None:
