@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from model_cluster import ModelCluster
 
-from rekindle_operator.dataplane import read_data_plane
+from rekindle_operator.dataplane import read_report
 from rekindle_operator.reconcile.phases import QUERY_TRANSITIONS, QueryChange
 from rekindle_operator.topology_status import QueryState
 
@@ -43,9 +43,9 @@ def test_a_correction_is_waited_for(running: ModelCluster) -> None:
 
 def test_a_report_of_an_older_coordinator_is_stable() -> None:
     entry = {"slot": "seg/0/0", "incarnation": 1, "phase": "Live"}
-    assert not read_data_plane({"tasks": [entry]}).tasks["seg/0/0"].tentative
+    assert not read_report({"tasks": [entry]}).tasks["seg/0/0"].tentative
     newer = {**entry, "outputState": "UP_FAILURE", "missingInputs": "left"}
-    task = read_data_plane({"tasks": [newer]}).tasks["seg/0/0"]
+    task = read_report({"tasks": [newer]}).tasks["seg/0/0"]
     assert (task.tentative, task.missing_inputs) == (True, ())
 
 
