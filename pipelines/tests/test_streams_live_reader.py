@@ -115,7 +115,7 @@ def test_a_live_reader_goes_on_at_its_position() -> None:
 
 
 def test_at_another_replica_only_newer_epochs_are_read() -> None:
-    """Attempts of two replicas have nothing in common (DPC, section 3.5)."""
+    """Attempts of two replicas have nothing in common."""
     core = ReaderCore(Subscription("s", 0, 5, live=True), 3)
     core.step(endpoints(A, B), 0)
     call = call_of(core, 0)
