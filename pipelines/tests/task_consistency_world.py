@@ -49,7 +49,6 @@ from rekindle.task.core.loop import (
     EngineRestarted,
     EpochsAppended,
     EpochsProcessed,
-    LoopEvent,
     ProcessEpochs,
     RestartEngine,
     TentativeAppended,
@@ -166,7 +165,7 @@ class JoinedTask(Task):
     def _process_call(self, call: ProcessEpochs) -> None:
         self.send(self._processed(call))
 
-    def _processed(self, call: ProcessEpochs) -> LoopEvent:
+    def _processed(self, call: ProcessEpochs) -> TaskCoreEvent:
         failures = self.fails.get(Kind.TENTATIVE if call.attempt else Kind.STABLE)
         match failures.pop() if failures else "":
             case "memory" if len(call.epochs) > 1 or call.attempt:

@@ -39,6 +39,7 @@ from rekindle.task.core.loop import (
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
+    TentativeCompleted,
 )
 from rekindle.task.state import TaskState
 
@@ -90,6 +91,8 @@ class FakeShell:
                     self.saved.append(state)
                 case GiveUp(error):
                     self.error = error
+                case TentativeCompleted():
+                    raise AssertionError("nothing is tentative without branches")
                 case _:
                     assert self.request is None, "one request at a time"
                     self.request = effect
