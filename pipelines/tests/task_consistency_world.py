@@ -88,6 +88,8 @@ class JoinedTask(Task):
     task: TaskCore = field(kw_only=True)
     fails: dict[Kind, list[str]] = field(default_factory=dict)
     calls: list[tuple[int, int, int]] = field(default_factory=list)  # attempt, first and last epoch
+    forks: dict[int, FoldedState] = field(default_factory=dict)  # after what is out, by attempt
+    result: FoldedState = field(default_factory=FoldedState)  # of the newest call
 
     @property
     def branches(self) -> BranchesCore:
@@ -175,11 +177,14 @@ class JoinedTask(Task):
             case "operator" if call.attempt:
                 return TentativeFailed("a cast failed")
         assert isinstance(call.operators, FoldedState)
+        stable = self.stable_state.operators
+        assert call.operators == (self.forks.get(call.attempt, stable) if call.attempt else stable)
         value, outputs = call.operators.value, list[EpochOutput]()
         for epoch in call.epochs:
             value = fold(value, epoch)
             outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows_of(value)))
-        return EpochsProcessed(outputs, FoldedState(value=value))
+        self.result = FoldedState(value=value)
+        return EpochsProcessed(outputs, self.result)
 
     def _append_stable(self, outputs: Sequence[EpochOutput]) -> None:
         for output in outputs:
@@ -193,6 +198,7 @@ class JoinedTask(Task):
             return
         output = effect.output
         self._append(Kind.TENTATIVE, output.epoch, value_of(output), effect.attempt)
+        self.forks[effect.attempt] = self.result
         self.send(TentativeAppended())
 
 
