@@ -30,6 +30,7 @@ from rekindle.task.core.status import TaskStatus
 from rekindle.task.loop import EpochLoop
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Exchange, Input, Resources, Segment
+from rekindle.topology.schema import Schema
 from rekindle_testing.waiting import eventually
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -169,7 +170,7 @@ class RunningTask:
 
 
 def segment_of(name: str, streams: Sequence[str]) -> Segment:
-    inputs = tuple(Input(s, s, (), 1, Exchange.FORWARD, ()) for s in streams)
+    inputs = tuple(Input(s, s, Schema(), 1, Exchange.FORWARD, ()) for s in streams)
     return Segment(name, name, (name,), name, inputs, 1, 1, (), Resources(100, 1 << 20))
 
 

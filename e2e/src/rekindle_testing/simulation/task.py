@@ -15,7 +15,9 @@ from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput, State
 from rekindle.errors import ObjectMissing
+from rekindle.exchange.state_mover.donor import DonorEffect
 from rekindle.exchange.state_mover.messages import ChunkRequest, OfferRequest, Release
+from rekindle.exchange.state_mover.newcomer import NewcomerEffect
 from rekindle.protocol import (
     PollRequest,
     RestorePoint,
@@ -254,8 +256,10 @@ class TaskProcess:
                 self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self.pod.restart)
             case SkipState():
                 pass
-            case _:
+            case _ if isinstance(effect, NewcomerEffect | DonorEffect):
                 self._mover.perform(effect)
+            case _:
+                raise TypeError(f"simulated tasks have no tentative results: {effect}")
 
     def _newest_state(self) -> TaskState:
         assert self.core.parts is not None
