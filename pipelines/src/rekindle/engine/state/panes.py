@@ -225,7 +225,8 @@ def _rows_of_windows(
 def _ranges_of(firsts: Int64s, lengths: Int64s) -> Int64s:
     """The numbers of each range, one range after another."""
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return np.repeat(firsts, lengths) + within
+    numbers: Int64s = np.repeat(firsts, lengths) + within
+    return numbers
 
 
 class _TreeNodes:
