@@ -352,7 +352,7 @@ def _longest(array: pa.Array) -> int:
     """Bytes of the longest value of the dictionaries in an array."""
     kind, t = array.type, pa.types
     if t.is_dictionary(kind):
-        return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
+        return int(pc.max(pc.binary_length(array.dictionary)).as_py() or 0)
     if t.is_struct(kind):
         return max((_longest(array.field(n)) for n in range(kind.num_fields)), default=0)
     return _longest(array.values) if hasattr(array, "values") else 0
