@@ -107,7 +107,7 @@ class TaskStatus:
         self.restored_from: int | None = None
         self.restoring: str | None = None  # the entry of which state is not here
         self.fetch: FetchView | None = None  # while that is so
-        self.slow_start: Callable[[], str | None] = lambda: None  # a call that has not ended
+        self.slow_start: Callable[[], str | None] | None = None  # a call that has not ended
         self.snapshots: Callable[[], Sequence[Held]] | None = None
         self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
@@ -260,7 +260,8 @@ class TaskStatus:
     def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
         problem = self._failure or next(iter(self._problems.copy().values()), None)
         fetch = self.fetch
-        if problem is None and (slow := self.slow_start()) is not None:
+        slow = self.slow_start() if self.slow_start is not None else None
+        if problem is None and slow is not None:
             problem = TaskProblem(message=slow)
         if problem is None and fetch is not None and fetch.problem is not None:
             problem = TaskProblem(
