@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rekindle_testing.embedded.process_node import containers, environment, quantities
-from rekindle_testing.embedded.process_node.containers import ImageError, PodContext
+from rekindle_testing.embedded.process_node.containers import ImageNotFound, PodContext
 from rekindle_testing.embedded.process_node.environment import ConfigError, Reference
 from rekindle_testing.embedded.process_node.fields import (
     DownwardValues,
@@ -195,7 +195,7 @@ def test_command_and_args_override_the_image() -> None:
 
 
 def test_an_unknown_image_names_the_known_ones() -> None:
-    with pytest.raises(ImageError, match=r'no image "other".*it has: a, b'):
+    with pytest.raises(ImageNotFound, match=r'no image "other".*it has: a, b'):
         containers.find_image({"image": "other"}, {"b": Image(), "a": Image()})
 
 

@@ -9,7 +9,7 @@ from model_cluster import ModelCluster
 from model_objects import topology_json
 
 from rekindle.cli.status_view import StatusView, read_status
-from rekindle.timeline.documents import Timeline, read_timeline
+from rekindle.timeline.api_objects import Timeline, read_timeline
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 

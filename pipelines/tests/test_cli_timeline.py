@@ -10,7 +10,7 @@ import pytest
 from cluster_documents import FakeApiServer, Observed, served
 
 from rekindle.cli import main
-from rekindle.timeline.documents import Timeline, read_timeline
+from rekindle.timeline.api_objects import Timeline, read_timeline
 
 
 def timeline_of(observed: Observed, since: datetime | None = None) -> Timeline:

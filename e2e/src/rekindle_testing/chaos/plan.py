@@ -2,8 +2,9 @@
 
 The same seed gives the same plan, and a round is the same however many rounds follow it, so that
 `SEED= ROUNDS=` of a failure replays it. Nodes are named in advance: the cluster numbers them in the
-order in which they start. Pods are not, since the scheduler places them: a step names a role and an
-index, taken modulo the pods that are there. Times are seconds since the round began.
+order in which they start. Pods are not, since the scheduler places them: a step names a topology,
+and for a task an index, taken modulo the tasks that are there. Times are seconds since the round
+began.
 """
 
 from __future__ import annotations
@@ -59,17 +60,22 @@ class DeleteNodeObject:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
+    """SIGSTOP to all processes of a node: connections stay open and there are no responses."""
+
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thaw:
+    """SIGCONT to all processes of a frozen node."""
+
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionNetwork:
-    """A network partition: the node's processes continue and still reach the shared volume."""
+    """A network partition: the node's processes continue and still reach the shared volume, which
+    has inputs, sinks and checkpoints."""
 
     node: str
 

@@ -40,7 +40,7 @@ START_WITHIN_S = 180.0
 _INPUT_BEFORE_ROUNDS_S = 90
 _INPUT_PER_ROUND_S = 60 + int(ADVANCE_WITHIN_S)
 _NO_STALLED_LIVE = StalledLive("", 0.0, 0.0)
-_SPARE_INPUT_S = 20  # that must be left, or an advance would have to stop
+_SPARE_INPUT_S = 20  # of input after the epoch that a query has to reach
 
 
 class RoundFailure(AssertionError):
@@ -107,7 +107,8 @@ def run_seed(
 
 
 class _Run:
-    """Everything of one seed while it runs."""
+    """Everything of one seed while it runs. `history`: the file of all changes of objects in the
+    API, as sampled; `expected`: what the reference execution writes."""
 
     def __init__(self, plan: ChaosPlan, directory: Path, on_progress: OnProgress) -> None:
         self.plan = plan
@@ -223,7 +224,7 @@ class _Run:
         live_s = time.monotonic() - faults_ended
         rows = self._compare_new(round)
         stalled = max(
-            self._sampler.stalled_live[seen:], key=lambda c: c.stalled_s, default=_NO_STALLED_LIVE
+            self._sampler.stalled_live[seen:], key=lambda s: s.stalled_s, default=_NO_STALLED_LIVE
         )
         return RoundResult(
             number=round.number,
@@ -237,6 +238,7 @@ class _Run:
     def _wait_advanced(self, round: Round, until: float) -> None:
         """Until every query has passed the newest epoch that any query of its topology has written
         now."""
+        # An epoch of both topologies is one second, so epochs and seconds of input compare.
         goals = {name: progress.newest_written + 1 for name, progress in self._progress.items()}
         late = max(goals.values()) + _SPARE_INPUT_S - self._input_s
         if late > 0:

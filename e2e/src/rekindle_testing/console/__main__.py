@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 with tempfile.TemporaryDirectory(prefix="rekindle-cluster-") as directory:
                     _run(Path(directory), options.nodes, ready, interruption)
             finally:
-                end_children()
+                end_children()  # that an interrupted start has left
     except Interrupted as interrupted:
         print("\nthe cluster has stopped", flush=True)
         # It runs until a signal, so this is no failure.
@@ -75,7 +75,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
             ready.set()
             if _has_terminal():
                 prompt(session)
-                interruption.ignore_signals()
+                interruption.ignore_signals()  # the cluster is being stopped
             else:
                 threading.Event().wait()  # for a signal
 

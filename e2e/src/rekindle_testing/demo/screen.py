@@ -43,7 +43,7 @@ class Screen:
             self._live = None
 
     def update(self, at_s: float, status: dict[str, Any], nodes: list[str]) -> None:
-        """Show one sample of the topology's status."""
+        """Show one sample of the topology's status; `at_s`: since its history began."""
         queries = status.get("queries", [])
         seen = tuple((q["name"], q.get("state")) for q in queries), tuple(nodes)
         if self._live:

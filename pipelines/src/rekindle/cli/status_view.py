@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from rekindle import names
-from rekindle.timeline.documents import event_time, read_time
+from rekindle.timeline.api_objects import event_time, read_time
 from rekindle.topology.model import Topology
 
 Json = Mapping[str, Any]

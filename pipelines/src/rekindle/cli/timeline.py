@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rekindle.timeline.documents import read_timeline
+    from rekindle.timeline.api_objects import read_timeline
 
     try:
         from rekindle.timeline.picture import draw

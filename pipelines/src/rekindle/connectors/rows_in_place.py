@@ -1,8 +1,9 @@
 """Rows of a source that are read from its input files at each cut, instead of from a copy.
 
 Cuts go forward, so one reader advances with them, and buffers the batches from the start of the
-last cut on. A cut before or far after them opens the files again at its first row. A cut is one
-chunk, so that nothing downstream sees where the reader began. Does not know the input formats.
+last cut on. A cut that begins before or beyond them opens the files again at its first row. A cut
+is one chunk, so that nothing downstream sees where the reader began. Does not know the input
+formats.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -25,7 +26,7 @@ ReadFrom = Callable[[int], Iterator[pa.RecordBatch]]
 
 
 class RowsInPlace:
-    """Implements `rekindle.connectors.prepared.Rows`."""
+    """Implements `rekindle.connectors.prepared.Rows`, which says what the checksums are of."""
 
     def __init__(self, source: str, schema: pa.Schema, num_rows: int, read_from: ReadFrom) -> None:
         self.schema = schema

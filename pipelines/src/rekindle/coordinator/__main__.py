@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-import rekindle.early_exit  # before the slow imports
+import rekindle.early_exit  # before the slow imports: from here on SIGTERM ends the process
 from rekindle.coordinator.shell.kube import KubeApi
 from rekindle.coordinator.shell.kube_access import find_access
 from rekindle.coordinator.shell.process import Process
@@ -19,7 +19,7 @@ from rekindle.json_logs import configure_logging
 
 async def _run() -> int:
     settings = read_settings(os.environ)
-    os.environ.pop(TOKEN_VARIABLE, None)  # the child process that compiles does not need it
+    os.environ.pop(TOKEN_VARIABLE, None)  # the child process that compiles the spec needs no token
     configure_logging(topology=settings.topology, fence=settings.incarnation)
     process = Process(settings, KubeApi(find_access(os.environ)))
     loop = asyncio.get_running_loop()

@@ -29,7 +29,8 @@ SPILLED_FORMAT = 2
 
 
 class LogFile:
-    """One file: `<first epoch>.log`; or, spilled, its outline `<first epoch>.spilled`."""
+    """One file: `<first epoch>.log`; or, spilled, its outline `<first epoch>.spilled`. `tail`: its
+    end, with which the next epoch is appended (`streams.tail`)."""
 
     __slots__ = ("_index", "_mapped", "first", "path", "spilled", "tail")
 
@@ -66,7 +67,8 @@ class LogFile:
         self._mapped = None
 
     def write(self, appended: Appended) -> None:
-        """Write an epoch; the caller calls `grew`. After OSError the file is unchanged."""
+        """Write an epoch as `streams.tail.append_epoch` returned it; the caller calls `grew`. After
+        OSError the file is unchanged."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         file = os.open(self.path, flags, 0o666)
         try:
@@ -88,7 +90,7 @@ class LogFile:
             self._index.add(record.epoch, record.start)
 
     def complete(self) -> None:
-        """Nothing will be appended any more."""
+        """Nothing will be appended any more: its last record does not grow, even if it is empty."""
         self.unmap()
         tail = self.tail
         self.tail = Tail(tail.next_epoch, tail.size, tail.records, tail.newest_bytes)

@@ -38,7 +38,8 @@ _log = logging.getLogger(__name__)
 
 
 class EntryStore(Protocol):
-    """`rekindle.checkpoints.state.StateStore`, bound to one segment partition."""
+    """`rekindle.checkpoints.state.StateStore`, bound to one segment partition. `previous`: an entry
+    whose objects may be reused."""
 
     def save(self, state: TaskState, previous: Entry | None) -> EntryRef: ...
     def load_entry(self, name: str) -> Entry: ...
@@ -60,11 +61,13 @@ class CheckpointSaver:
 
     @property
     def problem(self) -> str | None:
-        """A save that waits for restored state is none: what is fetched reports its own."""
+        """What hinders saving. A save that waits for restored state is no problem: the part of the
+        task that fetches this state reports its own."""
         slow = self._call_timer.problem if self._core.state_is_complete else None
         return self._core.problem or self._worker.problem or slow
 
     def offer(self, state: TaskState) -> None:
+        """The task has reached a state that is to be saved: one after a checkpoint epoch."""
         self._step(StateReached(state))
 
     def commit(self, committed: RestorePoint | None) -> None:

@@ -13,8 +13,11 @@ from ipaddress import IPv4Address, IPv4Network
 
 ALL = IPv4Network("198.18.0.0/15")
 CLUSTERS = 16
+"""At most on one machine."""
 NODES = 31
+"""At most in one cluster."""
 PREFIX_LENGTH = 24
+"""Of the network of the nodes, and of those of pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ def free_indexes(routes: Iterable[str]) -> list[int]:
 def neighbour_commands(
     cluster: ClusterAddresses, own: IPv4Address, device: str, gateway: IPv4Address | None
 ) -> list[str]:
-    """Lines for `ip -batch`: every other member of the network, and the routes to its pods.
+    """Lines for `ip -batch`, executed on the member with address `own` (a node, or the machine):
+    every other member of the network, and the routes to its pods.
 
     All that may ever exist are entered at once, so that nothing changes when a node joins.
     """

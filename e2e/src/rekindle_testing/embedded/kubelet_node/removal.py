@@ -1,4 +1,5 @@
-"""Removes what a state file names. Any number of times, whatever of it is left."""
+"""Removes what a state file names: the cgroups, links and directories of a cluster on this machine.
+Any number of times, whatever of it is left."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def remove_leftovers(
 
 
 def remove_all(state: StateFile, on_progress: OnProgress = no_progress) -> None:
-    """Remove what a file that is claimed names, and empty the file."""
+    """Remove what a state file names whose lock this process holds, and empty the file."""
     resources = state.resources()
     if not resources:
         return

@@ -1,6 +1,7 @@
 """One container of a pod with all its attempts: state, probes, graceful termination.
 
-It executes what `pod_worker` decides; it does not decide about restarts.
+It executes what `pod_worker` decides; it does not decide about restarts. The process of an attempt
+is a child of its shim, which outlives the agent.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Container:
         self.directory = directory
         self._is_init = is_init
         self.attempt: Attempt | None = None
-        self.last: Exit | None = None
+        self.last: Exit | None = None  # of the attempt before the newest
         self.consecutive_exits = ConsecutiveExits()
-        self.waiting: tuple[str, str] | None = None
+        self.waiting: tuple[str, str] | None = None  # reason and message
         self._probe_executor = probe_executor
         self._backoff = backoff
         self._changed = changed

@@ -1,7 +1,7 @@
 """From a container's spec to the config of its shim: argv, environment, mounts.
 
-Pure except for `mkdir` of sub-paths.  Raises ImageError or ConfigError with a message
-for the user.
+A shim is the parent process of one container.  Pure except for `mkdir` of sub-paths.  Raises
+ImageNotFound or ConfigError with a message for the user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _READ_ONLY_VOLUMES = ("configMap", "secret", "downwardAPI", "projected")
 
 
-class ImageError(Exception):
+class ImageNotFound(Exception):
     """The node does not have the container's image."""
 
 
@@ -35,6 +35,7 @@ class PodContext:
     # Variables of the Service of the API server, as in every container.
     service_variables: Mapping[str, str]
     hosts_file: Path
+    # The process node's own directory on this machine.
     data_directory: Path
     log_limit_bytes: int
     # The pod's control group, or nothing.
@@ -57,14 +58,15 @@ def find_image(container: Json, images: Mapping[str, Image]) -> Image:
     name = container["image"]
     if (image := images.get(name)) is None:
         known = ", ".join(sorted(images)) or "none"
-        raise ImageError(f'no image "{name}" on this process node; it has: {known}')
+        raise ImageNotFound(f'no image "{name}" on this process node; it has: {known}')
     return image
 
 
 def shim_spec(
     context: PodContext, container: Json, objects: Objects, directory: Path
 ) -> dict[str, Any]:
-    """What `shim.main` reads; `directory` is the attempt's."""
+    """What `shim.main` reads; `directory` is the attempt's. At `root` the container's file system
+    is mounted, and `overlays` has the files that the container writes to it."""
     image = find_image(container, context.images)
     variables = environment.build(
         context.pod, container, objects, context.service_variables, context.downward_values
@@ -124,6 +126,7 @@ def _mounts(
 
 
 def _volumes(pod: Json) -> list[Json]:
+    # Each has its name and its source.
     return [v for v in pod["spec"].get("volumes") or [] if len(v) > 1]
 
 

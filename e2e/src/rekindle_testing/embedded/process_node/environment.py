@@ -67,11 +67,12 @@ def build(
     pod: Json,
     container: Json,
     objects: Objects,
-    base: Mapping[str, str],
+    service_variables: Mapping[str, str],
     downward_values: DownwardValues,
 ) -> dict[str, str]:
-    """`base` (the image's and the node's) first, then envFrom, then env in order."""
-    variables = dict(base)
+    """`service_variables` (of the Service of the API server) first, then envFrom, then env in
+    order. The image's variables are not here: `$(NAME)` does not see them, as with a kubelet."""
+    variables = dict(service_variables)
     for source in container.get("envFrom") or []:
         variables.update(_from_source(source, objects))
     for variable in container.get("env") or []:

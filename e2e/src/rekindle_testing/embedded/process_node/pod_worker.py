@@ -29,7 +29,7 @@ from rekindle_testing.embedded.process_node import (
 from rekindle_testing.embedded.process_node.admission import Refusal
 from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
 from rekindle_testing.embedded.process_node.container import Container
-from rekindle_testing.embedded.process_node.containers import ImageError, PodContext
+from rekindle_testing.embedded.process_node.containers import ImageNotFound, PodContext
 from rekindle_testing.embedded.process_node.environment import ConfigError
 from rekindle_testing.embedded.process_node.events import EventRecorder
 from rekindle_testing.embedded.process_node.fields import DownwardValues, Json
@@ -246,7 +246,7 @@ class PodWorker:
             objects = await self._worker_context.objects.read(namespace, wanted)
             directory = container.next_directory()
             shim_spec = containers.shim_spec(self._context(), container.spec, objects, directory)
-        except ImageError as error:
+        except ImageNotFound as error:
             again = container.waiting is not None
             self._event("Warning", "Failed", f"Failed to pull image: {error}")
             container.waiting = ("ImagePullBackOff" if again else "ErrImagePull", str(error))

@@ -1,5 +1,8 @@
 """State movements as one pure state machine: `step(event, now) -> effects`, `directive_for`.
 
+A session is one attempt to move state from a donor to a newcomer; a directive is what the next
+polls tell one replica about sessions.
+
 Decides which newcomers get their state from a donor and which restore from a checkpoint, in which
 order, from whom, and when a session is given up. Nothing is stored: sessions of an earlier
 coordinator are adopted from what newcomers report. A hold outlives its session until the newcomer's
@@ -90,6 +93,7 @@ class MovementCore:
     # -- read when a poll is made, and for floors --------------------------------------------------
 
     def directive_for(self, replica: Replica) -> Directive:
+        """What polls tell a replica now; an empty one if there is nothing to tell."""
         return self._directives.get(replica, Directive())
 
     def with_holds(self, progress: RetentionProgress) -> RetentionProgress:
@@ -131,10 +135,11 @@ class MovementCore:
         return movement.phase is MovementPhase.RESTORING
 
     def redundancy(self, partition: Partition) -> int:
-        """Replicas that count: Live ones that are trusted, and stay."""
+        """How many replicas of a partition count."""
         return sum(self.counts(view.replica) for view in self._views.of(partition))
 
     def counts(self, replica: Replica) -> bool:
+        """Whether it is Live, trusted, not suspected, and stays."""
         view = self._views.get(replica)
         if view is None or not self._views.is_current(view) or view.retiring or not view.trusted:
             return False
@@ -209,6 +214,7 @@ class MovementCore:
                 movement.machine.step(MovementEvent.LEFT)
 
     def _adopt(self, movement: Movement, view: ReplicaView, now: float) -> None:
+        """Go on with the session that the newcomer reports, if it may still start from it."""
         report = view.newcomer
         if report is None or report.progress is None or report.progress.phase.over:
             return
@@ -256,6 +262,7 @@ class MovementCore:
     # -- directives --------------------------------------------------------------------------------
 
     def _make_directives(self) -> dict[Replica, Directive]:
+        """Newcomers get orders, upstream replicas register holds, and release what nobody needs."""
         found: dict[Replica, Directive] = {}
         for movement in self._movements.values():
             if movement.phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT):

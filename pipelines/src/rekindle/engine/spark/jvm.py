@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 MAIN = "org.apache.spark.api.python.PythonGatewayServer"
 START_TIMEOUT_S = 120.0
 
-_OPENED = (
+_OPENED_PACKAGES = (
     "java.base/java.lang java.base/java.lang.invoke java.base/java.lang.reflect java.base/java.io"
     " java.base/java.net java.base/java.nio java.base/java.util java.base/java.util.concurrent"
     " java.base/java.util.concurrent.atomic java.base/jdk.internal.ref java.base/sun.nio.ch"
@@ -45,7 +45,7 @@ _OPENED = (
 MODULE_FLAGS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "--add-modules=jdk.incubator.vector",
-    *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED.split()),
+    *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED_PACKAGES.split()),
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Dio.netty.allocator.type=pooled",
     "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
@@ -102,7 +102,7 @@ class JvmSpec:
 
 @dataclass(slots=True)
 class Jvm:
-    """A running JVM and the address of its gateway."""
+    """A running JVM and the address of its gateway, the Py4J server that PySpark talks to."""
 
     spec: JvmSpec
     process: subprocess.Popen[bytes]
@@ -171,6 +171,7 @@ def find_jars(spark_home: Path) -> tuple[Path, ...]:
 
 
 def _rank(jar: Path) -> int:
+    # First as on the class path that Spark's launcher makes.
     return 0 if jar.name.startswith("slf4j-api") else 1
 
 
@@ -190,7 +191,7 @@ def launch(
         process: subprocess.Popen[bytes] | None = None
         try:
             # A signal in the middle of Popen would leave an unknown process.
-            with signals_blocked() as mask, _opened(log_file) as output:
+            with signals_blocked() as mask, _opened_log(log_file) as output:
                 process = subprocess.Popen(
                     [
                         str(spec.java),
@@ -224,7 +225,7 @@ def launch(
 
 
 @contextlib.contextmanager
-def _opened(log_file: Path | None) -> Iterator[IO[bytes] | None]:
+def _opened_log(log_file: Path | None) -> Iterator[IO[bytes] | None]:
     if log_file is None:
         yield None
         return

@@ -40,7 +40,7 @@ _DAY_OF_1970 = dt.date(1970, 1, 1).toordinal()
 
 def constant(text: str, kind: DataType | None) -> Value:
     """The value: of a DATE in days, of a TIMESTAMP in microseconds since 1970, UTC. Raises
-    ValueError."""
+    ValueError, also without a `kind`: the type of the column is not known."""
     match kind:
         case Scalar.STRING:
             text.encode()  # half of a surrogate pair is not valid text
