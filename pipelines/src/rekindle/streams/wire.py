@@ -81,11 +81,12 @@ class MessageIdentity:
 
     @staticmethod
     def read(message: Mapping[str, Any]) -> MessageIdentity:
+        """Raises ValueError, TypeError."""
         return MessageIdentity(
             message.get("topology", ""),
             message.get("incarnation"),
-            message.get("protocol", UNVERSIONED),
-            message.get("oldest", UNVERSIONED),
+            int(message.get("protocol", UNVERSIONED)),
+            int(message.get("oldest", UNVERSIONED)),
         )
 
     def message(self) -> dict[str, Any]:
