@@ -23,8 +23,12 @@ class Server:
         self.items = [pod("a", 1), pod("b", 2)]
         self.version = 2
         self.status = 200
+        self.watched_from: list[str] = []
 
-    def list_pods(self, **_: Any) -> Any:
+    def list_pods(self, **arguments: Any) -> Any:
+        if arguments.get("watch"):
+            self.watched_from.append(arguments["resource_version"])
+            return SimpleNamespace(status=self.status, reason="")
         body = {"metadata": {"resourceVersion": str(self.version)}, "items": self.items}
         return SimpleNamespace(status=self.status, reason="", data=json.dumps(body))
 
@@ -119,6 +123,40 @@ def test_an_older_list_does_not_restore_what_was_deleted_here(
     mirror.forget(pod("a", 3))
     mirror._informer._fire(MODIFIED, listed)  # type: ignore[no-untyped-call]
     assert names(mirror) == {"b"}
+
+
+def test_an_event_from_before_a_deletion_does_not_restore_the_object(
+    mirror: Mirror[PodView],
+) -> None:
+    watch(mirror, DELETED, pod("a", 4))
+    watch(mirror, MODIFIED, pod("a", 3))
+    assert names(mirror) == {"b"}
+
+
+def test_a_watch_begins_after_the_newest_event(mirror: Mirror[PodView], server: Server) -> None:
+    opened = {"watch": True, "resource_version": "2"}  # the informer knows its first list only
+    mirror._request(**opened)
+    watch(mirror, ADDED, pod("c", 3))
+    mirror._request(**opened)
+    watch(mirror, DELETED, pod("a", 5))
+    mirror._request(**opened)
+    assert server.watched_from == ["2", "3", "5"]
+
+
+def test_a_watch_begins_after_the_newest_list(mirror: Mirror[PodView], server: Server) -> None:
+    server.version = 9
+    mirror.relist()
+    mirror._request(watch=True, resource_version="2")
+    assert server.watched_from == ["9"]
+
+
+def test_a_write_of_this_process_skips_no_events_of_others(
+    mirror: Mirror[PodView], server: Server
+) -> None:
+    mirror.put(pod("a", 7))
+    mirror.forget(pod("b", 8))
+    mirror._request(watch=True, resource_version="2")
+    assert server.watched_from == ["2"]
 
 
 @pytest.mark.parametrize("number", ["\u00b2", "9" * 5000])

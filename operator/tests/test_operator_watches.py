@@ -29,7 +29,7 @@ class Server:
         self.items = [pod("a", 1)]
         self.version = 1
         self.stalls = False
-        self.lists = self.watches = 0
+        self.lists = self.watches = self.events = 0
         self.ended = threading.Event()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
@@ -75,6 +75,7 @@ class Server:
                         version = int(raw["metadata"]["resourceVersion"])
                         if version > seen and not stalls:
                             seen = version
+                            server.events += 1
                             event = {"type": "ADDED", "object": raw}
                             self.wfile.write(json.dumps(event).encode() + b"\n")
                             self.wfile.flush()
@@ -122,6 +123,16 @@ def test_a_stalled_watch_is_opened_again_without_a_list(
     server.add("b")
     eventually(lambda: names(started) == {"a", "b"}, 5.0)
     assert server.lists == 1
+
+
+def test_a_watch_that_is_opened_again_repeats_no_event(
+    server: Server, started: Mirror[PodView]
+) -> None:
+    server.add("b")
+    eventually(lambda: names(started) == {"a", "b"})
+    watches = server.watches
+    eventually(lambda: server.watches > watches + 1)
+    assert server.events == 1
 
 
 def test_a_mirrors_age_is_the_time_since_the_last_response(

@@ -6,8 +6,9 @@ readers that do not exist here, so its objects are reduced to their identity. Re
 process's own writes are stored too (`put`), so that a pass sees what the pass before has changed.
 
 A broken connection without a reset looks like a cluster in which nothing happens. So each watch is
-ended by the server after a few seconds; if it is not, it is closed and opened again at the last
-version, which needs no list.
+ended by the server after a few seconds; if it is not, it is closed. The next one begins after the
+newest event or list, which needs no list. The informer itself knows only the version of its own
+lists: the client tracks events only of calls whose result is one of its classes.
 
 Design: docs/design/kubernetes.md#watching.
 """
@@ -70,10 +71,11 @@ class Mirror(Generic[V]):
         self._views: dict[tuple[str, str], V] = {}
         # A list from before a deletion that is read after it must not restore the object.
         self._deleted: deque[str] = deque(maxlen=_MAX_DELETED)
+        self._version = 0  # all changes up to this one are known
         self._synced = threading.Event()
         self._listed_at = self._last_response_at = monotonic()
         self._informer = SharedInformer(self._request, resync_period=_RELIST_S)  # type: ignore[no-untyped-call]
-        for kind, handler in ((ADDED, self._seen), (MODIFIED, self._seen), (DELETED, self._remove)):
+        for kind, handler in ((ADDED, self._seen), (MODIFIED, self._seen), (DELETED, self._gone)):
             self._informer.add_event_handler(kind, handler)  # type: ignore[no-untyped-call]
 
     @property
@@ -105,6 +107,8 @@ class Mirror(Generic[V]):
             known = self._views.get(key)
             if known is not None and known.version >= fresh.version:
                 return
+            if known is None and raw["metadata"].get("uid") in self._deleted:
+                return
             self._views[key] = fresh
         self._changed()
 
@@ -121,13 +125,24 @@ class Mirror(Generic[V]):
         """Called by the informer, which has stored `raw` already."""
         if isinstance(raw, _Listed):
             return  # `replace` has stored it
-        self.record_response()
+        self._follow(raw)
         try:
             self.put(raw)
         finally:
             rest = _identity(raw)
             raw.clear()
             raw.update(rest)
+
+    def _gone(self, raw: Json) -> None:
+        """Called by the informer, also for what a new list does not contain."""
+        self._follow(raw)
+        self._remove(raw)
+
+    def _follow(self, event: Json) -> None:
+        """The next watch begins after this event."""
+        self.record_response()
+        with self._lock:
+            self._version = max(self._version, version_of(event))
 
     def forget(self, raw: Json) -> None:
         """The API server has deleted the object."""
@@ -143,7 +158,6 @@ class Mirror(Generic[V]):
         self._changed()
 
     def _remove(self, raw: Json) -> None:
-        self.record_response()
         key, meta = _key(raw), raw["metadata"]
         with self._lock:
             # An object with finalizers still exists after the request to delete it.
@@ -175,14 +189,12 @@ class Mirror(Generic[V]):
                 or (k in fresh and fresh[k].version == v.version)
             }
             self._views = fresh | known
+            self._version = version
         self._synced.set()
         self._changed()
 
     def _request(self, **arguments: Any) -> Any:
-        """The API call behind the informer.
-
-        :return: object
-        """
+        """The API call behind the informer."""
         try:
             if arguments.get("watch"):
                 if self._monotonic() - self._listed_at >= _RELIST_S:
@@ -197,7 +209,7 @@ class Mirror(Generic[V]):
 
     def _open_watch(self, arguments: dict[str, Any]) -> Any:
         call = {**self._selectors, **arguments, "_preload_content": False}
-        call["timeout_seconds"] = _WATCH_S
+        call |= {"resource_version": str(self._version), "timeout_seconds": _WATCH_S}
         response = self._list_call(**call, _request_timeout=(_CONNECT_S, _SILENT_WATCH_S))
         if response.status == 200:
             self.record_response()
