@@ -34,7 +34,7 @@ from rekindle.protocol import Endpoint, Upstream
 from rekindle.streams import http_server, response_body
 from rekindle.streams.io_thread import CallThread, IoThread
 from rekindle.streams.log import OutputLog
-from rekindle.streams.memory_gate import MemoryGate
+from rekindle.streams.memory_budget import MemoryBudget
 from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.server import StreamServer
@@ -334,7 +334,7 @@ def test_shares_held_for_slow_readers_are_bounded(
     log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response_body, "STALL_S", 2.0)
-    server._lots._gate = MemoryGate(12 << 20)
+    server._lots._budget = MemoryBudget(12 << 20)
     for epoch in range(4):
         log.append(batch(epoch, rows=1 << 20))
     share = Share(("n",), 2, 0)
@@ -343,8 +343,8 @@ def test_shares_held_for_slow_readers_are_bounded(
 
     def left() -> bool:
         nonlocal most
-        most = max(most, server._lots._gate.held_bytes)
-        return most > 8 << 20 and not server._lots._gate.held_bytes
+        most = max(most, server._lots._budget.reserved_bytes)
+        return most > 8 << 20 and not server._lots._budget.reserved_bytes
 
     wait_for("readers that are left", left, every_s=0.001)
     assert most <= 13 << 20  # with the headers of what is encoded
@@ -357,16 +357,16 @@ def test_readers_that_are_gone_hold_no_more_than_their_shares(
     log: OutputLog, server: StreamServer
 ) -> None:
     """Of a large epoch, whose other shares nobody needs."""
-    server._lots._gate = MemoryGate(24 << 20)
+    server._lots._budget = MemoryBudget(24 << 20)
     for epoch in range(6):
         log.append(batch(epoch, rows=1 << 20))
     share = Share(("n",), 4, 0)
     gone = [ask(server, ReadRequest("s", 0, epoch, 1, share=share)) for epoch in range(6)]
-    eventually(lambda: 11 << 20 < server._lots._gate.held_bytes < 13 << 20)
+    eventually(lambda: 11 << 20 < server._lots._budget.reserved_bytes < 13 << 20)
     assert read(server, ReadRequest("s", 0, 5, 1, share=Share(("n",), 3, 0))) == [5]
     for one in gone:
         one.close()
-    eventually(lambda: not server._lots._gate.held_bytes)
+    eventually(lambda: not server._lots._budget.reserved_bytes)
 
 
 def test_a_slow_store_holds_up_only_those_who_need_it(tmp_path: Path) -> None:

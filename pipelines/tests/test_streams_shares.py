@@ -22,7 +22,7 @@ from rekindle.streams import epoch_lots, response_body
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
-from rekindle.streams.memory_gate import MemoryGate
+from rekindle.streams.memory_budget import MemoryBudget
 from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.server import StreamServer
@@ -364,7 +364,7 @@ def test_a_portion_does_not_hold_memory_twice(
     """From a spilled file into a local one, with memory for one of them."""
     monkeypatch.setattr(epoch_lots, "LOT_BYTES", 1 << 10)
     log = filled(tmp_path, 60, 2000, budget=1 << 20, spill=MemorySpill(), file_bytes=256 << 10)
-    server._lots._gate = MemoryGate(1)
+    server._lots._budget = MemoryBudget(1)
     server.serve_log(log)
     first_local = next(e for e in range(60) if log.spilled(e) is None)
     found: list[list[int]] = [[], []]
@@ -379,7 +379,7 @@ def test_a_portion_does_not_hold_memory_twice(
     for thread in threads:
         thread.join(20)
     assert found == [list(range(first_local - 2, 60))] * 2
-    assert not server._lots._gate.held_bytes
+    assert not server._lots._budget.reserved_bytes
 
 
 def test_an_epoch_that_is_spilled_meanwhile_is_fetched_by_the_thread_of_the_store(

@@ -29,7 +29,7 @@ from rekindle.streams.live_history import Position, Run
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch
-from rekindle.streams.memory_gate import MemoryGate
+from rekindle.streams.memory_budget import MemoryBudget
 from rekindle.streams.wire import (
     MAX_PART_BYTES,
     ReadRequest,
@@ -69,7 +69,7 @@ class EpochLots:
 
     def __init__(self) -> None:
         self._splits = SplitCache(SPLIT_CACHE_BYTES)
-        self._gate = MemoryGate(HELD_BYTES)
+        self._budget = MemoryBudget(HELD_BYTES)
         self._rows_thread = CallThread("stream-rows")
         self._large_thread = CallThread("stream-large")
         self._store_thread = CallThread("stream-store")
@@ -121,26 +121,28 @@ class EpochLots:
                 name, size = spilled
                 if call.begun:
                     yield []
-                async with self._gate.hold(name, 2 * size):  # as it is, and divided
+                async with self._budget.reserve(name, 2 * size):  # as it is, and divided
                     fetched = log.fetched(name)
                     if fetched is None:
                         fetched = await self._store_thread.run(partial(log.fetch, name))
                     while not call.complete and log.spilled(call.epoch) == spilled:
-                        lots = self._next_lots(call, partial(log.read_fetched, fetched), held=True)
+                        lots = self._next_lots(
+                            call, partial(log.read_fetched, fetched), reserved=True
+                        )
                         async with contextlib.aclosing(lots):
                             async for lot in lots:
                                 yield lot
                 call.portion.clear()
             elif call.epoch <= log.last:
-                lots = self._next_lots(call, log.read_local, held=False)
+                lots = self._next_lots(call, log.read_local, reserved=False)
                 async with contextlib.aclosing(lots):
                     async for lot in lots:
                         yield lot
             else:
                 return
 
-    async def _next_lots(self, call: _Call, read: _Read, *, held: bool) -> AsyncGenerator[Lot]:
-        """At least one, unless the epoch is gone. `held`: whether the gate is held already."""
+    async def _next_lots(self, call: _Call, read: _Read, *, reserved: bool) -> AsyncGenerator[Lot]:
+        """At least one, unless the epoch is gone. `reserved`: its memory is reserved already."""
         if call.share is not None:
             slice_s = min(SLICE_S, ROUND_S / (1 + len(self._rows_thread)))
             small = partial(self._small_shares, call, read, slice_s)
@@ -162,7 +164,7 @@ class EpochLots:
             if lot := call.take(portion):
                 yield lot
             return
-        lots = self._large_share(call, share, portion[0], payload, thread, held)
+        lots = self._large_share(call, share, portion[0], payload, thread, reserved)
         async with contextlib.aclosing(lots):
             async for lot in lots:
                 yield lot
@@ -196,7 +198,7 @@ class EpochLots:
         encoded: EncodedEpoch,
         payload: pa.Buffer,
         thread: CallThread,
-        held: bool,
+        reserved: bool,
     ) -> AsyncGenerator[Lot]:
         """The share of one epoch, in parts; each is encoded when the one before it is on its
         way."""
@@ -204,15 +206,17 @@ class EpochLots:
         key, size = _split_key(call.log, share, epoch), payload.size
         if call.begun:
             yield []
-        async with contextlib.nullcontext() if held else self._gate.hold(key, size) as hold:
+        async with (
+            contextlib.nullcontext() if reserved else self._budget.reserve(key, size) as reservation
+        ):
             divided = await thread.run(partial(self._split, call, share, epoch, payload))
             split_bytes, parts = divided.nbytes, _parts(divided[share.index])
             del divided
             count = len(parts)
             for number in range(count):
                 rows, checksum = await thread.run(partial(_encode, parts.pop(0)))
-                if hold is not None and not parts:  # nothing else of the epoch
-                    self._gate.needs_only(hold, 0 if rows is None else rows.size)
+                if reservation is not None and not parts:  # nothing else of the epoch
+                    self._budget.shrink(reservation, 0 if rows is None else rows.size)
                 call.took(rows, 0 if number else split_bytes, epochs=number + 1 == count)
                 frame = epoch_frame(
                     epoch, watermark, digest, rows, checksum, number, count, call.marks

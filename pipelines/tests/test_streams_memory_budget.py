@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.streams import memory_gate
-from rekindle.streams.memory_gate import MemoryGate
+from rekindle.streams import memory_budget
+from rekindle.streams.memory_budget import MemoryBudget
 
 MAX_BYTES = 10
 
@@ -17,13 +17,13 @@ MAX_BYTES = 10
 class Holder:
     """Holds something from when it gets it until `let_go`."""
 
-    def __init__(self, gate: MemoryGate, key: str, size: int) -> None:
+    def __init__(self, budget: MemoryBudget, key: str, size: int) -> None:
         self.key, self.size, self.holds = key, size, False
         self._end = asyncio.Event()
-        self.task = asyncio.create_task(self._hold(gate))
+        self.task = asyncio.create_task(self._hold(budget))
 
-    async def _hold(self, gate: MemoryGate) -> None:
-        async with gate.hold(self.key, self.size):
+    async def _hold(self, budget: MemoryBudget) -> None:
+        async with budget.reserve(self.key, self.size):
             self.holds = True
             await self._end.wait()
         self.holds = False
@@ -39,10 +39,10 @@ async def settle() -> None:
 
 def test_what_several_hold_counts_once() -> None:
     async def play() -> None:
-        gate, order = MemoryGate(10), []
+        budget, order = MemoryBudget(10), []
 
         async def hold(key: str, size: int, until: asyncio.Event) -> None:
-            async with gate.hold(key, size):
+            async with budget.reserve(key, size):
                 order.append(key)
                 await until.wait()
 
@@ -52,13 +52,13 @@ def test_what_several_hold_counts_once() -> None:
         tasks.append(asyncio.create_task(hold("b", 8, rest)))
         gone = asyncio.create_task(hold("c", 1 << 30, rest))
         await asyncio.sleep(0.01)
-        assert (order, gate.held_bytes) == (["a", "a", "a"], 8)
+        assert (order, budget.reserved_bytes) == (["a", "a", "a"], 8)
         gone.cancel()
         first.set()
         await asyncio.gather(*tasks)
-        assert (order[-1], gate.held_bytes) == ("b", 0)
-        async with gate.hold("too large alone", 1 << 40):
-            assert gate.held_bytes == 1 << 40
+        assert (order[-1], budget.reserved_bytes) == ("b", 0)
+        async with budget.reserve("too large alone", 1 << 40):
+            assert budget.reserved_bytes == 1 << 40
 
     asyncio.run(play())
 
@@ -67,18 +67,18 @@ def test_one_that_needs_much_gets_its_turn() -> None:
     """Small ones come one after another, so that something is always held."""
 
     async def play() -> None:
-        gate = MemoryGate(MAX_BYTES)
-        held = [Holder(gate, "0", 3), Holder(gate, "1", 3)]
+        budget = MemoryBudget(MAX_BYTES)
+        held = [Holder(budget, "0", 3), Holder(budget, "1", 3)]
         await settle()
-        large = Holder(gate, "large", 1000)
+        large = Holder(budget, "large", 1000)
         for number in range(2, 100):
-            held.append(Holder(gate, str(number), 3))
+            held.append(Holder(budget, str(number), 3))
             held[number - 2].let_go()
             await settle()
             if large.holds:
                 break
         assert large.holds
-        assert gate.held_bytes == 1000
+        assert budget.reserved_bytes == 1000
         large.let_go()
         for holder in held:
             holder.let_go()
@@ -89,12 +89,12 @@ def test_one_that_needs_much_gets_its_turn() -> None:
 
 def test_who_lets_go_does_not_come_before_those_that_wait() -> None:
     async def play() -> None:
-        gate, order = MemoryGate(MAX_BYTES), []
+        budget, order = MemoryBudget(MAX_BYTES), []
 
         async def files(name: str) -> None:
             """One after another, as of a spilled log."""
             for number in range(3):
-                async with gate.hold((name, number), 8):
+                async with budget.reserve((name, number), 8):
                     order.append(name)
                     await asyncio.sleep(0)
 
@@ -106,33 +106,33 @@ def test_who_lets_go_does_not_come_before_those_that_wait() -> None:
 
 def test_some_that_fit_may_pass_one_that_does_not() -> None:
     async def play() -> None:
-        gate = MemoryGate(MAX_BYTES)
-        slow = Holder(gate, "slow", 5)
+        budget = MemoryBudget(MAX_BYTES)
+        slow = Holder(budget, "slow", 5)
         await settle()
-        large = Holder(gate, "large", 8)
+        large = Holder(budget, "large", 8)
         await settle()
-        small = [Holder(gate, f"{n}", 2) for n in range(memory_gate.MAX_PASSED + 2)]
+        small = [Holder(budget, f"{n}", 2) for n in range(memory_budget.MAX_PASSED + 2)]
         for holder in small:
             await settle()
             holder.let_go()
         await settle()
-        assert [s.task.done() for s in small].count(True) == memory_gate.MAX_PASSED
+        assert [s.task.done() for s in small].count(True) == memory_budget.MAX_PASSED
         slow.let_go()
         await settle()
         assert large.holds
         large.let_go()
         await asyncio.gather(large.task, *(s.task for s in small))
-        assert gate.held_bytes == 0
+        assert budget.reserved_bytes == 0
 
     asyncio.run(play())
 
 
 def test_one_that_is_cancelled_with_its_turn_gives_it_back() -> None:
     async def play() -> None:
-        gate = MemoryGate(MAX_BYTES)
-        first = Holder(gate, "a", 8)
+        budget = MemoryBudget(MAX_BYTES)
+        first = Holder(budget, "a", 8)
         await settle()
-        second, third = Holder(gate, "b", 8), Holder(gate, "c", 8)
+        second, third = Holder(budget, "b", 8), Holder(budget, "c", 8)
         await settle()
         first.let_go()
         await asyncio.sleep(0)  # `first` is over, and `second` has not run
@@ -141,25 +141,28 @@ def test_one_that_is_cancelled_with_its_turn_gives_it_back() -> None:
         assert third.holds
         third.let_go()
         await settle()
-        assert gate.held_bytes == 0
+        assert budget.reserved_bytes == 0
 
     asyncio.run(play())
 
 
 def test_what_is_needed_no_more_is_given_back_before_the_end() -> None:
     async def play() -> None:
-        gate = MemoryGate(MAX_BYTES)
-        async with gate.hold("a", 8) as first, gate.hold("a", 8) as second:
-            other = Holder(gate, "b", 8)
-            gate.needs_only(first, 1)
+        budget = MemoryBudget(MAX_BYTES)
+        async with budget.reserve("a", 8) as first, budget.reserve("a", 8) as second:
+            other = Holder(budget, "b", 8)
+            budget.shrink(first, 1)
             await settle()
-            assert (gate.held_bytes, other.holds) == (9, False)  # the second one needs it still
-            gate.needs_only(second, 1)
+            assert (budget.reserved_bytes, other.holds) == (
+                9,
+                False,
+            )  # `second` needs it
+            budget.shrink(second, 1)
             await settle()
-            assert (gate.held_bytes, other.holds) == (10, True)
+            assert (budget.reserved_bytes, other.holds) == (10, True)
         other.let_go()
         await settle()
-        assert gate.held_bytes == 0
+        assert budget.reserved_bytes == 0
 
     asyncio.run(play())
 
@@ -177,10 +180,10 @@ def test_whatever_happens_the_bound_holds_and_nobody_is_forgotten(
     steps: list[tuple[str, int]],
 ) -> None:
     async def play() -> None:
-        gate, holders = MemoryGate(MAX_BYTES), list[Holder]()
+        budget, holders = MemoryBudget(MAX_BYTES), list[Holder]()
         for action, number in steps:
             if action == "come":
-                holders.append(Holder(gate, f"k{number}", SIZES[number]))
+                holders.append(Holder(budget, f"k{number}", SIZES[number]))
             elif action == "turn":
                 await asyncio.sleep(0)
             elif holders and action == "go":
@@ -188,12 +191,12 @@ def test_whatever_happens_the_bound_holds_and_nobody_is_forgotten(
             elif holders:
                 holders[number % len(holders)].task.cancel()
             held = {h.key for h in holders if h.holds and not h.task.done()}
-            assert gate.held_bytes <= MAX_BYTES or len(held) <= 1
+            assert budget.reserved_bytes <= MAX_BYTES or len(held) <= 1
         for holder in holders:
             holder.let_go()
         await asyncio.wait_for(
             asyncio.gather(*(h.task for h in holders), return_exceptions=True), 5
         )
-        assert gate.held_bytes == 0
+        assert budget.reserved_bytes == 0
 
     asyncio.run(play())
