@@ -26,7 +26,7 @@ from rekindle.streams.records import (
     headers,
     locate,
     outline,
-    outlined,
+    read_outline,
     verify_checksum,
     watermark_changes,
     watermarks,
@@ -186,7 +186,7 @@ def test_every_epoch_is_found_from_any_record_before_it(
 @given(EPOCHS)
 def test_an_outline_has_all_but_the_rows(epochs: list[Epoch]) -> None:
     data = memoryview(filled(epochs)[0])
-    found = outlined(memoryview(outline(data)))
+    found = read_outline(memoryview(outline(data)))
     results = [(w, r.digest) for r, payload in found for w in watermarks(payload, r, r.epoch)]
     assert results == [(e.watermark, e.digest) for e in epochs]
 

@@ -193,7 +193,7 @@ def _load(path: Path, with_spilled: bool) -> tuple[LogFile | None, str | None]:
 def _load_spilled(path: Path) -> LogFile:
     name, size, content = _read_spilled_file(path)
     file: LogFile | None = None
-    for record, _ in records.outlined(memoryview(content)):
+    for record, _ in records.read_outline(memoryview(content)):
         _require_stable(record)
         file = file or LogFile(path, record.epoch, name)
         file.tail = Tail(record.next_epoch, size)
@@ -205,7 +205,7 @@ def _load_spilled(path: Path) -> LogFile:
 def read_outline(path: Path) -> Iterator[tuple[Record, memoryview]]:
     """The records of a spilled file, and their watermark changes. Raises DamagedRecord,
     FileNotFoundError."""
-    return records.outlined(memoryview(_read_spilled_file(path)[2]))
+    return records.read_outline(memoryview(_read_spilled_file(path)[2]))
 
 
 def _read_spilled_file(path: Path) -> tuple[str, int, bytes]:

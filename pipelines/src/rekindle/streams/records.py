@@ -40,15 +40,16 @@ HEADER_BYTES = 64
 _HEADER = struct.Struct("<4sB3xIIqq16sQII")
 _POSITION = struct.Struct("<4s8xIq24xQ")
 """Of the header only magic, count, epoch and length."""
-_SUMMED = HEADER_BYTES - 4
-_SUM = struct.Struct("<I")
+_CHECKSUM_OFFSET = HEADER_BYTES - 4
+_CHECKSUM = struct.Struct("<I")
 WATERMARK_CHANGE = struct.Struct("<qq")
 """An earlier watermark, and the number of the record's epochs up to the last one with it."""
 _SCAN_BYTES = 1 << 16
 
 
 class RecordKind(IntEnum):
-    """What a record is. The numbers are stored."""
+    """What a record is. The numbers are stored. Which are in use:
+    docs/design/streams.md#log-records."""
 
     STABLE = 1
     TENTATIVE = 2
@@ -108,8 +109,8 @@ class Record(NamedTuple):
         return self.epochs > 1 or not self.length
 
 
-def encode_header(record: Record, payload_sum: int) -> bytes:
-    """`payload_sum`: CRC-32 of the payload. Raises ValueError if a field is out of its range."""
+def encode_header(record: Record, payload_checksum: int) -> bytes:
+    """`payload_checksum`: CRC-32. Raises ValueError if a field is out of its range."""
     digest = bytes.fromhex(record.digest)
     if len(digest) != 16:
         raise ValueError(f"a digest has 32 hexadecimal digits, not {record.digest!r}")
@@ -125,10 +126,10 @@ def encode_header(record: Record, payload_sum: int) -> bytes:
             record.length,
             record.previous // ALIGN,
             0,
-        )[:_SUMMED]
+        )[:_CHECKSUM_OFFSET]
     except struct.error as error:
         raise ValueError(f"{record} does not fit the format: {error}") from error
-    return header + _SUM.pack(zlib.crc32(header, payload_sum))
+    return header + _CHECKSUM.pack(zlib.crc32(header, payload_checksum))
 
 
 def encode_rows(rows: pa.Table) -> pa.Buffer:
@@ -213,8 +214,8 @@ def verify_checksum(data: memoryview, record: Record) -> int:
     """The CRC-32 of the payload. Raises DamagedRecord if the record does not match its checksum."""
     start, payload = record.start, record.payload
     found = zlib.crc32(data[payload : payload + record.length])
-    if _SUM.unpack_from(data, start + _SUMMED)[0] != zlib.crc32(
-        data[start : start + _SUMMED], found
+    if _CHECKSUM.unpack_from(data, start + _CHECKSUM_OFFSET)[0] != zlib.crc32(
+        data[start : start + _CHECKSUM_OFFSET], found
     ):
         raise DamagedRecord("a record with a wrong checksum", start)
     return found
@@ -238,14 +239,14 @@ def headers(data: memoryview, start: int, end: int) -> Iterator[Record]:
 
 
 def forward(data: memoryview) -> Iterator[Record]:
-    """The sound records of a file from its beginning. Raises DamagedRecord where they end."""
+    """The records of a file from its beginning. Raises DamagedRecord at the first unsound one."""
     for record in headers(data, 0, len(data)):
         verify_checksum(data, record)
         yield record
 
 
 def backward(data: memoryview) -> Iterator[Record]:
-    """The sound records of a file from its end. Raises DamagedRecord where they end."""
+    """The records of a file from its end. Raises DamagedRecord at the first unsound one."""
     if not len(data):
         return
     record = _last(data)
@@ -312,9 +313,9 @@ def outline(data: memoryview) -> bytes:
     return b"".join(parts)
 
 
-def outlined(content: memoryview) -> Iterator[tuple[Record, memoryview]]:
-    """The records of an outline, whose checksums do not count, and their watermark changes. Raises
-    DamagedRecord."""
+def read_outline(content: memoryview) -> Iterator[tuple[Record, memoryview]]:
+    """The records of an outline and their watermark changes. Their checksums, which also cover the
+    rows, are not verified. Raises DamagedRecord."""
     start = 0
     while start < len(content):
         record = _parse(content, start)

@@ -29,7 +29,7 @@ class GrowingRecord:
     record: Record
     header: bytes
     changes: bytes
-    changes_sum: int
+    changes_checksum: int
 
     @property
     def content(self) -> bytes:
@@ -112,7 +112,7 @@ def _grown(
     if (old.kind, old.branch, old.digest) != (kind, branch, digest) or old.epochs == _MAX_EPOCHS:
         return None
     writes: tuple[tuple[int, bytes], ...] = ()
-    changes, changes_sum = growing.changes, growing.changes_sum
+    changes, changes_checksum = growing.changes, growing.changes_checksum
     if watermark != old.watermark:
         if len(changes) >= MAX_WATERMARK_CHANGES_BYTES:
             return None
@@ -120,9 +120,9 @@ def _grown(
         at = old.payload + len(changes)
         # Beyond what the header in the file covers, so it may be lost until that is written.
         writes = ((at, change if len(changes) % ALIGN else change.ljust(ALIGN, b"\0")),)
-        changes, changes_sum = changes + change, zlib.crc32(change, changes_sum)
+        changes, changes_checksum = changes + change, zlib.crc32(change, changes_checksum)
     record = old._replace(epochs=old.epochs + 1, watermark=watermark, length=len(changes))
-    header = encode_header(record, changes_sum)
-    grown = GrowingRecord(record, header, changes, changes_sum)
+    header = encode_header(record, changes_checksum)
+    grown = GrowingRecord(record, header, changes, changes_checksum)
     after = Tail(record.next_epoch, record.end, tail.records, record.size, grown)
     return Appended(after, (*writes, (record.start, header)), None, (old.start, growing.header))
