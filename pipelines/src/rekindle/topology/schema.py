@@ -80,25 +80,25 @@ INTEGER_BITS = {Scalar.BIGINT: 64, Scalar.INT: 32, Scalar.SMALLINT: 16, Scalar.T
 """The integer types, with their widths."""
 
 
-def is_integer(kind: DataType | None) -> bool:
-    return kind in INTEGER_BITS
+def is_integer(data_type: DataType | None) -> bool:
+    return data_type in INTEGER_BITS
 
 
-def is_floating(kind: DataType | None) -> bool:
-    return kind in (Scalar.DOUBLE, Scalar.FLOAT)
+def is_floating(data_type: DataType | None) -> bool:
+    return data_type in (Scalar.DOUBLE, Scalar.FLOAT)
 
 
-def is_nested(kind: DataType | None) -> bool:
-    return isinstance(kind, Array | Struct)
+def is_nested(data_type: DataType | None) -> bool:
+    return isinstance(data_type, Array | Struct)
 
 
-def type_to_ddl(kind: DataType | None) -> str:
+def type_to_ddl(data_type: DataType | None) -> str:
     """A type in Spark's DDL; the inverse of `rekindle.topology.sql.ddl.ddl_to_schema`."""
-    match kind:
+    match data_type:
         case None:
             return Scalar.STRING.name
         case Scalar():
-            return kind.name
+            return data_type.name
         case Decimal(precision, scale):
             return f"DECIMAL({precision}, {scale})"
         case Array(element):
@@ -107,13 +107,13 @@ def type_to_ddl(kind: DataType | None) -> str:
             return f"STRUCT<{', '.join(f'`{f.name}`: {type_to_ddl(f.type)}' for f in fields)}>"
 
 
-def type_in_operator_id(kind: DataType | None) -> str:
+def type_in_operator_id(data_type: DataType | None) -> str:
     """A type in operator ids. These are Arrow's names; they must not change between releases."""
-    match kind:
+    match data_type:
         case None:
             return Scalar.STRING.value
         case Scalar():
-            return kind.value
+            return data_type.value
         case Decimal(precision, scale):
             return f"decimal128({precision}, {scale})"
         case Array(element):

@@ -39,7 +39,7 @@ from rekindle.topology.schema import (
 )
 from rekindle.topology.units import parse_duration
 
-_NAMES = (
+_FUNCTIONS = (
     "sequence",
     "timestamp",
     "integer",
@@ -134,15 +134,16 @@ Column = (
 )
 
 
-def parse_column(text: str, kind: DataType | None) -> Column:
-    """The description of a column of type `kind`. Raises ExpressionError."""
+def parse_column(text: str, data_type: DataType | None) -> Column:
+    """The description of a column of type `data_type`, or of unknown type (None). Raises
+    ExpressionError."""
     try:
-        return _column(parse_expression(text), kind)
+        return _column(parse_expression(text), data_type)
     except ExpressionError as error:
-        raise ExpressionError(str(error), error.hint or expression_hint(kind)) from error
+        raise ExpressionError(str(error), error.hint or expression_hint(data_type)) from error
     except (OverflowError, ValueError) as error:
-        what = f"does not give {type_to_ddl(kind)}"
-        raise ExpressionError(what, expression_hint(kind)) from error
+        what = f"does not give {type_to_ddl(data_type)}"
+        raise ExpressionError(what, expression_hint(data_type)) from error
 
 
 def event_start(text: str) -> int:
@@ -156,78 +157,79 @@ def event_start(text: str) -> int:
     return _start_us(call)
 
 
-def expression_hint(kind: DataType | None) -> str:
+def expression_hint(data_type: DataType | None) -> str:
     """A hint with expressions of a type."""
-    if is_nested(kind):
+    if is_nested(data_type):
         return "the generator has no arrays and structs; build them with a sql operator"
-    if is_integer(kind):
+    if is_integer(data_type):
         return "write e.g. sequence or integer(1, 6)"
-    if is_floating(kind) or isinstance(kind, Decimal):
+    if is_floating(data_type) or isinstance(data_type, Decimal):
         return "write e.g. uniform(0, 100) or normal(12, 30)"
-    if kind is Scalar.TIMESTAMP:
+    if data_type is Scalar.TIMESTAMP:
         return "write e.g. timestamp or timestamp(2013-01-01 00:00:00, 30s)"
-    if kind is Scalar.BOOLEAN:
+    if data_type is Scalar.BOOLEAN:
         return "write e.g. boolean(0.5)"
-    if kind is Scalar.DATE:
+    if data_type is Scalar.DATE:
         return "write e.g. choice(2013-01-01, 2013-01-02)"
     return "write e.g. choice(a, b) or key(user-, 100)"
 
 
-def _column(call: Call, kind: DataType | None) -> Column:
+def _column(call: Call, data_type: DataType | None) -> Column:
     """The description of a column. Constants and bounds are checked here, so that errors are found
     early. Raises ExpressionError, and ValueError or OverflowError for values of another type."""
     match call.name:
         case "sequence":
             start, step = call.integers(0, 1)
-            _require_number(call, kind)
+            _require_number(call, data_type)
             _require_bigints(start, step)
-            _require_integer_of(kind, start)
+            _require_integer_of(data_type, start)
             return SequenceColumn(start, step)
         case "timestamp":
-            return _timestamps(call, kind)
+            return _timestamps(call, data_type)
         case "integer":
             low, high = call.integers(None, None)
             if low > high:
                 raise ExpressionError(f"{low} is above {high}")
-            _require_number(call, kind)
+            _require_number(call, data_type)
             _require_bigints(low, high)
-            _require_integer_of(kind, low)
-            _require_integer_of(kind, high)
+            _require_integer_of(data_type, low)
+            _require_integer_of(data_type, high)
             _require_uint64(high - low + 1)
             return Integers(low, high)
         case "uniform":
             left, right = call.numbers(None, None)
-            _require_doubles(call, kind, left, right, left + (right - left) / 3)
+            _require_doubles(call, data_type, left, right, left + (right - left) / 3)
             return Uniform(left, right)
         case "normal":
             mean, sd = call.numbers(None, None)
-            _require_doubles(call, kind, mean - 6 * sd, mean, mean + sd / 3, mean + 6 * sd)
+            _require_doubles(call, data_type, mean - 6 * sd, mean, mean + sd / 3, mean + 6 * sd)
             return Normal(mean, sd)
         case "boolean":
-            below = _threshold(call.numbers(None)[0])
-            if kind not in _TYPES_OF_BOOLEANS:
+            threshold = _threshold(call.numbers(None)[0])
+            if data_type not in _TYPES_OF_BOOLEANS:
                 raise ValueError("true is no value of this type")
-            return Booleans(below)
+            return Booleans(threshold)
         case "choice":
-            return Choice(_constants(call, kind))
+            return Choice(_constants(call, data_type))
         case "cycle" | "constant":
             if call.name == "constant" and len(call.arguments) != 1:
                 raise ExpressionError("constant takes one value")
-            return Cycle(_constants(call, kind))
+            return Cycle(_constants(call, data_type))
         case "key":
-            return _keys(call, kind)
+            return _keys(call, data_type)
         case "null":
             if len(call.arguments) != 2:
                 raise ExpressionError("null takes a probability and an expression")
-            return OrNull(_threshold(call.number(0)), _column(call.call(1), kind))
-    known = f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
-    hint = did_you_mean(call.name, _NAMES)
+            return OrNull(_threshold(call.number(0)), _column(call.call(1), data_type))
+    known = f"{', '.join(_FUNCTIONS[:-1])} or {_FUNCTIONS[-1]}"
+    hint = did_you_mean(call.name, _FUNCTIONS)
     raise ExpressionError(f"unknown function {call.name}; write {known}", hint)
 
 
-def _require_number(call: Call, kind: DataType | None) -> None:
-    if kind in (Scalar.TIMESTAMP, Scalar.DATE, Scalar.BOOLEAN):
-        raise ExpressionError(f"{call.name} gives BIGINT, and the schema has {type_to_ddl(kind)}")
+def _require_number(call: Call, data_type: DataType | None) -> None:
+    if data_type in (Scalar.TIMESTAMP, Scalar.DATE, Scalar.BOOLEAN):
+        found = type_to_ddl(data_type)
+        raise ExpressionError(f"{call.name} gives BIGINT, and the schema has {found}")
 
 
 def _require_bigints(*numbers: int) -> None:
@@ -240,16 +242,16 @@ def _require_uint64(number: int) -> None:
         raise ValueError("more than there are 64-bit numbers")
 
 
-def _require_integer_of(kind: DataType | None, number: int) -> None:
+def _require_integer_of(data_type: DataType | None, number: int) -> None:
     """A type takes a BIGINT if it has exactly that value; a DECIMAL has to take any BIGINT."""
-    match kind:
+    match data_type:
         case Scalar.STRING:
             return
         case Scalar.BIGINT | Scalar.INT | Scalar.SMALLINT | Scalar.TINYINT:
-            end = 1 << (INTEGER_BITS[kind] - 1)
+            end = 1 << (INTEGER_BITS[data_type] - 1)
             fits = -end <= number < end
         case Scalar.DOUBLE | Scalar.FLOAT:
-            fits = abs(number) <= _EXACT_INTEGERS[kind]
+            fits = abs(number) <= _EXACT_INTEGERS[data_type]
         case Decimal(precision, scale):
             fits = precision - scale >= _BIGINT_DIGITS
         case _:
@@ -258,13 +260,13 @@ def _require_integer_of(kind: DataType | None, number: int) -> None:
         raise ValueError(f"{number} is no value of this type")
 
 
-def _require_doubles(call: Call, kind: DataType | None, *values: float) -> None:
-    if is_integer(kind):
+def _require_doubles(call: Call, data_type: DataType | None, *values: float) -> None:
+    if is_integer(data_type):
         raise ExpressionError(
-            f"{call.name} gives DOUBLE, and the schema has {type_to_ddl(kind)}",
+            f"{call.name} gives DOUBLE, and the schema has {type_to_ddl(data_type)}",
             "declare DOUBLE, or write integer(low, high)",
         )
-    match kind:
+    match data_type:
         case Scalar.DOUBLE | Scalar.FLOAT | Scalar.STRING | Scalar.BOOLEAN:
             return
         case Decimal(precision, scale):
@@ -276,9 +278,9 @@ def _require_doubles(call: Call, kind: DataType | None, *values: float) -> None:
         raise ValueError("a DOUBLE is no value of this type")
 
 
-def _timestamps(call: Call, kind: DataType | None) -> Timestamps:
-    if kind is not Scalar.TIMESTAMP:
-        raise ExpressionError(f"gives TIMESTAMP, and the schema has {type_to_ddl(kind)}")
+def _timestamps(call: Call, data_type: DataType | None) -> Timestamps:
+    if data_type is not Scalar.TIMESTAMP:
+        raise ExpressionError(f"gives TIMESTAMP, and the schema has {type_to_ddl(data_type)}")
     start = _start_us(call)
     jitter = 0
     if len(call.arguments) > 1:
@@ -305,22 +307,22 @@ def _start_us(call: Call) -> int:
         ) from e
 
 
-def _keys(call: Call, kind: DataType | None) -> Keys:
+def _keys(call: Call, data_type: DataType | None) -> Keys:
     if len(call.arguments) != 2:
         raise ExpressionError("key takes a prefix and a number of keys")
     prefix, keys = call.text(0), call.integer(1)
     if keys < 1:
         raise ExpressionError(f"key needs at least one key, not {keys}")
     _require_uint64(keys)
-    constant(prefix, kind)
+    constant(prefix, data_type)
     return Keys(prefix, keys)
 
 
-def _constants(call: Call, kind: DataType | None) -> tuple[Value, ...]:
+def _constants(call: Call, data_type: DataType | None) -> tuple[Value, ...]:
     texts = [call.text(i) for i in range(len(call.arguments))]
     if not texts:
         raise ExpressionError(f"{call.name} needs at least one value")
-    return tuple(constant(text, kind) for text in texts)
+    return tuple(constant(text, data_type) for text in texts)
 
 
 def _threshold(probability: float) -> int:

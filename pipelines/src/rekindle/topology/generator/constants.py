@@ -38,10 +38,10 @@ _DAYS_OF_400_YEARS = 146_097
 _DAY_OF_1970 = dt.date(1970, 1, 1).toordinal()
 
 
-def constant(text: str, kind: DataType | None) -> Value:
+def constant(text: str, data_type: DataType | None) -> Value:
     """The value: of a DATE in days, of a TIMESTAMP in microseconds since 1970, UTC. Raises
-    ValueError, also without a `kind`: the type of the column is not known."""
-    match kind:
+    ValueError, also if `data_type` is None: the type of the column is not known."""
+    match data_type:
         case Scalar.STRING:
             text.encode()  # half of a surrogate pair is not valid text
             return text
@@ -50,7 +50,7 @@ def constant(text: str, kind: DataType | None) -> Value:
         case Scalar.BOOLEAN if text.lower() in _BOOLEANS:
             return _BOOLEANS[text.lower()]
         case Scalar.BIGINT | Scalar.INT | Scalar.SMALLINT | Scalar.TINYINT:
-            return _integer(text, INTEGER_BITS[kind])
+            return _integer(text, INTEGER_BITS[data_type])
         case Scalar.DOUBLE | Scalar.FLOAT if _REAL.fullmatch(text):
             return float(text.partition("(")[0])
         case Scalar.DATE:

@@ -27,7 +27,7 @@ class WindowKind(Protocol):
 
     @property
     def further_fields(self) -> tuple[str, ...]:
-        """Further fields of `WindowSpec` that this kind has."""
+        """Fields of `WindowSpec` that this kind has beside the one that selects it (`KINDS`)."""
         ...
 
     def check(self, window: WindowSpec, path: str) -> Iterator[Problem]:
