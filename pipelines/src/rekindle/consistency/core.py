@@ -3,8 +3,9 @@
 It decides which epochs are processed on the stable branch, and when an epoch is processed without
 an input that is missing, on a fork of the stable state. The stable branch is never rolled back:
 when the inputs are corrected it goes on where it stopped, and its epochs replace the tentative
-ones. One call of the engine is in progress at a time; new input goes first. Does not know the
-engine, the log, or who delivers batches.
+ones. One call of the engine is in progress at a time; new input goes first. While one of two
+replicas stabilizes, its partner serves readers and postpones its own stabilization (`partners`).
+Does not know the engine, the log, or who delivers batches.
 
 Design: docs/design/consistency.md.
 Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
@@ -69,19 +70,19 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class StableCall:
-    began: float
+    began_at: float
     through: int
 
 
 @dataclass(frozen=True, slots=True)
 class TentativeCall:
-    due: float
+    due_at: float
     attempt: int
     epoch: int
 
 
 class ConsistencyCore:
-    """One task. `stable_epoch`: the newest one that is out and stable; `buffered`: see
+    """One task. `stable_epoch`: the newest stable one in the log; for the bounds of `buffered` see
     `ConsistencySettings`."""
 
     def __init__(self, settings: ConsistencySettings, next_epoch: int, watermark: int) -> None:
@@ -97,7 +98,7 @@ class ConsistencyCore:
         self._fork: Fork | None = None
         self._call: StableCall | TentativeCall | None = None
         self._due: tuple[int, float] | None = None  # the epoch that is due, and since when
-        self._progress_at = -math.inf  # of the correction
+        self._progress_at = -math.inf  # when the stable branch last got input or processed an epoch
         self._corrected_through: int | None = None  # by the inputs, if less than was tentative
         self._now = -math.inf
 
@@ -125,7 +126,8 @@ class ConsistencyCore:
         return self._inputs.buffered()
 
     def may_read(self, channel: Channel, live: bool = False) -> bool:
-        """Whether a subscription may deliver more. One that has what is needed next always may,
+        """Whether a subscription may deliver more. `live`: the one that has tentative epochs too
+        (`ReadLive`), not the stable one. One that has what is needed next always may,
         unless complete epochs wait; so no bound blocks another."""
         if live:
             return self._inputs.may_read_live(channel, self._live_epoch())
@@ -157,37 +159,36 @@ class ConsistencyCore:
         return effects
 
     def _handle(self, event: ConsistencyInput, now: float) -> list[ConsistencyEffect]:
-        happened = ConsistencyEvent
         match event:
             case BatchReceived(channel, batch, live):
                 self._batch_received(channel, batch, live, now)
             case UpstreamReported(channel, stable, tentative):
-                self.machine.step(happened.UPSTREAM_REPORTED)
+                self.machine.step(ConsistencyEvent.UPSTREAM_REPORTED)
                 self._inputs.channels[channel].reported(stable, tentative)
             case StableProcessed(through):
-                self.machine.step(happened.STABLE_PROCESSED)
+                self.machine.step(ConsistencyEvent.STABLE_PROCESSED)
                 self._stable_processed(through, now)
             case TentativeProcessed(attempt, epoch):
-                self.machine.step(happened.TENTATIVE_PROCESSED)
+                self.machine.step(ConsistencyEvent.TENTATIVE_PROCESSED)
                 self._tentative_processed(attempt, epoch, now)
             case PostponementRequested(replica, lease_s):
                 promised = self._partners.requested(replica, lease_s, self.state, now)
-                self.machine.step(happened.POSTPONEMENT_REQUESTED)
+                self.machine.step(ConsistencyEvent.POSTPONEMENT_REQUESTED)
                 return [AnswerPartner(promised, lease_s)]
             case PromiseEnded():
-                self.machine.step(happened.PROMISE_ENDED)
+                self.machine.step(ConsistencyEvent.PROMISE_ENDED)
                 self._partners.promise_ended()
             case PartnerPromised(lease_s):
-                self.machine.step(happened.PARTNER_PROMISED)
+                self.machine.step(ConsistencyEvent.PARTNER_PROMISED)
                 self._partners.promised(lease_s)
             case PartnerRefused():
-                self.machine.step(happened.PARTNER_REFUSED)
+                self.machine.step(ConsistencyEvent.PARTNER_REFUSED)
                 self._partners.refused(now)
             case PartnerChanged(present):
-                self.machine.step(happened.PARTNER_CHANGED)
+                self.machine.step(ConsistencyEvent.PARTNER_CHANGED)
                 self._partners.changed(present)
             case MaxDelayChanged(max_delay_s):
-                self.machine.step(happened.MAX_DELAY_CHANGED)
+                self.machine.step(ConsistencyEvent.MAX_DELAY_CHANGED)
                 self._deadlines.max_delay_s = max_delay_s
             case Woken():
                 pass
@@ -213,13 +214,13 @@ class ConsistencyCore:
         self._progress_at = now
         self._inputs.live.advance(self._live_epoch())
         if self.state is ConsistencyState.STABLE:
-            self._deadlines.processed(now - call.began)
+            self._deadlines.processed(now - call.began_at)
 
     def _tentative_processed(self, attempt: int, epoch: int, now: float) -> None:
         call, self._call = self._call, None
         if not isinstance(call, TentativeCall) or (attempt, epoch) != (call.attempt, call.epoch):
             raise InvalidInput(f"tentative epoch {epoch} was processed, the call was {call}")
-        self._deadlines.processed(now - call.due)
+        self._deadlines.processed(now - call.due_at)
 
     # -- from UP_FAILURE to STABILIZATION --------------------------------------------------------
 
@@ -284,7 +285,7 @@ class ConsistencyCore:
 
     def _fail_again(self, now: float) -> list[ConsistencyEffect]:
         effects = self._end(ConsistencyEvent.INPUT_FAILED_AGAIN, now)
-        self._inputs.forget_announcements()
+        self._inputs.forget_announcements()  # what upstreams had, but did not deliver
         return effects
 
     def _end(self, event: ConsistencyEvent, now: float) -> list[ConsistencyEffect]:
@@ -370,8 +371,8 @@ class ConsistencyCore:
             case ConsistencyState.UP_FAILURE:
                 return self._settings.during_failure
             case ConsistencyState.STABILIZATION:
-                served = self._partners.served(now)
-                return Policy.SUSPEND if served else self._settings.during_stabilization
+                partner_serves = self._partners.served(now)
+                return Policy.SUSPEND if partner_serves else self._settings.during_stabilization
 
     def _wakes(self) -> list[float]:
         wakes = [self._due_at(self._live_epoch(), self._now)]

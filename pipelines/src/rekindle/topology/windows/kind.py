@@ -27,7 +27,7 @@ class WindowKind(Protocol):
 
     @property
     def further_fields(self) -> tuple[str, ...]:
-        """Fields of `WindowSpec` that this kind has beside the one that selects it (`KINDS`)."""
+        """Fields of `WindowSpec` that this kind has beside its own in `registry.KINDS`."""
         ...
 
     def check(self, window: WindowSpec, path: str) -> Iterator[Problem]:
