@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_KEYS = {
+_MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
     "volumes": "name",
@@ -47,8 +47,8 @@ def _merge_value(key: str, old: Any, new: Any) -> Any:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return merge(old, new)
     if isinstance(old, list) and isinstance(new, list):
-        if key in _KEYS:
-            return _merge_list(old, new, _KEYS[key])
+        if key in _MERGE_KEYS:
+            return _merge_list(old, new, _MERGE_KEYS[key])
         if key in _APPENDED:
             return old + [item for item in new if item not in old]
     return new

@@ -39,7 +39,7 @@ CONTAINER = names.TASK_CONTAINER
 GRACE_S = 60
 _TOPOLOGY_VOLUME = "topology"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_PREPARED_SOURCES_BYTES = 1024**3  # bytes, on the same volume as the output log
+_PREPARED_SOURCES_BYTES = 1024**3  # copies of `files` sources, on the volume of the output log
 
 
 def task_pod(
@@ -67,9 +67,9 @@ def task_pod(
     }
     name = names.task_pod_name(view.name, segment.name, slot.partition, slot.replica, incarnation)
     meta = metadata(view, name, identity)
-    own = merged.get("metadata") or {}
-    meta["labels"] = {**(own.get("labels") or {}), **meta["labels"]}
-    annotations = dict(own.get("annotations") or {})
+    merged_metadata = merged.get("metadata") or {}
+    meta["labels"] = {**(merged_metadata.get("labels") or {}), **meta["labels"]}
+    annotations = dict(merged_metadata.get("annotations") or {})
     annotations[names.ANNOTATION_TEMPLATE] = task_template_digest(view, topology, segment, defaults)
     annotations[names.ANNOTATION_SHAPE] = _shape(view, merged["spec"])
     if predecessor_lost_at is not None:
@@ -90,8 +90,8 @@ def _shape(view: TopologyView, spec: Manifest) -> str:
 def task_template_digest(
     view: TopologyView, topology: Topology, segment: Segment, defaults: PodDefaults
 ) -> str:
-    """Digest of all that an edit can change for tasks of this segment (its id covers the rest).
-    Without the generation's number: an edit of a priority, for example, does not affect tasks."""
+    """Digest of all that an edit can change for tasks of this segment (its id covers what its nodes
+    compute). Without the generation's number: an edit of a priority does not affect tasks."""
     merged = _merged(view, topology, segment, 0, defaults)
     return template_digest({"pod": merged, "conf": view.spec.get("sparkConf") or {}})
 
@@ -162,8 +162,8 @@ def _resources(view: TopologyView, segment: Segment) -> Manifest:
     """Requests as in the plan. Limits are those of the segment's nodes, or the topology's."""
     requests = {"cpu": f"{segment.resources.cpu_m}m", "memory": str(segment.resources.memory)}
     nodes = [n for kind in ("sources", "operators") for n in view.spec.get(kind) or ()]
-    own = (n.get("resources") for n in nodes if n.get("name") in segment.nodes)
-    limits = task_limits(own, view.spec.get("resources") or {}, requests)
+    of_nodes = (n.get("resources") for n in nodes if n.get("name") in segment.nodes)
+    limits = task_limits(of_nodes, view.spec.get("resources") or {}, requests)
     return {"requests": requests} | ({"limits": limits} if limits else {})
 
 

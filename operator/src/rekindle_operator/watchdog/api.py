@@ -22,6 +22,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Access:
+    """How to reach the API server, and as whom."""
+
     url: str
     tls: ssl.SSLContext | None = None
     token: Path | None = None  # read for each call, since the kubelet replaces it

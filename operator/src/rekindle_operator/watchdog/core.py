@@ -33,7 +33,7 @@ class WatchdogTiming:
     jitter_s: float = 2.0  # random delay, different on each node
 
 
-_GROWTH = 1.5
+_ACCEPT_GROWTH = 1.5
 _POLL_GROWTH = 1.2
 _MIN_PROBES = 2
 
@@ -45,7 +45,7 @@ class OperatorPod:
 
     name: str
     uid: str
-    version: str
+    version: str  # resourceVersion
     node: str
     accepted: bool
     host_ip: str = ""
@@ -62,7 +62,7 @@ class PodHistory:
 
     first: float
     silent_since: float | None = None
-    unanswered: int = 0
+    unanswered: int = 0  # probes in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Observation:
 
     histories: Mapping[str, PodHistory] = field(default_factory=dict)
     never_accepted: int = 0  # deleted pods that no kubelet had accepted
-    checks: int = 0
+    checks: int = 0  # rounds of probes
 
     def with_responses(
         self, pods: Iterable[OperatorPod], responses: Mapping[str, bool], now: float
@@ -113,7 +113,7 @@ class Observation:
             return False
         if not pod.accepted:
             # The scheduler may choose a lost node for as long as it is reported Ready.
-            timeout_s = timing.accept_s * _GROWTH**self.never_accepted
+            timeout_s = timing.accept_s * _ACCEPT_GROWTH**self.never_accepted
             return now - history.first >= min(timeout_s, timing.longest_accept_s)
         return (
             history.silent_since is not None
