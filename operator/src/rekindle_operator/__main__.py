@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# Before the slow imports: from here on SIGTERM ends the process.
 import rekindle.early_exit  # noqa: F401
 
 # isort: split
@@ -67,7 +68,7 @@ def main() -> None:
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()
     leader.start()
-    relister.wait_for_resource()
+    relister.wait_for_resource()  # that is, for the CRD
     threading.Thread(target=relister.run, name="relist", daemon=True).start()
     crd.compare()
     threading.Thread(target=crd.run, name="crd", daemon=True).start()
@@ -91,7 +92,7 @@ def _connect_without_retries() -> client.ApiClient:
     """A client with its own connections. Retries would hide late responses and dead connections."""
     configuration = client.Configuration.get_default_copy()
     configuration.retries = 0
-    # One connection for each worker of the executor; the default depends on the number of cores.
+    # Two for each worker of the executor; the default depends on the number of cores.
     configuration.connection_pool_maxsize = max(configuration.connection_pool_maxsize, 2 * WORKERS)
     return client.ApiClient(configuration)
 

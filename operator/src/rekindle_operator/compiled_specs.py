@@ -44,7 +44,7 @@ class StillCompiling(RekindleError):
     """A large spec is being compiled; a later pass has the result."""
 
 
-_Key = tuple[str, str]
+_Key = tuple[str, str]  # name of the topology, JSON of its spec
 _KEPT_RESULTS = 1024  # results, or twice as many as a pass uses
 _LARGE_CHARS = 8192  # of JSON; smaller ones take milliseconds, a second at the very most
 _HUGE_CHARS = 65536  # more than a few seconds

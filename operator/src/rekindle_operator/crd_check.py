@@ -87,8 +87,8 @@ class CrdCheck:
             f"{', '.join(self._missing)}; users cannot set these fields of spec, and those of "
             f"status are not written"
         )
-        if kept := required_missing_fields(self._missing):
-            message += f"; without {', '.join(kept)} no status is written and no pod created"
+        if required := required_missing_fields(self._missing):
+            message += f"; without {', '.join(required)} no status is written and no pod created"
         logger.error("%s. Upgrade the CRD: %s", message, _UPGRADE)
 
 

@@ -122,6 +122,7 @@ class _Check:
         self._responded_at = monotonic()  # last response to any read; at first, the start
 
     def node(self, name: str, expected: NodeView | None) -> str | None:
+        """`expected`: None for a node that the snapshot does not have."""
         try:
             raw = self._read(f"/api/v1/nodes/{name}")
         except ReadFailed as error:
@@ -156,7 +157,7 @@ class _Check:
 
     def _has_same_pods(self, preconditions: Preconditions) -> bool:
         view = preconditions.topology
-        if view is None:
+        if view is None:  # pods of the operator, or of a topology that is gone
             # All are read, since each goes into the cache.
             same = [self._is_same_pod(a) for a in preconditions.deletions]
             return all(same)

@@ -31,9 +31,9 @@ class Timing:
     scheduling_timeout_s: float = 5.0  # then the pod is replaced; binding takes milliseconds
     container_error_timeout_s: float = 60.0  # then the pod is replaced, after about three retries
     container_creation_timeout_s: float = 300.0  # the same while there are none; pulling takes less
-    refusal_max_age_s: float = 120.0  # of a pod that a kubelet refused; later it had been accepted
+    refusal_max_age_s: float = 120.0  # since its gate opened; a later failure is not a refusal
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes reports NotReady
-    capacity_reservation_s: float = 60.0  # how long spare replicas leave it to a waiting query
+    capacity_reservation_s: float = 60.0  # how long spare replicas leave free what a query needs
     status_interval_s: float = 2.0  # between two writes of numbers that change with every epoch
     tick_s: float = 0.5  # between two passes without any change in the cluster
     resync_s: float = 30.0  # between two lists of topologies, for what a watch has missed
@@ -42,7 +42,7 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Election:
     enabled: bool = True
-    name: str = "rekindle-operator"
+    name: str = "rekindle-operator"  # of the Lease
     namespace: str = "default"
     identity: str = field(default_factory=socket.gethostname)
     # The operator's own, which the Lease belongs to. Empty: it runs outside of a cluster.
@@ -71,7 +71,9 @@ class Settings:
     namespace: str | None = None  # None: all namespaces
     probe_kubelets: bool = True
     own_node: str = ""  # the node of this replica
-    helm_release: str = ""  # label of the pods of its peers; empty: lost peers are not replaced
+    # A label of the pods of its peers: the name of their Deployment, which contains the release.
+    # Empty: lost peers are not replaced.
+    helm_release: str = ""
     http_bind: str = "0.0.0.0"
     http_port: int = 8080
     log_level: str = "INFO"

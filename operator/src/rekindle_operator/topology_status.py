@@ -71,7 +71,7 @@ class QueryEntry:
     state: QueryState | None = None  # None: not written, or a value of another version
     waiting_for: str = ""
     durable_epoch: int | None = None
-    lag: str = ""
+    lag: str = ""  # like "1.5s"
 
     def to_json(self) -> dict[str, Any]:
         optional = {
@@ -118,7 +118,7 @@ class RecoveryEntry:
     """One recovery of the history. Open while `finished_at` is empty."""
 
     started_at: str
-    mode: str = ""
+    mode: str = ""  # Direct, Progressive or Blocking
     lost_nodes: tuple[str, ...] = ()
     queries: tuple[RecoveredQuery, ...] = ()
     finished_at: str = ""
@@ -170,7 +170,7 @@ class TopologyStatus:
     phase: TopologyPhase | None = None
     conditions: Mapping[str, ConditionEntry] = field(default_factory=dict)  # by type
     queries: Mapping[str, QueryEntry] = field(default_factory=dict)  # by name
-    redundancy: str = ""
+    redundancy: str = ""  # live slots of all slots: "3/4"
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     incarnations: Mapping[str, int] = field(default_factory=dict)  # reserved, by slot key
     # By generation: the digest of its accepted generation record, empty if it is not accepted.

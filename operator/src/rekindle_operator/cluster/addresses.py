@@ -27,11 +27,11 @@ def without_taken_over_kubelets(nodes: Sequence[NodeView]) -> tuple[NodeView, ..
 
 
 def without_taken_over_ips(pods: Iterable[PodView]) -> tuple[PodView, ...]:
-    """Pods that the operator watches keep their address unless a newer pod on another node has
-    it."""
+    """Pods of topologies and of operators (`is_managed`) keep their address unless a newer pod on
+    another node has it."""
     pods = tuple(pods)
-    managed = {p.ip for p in pods if p.is_managed and p.ip}
-    holders = [p for p in pods if p.ip in managed and not p.ended]
+    managed_ips = {p.ip for p in pods if p.is_managed and p.ip}
+    holders = [p for p in pods if p.ip in managed_ips and not p.ended]
     newest = {p.ip: p.node for p in sorted(holders, key=lambda p: p.created_at)}
     return tuple(
         replace(p, ip="") if p.is_managed and newest.get(p.ip, p.node) != p.node else p

@@ -9,8 +9,8 @@ from typing import Any
 
 from rekindle.quantities import parse_quantity
 
-_NAMED = ("cpu", "memory", "pods")
-_NO_DEVICES = ("ephemeral-storage", "hugepages-", "attachable-volumes-")
+_NAMED = ("cpu", "memory", "pods")  # with a field of their own
+_NON_DEVICES = ("ephemeral-storage", "hugepages-", "attachable-volumes-")  # prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class ResourceAmounts:
             return False
         needed = {name for name, _ in requests.others}
         return any(
-            amount > 0 and name not in needed and not name.startswith(_NO_DEVICES)
+            amount > 0 and name not in needed and not name.startswith(_NON_DEVICES)
             for name, amount in self.others
         )
 

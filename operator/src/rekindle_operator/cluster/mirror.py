@@ -33,7 +33,7 @@ from rekindle_operator.cluster.convert import Json, version_of
 _CONNECT_S = 5
 _LIST_S = 30
 _WATCH_S = 5  # after which the server ends a watch
-_SILENT_WATCH_S = 8  # the connection is broken; longer than `_WATCH_S`
+_SILENT_WATCH_S = 8  # without a byte: the connection is broken; longer than `_WATCH_S`
 _RELIST_S = 45  # for changes that a watch has missed
 _MAX_DELETED = 10_000  # uids; more deletions than happen during one list
 _RETRY_S = 1.0  # the informer retries without any pause
@@ -57,14 +57,14 @@ class Mirror(Generic[V]):
         name: str,
         list_call: Callable[..., Any],
         view: Callable[[Json], V],
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
         **selectors: str,
     ) -> None:
         self.name = name
         self._list_call = list_call
         self._view = view
-        self._changed = changed
+        self._on_change = on_change
         self._monotonic = monotonic
         self._selectors = selectors
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class Mirror(Generic[V]):
             if known is None and raw["metadata"].get("uid") in self._deleted:
                 return
             self._views[key] = fresh
-        self._changed()
+        self._on_change()
 
     def _read(self, raw: Json) -> V | None:
         """None if the object cannot be parsed. Its last known version stays, and other objects are
@@ -155,7 +155,7 @@ class Mirror(Generic[V]):
             if known is None or (uid is not None and getattr(known, "uid", uid) != uid):
                 return
             del self._views[namespace, name]
-        self._changed()
+        self._on_change()
 
     def _remove(self, raw: Json) -> None:
         key, meta = _key(raw), raw["metadata"]
@@ -167,7 +167,7 @@ class Mirror(Generic[V]):
             if known is not None and known.version > version_of(raw):
                 return  # a newer object has the name
             self._views.pop(key, None)
-        self._changed()
+        self._on_change()
 
     def replace(self, items: Sequence[Json], version: int) -> None:
         """Replace all objects by those of a list at that version."""
@@ -191,7 +191,7 @@ class Mirror(Generic[V]):
             self._views = fresh | known
             self._version = version
         self._synced.set()
-        self._changed()
+        self._on_change()
 
     def _request(self, **arguments: Any) -> Any:
         """The API call behind the informer."""

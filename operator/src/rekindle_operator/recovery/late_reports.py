@@ -15,7 +15,7 @@ from collections.abc import Set
 from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
 from rekindle_operator.settings import Timing
 
-_MAX_AT_ONCE = 32  # probes that one turn of the probing loop sends
+_MAX_AT_ONCE = 32  # probes that one round of the probing loop sends
 
 
 def nodes_with_late_reports(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
@@ -53,7 +53,8 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
 def silent_with_late_reports(
     snapshot: Snapshot, silent_kubelets: Set[str], now: float, timing: Timing
 ) -> frozenset[str]:
-    """Nodes whose kubelet and whose pod are silent."""
+    """Nodes whose kubelet and whose pod are silent. Times of responses are those of the probes that
+    got them."""
     operator_nodes = {p.node for p in snapshot.pods if p.node and p.operator_release}
     suspects = (nodes_with_late_reports(snapshot, now, timing) | operator_nodes) & silent_kubelets
     if not suspects:

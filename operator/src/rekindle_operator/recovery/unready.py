@@ -20,7 +20,7 @@ from rekindle_operator.recovery.evidence import Evidence
 from rekindle_operator.recovery.kubelets import find_silent_kubelets, responds_now
 from rekindle_operator.settings import Timing
 
-_NAMED = 3  # nodes in a message
+_MAX_NAMED = 3  # nodes in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Unready:
 def assess_unready(
     snapshot: Snapshot, occupied: Set[str], evidence: Evidence, now: float, timing: Timing
 ) -> Unready:
-    """`occupied`: names of nodes with pods of topologies."""
+    """`occupied`: names of nodes with pods of topologies; `evidence`: what fresh reports say, of
+    which tasks respond (`alive_nodes`) and of which they know it (`reported_nodes`)."""
     unready = [n for n in snapshot.nodes if not n.ready]
     silent = find_silent_kubelets(snapshot, now, timing, max_response_age_s=inf)
     alive = [n for n in unready if n.name in evidence.alive_nodes]
@@ -67,4 +68,4 @@ def assess_unready(
 
 def _first_names(nodes: Sequence[NodeView]) -> str:
     names = sorted(n.name for n in nodes)
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+    return ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")
