@@ -91,6 +91,7 @@ def write(directory: Path, files: Payload) -> None:
     version.mkdir(parents=True, exist_ok=True)
     before = current.resolve() if current.exists() else None
     draft = directory / "..data_new"
+    draft.unlink(missing_ok=True)  # of a writer that was killed
     draft.symlink_to(version.name)
     draft.replace(current)
     tops = {Path(name).parts[0] for name in files}

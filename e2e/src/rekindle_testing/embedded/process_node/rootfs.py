@@ -48,9 +48,9 @@ def _overlay(spec: Spec) -> tuple[str, list[str]]:
     """The path of the new root, or an empty string if overlays are not permitted."""
     root: str = spec["root"]
     overlays = Path(spec["overlays"])
-    for point in ("/", *_storage_below_root(spec["data_directory"])):
-        name = point.strip("/").replace("/", "_") or "root"
-        upper, work = overlays / name / "upper", overlays / name / "work"
+    mounts = Path("/proc/self/mountinfo").read_text()
+    for number, point in enumerate(("/", *storage_below_root(mounts, spec["data_directory"]))):
+        upper, work = overlays / str(number) / "upper", overlays / str(number) / "work"
         upper.mkdir(parents=True)
         work.mkdir()
         target = root if point == "/" else root + point
@@ -63,14 +63,17 @@ def _overlay(spec: Spec) -> tuple[str, list[str]]:
     return root, []
 
 
-def _storage_below_root(data_directory: str) -> list[str]:
+def storage_below_root(mountinfo: str, data_directory: str) -> list[str]:
+    """The mount points of disks that the container sees through overlays of their own."""
+    without_overlay = (*_WITHOUT_OVERLAY, data_directory)
     points = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in mountinfo.splitlines():
         before, after = line.split(" - ", 1)
         point = before.split()[4].replace("\\040", " ")
         kind = after.split()[0]
         read_only = "ro" in before.split()[5].split(",")
-        skipped = read_only or point == "/" or point.startswith((*_WITHOUT_OVERLAY, data_directory))
+        hidden = any(f"{point}/".startswith(f"{folder}/") for folder in without_overlay)
+        skipped = read_only or hidden or point == "/"
         if kind in _STORAGE and not skipped and "," not in point and ":" not in point:
             points.append(point)
     return sorted(set(points))
