@@ -224,11 +224,11 @@ class World:
         if task.frozen:
             return
         task.now = self.now
-        task.start()
+        task.engine_started()
         task.head_advanced(self.released_to(task))
         task.wake()
         for _ in range(epochs):
-            if not task.takes or not self.can_take(task, task.state_epoch + 1):
+            if not task.waits_for_epochs or not self.can_take(task, task.state_epoch + 1):
                 return
             task.take(self.read(task, task.state_epoch + 1))
 

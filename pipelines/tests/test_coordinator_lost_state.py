@@ -236,7 +236,7 @@ def test_a_complete_replica_saves_while_another_one_still_reads() -> None:
     slot, partner = Slot("mid", 0, 0), Slot("mid", 0, 1)
     world.kill(slot)
     world.run_epochs(5)
-    world.start_task(slot).reads_state_forever = True
+    world.start_task(slot).state_reads_hang = True
     world.run_epochs(20)
     assert world.tasks[slot].core.status.restoring is not None
     assert world.tasks[slot].state_epoch >= world.head - 2
@@ -250,7 +250,7 @@ def test_a_replica_that_catches_up_saves_rather_than_one_that_still_reads() -> N
     for slot in slots:
         world.kill(slot)
     for slot in slots:
-        world.start_task(slot).reads_state_forever = slot.replica == 0
+        world.start_task(slot).state_reads_hang = slot.replica == 0
     world.release_epoch(50)
     for other in set(world.tasks) - set(slots):
         world.work(other, 50)

@@ -292,7 +292,7 @@ def test_answers_hold_a_bounded_number_of_chunks(
 ) -> None:
     """Whoever asks for chunks and takes none is told to ask later."""
     monkeypatch.setattr(donor_module, "ANSWER_S", 0.5)
-    donor.donor._most_answers = 0
+    donor.donor._max_answers = 0
     session = {"slot": {"segment": "seg", "partition": 0, "replica": 1}, "incarnation": 3}
     session["version"] = {"fence": 1, "number": 1}
     named = {"segment": "seg", "partition": 0, "replica": 0}

@@ -49,10 +49,12 @@ from rekindle_testing.simulation.network import API, Network
 from rekindle_testing.simulation.scheduler import Process
 
 NAMESPACE, TOPOLOGY = "default", "t"
-_CALL_S = 5.0
+_CALL_TIMEOUT_S = 5.0
+# Intervals of renewals, the shorter one while a task is suspected; least pause after a slow one.
 _RENEW_S, _RENEW_SUSPECTING_S, _LEAST_PAUSE_S = 1.0, 0.5, 0.2
 _LEASE_S = 6
-_GENERATION_S = 1.0
+_GENERATION_CHECK_S = 1.0
+# The first and the longest pause before a retry of a write; bounds of that of a list of pods.
 _RETRY_S = (0.3, 6.0)
 _REFUSED = (409, 422)
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
@@ -60,7 +62,7 @@ _TOPOLOGY = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}/{T
 _POD_SELECTOR = f"{names.LABEL_TOPOLOGY}={TOPOLOGY},{names.LABEL_ROLE}={names.ROLE_TASK}"
 _RECORD_SELECTOR = f"{names.LABEL_TOPOLOGY}={TOPOLOGY},{names.LABEL_GENERATION}"
 
-Ended = Callable[[ApiResponse | None], None]
+OnResponse = Callable[[ApiResponse | None], None]
 """Gets the response; None if there is none."""
 
 
@@ -72,15 +74,16 @@ class ApiAccess:
     uid: str  # of the topology
     incarnation: int
 
-    def call(self, verb: str, path: str, body: Any, ended: Ended) -> None:
+    def call(self, verb: str, path: str, body: Any, on_response: OnResponse) -> None:
         def end(result: Any) -> None:
-            ended(result if isinstance(result, ApiResponse) else None)
+            on_response(result if isinstance(result, ApiResponse) else None)
 
-        self.network.call(self.process, API, ApiRequest(verb, path, body), end, _CALL_S)
+        self.network.call(self.process, API, ApiRequest(verb, path, body), end, _CALL_TIMEOUT_S)
 
 
 class LeaseKeeper:
-    """Renews the Lease; each renewal names the report that is still valid."""
+    """Renews the Lease. Each renewal names the report that is still valid (`valid_report_number`;
+    None: the newest one is not written yet). `suspecting`: whether a task is suspected."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class LeaseKeeper:
         else:
             self._renew(self._held)
 
-    def _wanted(self) -> Json:
+    def _desired_lease(self) -> Json:
         now = rfc3339(WALL_S + self._api.process.scheduler.now)
         number = self._valid_report_number()
         api = self._api
@@ -112,7 +115,7 @@ class LeaseKeeper:
 
     def _found(self, response: ApiResponse | None) -> None:
         if response is not None and response.status == 404:
-            self._api.call("POST", _LEASES, self._wanted(), self._written)
+            self._api.call("POST", _LEASES, self._desired_lease(), self._written)
         elif response is None or response.status >= 400:
             self._written(response)
         else:
@@ -122,11 +125,11 @@ class LeaseKeeper:
         if holder(held) > self._api.incarnation:
             self._feed(FenceRaised(f"the Lease is held by coordinator {holder(held)}"))
             return
-        wanted = self._wanted()
+        desired = self._desired_lease()
         kept = held["metadata"].get("annotations") or {}
-        annotations = {**kept, **wanted["metadata"]["annotations"]}
+        annotations = {**kept, **desired["metadata"]["annotations"]}
         meta = {**held["metadata"], "annotations": annotations}
-        body = {**held, "metadata": meta, "spec": wanted["spec"]}
+        body = {**held, "metadata": meta, "spec": desired["spec"]}
         self._api.call("PUT", self._path, body, self._written)
 
     def _written(self, response: ApiResponse | None) -> None:
@@ -165,7 +168,7 @@ class StatusWriter:
     def _write(self) -> None:
         desired = self._desired
         assert desired is not None
-        self._if_in_charge(lambda: self._apply(desired))
+        self._unless_fenced(lambda: self._apply(desired))
 
     def _apply(self, desired: Report) -> None:
         document = {**data_plane_document(desired), "report": self._writes + 1}
@@ -177,7 +180,7 @@ class StatusWriter:
             if response is None:
                 self._retry()
             elif response.status in _REFUSED:
-                self._if_in_charge(lambda: self._refused(response))
+                self._unless_fenced(lambda: self._refused(response))
             elif response.status >= 400:
                 self._refused(response)
             else:
@@ -203,7 +206,9 @@ class StatusWriter:
         scheduler = self._api.process.scheduler
         self._api.process.after(scheduler.between(wait_s / 2, wait_s), self._write)
 
-    def _if_in_charge(self, action: Callable[[], None]) -> None:
+    def _unless_fenced(self, action: Callable[[], None]) -> None:
+        """Read the status first; if its fence is higher, another coordinator has taken over."""
+
         def found(response: ApiResponse | None) -> None:
             if response is None or response.status >= 400:
                 self._retry()
@@ -268,7 +273,7 @@ class GenerationReader:
         self._api.call("GET", path, None, self._listed)
 
     def _listed(self, response: ApiResponse | None) -> None:
-        self._api.process.after(_GENERATION_S, self.start)
+        self._api.process.after(_GENERATION_CHECK_S, self.start)
         if response is None or response.status >= 400:
             return
         items = response.body["items"]

@@ -38,7 +38,8 @@ NEWCOMER = NewcomerLimits(
     chunk_bytes=128, window=3, retry=BackoffPolicy(first_s=0.5, longest_s=2.0)
 )
 _DISK_S = (0.001, 0.2)
-_DEADLINE_S = 3.0
+"""The least and the most time that an access of the disk takes."""
+_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class MovedState:
     log: dict[int, str]
 
     @property
-    def text(self) -> list[str]:
+    def lines(self) -> list[str]:
+        """What is sent, each line a piece: the state, then the epochs of the log."""
         fold = self.state.operators
         assert isinstance(fold, FoldedState)
         state = [f"S {self.state.epoch} {self.base} {self.state.chained_digest} {fold.fold}\n"]
@@ -58,7 +60,7 @@ class MovedState:
 
     @property
     def digest(self) -> str:
-        return blake2b("".join(self.text).encode(), digest_size=8).hexdigest()
+        return blake2b("".join(self.lines).encode(), digest_size=8).hexdigest()
 
     @staticmethod
     def of(text: str) -> MovedState:
@@ -70,7 +72,8 @@ class MovedState:
 
 
 class SimulatedMover:
-    """Of one process of a task. `step` feeds its core."""
+    """State movements of one process of a task. `step` feeds its core; `newest`: the state after
+    its newest epoch."""
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class SimulatedMover:
         self._disk = disk
         self._stored: dict[Session, list[bytes]] = {}
         self._pinned: dict[Session, list[bytes]] = {}
+        # By the number of a chunk, or None for an offer.
         self._replies: dict[tuple[Session, int | None], list[Reply]] = {}
 
     def perform(self, effect: NewcomerEffect | DonorEffect) -> None:
@@ -125,7 +129,7 @@ class SimulatedMover:
                 self._step(NewcomerStepped(newcomers.MessageReceived(result)))
 
         host = self.donor_address.rpartition(":")[0]
-        self._network.call(self._process, host, message, ended, _DEADLINE_S)
+        self._network.call(self._process, host, message, ended, _TIMEOUT_S)
 
     def _store(self, session: Session, number: int, data: bytes) -> None:
         chunks = self._stored.setdefault(session, [])
@@ -164,7 +168,7 @@ class SimulatedMover:
         state, disk = self._newest(), self._disk
         log = {e: value for e, value in disk.values.items() if e <= state.epoch}
         moved = MovedState(state, disk.base, log)
-        lines = [line.encode() for line in moved.text]
+        lines = [line.encode() for line in moved.lines]
         self._pinned[session] = lines
         sizes = [len(line) for line in lines]
         pinned = donors.SnapshotPinned(session, state.epoch, moved.base, sizes, moved.digest)

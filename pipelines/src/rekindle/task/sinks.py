@@ -43,8 +43,11 @@ from rekindle.task.core.sink import (
 from rekindle.workers import CallTimer, Worker
 
 READ_BYTES = 8 << 20
+"""Of the log in one call of a sink."""
 WAIT_S = 0.25
+"""Longest wait for an epoch or a retry before the core is asked again."""
 PAUSED_S = 0.05
+"""The same if the core does not wait for an epoch, such as while writing is paused."""
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +168,8 @@ class SinkWriter:
 
 
 class SinkWriters:
-    """The sinks that the coordinator has assigned to this task."""
+    """The sinks that the coordinator has assigned to this task. Epochs up to `restored_from` are
+    durable. From `compare_from` on, files of earlier boots are compared; None: they are not."""
 
     def __init__(
         self,
@@ -178,7 +182,7 @@ class SinkWriters:
         self._compare_from = compare_from
         self._restored_from = restored_from
         self._open = open_sink
-        self._through: int | None = None
+        self._through: int | None = None  # see `pause_after`
         self._writers: dict[str, SinkWriter] = {}
 
     def assign(self, sinks: Iterable[SinkAssignment]) -> None:

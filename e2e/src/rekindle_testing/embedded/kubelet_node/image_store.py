@@ -22,7 +22,7 @@ from rekindle_testing.embedded.kubelet_node import commands, files, mounts
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import fingerprint
 from rekindle_testing.embedded.kubelet_node.images import pause_archive
-from rekindle_testing.embedded.kubelet_node.network import child_of, wait_while_running
+from rekindle_testing.embedded.kubelet_node.network import child_of, wait_until
 from rekindle_testing.embedded.processes import ChildProcesses, Process
 from rekindle_testing.progress import OnProgress, no_progress
 
@@ -150,7 +150,7 @@ def _unpack(archives: Sequence[Path], directory: Path, snapshotter: str) -> None
     with ChildProcesses(directory / "logs") as children:
         command = [*_NAMESPACES, "sh", "-c", _RUN_CONTAINERD, "sh", str(config)]
         wrapper = children.start("containerd", command, commands.environment())
-        wait_while_running(wrapper, "serves", lambda: _serves(wrapper))
+        wait_until(wrapper, "serves", lambda: _serves(wrapper))
         pid = child_of(wrapper)
         if pid is not None:
             for archive in archives:

@@ -20,7 +20,7 @@ from rekindle_testing.embedded.kubelet_node import cgroups, commands, files, ima
 from rekindle_testing.embedded.kubelet_node.addresses import NodeAddresses
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate
-from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_while_running
+from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_until
 from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.node_in_api import NodeInApi
@@ -123,7 +123,7 @@ class KubeletNode:
         self._wrapper = wrapper = self._network.children.start(
             self.name, [*_NAMESPACES, *python], commands.environment()
         )
-        wait_while_running(wrapper, "has its namespaces", lambda: child_of(wrapper) is not None)
+        wait_until(wrapper, "has its namespaces", lambda: child_of(wrapper) is not None)
         self._network.attach(self._addresses, self.init_pid)
         self._network_ready.touch()
 

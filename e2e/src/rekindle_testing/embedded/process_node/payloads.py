@@ -62,8 +62,8 @@ def payload(
     downward_values: DownwardValues,
 ) -> Payload:
     """`tokens`: path of the projection -> token."""
-    holder: Json = volume.get("projected") or volume_sources(volume)[0][1]
-    default = holder.get("defaultMode") or _DEFAULT_MODE
+    volume_source: Json = volume.get("projected") or volume_sources(volume)[0][1]
+    default = volume_source.get("defaultMode") or _DEFAULT_MODE
     files: Payload = {}
     for kind, source in volume_sources(volume):
         if kind == "serviceAccountToken":

@@ -22,6 +22,7 @@ from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot
 
 DonorBoot = tuple[Replica, str | None]
+"""A replica and which boot of it was the donor; None: it had not responded yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class ReplicaView:
     `serves`: readers may read from it; assumed of one that was once ready and has not responded.
     `trusted`: it is no party to a dispute and has not diverged. `retiring`: it is to be replaced
     and still runs, as on a node that is drained. `epoch`: of its newest state. `restored_from`: the
-    epoch of the state with which this boot started; None while it has none.
+    epoch of the state with which this boot started; None while it has none. `holds`: for which
+    sessions it truncates no log (`state_mover.messages.Hold`); `donates`: for which it keeps state.
     """
 
     slot: Slot

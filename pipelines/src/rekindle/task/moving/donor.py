@@ -81,6 +81,8 @@ class SnapshotKeeper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Pinned:
+    """What a session reads: the state, the log, and both cut into pieces (`task.moving.pieces`)."""
+
     snapshot: Snapshot
     log: LogPin
     pieces: Pieces
@@ -113,7 +115,7 @@ class StateDonor:
         self._waiting: dict[_Key, list[asyncio.Future[NewcomerMessage]]] = {}
         self._reading: set[_Key] = set()
         self._answers = 0  # with a chunk, or that will have one
-        self._most_answers = 2 * limits.sessions * limits.window
+        self._max_answers = 2 * limits.sessions * limits.window
         self._tasks: set[asyncio.Task[None]] = set()
         server.serve_state(self.answer)
 
@@ -139,7 +141,7 @@ class StateDonor:
         if not isinstance(message, ChunkRequest):
             yield await self._answer(message)
             return
-        if self._answers >= self._most_answers:
+        if self._answers >= self._max_answers:
             yield Refusal(message.session, RefusalReason.BUSY)
             return
         self._answers += 1
@@ -154,8 +156,8 @@ class StateDonor:
         self._waiting.setdefault(key, []).append(waiting)
         try:
             self._step(MessageReceived(message))
-            comes = isinstance(message, OfferRequest) or key in self._reading
-            if not comes and not waiting.done():
+            reply_follows = isinstance(message, OfferRequest) or key in self._reading
+            if not reply_follows and not waiting.done():
                 return None
             async with asyncio.timeout(ANSWER_S):
                 return await waiting
