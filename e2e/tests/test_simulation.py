@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle_testing.simulation.__main__ import story, summary
+from rekindle_testing.simulation.__main__ import describe_failure, summary
 from rekindle_testing.simulation.faults import FaultKind, draw_faults
 from rekindle_testing.simulation.mutants import MUTANTS, found_by
-from rekindle_testing.simulation.run import shortest, simulate
+from rekindle_testing.simulation.run import shrink, simulate
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
 SEEDS = range(4)
@@ -55,10 +55,10 @@ def test_a_failure_is_told_with_the_faults_that_it_needs() -> None:
     seed, invariant = QUICKLY_FOUND[AFTER_TERM]
     with MUTANTS[AFTER_TERM]():
         failed = simulate(seed)
-        short = shortest(failed)
-        lines = story(failed)
-    assert 1 <= len(short.faults) < len(failed.faults)
-    assert str(short.failure).startswith(invariant)
+        shrunk = shrink(failed)
+        lines = describe_failure(failed)
+    assert 1 <= len(shrunk.faults) < len(failed.faults)
+    assert str(shrunk.failure).startswith(invariant)
     assert f"FIRST={failed.seed} SEEDS=1" in lines[-2]
     assert f"failed seeds: [{failed.seed}]" in summary([failed])[0]
 

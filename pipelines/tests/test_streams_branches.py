@@ -48,6 +48,6 @@ def test_whole_extents_up_to_the_floor_are_dropped(lengths: list[int], floor: in
     assert branch.next_epoch == end
     assert branch.base == (dropped[-1].last + 1 if dropped else 0)
     for epoch in range(-1, end + 1):
-        part = branch.holding(epoch)
+        part = branch.find(epoch)
         assert (part is not None) == (branch.base <= epoch < end)
         assert part is None or part.first <= epoch <= part.last

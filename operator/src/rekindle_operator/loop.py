@@ -37,11 +37,11 @@ from rekindle_operator.settings import Settings
 from rekindle_operator.topology_status import RecoveryEntry
 
 _PAUSE_S = 3.0  # a longer gap between two passes: this process itself was paused
-_STUCK_S = 60.0
+_STUCK_S = 60.0  # after the last pass; then the loop is not alive
 _MAX_DECISIONS = 3  # of a pass, while caches are found to be behind
 _RELIST_RETRY_S = 0.25
-_LIST_RETRY_S = 1.0  # after a list of topologies that failed; longer with each one in a row
-_STALLED_FAILURES = 2  # lists of topologies in a row
+_LIST_RETRY_S = 1.0  # after a failed list of topologies; longer with each one in a row
+_STALLED_FAILURES = 2  # failed lists of topologies in a row
 _COALESCE_S = 0.02  # changes come in bursts
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 def decide(
     take_snapshot: Callable[[], Snapshot],
-    live: LiveCheck,
+    live_check: LiveCheck,
     clock: Callable[[], float],
     settings: Settings,
 ) -> tuple[Snapshot, list[TopologyActions]]:
@@ -67,7 +67,8 @@ def decide(
             for d in reconcile_all(snapshot, clock(), settings)
             if d.topology_key not in read_failures
         ]
-        unconfirmed = live.unconfirmed(decisions, snapshot)
+        # Topology key -> why it cannot be read, or "": the decision was made from old objects.
+        unconfirmed = live_check.unconfirmed(decisions, snapshot)
         read_failures |= {topology_key: why for topology_key, why in unconfirmed.items() if why}
         if unconfirmed.keys() <= read_failures.keys():
             break
@@ -80,11 +81,14 @@ def decide(
 
 
 class ControlLoop:
+    """`list_topologies`: False if it failed. `on_new_term`: called when this replica has become the
+    leader, and its caches are current."""
+
     def __init__(
         self,
         cluster: ClusterCache,
         executor: Executor,
-        live: LiveCheck,
+        live_check: LiveCheck,
         settings: Settings,
         leader: Leader,
         list_topologies: Callable[[], bool],
@@ -97,7 +101,7 @@ class ControlLoop:
         self._monotonic = monotonic
         self._sleep = sleep
         self._on_new_term = on_new_term
-        self._live = live
+        self._live_check = live_check
         self._list_topologies = list_topologies
         self._leader = leader
         self._term: int | None = None  # in which the last pass was
@@ -107,7 +111,7 @@ class ControlLoop:
         self._passed_at: float | None = None  # monotonic
         self._wait_s = settings.timing.tick_s
         self._standby_passes = StandbyPasses()
-        self._finished: set[tuple[str, str]] = set()
+        self._observed_recoveries: set[tuple[str, str]] = set()  # (topology uid, start)
         self._has_seen_history = False
         self._errors: dict[str, str] = {}  # topology -> error that was logged last
 
@@ -164,7 +168,7 @@ class ControlLoop:
             snapshot = self._cluster.snapshot()
             try:
                 snapshot, decisions = decide(
-                    self._cluster.snapshot, self._live, self._clock, self._settings
+                    self._cluster.snapshot, self._live_check, self._clock, self._settings
                 )
                 self._log_errors(decisions)
                 self._executor.run(decisions)
@@ -205,8 +209,8 @@ class ControlLoop:
         for topology in snapshot.topologies:
             for entry in topology.operator_status.recovery.history:
                 key = (topology.uid, entry.started_at)
-                if entry.finished_at and key not in self._finished:
-                    self._finished.add(key)
+                if entry.finished_at and key not in self._observed_recoveries:
+                    self._observed_recoveries.add(key)
                     if self._has_seen_history:  # not those of an earlier leader
                         RECOVERY_SECONDS.labels(entry.mode).observe(_duration_s(entry))
         self._has_seen_history = True

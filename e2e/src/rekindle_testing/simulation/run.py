@@ -191,7 +191,7 @@ def simulate(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
     return Simulation(seed, faults).run()
 
 
-def shortest(outcome: Outcome) -> Outcome:
+def shrink(outcome: Outcome) -> Outcome:
     """The same failure with fewer faults: each is left out as long as it still fails."""
     best, index = outcome, 0
     while index < len(best.faults):

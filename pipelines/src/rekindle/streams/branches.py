@@ -55,7 +55,7 @@ class Branch(Generic[E]):
             raise ValueError(f"epoch {extent.first} cannot follow {self.next_epoch - 1}")
         self._extents.append(extent)
 
-    def holding(self, epoch: int) -> E | None:
+    def find(self, epoch: int) -> E | None:
         """The extent with this epoch, if there is one."""
         if not self.base <= epoch < self.next_epoch:
             return None

@@ -175,7 +175,7 @@ class OutputLog:
         """Name and bytes of the object that has the epoch, if it is in the store, which may be
         slow."""
         with self._changed:
-            file = self._stable.holding(epoch)
+            file = self._stable.find(epoch)
             return None if file is None or file.spilled is None else (file.spilled, file.size)
 
     def read(self, from_epoch: int, max_bytes: int) -> list[EpochBatch]:
@@ -388,7 +388,7 @@ class OutputLog:
     ) -> tuple[LogFile, View] | None:
         """Where this epoch is; None if there is no such epoch, or its file is not fetched."""
         with self._changed:
-            file = self._stable.holding(epoch)
+            file = self._stable.find(epoch)
             if file is None:
                 return None
             growing = file.tail.growing
@@ -444,7 +444,7 @@ class OutputLog:
     def _results(self, epoch: int) -> Iterator[tuple[int, Result, int]]:
         """Results from an epoch on, of one file at most. Raises LogCorrupt."""
         with self._changed:
-            file = self._stable.holding(epoch)
+            file = self._stable.find(epoch)
             outline = file.path if file is not None and file.spilled is not None else None
         if file is None:
             return

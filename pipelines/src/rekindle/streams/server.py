@@ -1,8 +1,9 @@
 """Serves the epochs of a task's log to other tasks: one event loop for all connections.
 
 A call is bounded: it waits at most MAX_WAIT_S for its first epoch, without a thread, and is woken
-by the log; then it sends until `max_bytes`. `epoch_lots` reads the epochs, `response_body` sends
-them. The loop works for a few milliseconds at a time.
+by the log; then it sends until `max_bytes`. `epoch_lots` reads the epochs, in lots of bounded size,
+`response_body` sends them. A *live* request is for all output of a task, also tentative (`wire`).
+The loop works for a few milliseconds at a time.
 
 Knows logs, not engines; the reader decides which replica to call, and when.
 
@@ -72,7 +73,7 @@ class _Refusal(Exception):
 
 
 class _Served:
-    """A log, its head, and the calls that wait for it; but for `changed` of the event loop.
+    """A log, its head, and the calls that wait for it. Used in the event loop, but for `_changed`.
     `output`: of a task whose output may be tentative."""
 
     def __init__(
@@ -83,78 +84,80 @@ class _Served:
         self.output = output
         self.schema = log.schema.serialize()
         self._io = io
-        self._waiting: dict[asyncio.Future[None], int] = {}
-        self._waiting_live: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        self._waiting_for_epoch: dict[asyncio.Future[None], int] = {}
+        self._waiting_until: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._notified = False
         log.listen(self._changed)
         if output is not None:
             output.listen(self._changed)
 
     async def wait(self, request: ReadRequest, timeout_s: float) -> None:
-        """Wait until there is something for a request. If output may be tentative, also that it is
-        so is: readers hear at once that they have to read it live."""
+        """Wait until there is something for a request. If output may be tentative, also until
+        its state changes: a reader hears at once that it has to ask for live output."""
         output = self.output
         if output is None:
             await self.wait_for(request.from_epoch, timeout_s)
         elif request.live is not None:
             position = position_in(output, request)
-            await self._wait_live(
+            await self._wait_until(
                 lambda: output.next(position, request.from_epoch) is not None, timeout_s
             )
         else:
-            log, before = self.log, _tells(output)
-            await self._wait_live(
-                lambda: log.last >= request.from_epoch or _tells(output) != before, timeout_s
+            log, before = self.log, _reported(output)
+            await self._wait_until(
+                lambda: log.last >= request.from_epoch or _reported(output) != before, timeout_s
             )
 
-    async def _wait_live(self, ready: Callable[[], bool], timeout_s: float) -> None:
+    async def _wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting_live[waiting] = ready
+        self._waiting_until[waiting] = ready
         try:
             if timeout_s > 0 and not ready():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(timeout_s):
                         await waiting
         finally:
-            del self._waiting_live[waiting]
+            del self._waiting_until[waiting]
 
     async def wait_for(self, epoch: int, timeout_s: float) -> None:
         """Wait until the log has the epoch."""
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[None] = loop.create_future()
-        self._waiting[waiting] = epoch  # before the look at the log, whose thread looks at this
+        self._waiting_for_epoch[waiting] = (
+            epoch  # before the look at the log, whose thread looks at this
+        )
         try:
             if self.log.last < epoch and timeout_s > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(timeout_s):
                         await waiting
         finally:
-            del self._waiting[waiting]
+            del self._waiting_for_epoch[waiting]
 
     def wake_all(self) -> None:
-        for waiting in (*self._waiting, *self._waiting_live):
+        for waiting in (*self._waiting_for_epoch, *self._waiting_until):
             if not waiting.done():
                 waiting.set_result(None)
 
     def _changed(self) -> None:
         """From the thread that has changed the log."""
-        if (self._waiting or self._waiting_live) and not self._notified:
+        if (self._waiting_for_epoch or self._waiting_until) and not self._notified:
             self._notified = True
             self._io.call(self._wake)
 
     def _wake(self) -> None:
         self._notified = False
         last = self.log.last
-        for waiting, epoch in self._waiting.items():
+        for waiting, epoch in self._waiting_for_epoch.items():
             if epoch <= last and not waiting.done():
                 waiting.set_result(None)
-        for waiting, ready in self._waiting_live.items():
+        for waiting, ready in self._waiting_until.items():
             if not waiting.done() and ready():
                 waiting.set_result(None)
 
 
-def _tells(output: LiveOutput) -> tuple[ConsistencyState, bool, int]:
-    """What a reader of stable epochs hears before there is another one."""
+def _reported(output: LiveOutput) -> tuple[ConsistencyState, bool, int]:
+    """What a reader of stable epochs is told even if there is no further one."""
     report = output.report
     return report.state, report.tentative > output.log.last, report.corrected
 

@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 
 BLOCK = 1 << 16
-"""Half of the bits that a record has for the number of a branch."""
+"""Numbers of a block. A record has 32 bits for them, so there are as many blocks."""
 
 _log = logging.getLogger(__name__)
 

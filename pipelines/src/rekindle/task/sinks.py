@@ -29,7 +29,6 @@ from rekindle.task.core.sink import (
     EpochWritten,
     LogGrew,
     OpenSink,
-    PauseChanged,
     SinkCore,
     SinkEffect,
     SinkEvent,
@@ -38,6 +37,7 @@ from rekindle.task.core.sink import (
     StopWriter,
     WriteEnded,
     WriteEpochs,
+    WriteLimitChanged,
     assignment_changes,
 )
 from rekindle.workers import CallTimer, Worker
@@ -204,7 +204,7 @@ class SinkWriters:
         """Write no epoch above this; None: all. For epochs about which replicas disagree."""
         self._through = through
         for writer in self._writers.values():
-            writer.step(PauseChanged(through))
+            writer.step(WriteLimitChanged(through))
 
     def progress(self) -> tuple[SinkProgress, ...]:
         return tuple(w.core.progress() for w in self._writers.values())

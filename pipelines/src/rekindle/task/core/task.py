@@ -96,11 +96,11 @@ from rekindle.task.core.saver import (
 )
 from rekindle.task.core.sink import (
     LogGrew,
-    PauseChanged,
     SinkCore,
     SinkEvent,
     StartWriter,
     StopWriter,
+    WriteLimitChanged,
     assignment_changes,
 )
 from rekindle.task.core.start import (
@@ -477,7 +477,7 @@ class TaskCore:
     def _set_sinks(self, through: int | None, wanted: Sequence[SinkAssignment]) -> list[TaskEffect]:
         parts, effects = self._started(), list[TaskEffect]()
         for core in self._sink_cores():
-            effects += self._step_sink(core, PauseChanged(through))
+            effects += self._step_sink(core, WriteLimitChanged(through))
         for change in assignment_changes(
             {c.assigned.query: c.assigned for c in self._sink_cores()}, wanted
         ):
