@@ -42,6 +42,30 @@ def test_replicas_stabilize_one_after_another() -> None:
     assert undone[0][0] < done[0][0] <= undone[1][0] < done[1][0]
 
 
+def test_both_stabilize_at_once_if_nobody_answers() -> None:
+    """Messages are lost, so both begin without a promise; a call takes longer than an epoch."""
+    chain = Chain(max_delay_s=X_S, call_s=1.2, call_epochs=64)
+    world = Replicas(chain)
+    world.asked = lambda task, effect: None
+    world.run(10)
+    for link in (1, 3):
+        world.cut(link)
+    world.run(40)
+    world.heal_all()
+    world.run(110)
+    for task in world.tasks:
+        assert task.core.state is ConsistencyState.STABLE
+        assert task.core.stable_epoch >= world.epochs - 4
+
+
+def test_replicas_with_an_input_that_is_always_too_late_both_go_on() -> None:
+    late_s = 5.0
+    world = Replicas(Chain(max_delay_s=X_S, latencies=(0.01, late_s, 0.01, late_s)))
+    world.run(200)
+    for task in world.tasks:
+        assert task.core.stable_epoch >= world.epochs - late_s - 26
+
+
 def test_new_input_is_the_partners_while_it_serves() -> None:
     world = common_failure(40, replace(SLOW, during_stabilization=Policy.PROCESS))
     world.run(60)
@@ -78,7 +102,9 @@ def advance(world: Replicas, until: float) -> None:
         served = [task.core._partners.served(world.now) for task in world.tasks]
         for replica, state in enumerate(world.states):
             if state is ConsistencyState.STABILIZATION and served[replica]:
-                assert world.states[1 - replica] is not ConsistencyState.STABILIZATION
+                other = world.tasks[1 - replica].core
+                corrects = other.state is ConsistencyState.STABILIZATION and not other._caught_up()
+                assert not corrects
 
 
 @given(SEEDS)
