@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
 from consistency_world import CALL_S, Chain, Replicas, failure_free
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,9 +59,13 @@ def test_both_stabilize_at_once_if_nobody_answers() -> None:
         assert task.core.stable_epoch >= world.epochs - 4
 
 
-def test_replicas_with_an_input_that_is_always_too_late_both_go_on() -> None:
+@pytest.mark.parametrize("policy", Policy)
+def test_replicas_with_an_input_that_is_always_too_late_both_go_on(policy: Policy) -> None:
     late_s = 5.0
-    world = Replicas(Chain(max_delay_s=X_S, latencies=(0.01, late_s, 0.01, late_s)))
+    latencies = (0.01, late_s, 0.01, late_s)
+    world = Replicas(
+        Chain(max_delay_s=X_S, during_stabilization=policy, latencies=latencies, call_s=0.1)
+    )
     world.run(200)
     for task in world.tasks:
         assert task.core.stable_epoch >= world.epochs - late_s - 26

@@ -62,6 +62,21 @@ def test_a_replica_whose_partner_is_lost_does_not_wait() -> None:
     assert world.tasks[0].branches.state is ConsistencyState.STABLE
 
 
+def test_both_correct_themselves_at_once_without_a_coordinator() -> None:
+    """Nobody carries what they ask; a call takes longer than an epoch."""
+    world = JoinedReplicas(Chain(max_delay_s=X_S, call_s=1.2, call_epochs=64))
+    world.run(10)
+    for link in (1, 3):
+        world.cut(link)
+    world.run(40)
+    world.lost = {0, 1}
+    world.heal_all()
+    world.run(110)
+    for task in world.tasks:
+        assert task.branches.state is ConsistencyState.STABLE
+        assert task.branches.stable_epoch >= world.epochs - 4
+
+
 @given(SEEDS)
 @settings(max_examples=10, deadline=None)
 def test_both_end_stable_and_equal(seed: int) -> None:
