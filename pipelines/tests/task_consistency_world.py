@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 from consistency_world import (
-    CALL_S,
     SCHEMA,
     Chain,
     Record,
@@ -147,7 +146,7 @@ class JoinedTask(Task):
             case ProcessEpochs(_, epochs, attempt):
                 epoch_s = 0.0 if attempt else self.world.chain.epoch_s
                 self.calls.append((attempt, epochs[0].epoch, epochs[-1].epoch))
-                took_s = CALL_S + epoch_s * len(epochs)
+                took_s = self.world.chain.call_s + epoch_s * len(epochs)
                 self.world.at(now + took_s, partial(self._process_call, effect))
             case AppendEpochs(outputs):
                 self._append_stable(outputs)

@@ -13,7 +13,7 @@ from edge_parts import ADDRESS, OWN, batch, make_log
 from reader_parts import read_once
 
 from rekindle.exchange.routing import Share
-from rekindle.protocol import ConsistencyState
+from rekindle.protocol import ConsistencyState, Endpoint
 from rekindle.streams.epochs import Kind
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.server import StreamServer
@@ -215,3 +215,7 @@ def test_a_tentative_epoch_that_was_not_requested_is_refused() -> None:
 def test_a_state_of_a_newer_release_is_taken_as_stable() -> None:
     message = {"boot": "b", "state": "HALF_STABLE", "tentative": 4, "corrected": 2}
     assert LiveReport.of(message) == LiveReport("b", ConsistencyState.STABLE, 4, 2)
+    endpoint = {"address": "a:1", "replica": 0, "incarnation": 1, "state": "HALF_STABLE"}
+    assert Endpoint.model_validate(endpoint).state is ConsistencyState.STABLE
+    with pytest.raises(ValueError, match="4"):
+        LiveReport.of(message | {"state": 4})

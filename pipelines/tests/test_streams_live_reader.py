@@ -64,6 +64,12 @@ def test_tentative_results_are_read_rather_in_a_failure_than_in_a_correction() -
     assert choice(False, a=STABILIZATION, b=UP_FAILURE).current == A
 
 
+@pytest.mark.parametrize(("live", "first"), [(True, A), (False, B)])
+def test_who_reads_stable_epochs_begins_where_they_are_corrected(live: bool, first: str) -> None:
+    made = ReplicaChoice(5, stall_s=1000, live=live)
+    assert made.step(routes(a=UP_FAILURE, b=STABILIZATION), 0) == [SwitchReplica(first, 5)]
+
+
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("state", list(ConsistencyState))
 def test_among_equals_a_reader_stays(live: bool, state: ConsistencyState) -> None:

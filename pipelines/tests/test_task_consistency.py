@@ -23,6 +23,7 @@ from test_consistency_histories import (
 from rekindle.consistency.messages import Policy
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import Kind
+from rekindle.task.core.loop import EngineDied
 
 EXAMPLES = settings(max_examples=20, deadline=None)
 
@@ -196,6 +197,15 @@ def test_a_branch_that_cannot_be_written_does_not_hold_up_the_stable_one() -> No
     world.run(20)
     assert task.task.response().stable_epoch == 18
     assert records_of(task, Kind.TENTATIVE) == []
+
+
+def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
+    world = JoinedWorld(Chain())
+    world.run(10.95)
+    (task,) = world.tasks
+    task.send(EngineDied("the JVM died"))  # until 11.15; epoch 10 arrives at 11.01
+    world.run(20)
+    assert task.task.response().stable_epoch == 18
 
 
 def test_a_call_that_had_to_be_smaller_lets_tentative_epochs_go_first() -> None:

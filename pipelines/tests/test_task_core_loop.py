@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,7 @@ from rekindle.task.core.loop import (
     EpochsAppended,
     EpochsProcessed,
     EpochsTaken,
+    ForkDropped,
     GiveUp,
     InvalidLoopEvent,
     LoopCore,
@@ -39,7 +41,10 @@ from rekindle.task.core.loop import (
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
+    TentativeAppended,
     TentativeCompleted,
+    TentativeFailed,
+    TentativeTaken,
 )
 from rekindle.task.state import TaskState
 
@@ -273,3 +278,64 @@ def test_an_engine_that_returns_other_epochs_is_a_bug() -> None:
     shell.request = None
     shell.step(EpochsProcessed((EpochOutput(1, 0, ROWS),), State()))
     assert "returned epochs [1] for [0, 1]" in str(shell.error)
+
+
+# --- branches ---
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Held:
+    """Something large in a state."""
+
+
+def state_of(held: Held) -> State:
+    return State({"operator": cast(Any, held)})
+
+
+def computed(core: LoopCore, epoch: int) -> list[object]:
+    """One stable epoch."""
+    outputs = (EpochOutput(epoch, 10 * epoch + 10, ROWS),)
+    effects: list[object] = [*core.step(EpochsTaken([made(epoch)]), 0.0)]
+    effects += core.step(EpochsProcessed(outputs, State()), 0.0)
+    return [*effects, *core.step(EpochsAppended([f"d{epoch}"]), 0.0)]
+
+
+def test_a_restored_state_is_not_kept() -> None:
+    held = Held()
+    kept = weakref.ref(held)
+    core = LoopCore(TaskState(-1, 0, state_of(held)), EVERY, CallSizes.of(plan_memory()))
+    del held
+    core.step(Woken(), 0.0)
+    computed(core, 0)
+    assert kept() is None
+
+
+def tentative(core: LoopCore, epoch: int, operators: State) -> None:
+    core.step(TentativeTaken(1, made(epoch), True), 0.0)
+    core.step(EpochsProcessed((EpochOutput(epoch, 0, ROWS),), operators), 0.0)
+    core.step(TentativeAppended(), 0.0)
+
+
+def with_branches() -> LoopCore:
+    sizes = CallSizes.of(plan_memory())
+    core = LoopCore(TaskState(-1, 0, State()), EVERY, sizes, branches=True)
+    core.step(Woken(), 0.0)
+    return core
+
+
+def test_the_state_of_a_branch_is_not_kept_after_it() -> None:
+    core, held = with_branches(), Held()
+    kept = weakref.ref(held)
+    tentative(core, 0, state_of(held))
+    del held
+    computed(core, 0)
+    assert kept() is not None
+    core.step(ForkDropped(), 0.0)
+    assert kept() is None
+
+
+def test_a_problem_of_a_branch_ends_with_it() -> None:
+    core = with_branches()
+    core.step(TentativeTaken(1, made(0), True), 0.0)
+    core.step(TentativeFailed("a cast failed"), 0.0)
+    assert SetProblem("tentative", None) in core.step(ForkDropped(), 0.0)

@@ -16,7 +16,6 @@ from task_world import REF
 
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
-from rekindle.errors import OperatorFailed
 from rekindle.protocol import ConsistencyState, Endpoint, PollResponse, Upstream
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
@@ -69,7 +68,7 @@ class Adding:
         for epoch in epochs:
             if epoch.epoch in self.fails:
                 self.fails.discard(epoch.epoch)
-                raise OperatorFailed(f"epoch {epoch.epoch} cannot be processed")
+                raise pa.ArrowInvalid(f"epoch {epoch.epoch} cannot be processed")
             total += sum(sum(table["n"].to_pylist()) for table in epoch.inputs)
             self.dropped["window"].late += 1
             rows = pa.table({"n": [total]}, schema=SCHEMA)

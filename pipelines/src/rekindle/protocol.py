@@ -64,6 +64,11 @@ class ConsistencyState(StrEnum):
     UP_FAILURE = "UP_FAILURE"  # inputs are missing or tentative; output is tentative
     STABILIZATION = "STABILIZATION"  # all inputs are corrected; output is being corrected
 
+    @classmethod
+    def _missing_(cls, value: object) -> ConsistencyState | None:
+        """A state that a newer release knows is taken as STABLE: then the epochs decide."""
+        return cls.STABLE if isinstance(value, str) else None
+
 
 class TaskRef(_Message):
     """One incarnation of a slot (segment id, partition, replica)."""

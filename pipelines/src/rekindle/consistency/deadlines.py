@@ -20,6 +20,9 @@ SAMPLES = 128
 """Processing times of which p99 is taken."""
 LEAST_WAIT = 0.25
 """Of X - p99, as a fraction of X."""
+STABLE_WAIT = 4.0
+"""How many X complete epochs wait for the end of a failure."""
+LEAST_STABLE_WAIT_S = 10.0
 
 
 class Deadlines:
@@ -40,6 +43,11 @@ class Deadlines:
         if x is None:
             return math.inf
         return min(self._delay_fraction * x, max(x - self._p99_s, LEAST_WAIT * x))
+
+    @property
+    def stable_wait_s(self) -> float:
+        """How long tentative epochs may hold up complete ones."""
+        return max(STABLE_WAIT * (self.max_delay_s or 0.0), LEAST_STABLE_WAIT_S)
 
     @property
     def newest(self) -> int:

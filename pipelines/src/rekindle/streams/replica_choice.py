@@ -8,7 +8,7 @@ stays with one as long as it can, because switching costs a connection. It leave
 - that returned nothing new for `stall_s`, while another one can be tried,
 - that lags, while another one does not and has not failed or stalled recently,
 - whose output is not STABLE, for one whose output is; or else, to read tentative results, for one
-  in UP_FAILURE.
+  in UP_FAILURE. Who reads stable epochs prefers one that corrects itself, if it has to choose.
 
 A replica that failed is not called again before its back-off is over, unless it has a new
 incarnation.
@@ -30,11 +30,16 @@ from rekindle.protocol import ConsistencyState, Endpoint
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0, jitter=0.5)
 STATE_MEMORY_S = 2.0
 """What a replica itself has said of its output is newer than what the routes say for this long."""
-_PREFERENCE = {
-    ConsistencyState.STABLE: 0,
-    ConsistencyState.UP_FAILURE: 1,
-    ConsistencyState.STABILIZATION: 2,
-}
+_LIVE_PREFERENCE = [
+    ConsistencyState.STABLE,
+    ConsistencyState.UP_FAILURE,
+    ConsistencyState.STABILIZATION,
+]
+_STABLE_PREFERENCE = [  # of one in UP_FAILURE they stand still
+    ConsistencyState.STABLE,
+    ConsistencyState.STABILIZATION,
+    ConsistencyState.UP_FAILURE,
+]
 FAILURE_MEMORY_S = 30.0
 """A replica that failed or stalled is not preferred to a lagging one for this long."""
 
@@ -250,7 +255,10 @@ class ReplicaChoice:
         if states[1] is ConsistencyState.STABLE:
             return False
         stable = states[0] is ConsistencyState.STABLE
-        return stable or (self._live and _PREFERENCE[states[0]] < _PREFERENCE[states[1]])
+        return stable or (self._live and self._rank(states[0]) < self._rank(states[1]))
+
+    def _rank(self, state: ConsistencyState) -> int:
+        return (_LIVE_PREFERENCE if self._live else _STABLE_PREFERENCE).index(state)
 
     def _keeps_up(self, endpoint: Endpoint, now: float) -> bool:
         healthy = now - self._health_of(endpoint).left_at >= FAILURE_MEMORY_S
@@ -266,7 +274,7 @@ class ReplicaChoice:
 
     def _best(self, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
         def rank(endpoint: Endpoint) -> tuple[bool, int, int]:
-            state = _PREFERENCE[self._state_of(endpoint, now)]
+            state = self._rank(self._state_of(endpoint, now))
             return endpoint.suspected, state, self._health_of(endpoint).failures
 
         return min(endpoints, key=rank)

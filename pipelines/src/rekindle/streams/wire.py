@@ -213,10 +213,8 @@ class LiveReport:
 
     @staticmethod
     def of(message: Mapping[str, Any]) -> LiveReport:
-        """Raises ValueError, KeyError, TypeError. A state that a newer release knows is taken as
-        STABLE: then the replica's epochs decide."""
-        known = message["state"] in set(ConsistencyState)
-        state = ConsistencyState(message["state"]) if known else ConsistencyState.STABLE
+        """Raises ValueError, KeyError, TypeError."""
+        state = ConsistencyState(message["state"])
         return LiveReport(
             str(message["boot"]), state, int(message["tentative"]), int(message["corrected"])
         )

@@ -220,6 +220,14 @@ class BranchedInputs:
         with self._changed:
             self._apply(self._core.become_live(self._clock()))
 
+    def wait_for_heads(self) -> None:
+        """The task is not Live yet: an input that nobody answers for may be missing."""
+        with self._changed:
+            heads = [reader.head for reader in self._readers.values()]
+            self._apply(self._core.wait_for_heads(heads, self._clock()))
+            if self._core.may_take:
+                self._changed.notify_all()
+
     def _step(self, event: ConsistencyInput) -> None:
         """Called under the lock."""
         try:

@@ -21,7 +21,7 @@ from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, EpochOutput
 from rekindle.engine.retry import CallSizes, check_columns
-from rekindle.errors import LogFull, RekindleError, SourceFailed, StateLost, StoreError
+from rekindle.errors import LogFull, SourceFailed, StateLost, StoreError
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
@@ -221,7 +221,7 @@ class EpochLoop:
                 case ProcessEpochs() if request.attempt:
                     return self._process_tentative(request)
                 case ProcessEpochs():
-                    return self._process(request)
+                    return self._process(request, self._call_size_file)
                 case AppendTentative():
                     return self._append_tentative(request)
                 case AppendEpochs(outputs):
@@ -233,9 +233,8 @@ class EpochLoop:
         except _TRANSIENT as error:
             return AttemptFailed(str(error))
 
-    def _process(self, call: ProcessEpochs) -> LoopEvent:
+    def _process(self, call: ProcessEpochs, file: CallSizeFile | None) -> LoopEvent:
         size = CallSize(len(call.epochs), sum(e.nbytes for e in call.epochs))
-        file = self._call_size_file
         if file is not None:
             file.begin(size)
         succeeded = None
@@ -253,25 +252,27 @@ class EpochLoop:
 
     def _process_tentative(self, call: ProcessEpochs) -> LoopEvent:
         """Whatever is wrong with it, the stable version of the epoch may be another. Rows that it
-        drops do not count."""
+        drops do not count, and the size of later calls does not depend on it."""
         counts = {name: replace(rows) for name, rows in self._chain.dropped.items()}
+        self._status.dropped = counts  # a counter that falls would be a restart
         try:
-            return self._process(call)
+            return self._process(call, None)
         except StateLost:
             raise
-        except (RekindleError, OSError) as error:
+        except Exception as error:
             return TentativeFailed(str(error))
         finally:
             for name, rows in counts.items():
                 dropped = self._chain.dropped[name]
                 dropped.late, dropped.null_event_time = rows.late, rows.null_event_time
+            self._status.dropped = self._chain.dropped
 
     def _append_tentative(self, request: AppendTentative) -> LoopEvent:
         assert self._branches is not None, "only branches give tentative epochs"
         try:
             check_columns(request.output.epoch, request.output.rows)
             self._branches.append(request.attempt, request.output)
-        except (RekindleError, OSError) as error:
+        except Exception as error:
             return TentativeFailed(str(error))
         return TentativeAppended()
 

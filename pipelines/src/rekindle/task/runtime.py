@@ -240,6 +240,8 @@ class TaskRuntime:
     def _note_output(self, branched: BranchedInputs) -> None:
         if self.status.phase is TaskPhase.LIVE:
             branched.become_live()
+        else:
+            branched.wait_for_heads()
         branched.report(self.status)
 
     def _note_fetched(self, running: Running) -> None:

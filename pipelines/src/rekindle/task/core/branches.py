@@ -12,6 +12,7 @@ Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rekindle.consistency.core import ConsistencyCore
@@ -35,10 +36,14 @@ from rekindle.consistency.messages import (
 )
 from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.protocol import ConsistencyState, Partner
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.sunion import Channel
 from rekindle.task.core.loop import EpochsTaken, ForkDropped, TentativeTaken
 from rekindle.task.core.partner import PartnerMessages
 
+UNANSWERED_S = 30.0
+"""How long a task that was restored waits for an input before it is Live, if no replica of it
+answers; `maxDelay` if that is longer."""
 RETRY_S = 10.0
 """How long after a failed tentative epoch there are no others."""
 
@@ -58,6 +63,8 @@ class BranchesCore:
         self._call: ProcessStable | ProcessTentative | None = None  # not taken yet
         self._forks = self._drops = False  # when it is taken
         self._live = False
+        self._was_restored = next_epoch > 0
+        self._began: float | None = None  # when it was first not Live
         self._retry_at: float | None = None
 
     # -- what others may know --------------------------------------------------------------------
@@ -120,6 +127,20 @@ class BranchesCore:
         self._live = True
         return self.step(MaxDelayChanged(self._max_delay_s), now)
 
+    def wait_for_heads(self, heads: Iterable[int], now: float) -> list[BranchEffect]:
+        """What its inputs have said while the task is not Live: the head of each channel, NO_EPOCH
+        if no replica has answered. Such an input is missing; what the others have is history. Not
+        for a task without a checkpoint, whose upstreams may have to start yet."""
+        x = self._max_delay_s
+        if self._live or x is None or not self._was_restored:
+            return []
+        self._began = now if self._began is None else self._began
+        answered = [head != NO_EPOCH for head in heads]
+        waited = now >= self._began + max(x, UNANSWERED_S)
+        if not waited or all(answered) or not any(answered):
+            return []
+        return self.become_live(now)
+
     def leave_out(self, attempt: int, epoch: int, now: float) -> list[BranchEffect]:
         """A tentative epoch could not be processed."""
         self._retry_at = now + RETRY_S
@@ -127,7 +148,11 @@ class BranchesCore:
         return [*effects, *self.step(TentativeProcessed(attempt, epoch), now)]
 
     def hear_partner(self, partner: Partner | None, boot: str, now: float) -> list[BranchEffect]:
-        """What a poll says of the other replica; `boot`: of this task."""
+        """What a poll says of the other replica; `boot`: of this task. While this one gives no
+        tentative results, it is not asked to serve: the partner goes on without its answer."""
+        serves = self._live and self._retry_at is None
+        if partner is not None and partner.asks is not None and partner.asks.lease_s and not serves:
+            partner = partner.model_copy(update={"asks": None})
         events = self.partner.heard(partner, boot)
         return [effect for event in events for effect in self.step(event, now)]
 

@@ -268,7 +268,7 @@ class LoopCore:
         are taken again, since a tentative epoch may go before them."""
         self._branches = branches
         self._tentative: TentativeTaken | None = None  # in the call
-        self._fork = state.operators  # of the tentative branch
+        self._fork: State | None = None  # of the tentative branch, while there is one
         self.state = state
         self.chained = state.chained_digest or chained_digest_from(state.epoch)
         self.phase = LoopPhase.TAKING
@@ -299,8 +299,8 @@ class LoopCore:
             case TentativeTaken():
                 return self._tentative_taken(event, now)
             case ForkDropped():
-                self._fork = self.state.operators
-                return self._take()
+                self._fork = None
+                return [*self._recovered(_TENTATIVE), *self._take()]
             case EpochsProcessed(outputs, operators):
                 return self._epochs_processed(outputs, operators)
             case TentativeAppended():
@@ -386,9 +386,10 @@ class LoopCore:
         return [self._process_call()]
 
     def _process_call(self) -> ProcessEpochs:
-        if self._tentative is not None:
-            return ProcessEpochs(self._fork, self._call, self._tentative.attempt)
-        return ProcessEpochs(self.state.operators, self._call)
+        if self._tentative is None:
+            return ProcessEpochs(self.state.operators, self._call)
+        assert self._fork is not None, "the first epoch of a tentative branch forks the state"
+        return ProcessEpochs(self._fork, self._call, self._tentative.attempt)
 
     def _epochs_processed(
         self, outputs: Sequence[EpochOutput], operators: State

@@ -33,7 +33,8 @@ class PartnerMessages:
         self.asks: Postponement | None = None
         self.answer: PostponementAnswer | None = None
         self._partner: tuple[int, str] | None = None  # replica and boot
-        self._heard: Postponement | None = None  # that was answered
+        self._known: tuple[int, str] | None = None  # the newest one: it may be lost for a while
+        self._heard: Postponement | None = None  # of it, that was answered
         self._waits = False  # for the answer to `asks`
 
     def said(self, effect: RequestPostponement | EndPostponement | AnswerPartner) -> None:
@@ -61,7 +62,9 @@ class PartnerMessages:
                 events.append(PartnerChanged(False))
             if identity is not None:
                 events.append(PartnerChanged(True))
-            self._partner, self._heard, self.answer, self._waits = identity, None, None, False
+            self._partner, self._waits = identity, False
+            if identity is not None and identity != self._known:
+                self._known, self._heard, self.answer = identity, None, None
             if self.asks is not None:  # another partner need not promise what the first one had
                 self.asks = Postponement(number=self.asks.number + 1, lease_s=0.0)
         if partner is None:

@@ -376,6 +376,7 @@ class TaskCore:
                 case TakeEpochs():
                     effects += self._take(effect)
                 case ProcessEpochs() | AppendEpochs() | AppendTentative() | RestartEngine():
+                    self._takes = None
                     effects.append(effect)
                 case SetProblem(subject, problem):
                     self.status.problem(subject, problem)
