@@ -173,6 +173,26 @@ def test_holds_of_a_newcomer_that_has_not_responded_are_kept() -> None:
     assert world.core.with_holds(RetentionProgress()).positions == {MID: (4,)}
 
 
+def test_a_session_ends_if_an_input_begins_after_what_it_needs() -> None:
+    world = moving()
+    world.show(live("src", 0, log_base=9), live("src", 1, log_base=7))
+    assert world.phase() is MovementPhase.MOVING, "one has it"
+    world.show(live("src", 1, 2, log_base=None))
+    assert world.phase() is MovementPhase.MOVING, "one may have it"
+    world.show(live("src", 1, 2, log_base=8))
+    assert world.phase() is MovementPhase.ABANDONING
+    assert world.core.with_holds(RetentionProgress()).positions[MID] == (6,)
+
+
+def test_what_was_offered_is_what_it_needs() -> None:
+    world = moving()
+    offered = waiting(progress=progress(NewcomerPhase.RECEIVING))  # the state after epoch 9
+    world.show(offered, live("src", 0, log_base=10), live("src", 1, log_base=10))
+    assert world.phase() is MovementPhase.MOVING
+    world.show(live("src", 0, log_base=11), live("src", 1, log_base=11))
+    assert world.phase() is MovementPhase.ABANDONING
+
+
 # -- donors ----------------------------------------------------------------------------------------
 
 

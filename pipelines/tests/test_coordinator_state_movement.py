@@ -72,6 +72,24 @@ def test_inputs_are_kept_for_a_newcomer() -> None:
     assert world.store[-1].epoch > base + 4
 
 
+def test_an_input_that_is_lost_begins_again_where_a_newcomer_reads() -> None:
+    """Checkpoints go on in the session; manifests keep the entry from which to compute what the
+    newcomer will need."""
+    world = world_with_partner()
+    world.poll_rounds(6)
+    order = order_of(world)
+    assert order is not None
+    assert order.needed is not None
+    while world.store[-1].epoch <= order.needed + 2:
+        world.run_with_idle(LOST, 1)
+    world.kill(SRC)
+    world.start_task(SRC).moves = True
+    world.run_with_idle(LOST, 1)
+    assert world.tasks[SRC].phase is TaskPhase.LIVE
+    assert world.tasks[SRC].log_base <= order.needed
+    assert order_of(world) == order
+
+
 def test_without_progress_it_restores_from_the_checkpoint() -> None:
     world = world_with_partner()
     seconds = LIMITS.attempts * (LIMITS.stall_s + LIMITS.holds_s)

@@ -334,8 +334,11 @@ class Coordinator:
         if not self.ready or manifest is None or graph is None:
             self._floors = {}
             return
-        progress = self.movements.with_holds(Progress.of(self.membership))
-        self._floors = floors(graph, manifest, progress)
+        self._floors = floors(graph, manifest, self._progress())
+
+    def _progress(self) -> Progress:
+        """What tasks have and load, and what newcomers will need."""
+        return self.movements.with_holds(Progress.of(self.membership))
 
     def _commit_inputs(self) -> CommitInputs | None:
         if not self._settled or self._generation is None or self._graph is None:
@@ -343,7 +346,7 @@ class Coordinator:
         return CommitInputs(
             generation=self._generation,
             graph=self._graph,
-            progress=Progress.of(self.membership),
+            progress=self._progress(),
             running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
             head_epoch=self.membership.newest_epoch(),
             started=self.membership.started(),

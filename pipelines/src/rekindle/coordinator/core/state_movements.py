@@ -72,6 +72,7 @@ class StateMovements:
         return replace(directive, donor_address=found.endpoint) if found is not None else directive
 
     def with_holds(self, progress: Progress) -> Progress:
+        """For floors, and for what manifests keep."""
         return self.core.with_holds(progress)
 
 
@@ -112,6 +113,7 @@ def _view(task: Task, is_suspected: TaskPredicate, is_untrusted: TaskPredicate) 
         phase=phase,
         epoch=response.stable_epoch,
         restored_from=response.restored_from,
+        log_base=response.log_base if response.phase.serves else None,
         engine=response.engine,
     )
     if report is None:

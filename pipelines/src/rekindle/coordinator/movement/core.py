@@ -90,16 +90,16 @@ class MovementCore:
         self._directives = directives
         return [*effects, *(PollNow(r.slot) for r in sorted(changed, key=lambda r: r.slot.key))]
 
-    # -- read when a poll is made, and for floors --------------------------------------------------
+    # -- read when a poll is made, and for floors and manifests ------------------------------------
 
     def directive_for(self, replica: Replica) -> Directive:
         """What polls tell a replica now; an empty one if there is nothing to tell."""
         return self._directives.get(replica, Directive())
 
     def with_holds(self, progress: RetentionProgress) -> RetentionProgress:
-        """The progress from which floors are computed, with the holds of sessions: what a newcomer
-        may need is kept as if it had that position already, and everything while that is not
-        known."""
+        """The progress from which floors and manifests are made, with the holds of sessions: what a
+        newcomer may need is kept as if it had that position already, and everything while that is
+        not known."""
         positions = {p: [*at] for p, at in progress.positions.items()}
         for view in self._views:
             for hold in view.holds:

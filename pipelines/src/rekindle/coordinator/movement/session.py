@@ -119,6 +119,8 @@ class Movement:
         installs = progress is not None and progress.phase is NewcomerPhase.INSTALLING
         if (lost := self._why_donor_is_lost(views, installs)) is not None:
             return lost
+        if (missing := self._why_unreadable(views, progress)) is not None:
+            return missing
         if self.phase is MovementPhase.HOLDING and now - self.began_at >= limits.holds_s:
             return f"not all upstream replicas confirmed its hold within {limits.holds_s:g} s"
         moves = self.phase is MovementPhase.MOVING and not installs
@@ -132,6 +134,18 @@ class Movement:
         """What the newcomer reports of this session."""
         progress = view.newcomer.progress if view.newcomer is not None else None
         return progress if progress is not None and progress.session == self.session else None
+
+    def _why_unreadable(self, views: Views, progress: Progress | None) -> str | None:
+        """No replica of an input has the first epoch that the newcomer would read."""
+        first = self.needed
+        if progress is not None and progress.epoch is not None:
+            first = progress.epoch + 1
+        sources = zip(views.inputs.get(self.partition, ()), views.upstream(self.partition))
+        for source, replicas in sources:
+            bases = [view.log_base for view in replicas if view.log_base is not None]
+            if first is not None and bases and min(bases) > first and len(bases) == len(replicas):
+                return f"input {source.key} begins at epoch {min(bases)}, and it needs {first}"
+        return None
 
     def _why_donor_is_lost(self, views: Views, installs: bool) -> str | None:
         """`installs`: the newcomer has all that it needs of the donor."""
