@@ -33,7 +33,7 @@ from rekindle.exchange.state_mover.messages import (
     Session,
     Version,
 )
-from rekindle.exchange.state_mover.newcomer import NewcomerLimits
+from rekindle.exchange.state_mover.newcomer import NewcomerEffect, NewcomerLimits
 from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.identity import Identity
 from rekindle.protocol import PollRequest, RestorePoint, TaskRef
@@ -43,7 +43,6 @@ from rekindle.streams.log import OutputLog
 from rekindle.streams.movement_wire import STATE_PATH
 from rekindle.streams.server import StreamServer
 from rekindle.task.core.movement import MovementPart
-from rekindle.task.earlier_boots import continue_log
 from rekindle.task.moving import donor as donor_module
 from rekindle.task.moving.donor import StateDonor
 from rekindle.task.moving.newcomer import Installed, StateNewcomer
@@ -108,9 +107,7 @@ class Newcomer:
             raise OSError(28, self.fail)
         found = install(stored, RunFiles(self.directory / "runs"), ("op",))
         log = open_log(self.directory / "log")
-        earlier = continue_log(log, self.directory / "log", found.base - 1, False)
-        for epoch in found.epochs(log):
-            log.append(epoch)
+        earlier = found.write_log(log, self.directory / "log", lambda: False)
         return Installed(Moved(found.state, found.base, found.digest(log)), log, earlier)
 
     def order(self, port: int, number: int = 1, **fields: Any) -> PollRequest:
@@ -166,6 +163,26 @@ def test_state_and_log_move_while_the_donor_goes_on(donor: Donor, newcomer: Newc
     eventually(lambda: not donor.saver.held(donor.state.operators), 5)
     donor.log.truncate(10**6)
     assert donor.log.base == 60
+
+
+def test_the_log_of_a_task_that_starts_at_once_stays_open(
+    donor: Donor, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor may take what is installed before anything else happens."""
+    taken: list[Installed] = []
+    perform = newcomer.shell._perform
+
+    def perform_and_take(effects: list[NewcomerEffect]) -> None:
+        perform(effects)
+        if newcomer.shell.installed is not None:
+            taken.append(newcomer.shell.installed)
+            newcomer.shell.installed = None
+
+    monkeypatch.setattr(newcomer.shell, "_perform", perform_and_take)
+    newcomer.shell.follow(newcomer.order(donor.server.port), None)
+    eventually(lambda: bool(taken), 30)
+    newcomer.shell.stop()
+    assert taken[0].log.wait_for(0, 0.0), "a closed log answers False"
 
 
 def test_another_boot_of_the_donor_ends_the_session(

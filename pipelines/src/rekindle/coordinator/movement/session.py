@@ -140,8 +140,8 @@ class Movement:
         first = self.needed
         if progress is not None and progress.epoch is not None:
             first = progress.epoch + 1
-        sources = zip(views.inputs.get(self.partition, ()), views.upstream(self.partition))
-        for source, replicas in sources:
+        sources = views.inputs.get(self.partition, ())
+        for source, replicas in zip(sources, views.upstream(self.partition), strict=True):
             bases = [view.log_base for view in replicas if view.log_base is not None]
             if first is not None and bases and min(bases) > first and len(bases) == len(replicas):
                 return f"input {source.key} begins at epoch {min(bases)}, and it needs {first}"

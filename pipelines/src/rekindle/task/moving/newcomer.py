@@ -100,7 +100,6 @@ class StateNewcomer:
         self._disk = CallThread("state-disk")
         self._files: dict[Session, IO[bytes]] = {}  # used in that thread
         self._asking: set[_Key] = set()
-        self._last: Installed | None = None
         self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -135,6 +134,8 @@ class StateNewcomer:
                 closing.result(timeout_s)
         io.stop(timeout_s)
         self._disk.stop(timeout_s)
+        if not self._disk.alive:  # else the call in progress does it
+            self._discard_all()
 
     # -- the core ----------------------------------------------------------------------------------
 
@@ -156,7 +157,6 @@ class StateNewcomer:
                     self._start(self._discard, session)
                 case StartFrom(session, epoch, base):
                     _log.info("%s: starts after epoch %d, log from %d", session, epoch, base)
-                    self.installed = self._last
 
     def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """In the event loop, in the order of calls."""
@@ -220,11 +220,13 @@ class StateNewcomer:
             self._step(StoringFailed(session, str(error) or repr(error)))
             return
         with self._lock:
-            self._last = installed
-            self._step(StateInstalled(session, installed.moved.digest))
-            self._last = None
-            used = self.installed is installed
-        if not used:
+            event = StateInstalled(session, installed.moved.digest)
+            effects = self._part.step(event, time.monotonic())
+            starts = any(isinstance(effect, StartFrom) for effect in effects)
+            if starts:  # from here on the supervisor may take it
+                self.installed = installed
+            self._perform(effects)
+        if not starts:
             installed.log.close()
 
     async def _discard(self, session: Session) -> None:
@@ -246,12 +248,21 @@ class StateNewcomer:
             )
         file.write(chunk.data)
         file.flush()
+        if self._stopped:
+            self._discard_all()
 
     def _install_now(self, session: Session) -> Installed:
         """The file may be closed then: what is still used of it is mapped."""
         try:
-            return self._install(Path(f"/dev/fd/{self._files[session].fileno()}"))
+            installed = self._install(Path(f"/dev/fd/{self._files[session].fileno()}"))
         finally:
+            self._discard_now(session)
+        if self._stopped:  # nobody takes it
+            installed.log.close()
+        return installed
+
+    def _discard_all(self) -> None:
+        for session in [*self._files]:
             self._discard_now(session)
 
     def _discard_now(self, session: Session) -> None:

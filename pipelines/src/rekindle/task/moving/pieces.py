@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog, Result
 from rekindle.streams.log_reading import EncodedEpoch
 from rekindle.streams.records import DamagedRecord, Record, RecordKind
+from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.state import TaskState
 
 MAGIC = b"RKSM"
@@ -154,6 +155,41 @@ class Installation:
         if unknown := sorted(states.keys() - operators):
             raise NotMovable(f"state of operators {', '.join(unknown)}, which are not of this task")
         self._log_at = at
+
+    def write_log(
+        self, log: OutputLog, directory: Path, is_over: Callable[[], bool]
+    ) -> EarlierBoots:
+        """Write the epochs to this task's log, in `directory`, in the place of what it holds.
+        Raises NotMovable, also if an earlier boot had another result: which one is right is decided
+        by computing it again, from a checkpoint. `is_over`: whether the log is wanted no more."""
+        own = log.results(self.base)
+        for epoch, result in self._results():
+            if own.get(epoch, result) != result:
+                raise NotMovable(
+                    f"epoch {epoch} of the donor's log differs from what an earlier boot of this "
+                    "replica had in its own"
+                )
+        earlier = continue_log(log, directory, self.base - 1, has_no_partners=False)
+        try:
+            for batch in self.epochs(log):
+                if is_over():
+                    raise NotMovable("the task restores from a checkpoint")
+                log.append(batch)
+        except BaseException:
+            log.start_at(self.base, keep=False)  # they are not results of this replica
+            raise
+        return earlier
+
+    def _results(self) -> Iterator[tuple[int, Result]]:
+        """As the records say. Raises NotMovable."""
+        view, at = memoryview(self._data), self._log_at
+        for epoch in range(self.base, self.state.epoch + 1):
+            try:
+                record = records.header_at(view, at)
+            except DamagedRecord as error:
+                raise NotMovable(f"epoch {epoch} cannot be read: {error}") from error
+            yield epoch, Result(record.digest, record.watermark)
+            at = record.end
 
     def epochs(self, log: OutputLog) -> Iterator[EpochBatch]:
         """The epochs for `log`, in order; their rows have the digests that they should. Raises
