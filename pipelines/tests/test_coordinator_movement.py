@@ -264,6 +264,17 @@ def test_a_session_without_progress_is_given_up() -> None:
     assert world.phase() is MovementPhase.ABANDONING
 
 
+def test_a_donor_that_reads_its_state_makes_progress() -> None:
+    world = moving()
+    asking = progress(NewcomerPhase.ASKING)
+    for runs in range(1, 4):
+        world.now += LIMITS.stall_s - 1
+        world.show(waiting(progress=replace(asking, prepared=runs)))
+        assert world.phase() is MovementPhase.MOVING
+    world.wait(LIMITS.stall_s)
+    assert world.phase() is MovementPhase.ABANDONING
+
+
 def test_installing_may_take_longer_than_a_stall() -> None:
     world = moving()
     world.show(waiting(progress=progress(NewcomerPhase.INSTALLING, 8)))

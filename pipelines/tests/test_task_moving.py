@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rekindle.exchange.state_mover.donor import DonorLimits
 from rekindle.exchange.state_mover.messages import (
     Directive,
     NewcomerReport,
+    OfferRequest,
     Order,
     Replica,
     Session,
@@ -44,6 +46,7 @@ from rekindle.streams.movement_wire import STATE_PATH
 from rekindle.streams.server import StreamServer
 from rekindle.task.core.movement import MovementPart
 from rekindle.task.moving import donor as donor_module
+from rekindle.task.moving import pieces as pieces_module
 from rekindle.task.moving.donor import StateDonor
 from rekindle.task.moving.newcomer import Installed, StateNewcomer
 from rekindle.task.moving.pieces import Moved, install
@@ -185,6 +188,31 @@ def test_the_log_of_a_task_that_starts_at_once_stays_open(
     assert taken[0].log.wait_for(0, 0.0), "a closed log answers False"
 
 
+def test_state_is_not_read_for_a_session_that_has_ended(
+    donor: Donor, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    released = threading.Event()
+
+    def slow(table: pa.Table) -> str:
+        read.append(len(read))
+        if len(read) == 3:
+            released.wait(30)
+        return digest_table(table)
+
+    monkeypatch.setattr(pieces_module, "digest_table", slow)
+    order = newcomer.order(donor.server.port)
+    assert order.movement is not None
+    assert order.movement.order is not None
+    newcomer.shell.follow(order, None)
+    eventually(lambda: len(read) == 3, 30)
+    donor.donor.release([order.movement.order.session])
+    eventually(lambda: not donor.donor.sessions, 5)
+    released.set()
+    eventually(lambda: not donor.saver.held(donor.state.operators), 10)
+    assert len(read) == 3
+
+
 def test_another_boot_of_the_donor_ends_the_session(
     tmp_path: Path, donor: Donor, newcomer: Newcomer
 ) -> None:
@@ -257,6 +285,7 @@ def ask(port: int, content: Any, **headers: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.loads(error.read())
 
 
+SMALL_CHUNKS = asdict(OfferRequest(Session(SLOT, 3, Version(1, 1)), DONOR, needed=0, chunk_bytes=1))
 GOOD = {"topology": "uid-a", "protocol": 3, "oldest": 3, "incarnation": 1}
 
 
@@ -268,6 +297,7 @@ GOOD = {"topology": "uid-a", "protocol": 3, "oldest": 3, "incarnation": 1}
         ({**GOOD, "incarnation": 7}, 410, "it is for incarnation 7, this is 1"),
         ({**GOOD, "kind": "secrets", "request": {}}, 400, "not a valid request"),
         ({**GOOD, "kind": "chunk", "request": {"number": 1}}, 400, "not a valid request"),
+        ({**GOOD, "kind": "offer", "request": SMALL_CHUNKS}, 400, "not a valid request"),
         (b"[1]", 400, "not a valid request"),
         (b"x" * 70_000, 413, "at most"),
     ],

@@ -221,6 +221,7 @@ class Coordinator:
         if response.lost is not None:
             self.committer.object_lost(response.lost)
         news = self.membership.answered(task, response, now)
+        self.movements.answered(before, response)
         if first:
             self.containment.first_response(task, self._graph)
         if news:

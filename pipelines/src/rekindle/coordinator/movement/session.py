@@ -57,7 +57,7 @@ class Movement:
     progress_at: float = 0.0
     reason: str = ""
     machine: StateMachine[MovementPhase, MovementEvent] = field(init=False)
-    _marker: tuple[NewcomerPhase, int] | None = None
+    _marker: tuple[NewcomerPhase, int, int] | None = None
 
     def __post_init__(self) -> None:
         name = f"newcomer {self.replica.slot.key}, incarnation {self.replica.incarnation}"
@@ -113,7 +113,9 @@ class Movement:
         if progress is not None and progress.phase is NewcomerPhase.FAILED:
             return progress.message
         if self.phase is MovementPhase.MOVING:
-            marker = (progress.phase, progress.stored) if progress is not None else None
+            marker = None
+            if progress is not None:
+                marker = progress.phase, progress.stored, progress.prepared
             if marker != self._marker:
                 self._marker, self.progress_at = marker, now
         installs = progress is not None and progress.phase is NewcomerPhase.INSTALLING

@@ -59,7 +59,7 @@ from rekindle.streams.movement_client import DonorClient
 from rekindle.streams.wire import StreamRefused, StreamUnavailable
 from rekindle.task.core.movement import MovementPart
 from rekindle.task.earlier_boots import EarlierBoots
-from rekindle.task.moving.pieces import Moved
+from rekindle.task.moving.pieces import Moved, require_format
 
 _TICK_S = 0.25
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class StateNewcomer:
         for effect in effects:
             match effect:
                 case Ask(donor, message):
-                    self._start(self._ask, donor, self._part.donor_address, message)
+                    self._start(self._ask, donor, self._part.addresses.get(donor, ""), message)
                 case StoreChunk():
                     self._start(self._store, effect)
                 case InstallState(session, _):
@@ -204,8 +204,10 @@ class StateNewcomer:
     async def _store(self, chunk: StoreChunk) -> None:
         try:
             await self._disk.run(partial(self._store_now, chunk))
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except Exception as error:
+            if not isinstance(error, (RekindleError, OSError)):
+                _log.exception("%s: chunk %d cannot be stored", chunk.session, chunk.number)
+            reason = (isinstance(error, OSError) and error.strerror) or str(error) or repr(error)
             what = f"chunk {chunk.number} cannot be stored in {self._directory}: {reason}"
             self._step(StoringFailed(chunk.session, what))
         else:
@@ -236,6 +238,7 @@ class StateNewcomer:
 
     def _store_now(self, chunk: StoreChunk) -> None:
         if not chunk.number:
+            require_format(chunk.data)  # now, and not when all of it has come
             self._discard_now(chunk.session)
             self._directory.mkdir(parents=True, exist_ok=True)
             self._files[chunk.session] = _unnamed_file(self._directory)

@@ -68,8 +68,15 @@ class Pieces:
     """What a donor gives: `state`, and the epochs `base` to `state.epoch` of `log`, of which
     nothing may be truncated. `sizes`: of each piece, in order; `digest`: of all."""
 
-    def __init__(self, state: TaskState, log: OutputLog, base: int) -> None:
-        """Reads all of it. Raises NotMovable, LogCorrupt, BelowFloor."""
+    def __init__(
+        self,
+        state: TaskState,
+        log: OutputLog,
+        base: int,
+        progressed: Callable[[int], None] = lambda runs: None,
+    ) -> None:
+        """Reads all of it; `progressed` is called with the number of runs read, and may raise.
+        Raises NotMovable, LogCorrupt, BelowFloor."""
         self._runs = [*_runs_of(state.operators).values()]
         if any(not run.is_here for run in self._runs):
             raise NotMovable("some of its own state is still in the checkpoint store")
@@ -83,7 +90,8 @@ class Pieces:
         self._header = _header(content, lengths)
         self._encoded: tuple[int, pa.Buffer] | None = None  # the run that was read last
         self.epoch = state.epoch
-        self.digest = _digest(content, self._runs, ((e, r) for e, r, _ in contents))
+        results = ((epoch, result) for epoch, result, _ in contents)
+        self.digest = _digest(content, self._runs, results, progressed)
         self.sizes: list[int] = [
             len(self._header),
             *(_padded(length) for length in lengths),
@@ -114,13 +122,15 @@ class Pieces:
         """`offset`: of epochs' numbers to those of their pieces."""
         wanted = {cut.piece + offset: cut for cut in slices}
         epoch = min(wanted)
-        while epoch in wanted:
+        while (first := epoch) in wanted:
             for found in self._log.read_encoded(epoch, READ_BYTES):
                 cut = wanted.get(epoch)
                 if cut is None:
                     return
                 yield from _cut(found, cut.offset, cut.nbytes)
                 epoch += 1
+            if epoch == first:
+                raise BelowFloor(f"the log does not hold epoch {epoch} any more")
 
 
 def install(stored: Path, files: RunFiles | None, operators: Iterable[str]) -> Installation:
@@ -253,16 +263,23 @@ def _header(content: Mapping[str, Any], lengths: Sequence[int]) -> bytes:
     return prefix + text + bytes(-len(text) % _ALIGN)
 
 
-def _read_header(data: pa.Buffer) -> tuple[dict[str, Any], int]:
-    """The header, and where the runs begin. Raises NotMovable."""
-    if data.size < _ALIGN:
-        raise NotMovable(f"{data.size} bytes are no state")
+def require_format(data: pa.Buffer | bytes) -> int:
+    """The length of the header that begins these bytes, of which there are enough. Raises
+    NotMovable, if they are of another release."""
     magic, found, length = _PREFIX.unpack_from(data)
     if magic != MAGIC or found != MOVEMENT_FORMAT:
         raise NotMovable(
             f"state of format {magic!r} {found}; this release reads {MAGIC!r} {MOVEMENT_FORMAT}: "
             "use images of one release"
         )
+    return int(length)
+
+
+def _read_header(data: pa.Buffer) -> tuple[dict[str, Any], int]:
+    """The header, and where the runs begin. Raises NotMovable."""
+    if data.size < _ALIGN:
+        raise NotMovable(f"{data.size} bytes are no state")
+    length = require_format(data)
     if length > data.size - _ALIGN:
         raise NotMovable(f"a header of {length} bytes in {data.size} bytes")
     try:
@@ -279,11 +296,15 @@ def _read_header(data: pa.Buffer) -> tuple[dict[str, Any], int]:
 
 
 def _digest(
-    content: Mapping[str, Any], runs: Sequence[Run], results: Iterable[tuple[int, Result]]
+    content: Mapping[str, Any],
+    runs: Sequence[Run],
+    results: Iterable[tuple[int, Result]],
+    progressed: Callable[[int], None] = lambda runs: None,
 ) -> str:
     digest = hashlib.blake2b(to_json(content), digest_size=16)
-    for run in runs:
+    for number, run in enumerate(runs, 1):
         digest.update(bytes.fromhex(digest_table(run.table)))
+        progressed(number)
     for epoch, result in results:
         digest.update(f"{epoch}/{result.watermark}/{result.digest};".encode())
     return digest.hexdigest()
