@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pytest
 from coordinator_world import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rekindle.coordinator.agreement.comparison import DigestComparison
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
@@ -16,6 +18,7 @@ from rekindle.protocol import TaskPhase
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
+from rekindle_testing.fixtures.examples import scaled_examples
 
 MID = Partition("mid", 0)
 SLOTS = tuple(Slot("mid", 0, replica) for replica in range(4))
@@ -214,6 +217,155 @@ def test_a_copy_of_a_state_that_differs_from_the_checkpoint_computes_again() -> 
     comparison.checkpoint_differed(DONOR.slot, 1, 5)
     assert comparison.must_restart(OTHER.slot) == "a"
     assert [found.after for found in comparison.take_untrusted()] == [-1]
+
+
+# --- any history ---
+
+
+class Replica:
+    """`state`: the chained digest after its newest epoch, and whether it is wrong."""
+
+    def __init__(self, slot: Slot, incarnation: int = 1) -> None:
+        self.slot = slot
+        self.incarnation = incarnation
+        self.boot = 0
+        self.restored_from: int | None = None
+        self.copied_through: int | None = None
+        self.started = False
+        self.epoch, self.state, self.wrong = -1, chained_digest_from(-1), False
+        self.results: Results = {}
+
+    @property
+    def by(self) -> Computation:
+        return Computation(self.slot, self.incarnation, str(self.boot))
+
+    def reboot(self) -> None:
+        self.boot += 1
+        self.started, self.restored_from, self.copied_through = False, None, None
+        self.results = {}
+
+    def start(self, epoch: int, state: str, wrong: bool) -> None:
+        self.started = True
+        self.epoch, self.state, self.wrong = epoch, state, wrong
+
+    def compute(self, faulty: bool) -> None:
+        self.epoch += 1
+        self.wrong |= faulty
+        digest = f"d{self.epoch}" + ("!" if self.wrong else "")
+        self.state = chain_digest(self.state, self.epoch, 0, digest)
+        self.results[self.epoch] = EpochDigests(self.state, digest)
+
+
+class Histories:
+    """Three replicas. The node of the first one is faulty from an epoch on, the second one is right
+    and never lost; the first and the third are lost and get the state of any other, also without
+    hearing that it is not trusted any more."""
+
+    def __init__(self, wrong_from: int) -> None:
+        self.comparison = compared(committed=-1)
+        self.replicas = [Replica(slot) for slot in SLOTS[:3]]
+        self.committed = (-1, chained_digest_from(-1), False)
+        self.wrong_from: int | None = wrong_from
+        self.moving: dict[int, tuple[int, str, bool]] = {}  # to a newcomer
+        self.now = 0.0
+        for replica in self.replicas:
+            self.restore(replica)
+
+    def restore(self, replica: Replica) -> None:
+        replica.start(*self.committed)
+        replica.restored_from = self.committed[0]
+        self.report(replica)
+
+    def report(self, replica: Replica) -> None:
+        newest = {e: replica.results[e] for e in sorted(replica.results)[-16:]}
+        restored_from = replica.restored_from if replica.started else None
+        self.comparison.observed(replica.by, newest, restored_from, replica.copied_through)
+
+    def lose(self, at: int, donor: int) -> None:
+        giver, old = self.replicas[donor], self.replicas[at]
+        if at == donor or at == 1 or not giver.started or at in self.moving:
+            return
+        self.comparison.forget(old.slot)
+        new = self.replicas[at] = Replica(old.slot, old.incarnation + 1)
+        self.report(new)
+        if self.comparison.is_untrusted(giver.slot):
+            self.restore(new)
+        else:
+            self.moving[at] = (giver.epoch, giver.state, giver.wrong)
+
+    def start(self, at: int) -> None:
+        if at in self.moving:
+            newcomer = self.replicas[at]
+            newcomer.start(*self.moving.pop(at))
+            newcomer.copied_through = newcomer.epoch
+            self.report(newcomer)
+
+    def compute(self, at: int, epochs: int) -> None:
+        replica = self.replicas[at]
+        ahead = min(r.epoch for r in self.replicas) + 30  # digests of 64 epochs are kept
+        for _ in range(epochs):
+            if replica.started and replica.epoch < ahead:
+                faulty = at == 0 and self.wrong_from is not None
+                replica.compute(faulty and replica.epoch + 1 >= (self.wrong_from or 0))
+        self.report(replica)
+
+    def commit(self, at: int) -> None:
+        replica, comparison = self.replicas[at], self.comparison
+        if not replica.started or replica.epoch <= self.committed[0]:
+            return
+        if comparison.is_untrusted(replica.slot) or replica.epoch not in replica.results:
+            return
+        others = [r for r in self.replicas if r is not replica and r.started]
+        agree = all(comparison.agrees_through(r.slot) >= replica.epoch for r in others)
+        if replica.epoch <= comparison.witnessed(MID) or agree:
+            assert not replica.wrong
+            self.committed = (replica.epoch, replica.state, False)
+            comparison.committed(MID, replica.epoch)
+
+    def obey(self) -> None:
+        """Tasks compute again, diverged ones are replaced, by one on another node."""
+        self.now += 30.0
+        alive = [r.by for r in self.replicas]
+        self.comparison.request_recomputation(MID, alive, self.now)
+        for at, replica in enumerate(self.replicas):
+            if replica.slot in self.comparison.diverged:
+                assert at == 0, "only one was wrong"
+                self.wrong_from = None
+                self.moving.pop(at, None)
+                self.comparison.forget(replica.slot)
+                self.replicas[at] = Replica(replica.slot, replica.incarnation + 1)
+                self.restore(self.replicas[at])
+            elif self.comparison.must_restart(replica.slot) == replica.by.boot:
+                self.moving.pop(at, None)
+                replica.reboot()
+                self.restore(replica)
+
+
+steps = st.one_of(
+    st.tuples(st.just("compute"), st.integers(0, 2), st.integers(1, 6)),
+    st.tuples(st.just("lose"), st.sampled_from([0, 2, 2]), st.integers(0, 2)),
+    st.tuples(st.just("start"), st.integers(0, 2)),
+    st.tuples(st.just("commit"), st.integers(0, 2)),
+    st.tuples(st.just("obey")),
+)
+
+
+@settings(max_examples=scaled_examples(150))
+@given(st.integers(0, 12), st.lists(steps, max_size=40))
+def test_no_wrong_result_is_committed_and_no_right_replica_is_replaced(
+    wrong_from: int, history: list[tuple[str, int]]
+) -> None:
+    world = Histories(wrong_from)
+    for name, *arguments in history:
+        getattr(world, name)(*arguments)
+    for _ in range(40):
+        for at in range(3):
+            world.start(at)
+            world.compute(at, 3)
+            world.commit(at)
+        world.obey()
+    assert not world.comparison.disputes
+    assert not [r for r in world.replicas if r.wrong]
 
 
 # --- the coordinator ---
