@@ -116,6 +116,10 @@ class Containment:
         self._contain(tasks, graph, committer)
         return True
 
+    def restart(self, tasks: Iterable[Task]) -> None:
+        """These compute again, for a reason that concerns nobody's results."""
+        self.comparison.discard(by for task in tasks for by in _computations(task))
+
     def request_recomputation(
         self, tasks: Membership, is_suspected: TaskPredicate, now: float
     ) -> None:

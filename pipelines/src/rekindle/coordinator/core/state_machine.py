@@ -53,6 +53,7 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
+from rekindle.coordinator.tasks.input_gaps import InputGaps
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
 from rekindle.coordinator.tasks.routes import (
     mixed_engines,
@@ -79,6 +80,7 @@ class Coordinator:
         self.committer = Committer(fence)
         self.containment = Containment()
         self.movements = StateMovements(fence)
+        self._input_gaps = InputGaps()
         self._wall_s = wall_s
         self._generation: Generation | None = None
         self._graph: Graph | None = None
@@ -197,9 +199,16 @@ class Coordinator:
         self._settle(now)
         if self._settled:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
+            self._restart_after_gaps(now)
         moved = self._observe_movements(now)
         self._update_derived()
         return [*moved, *(PollNow(slot) for task in silent for slot in self._consumer_slots(task))]
+
+    def _restart_after_gaps(self, now: float) -> None:
+        if self._graph is not None and self.ready:
+            tasks = (task for task in self.membership if not self.is_suspected(task))
+            found = self._input_gaps.find(tasks, self._graph.inputs, self._replicas, now)
+            self.containment.restart(found)
 
     def _observe_movements(self, now: float) -> list[Effect]:
         if not self._settled or self._graph is None:
