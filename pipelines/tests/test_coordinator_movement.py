@@ -422,11 +422,13 @@ def test_a_donor_that_responds_again_is_asked() -> None:
 
 
 def test_attempts_of_boots_that_ended_in_a_session_count() -> None:
-    """Installing the state may be what kills the newcomer."""
+    """Installing the state may be what kills the newcomer, or to go on with it."""
     world = observer()
     assert world.phase() is MovementPhase.HOLDING
     world.show(waiting(boot="second"))
     assert world.phase() is MovementPhase.HOLDING
+    world.show(waiting(boot="second", restored_from=3, phase=TaskPhase.CATCHING_UP))
+    assert world.phase() is MovementPhase.STARTED
     world.show(waiting(boot="third"))
     assert world.phase() is MovementPhase.RESTORING
     world.show(waiting(boot="third", restored_from=3, phase=TaskPhase.LIVE))

@@ -24,7 +24,7 @@ class MovementLimits:
     """When an attempt, and when all of them, end.
 
     `holds_s`: until all upstream replicas have confirmed. `stall_s`: without progress, until all is
-    stored. `session_s`: of one attempt. `attempts`: of a slot, until a newcomer has started.
+    stored. `session_s`: of one attempt. `attempts`: of a slot, until a newcomer is Live.
     `wait_s`: for the inputs' newcomers and for a free donor, all attempts included. `silent_s`: for
     a donor that does not respond. `per_donor`: sessions at a time.
     """
@@ -56,6 +56,7 @@ class Movement:
     began_at: float = 0.0
     progress_at: float = 0.0
     reason: str = ""
+    was_live: bool = False
     machine: StateMachine[MovementPhase, MovementEvent] = field(init=False)
     _marker: tuple[NewcomerPhase, int, int] | None = None
 
