@@ -58,43 +58,7 @@ def test_digests_of_different_bases_are_compared_one_by_one(base: int, length: i
     comparison.observed(computation(0), newest(chained(digests)))
     comparison.observed(computation(1), newest(chained(digests[base + 1 :], base)))
     assert not comparison.disputes
-    assert comparison.agreed(LEFT) == length - 1
-
-
-def three_results(committed: int) -> DigestComparison:
-    """One replica was wrong in epoch 3; a second one has its state after epoch 9."""
-    good = chained([f"d{e}" for e in range(20)])
-    wrong = chained([*(f"d{e}" for e in range(3)), "other", *(f"d{e}" for e in range(4, 20))])
-    third = Computation(Slot("left", 0, 2), 1, "a")
-    comparison = DigestComparison()
-    comparison.committed(LEFT, committed)
-    comparison.observed(computation(0), newest(wrong))
-    comparison.observed(computation(1), newest(wrong, 10), 9, copied_through=9)
-    comparison.observed(third, newest(good, 10))
-    return comparison
-
-
-def test_a_copy_is_no_second_witness() -> None:
-    comparison = three_results(committed=2)
-    assert not comparison.diverged
-    assert comparison.disputes[LEFT].agreed_through == -1
-    assert comparison.agreed(LEFT) == 19  # what both computed after it agrees
-
-
-def test_a_copy_of_what_is_committed_is_a_witness() -> None:
-    assert three_results(committed=9).diverged.keys() == {Slot("left", 0, 2)}
-
-
-def test_a_copy_decides_no_dispute() -> None:
-    good = chained([f"d{e}" for e in range(20)])
-    wrong = chained([*(f"d{e}" for e in range(3)), "other", *(f"d{e}" for e in range(4, 20))])
-    third = Computation(Slot("left", 0, 2), 1, "a")
-    comparison = DigestComparison()
-    comparison.observed(computation(0), newest(wrong))
-    comparison.observed(computation(1), newest(good))
-    comparison.observed(third, newest(wrong, 10), copied_through=3)
-    assert not comparison.diverged
-    assert LEFT in comparison.disputes
+    assert comparison.witnessed(LEFT) == length - 1
 
 
 def test_a_state_that_differs_is_disputed() -> None:
@@ -205,7 +169,7 @@ def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
     assert LEFT in comparison.disputes
     comparison.observed(computation(0, boot="b"), again, 10)
     assert LEFT not in comparison.disputes
-    assert comparison.agreed(LEFT) == 29
+    assert comparison.witnessed(LEFT) == 29
 
 
 def test_an_unresolved_dispute_ends_with_its_parties() -> None:

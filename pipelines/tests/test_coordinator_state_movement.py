@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from coordinator_world import World
 
+from rekindle.coordinator.movement.core import MovementCoreEvent, MovementEffect
 from rekindle.coordinator.movement.phases import MovementPhase
 from rekindle.coordinator.movement.session import MovementLimits
 from rekindle.exchange.state_mover.messages import Directive, Order, Replica
@@ -70,6 +71,44 @@ def test_inputs_are_kept_for_a_newcomer() -> None:
             break
         assert world.tasks[SRC].log_base == base
     assert world.store[-1].epoch > base + 4
+
+
+def test_a_session_without_news_is_looked_at_once_a_second() -> None:
+    """To look at thousands of tasks takes as long as a tick."""
+    world = world_with_partner()
+    world.poll_rounds(4)
+    core, steps = world.coordinator.movements.core, []
+    step = core.step
+
+    def counted(event: MovementCoreEvent, now: float) -> list[MovementEffect]:
+        steps.append(now)
+        return step(event, now)
+
+    core.step = counted  # type: ignore[method-assign]
+    for _ in range(20):
+        world.poll_round(0.1)
+    assert len(steps) <= 3
+    world.tasks[LOST].reboot()
+    world.poll_round(0.1)
+    assert steps[-1] == world.now, "another boot is news"
+
+
+def test_an_input_that_is_lost_begins_again_where_a_newcomer_reads() -> None:
+    """Checkpoints go on in the session; manifests keep the entry from which to compute what the
+    newcomer will need."""
+    world = world_with_partner()
+    world.poll_rounds(6)
+    order = order_of(world)
+    assert order is not None
+    assert order.needed is not None
+    while world.store[-1].epoch <= order.needed + 2:
+        world.run_with_idle(LOST, 1)
+    world.kill(SRC)
+    world.start_task(SRC).moves = True
+    world.run_with_idle(LOST, 1)
+    assert world.tasks[SRC].phase is TaskPhase.LIVE
+    assert world.tasks[SRC].log_base <= order.needed
+    assert order_of(world) == order
 
 
 def test_without_progress_it_restores_from_the_checkpoint() -> None:

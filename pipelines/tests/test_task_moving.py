@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ from rekindle.exchange.state_mover.donor import DonorLimits
 from rekindle.exchange.state_mover.messages import (
     Directive,
     NewcomerReport,
+    OfferRequest,
     Order,
     Replica,
     Session,
     Version,
 )
-from rekindle.exchange.state_mover.newcomer import NewcomerLimits
+from rekindle.exchange.state_mover.newcomer import NewcomerEffect, NewcomerLimits
 from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.identity import Identity
 from rekindle.protocol import PollRequest, RestorePoint, TaskRef
@@ -43,8 +45,8 @@ from rekindle.streams.log import OutputLog
 from rekindle.streams.movement_wire import STATE_PATH
 from rekindle.streams.server import StreamServer
 from rekindle.task.core.movement import MovementPart
-from rekindle.task.earlier_boots import continue_log
 from rekindle.task.moving import donor as donor_module
+from rekindle.task.moving import pieces as pieces_module
 from rekindle.task.moving.donor import StateDonor
 from rekindle.task.moving.newcomer import Installed, StateNewcomer
 from rekindle.task.moving.pieces import Moved, install
@@ -108,9 +110,7 @@ class Newcomer:
             raise OSError(28, self.fail)
         found = install(stored, RunFiles(self.directory / "runs"), ("op",))
         log = open_log(self.directory / "log")
-        earlier = continue_log(log, self.directory / "log", found.base - 1, False)
-        for epoch in found.epochs(log):
-            log.append(epoch)
+        earlier = found.write_log(log, self.directory / "log", lambda: False)
         return Installed(Moved(found.state, found.base, found.digest(log)), log, earlier)
 
     def order(self, port: int, number: int = 1, **fields: Any) -> PollRequest:
@@ -166,6 +166,51 @@ def test_state_and_log_move_while_the_donor_goes_on(donor: Donor, newcomer: Newc
     eventually(lambda: not donor.saver.held(donor.state.operators), 5)
     donor.log.truncate(10**6)
     assert donor.log.base == 60
+
+
+def test_the_log_of_a_task_that_starts_at_once_stays_open(
+    donor: Donor, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor may take what is installed before anything else happens."""
+    taken: list[Installed] = []
+    perform = newcomer.shell._perform
+
+    def perform_and_take(effects: list[NewcomerEffect]) -> None:
+        perform(effects)
+        if newcomer.shell.installed is not None:
+            taken.append(newcomer.shell.installed)
+            newcomer.shell.installed = None
+
+    monkeypatch.setattr(newcomer.shell, "_perform", perform_and_take)
+    newcomer.shell.follow(newcomer.order(donor.server.port), None)
+    eventually(lambda: bool(taken), 30)
+    newcomer.shell.stop()
+    assert taken[0].log.wait_for(0, 0.0), "a closed log answers False"
+
+
+def test_state_is_not_read_for_a_session_that_has_ended(
+    donor: Donor, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    released = threading.Event()
+
+    def slow(table: pa.Table) -> str:
+        read.append(len(read))
+        if len(read) == 3:
+            released.wait(30)
+        return digest_table(table)
+
+    monkeypatch.setattr(pieces_module, "digest_table", slow)
+    order = newcomer.order(donor.server.port)
+    assert order.movement is not None
+    assert order.movement.order is not None
+    newcomer.shell.follow(order, None)
+    eventually(lambda: len(read) == 3, 30)
+    donor.donor.release([order.movement.order.session])
+    eventually(lambda: not donor.donor.sessions, 5)
+    released.set()
+    eventually(lambda: not donor.saver.held(donor.state.operators), 10)
+    assert len(read) == 3
 
 
 def test_another_boot_of_the_donor_ends_the_session(
@@ -240,6 +285,7 @@ def ask(port: int, content: Any, **headers: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.loads(error.read())
 
 
+SMALL_CHUNKS = asdict(OfferRequest(Session(SLOT, 3, Version(1, 1)), DONOR, needed=0, chunk_bytes=1))
 GOOD = {"topology": "uid-a", "protocol": 3, "oldest": 3, "incarnation": 1}
 
 
@@ -251,6 +297,7 @@ GOOD = {"topology": "uid-a", "protocol": 3, "oldest": 3, "incarnation": 1}
         ({**GOOD, "incarnation": 7}, 410, "it is for incarnation 7, this is 1"),
         ({**GOOD, "kind": "secrets", "request": {}}, 400, "not a valid request"),
         ({**GOOD, "kind": "chunk", "request": {"number": 1}}, 400, "not a valid request"),
+        ({**GOOD, "kind": "offer", "request": SMALL_CHUNKS}, 400, "not a valid request"),
         (b"[1]", 400, "not a valid request"),
         (b"x" * 70_000, 413, "at most"),
     ],

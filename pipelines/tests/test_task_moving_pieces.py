@@ -383,3 +383,27 @@ def test_a_log_that_lacks_an_epoch_is_not_given(tmp_path: Path) -> None:
     log = filled(tmp_path, 3)
     with pytest.raises(Exception, match="does not hold epochs 0 to 4"):
         Pieces(TaskState(4, 0, State({})), log, 0)
+
+
+def test_what_earlier_boots_had_otherwise_is_not_replaced(tmp_path: Path) -> None:
+    """Which result is right is decided by computing the epoch again."""
+    pieces = some_pieces(tmp_path)
+    log = filled(tmp_path / "own", 3)
+    log.append(batch(3, watermark=1))
+    before = log.results(0)
+    found = Installation(pa.py_buffer(bytes_of(pieces)), None, frozenset({"op"}))
+    with pytest.raises(NotMovable, match="epoch 3 of the donor's log differs from"):
+        found.write_log(log, tmp_path / "own", lambda: False)
+    assert log.results(0) == before
+
+
+def test_epochs_of_a_partner_do_not_stay_when_the_installation_ends(tmp_path: Path) -> None:
+    """The next boot would take them for results of this replica."""
+    pieces = some_pieces(tmp_path)
+    log = filled(tmp_path / "own", 2)
+    found = Installation(pa.py_buffer(bytes_of(pieces)), None, frozenset({"op"}))
+    with pytest.raises(NotMovable, match="restores from a checkpoint"):
+        found.write_log(log, tmp_path / "own", lambda: log.last == 3)
+    assert not log.results(0)
+    found.write_log(log, tmp_path / "own", lambda: False)
+    assert log.results(0) == open_log(tmp_path / "log").results(0)

@@ -22,6 +22,7 @@ from rekindle.exchange.state_mover.messages import (
     ChunkRequest,
     DonorMessage,
     Offer,
+    Preparing,
     Refusal,
     Session,
 )
@@ -152,9 +153,9 @@ class SimulatedMover:
         self._replies.setdefault((message.session, number), []).append(reply)
         self._step(DonorStepped(donors.MessageReceived(message)))
 
-    def _reply(self, message: Offer | Chunk | Refusal) -> None:
+    def _reply(self, message: Preparing | Offer | Chunk | Refusal) -> None:
         match message:
-            case Offer(session):
+            case Preparing(session) | Offer(session):
                 keys: list[tuple[Session, int | None]] = [(session, None)]
             case Chunk(session, _, number):
                 keys = [(session, number)]

@@ -25,6 +25,7 @@ from rekindle.exchange.state_mover.messages import (
     NewcomerMessage,
     Offer,
     OfferRequest,
+    Preparing,
     Refusal,
     Release,
 )
@@ -32,6 +33,7 @@ from rekindle.identity import Identity
 from rekindle.streams.wire import MAX_HEADER_BYTES, MessageIdentity, StreamRefused
 
 STATE_PATH = "/v3/state"
+MIN_CHUNK_BYTES = 64 << 10
 
 _PREFIX = struct.Struct("!II")
 _REQUESTS: Mapping[str, TypeAdapter[Any]] = {
@@ -40,6 +42,7 @@ _REQUESTS: Mapping[str, TypeAdapter[Any]] = {
     "release": TypeAdapter(Release),
 }
 _REPLIES: Mapping[str, TypeAdapter[Any]] = {
+    "preparing": TypeAdapter(Preparing),
     "offer": TypeAdapter(Offer),
     "chunk": TypeAdapter(Chunk),
     "refusal": TypeAdapter(Refusal),
@@ -63,6 +66,8 @@ def request_body(message: DonorMessage, incarnation: int, identity: Identity) ->
 def request_of(content: Mapping[str, Any]) -> DonorMessage:
     """Raises ValueError, KeyError, TypeError; the identity has been checked."""
     message: DonorMessage = _REQUESTS[content["kind"]].validate_python(content["request"])
+    if isinstance(message, OfferRequest) and message.chunk_bytes < MIN_CHUNK_BYTES:
+        raise ValueError(f"chunks of {message.chunk_bytes} bytes are too small")
     return message
 
 
@@ -72,6 +77,8 @@ def reply_frame(reply: NewcomerMessage | None, sender: MessageIdentity) -> tuple
     match reply:
         case None:
             header: dict[str, Any] = {"kind": _LATER}
+        case Preparing():
+            header = {"kind": "preparing", "reply": asdict(reply)}
         case Offer():
             header = {"kind": "offer", "reply": asdict(reply)}
         case Chunk():

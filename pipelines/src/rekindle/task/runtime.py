@@ -99,7 +99,7 @@ class Running:
     saver: CheckpointSaver
     loop: EpochLoop
     loop_thread: threading.Thread
-    donor: StateDonor | None  # None without partners
+    donor: StateDonor  # without partners too: it may get some while it runs
     branched: BranchedInputs | None = None  # the inputs, if output may be tentative
     output: LiveOutput | None = None
 
@@ -210,15 +210,14 @@ class TaskRuntime:
     def _follow_movement(self, desired: PollRequest) -> PollRequest:
         """What of a poll the task may follow."""
         running = self._running
-        if running is not None and running.donor is not None and desired.movement is not None:
+        if running is not None and desired.movement is not None:
             running.donor.release(desired.movement.release)
         return self._newcomer.follow(desired, running.log.base if running is not None else None)
 
     def _movement_report(self) -> MovementReport:
         running = self._running
-        donor = running.donor if running is not None else None
         newcomer, holds = self._newcomer.report()
-        donates = donor.sessions if donor is not None else ()
+        donates = running.donor.sessions if running is not None else ()
         return MovementReport(newcomer, holds, donates, self.status.moved_through)
 
     def _progress(self) -> SupervisorEvent:
@@ -229,8 +228,7 @@ class TaskRuntime:
             return Woken()
         self._note_fetched(running)
         self.status.update_phase()
-        if running.donor is not None:
-            running.donor.tick()
+        running.donor.tick()
         if running.branched is not None:
             self._note_output(running.branched)
         if running.earlier.compare_from is not None and running.sinks.compared():
@@ -369,10 +367,8 @@ class TaskRuntime:
         self.status.step(TaskEvent.STARTED)
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
-        donor = None
-        if self._config.segment.replicas > 1:
-            replica, boot = self._movement.replica, self.status.boot_id
-            donor = StateDonor(replica, boot, lambda: loop.state, log, saver, self._server)
+        replica, boot = self._movement.replica, self.status.boot_id
+        donor = StateDonor(replica, boot, lambda: loop.state, log, saver, self._server)
         return Running(
             log,
             started.inputs,
@@ -437,8 +433,7 @@ class TaskRuntime:
                     "not all sinks have written the newest epochs; the restarted task writes them"
                 )
             running.sinks.stop()
-            if running.donor is not None:
-                running.donor.stop(STOP_S / 5)
+            running.donor.stop(STOP_S / 5)
             running.inputs.close()
             running.saver.stop(end.saver_s)
         self._newcomer.stop()

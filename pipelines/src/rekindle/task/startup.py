@@ -49,7 +49,7 @@ from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
 from rekindle.task.moving.newcomer import Installed
-from rekindle.task.moving.pieces import Moved, NotMovable, install
+from rekindle.task.moving.pieces import Moved, install
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
 from rekindle.topology.model import Node
@@ -119,14 +119,10 @@ class Startup:
         operators = [self._config.topology.nodes[n].id for n in self._config.segment.nodes]
         found = install(stored, self._config.run_files, operators)
         with self._installing:
-            log, earlier = self._continue_log(chain, found.base - 1)
+            log = self._open_log(chain)
             try:
-                for epoch in found.epochs(log):
-                    if self._begun:
-                        raise NotMovable("the task restores from a checkpoint")
-                    if (message := earlier.check(epoch)) is not None:
-                        self._status.contradicted(epoch.epoch, message)
-                    log.append(epoch)
+                directory = self._config.log_directory
+                earlier = found.write_log(log, directory, lambda: self._begun)
                 moved = Moved(found.state, found.base, found.digest(log))
             except BaseException:
                 log.close()
@@ -211,11 +207,9 @@ class Startup:
         return replace(started, branched=self._inputs, output=output)
 
     def _continue_log(self, chain: Chain, after: int) -> tuple[OutputLog, EarlierBoots]:
-        directory = self._config.log_directory
-        if discard_marked(directory):
-            _log.warning("the output log was discarded: its epochs are computed again")
         log = self._open_log(chain)
-        return log, continue_log(log, directory, after, self._config.segment.replicas == 1)
+        partnerless = self._config.segment.replicas == 1
+        return log, continue_log(log, self._config.log_directory, after, partnerless)
 
     def _subscribe(self, state: TaskState) -> StreamInputs | BranchedInputs:
         config = self._config
@@ -264,6 +258,8 @@ class Startup:
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config
+        if discard_marked(config.log_directory):
+            _log.warning("the output log was discarded: its epochs are computed again")
         return OutputLog(
             config.log_directory,
             config.segment.stream,

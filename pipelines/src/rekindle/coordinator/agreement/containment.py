@@ -116,6 +116,10 @@ class Containment:
         self._contain(tasks, graph, committer)
         return True
 
+    def restart(self, tasks: Iterable[Task]) -> None:
+        """These compute again, for a reason that concerns nobody's results."""
+        self.comparison.discard(by for task in tasks for by in _computations(task))
+
     def request_recomputation(
         self, tasks: Membership, is_suspected: TaskPredicate, now: float
     ) -> None:
@@ -137,15 +141,17 @@ class Containment:
         is_suspected: TaskPredicate,
     ) -> list[CheckpointDone]:
         """The entries of a task that may be committed: none of an untrusted replica, and only those
-        that each other Live replica agrees with, unless that replica is far behind."""
+        that two replicas have computed, or that each other Live one agrees with, copies too, unless
+        it is far behind. A donor and its copy that agree are not enough: a third one, a few epochs
+        behind, may show that both are wrong."""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
         through = self._sinks_through.get(partition)
         kept = [d for d in done if through is None or d.epoch <= through]
-        agreed = self.comparison.agreed(partition)
+        witnessed = self.comparison.witnessed(partition)
         others = [
-            t.response.stable_epoch
+            (t.response.stable_epoch, self.comparison.agrees_through(t.slot))
             for t in replicas.get(partition, ())
             if t.slot != slot and t.response and t.phase == TaskPhase.LIVE and not is_suspected(t)
             if t.response.chained  # without digests there is nothing to agree with
@@ -153,7 +159,11 @@ class Containment:
         return [
             d
             for d in kept
-            if d.epoch <= agreed or all(other < d.epoch - AGREEMENT_WAIT_EPOCHS for other in others)
+            if d.epoch <= witnessed
+            or all(
+                reached < d.epoch - AGREEMENT_WAIT_EPOCHS or d.epoch <= agreed
+                for reached, agreed in others
+            )
         ]
 
     # --- report ---

@@ -53,6 +53,7 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
+from rekindle.coordinator.tasks.input_gaps import InputGaps
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
 from rekindle.coordinator.tasks.routes import (
     mixed_engines,
@@ -79,6 +80,7 @@ class Coordinator:
         self.committer = Committer(fence)
         self.containment = Containment()
         self.movements = StateMovements(fence)
+        self._input_gaps = InputGaps()
         self._wall_s = wall_s
         self._generation: Generation | None = None
         self._graph: Graph | None = None
@@ -197,9 +199,16 @@ class Coordinator:
         self._settle(now)
         if self._settled:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
+            self._restart_after_gaps(now)
         moved = self._observe_movements(now)
         self._update_derived()
         return [*moved, *(PollNow(slot) for task in silent for slot in self._consumer_slots(task))]
+
+    def _restart_after_gaps(self, now: float) -> None:
+        if self._graph is not None and self.ready:
+            tasks = (task for task in self.membership if not self.is_suspected(task))
+            found = self._input_gaps.find(tasks, self._graph.inputs, self._replicas, now)
+            self.containment.restart(found)
 
     def _observe_movements(self, now: float) -> list[Effect]:
         if not self._settled or self._graph is None:
@@ -221,6 +230,7 @@ class Coordinator:
         if response.lost is not None:
             self.committer.object_lost(response.lost)
         news = self.membership.answered(task, response, now)
+        self.movements.answered(before, response)
         if first:
             self.containment.first_response(task, self._graph)
         if news:
@@ -334,8 +344,11 @@ class Coordinator:
         if not self.ready or manifest is None or graph is None:
             self._floors = {}
             return
-        progress = self.movements.with_holds(Progress.of(self.membership))
-        self._floors = floors(graph, manifest, progress)
+        self._floors = floors(graph, manifest, self._progress())
+
+    def _progress(self) -> Progress:
+        """What tasks have and load, and what newcomers will need."""
+        return self.movements.with_holds(Progress.of(self.membership))
 
     def _commit_inputs(self) -> CommitInputs | None:
         if not self._settled or self._generation is None or self._graph is None:
@@ -343,7 +356,7 @@ class Coordinator:
         return CommitInputs(
             generation=self._generation,
             graph=self._graph,
-            progress=Progress.of(self.membership),
+            progress=self._progress(),
             running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
             head_epoch=self.membership.newest_epoch(),
             started=self.membership.started(),

@@ -19,7 +19,11 @@ from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.coordinator.tasks.routes import serves
 from rekindle.exchange.state_mover.messages import Directive, Replica
-from rekindle.protocol import TaskPhase
+from rekindle.protocol import PollResponse, TaskPhase
+
+LOOK_S = 1.0
+"""How often the core is shown all tasks while no response says anything new: with thousands of them
+that takes as long as a tick."""
 
 
 class StateMovements:
@@ -28,6 +32,12 @@ class StateMovements:
     def __init__(self, fence: int) -> None:
         self.core = MovementCore(fence)
         self._was_needed = False
+        self._has_news = True
+        self._looked_at = 0.0
+
+    def answered(self, before: PollResponse | None, response: PollResponse) -> None:
+        """A task has responded; `before`: its response before that."""
+        self._has_news |= before is None or _news(before) != _news(response)
 
     def observe(
         self,
@@ -37,7 +47,11 @@ class StateMovements:
         is_untrusted: TaskPredicate,
         now: float,
     ) -> list[Effect]:
-        """Decide anew. To be called once all tasks that were ready have responded."""
+        """Decide anew, if it is time to. To be called at each tick once all tasks that were ready
+        have responded."""
+        if not self._has_news and now - self._looked_at < LOOK_S:
+            return []
+        self._has_news, self._looked_at = False, now
         needed = self.core.active or any(_concerns(task) for task in tasks)
         if not needed and not self._was_needed:
             return []
@@ -72,7 +86,24 @@ class StateMovements:
         return replace(directive, donor_address=found.endpoint) if found is not None else directive
 
     def with_holds(self, progress: Progress) -> Progress:
+        """For floors, and for what manifests keep."""
         return self.core.with_holds(progress)
+
+
+def _news(response: PollResponse) -> object:
+    """What the core should see soon. Progress is not: it only proves that a session goes on."""
+    report = response.movement
+    newcomer = report.newcomer if report is not None else None
+    progress = newcomer.progress if newcomer is not None else None
+    session = (progress.session, progress.phase) if progress is not None else None
+    return (
+        response.boot_id,
+        response.phase,
+        response.restored_from,
+        session,
+        newcomer.abandoned if newcomer is not None else None,
+        (report.holds, report.donates) if report is not None else None,
+    )
 
 
 def _concerns(task: Task) -> bool:
@@ -112,6 +143,7 @@ def _view(task: Task, is_suspected: TaskPredicate, is_untrusted: TaskPredicate) 
         phase=phase,
         epoch=response.stable_epoch,
         restored_from=response.restored_from,
+        log_base=response.log_base if response.phase.serves else None,
         engine=response.engine,
     )
     if report is None:

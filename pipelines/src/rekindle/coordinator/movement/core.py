@@ -70,7 +70,7 @@ class MovementCore:
         self._views = Views()
         self._wanted: Mapping[str, int] = {}
         self._movements: dict[Replica, Movement] = {}
-        self._spent: dict[Slot, int] = {}  # attempts of boots that ended without state
+        self._spent: dict[Slot, int] = {}  # attempts of boots that ended before they were Live
         self._directives: dict[Replica, Directive] = {}
 
     def step(self, event: MovementCoreEvent, now: float) -> list[MovementEffect]:
@@ -90,16 +90,16 @@ class MovementCore:
         self._directives = directives
         return [*effects, *(PollNow(r.slot) for r in sorted(changed, key=lambda r: r.slot.key))]
 
-    # -- read when a poll is made, and for floors --------------------------------------------------
+    # -- read when a poll is made, and for floors and manifests ------------------------------------
 
     def directive_for(self, replica: Replica) -> Directive:
         """What polls tell a replica now; an empty one if there is nothing to tell."""
         return self._directives.get(replica, Directive())
 
     def with_holds(self, progress: RetentionProgress) -> RetentionProgress:
-        """The progress from which floors are computed, with the holds of sessions: what a newcomer
-        may need is kept as if it had that position already, and everything while that is not
-        known."""
+        """The progress from which floors and manifests are made, with the holds of sessions: what a
+        newcomer may need is kept as if it had that position already, and everything while that is
+        not known."""
         positions = {p: [*at] for p, at in progress.positions.items()}
         for view in self._views:
             for hold in view.holds:
@@ -170,7 +170,7 @@ class MovementCore:
             view = self._views.get(movement.replica)
             other_boot = view is not None and view.boot not in (None, movement.boot)
             if view is None or other_boot or not self._views.is_current(view):
-                if movement.phase in _IN_SESSION and movement.attempts:
+                if not movement.was_live and movement.attempts:
                     self._spent[movement.replica.slot] = movement.attempts
                 movement.machine.step(MovementEvent.ENDED)
                 del self._movements[movement.replica]
@@ -188,19 +188,20 @@ class MovementCore:
                 yield movement, view
 
     def _follow_one(self, movement: Movement, view: ReplicaView, now: float) -> None:
-        phase = movement.phase
-        if phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT):
+        has_started = movement.phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT)
+        if not has_started and view.restored_from is not None:
+            movement.machine.step(MovementEvent.STARTED)
+            has_started = True
+        if has_started:
             is_live = view.phase is TaskPhase.LIVE
-            if is_live and phase is MovementPhase.STARTED:
+            if is_live and movement.phase is MovementPhase.STARTED:
                 movement.machine.step(MovementEvent.CAUGHT_UP)
-            elif not is_live and phase is MovementPhase.REDUNDANT:
+                movement.was_live = True
+                self._spent.pop(movement.replica.slot, None)
+            elif not is_live and movement.phase is MovementPhase.REDUNDANT:
                 movement.machine.step(MovementEvent.FELL_BEHIND)
             return
-        if view.restored_from is not None:
-            movement.machine.step(MovementEvent.STARTED)
-            self._spent.pop(movement.replica.slot, None)
-            return
-        if phase is MovementPhase.QUEUED:
+        if movement.phase is MovementPhase.QUEUED:
             self._adopt(movement, view, now)
         if movement.phase is MovementPhase.HOLDING:
             self._confirm(movement, now)

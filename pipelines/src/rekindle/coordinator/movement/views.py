@@ -33,8 +33,9 @@ class ReplicaView:
     `serves`: readers may read from it; assumed of one that was once ready and has not responded.
     `trusted`: it is no party to a dispute and has not diverged. `retiring`: it is to be replaced
     and still runs, as on a node that is drained. `epoch`: of its newest state. `restored_from`: the
-    epoch of the state with which this boot started; None while it has none. `holds`: for which
-    sessions it truncates no log (`state_mover.messages.Hold`); `donates`: for which it keeps state.
+    epoch of the state with which this boot started; None while it has none. `log_base`: the lowest
+    epoch of its output log; None if it is not known. `holds`: for which sessions it truncates no
+    log (`state_mover.messages.Hold`); `donates`: for which it keeps state.
     """
 
     slot: Slot
@@ -47,6 +48,7 @@ class ReplicaView:
     retiring: bool = False
     epoch: int = -1
     restored_from: int | None = None
+    log_base: int | None = None
     engine: str = ""
     newcomer: NewcomerReport | None = None
     holds: tuple[Hold, ...] = ()

@@ -97,7 +97,7 @@ class FailureReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A newcomer's session, in its poll response. `epoch`: of the state that is moved; None before
-    the offer."""
+    the offer. `prepared`: runs that the donor has read for its offer."""
 
     session: Session
     donor: Replica
@@ -108,6 +108,7 @@ class Progress:
     chunks: int = 0
     reason: FailureReason | None = None
     message: str = ""
+    prepared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,14 @@ DonorMessage = OfferRequest | ChunkRequest | Release
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing:
+    """There will be an offer; `runs` of the state have been read for it."""
+
+    session: Session
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """The state after `epoch`, and the output log from `base` to `epoch`, in `chunks` chunks.
 
@@ -218,4 +227,4 @@ class Refusal:
     message: str = ""
 
 
-NewcomerMessage = Offer | Chunk | Refusal
+NewcomerMessage = Preparing | Offer | Chunk | Refusal

@@ -31,13 +31,13 @@ from rekindle.topology.model import Slot
 
 
 class MovementPart:
-    """Of one boot of a task. `restores`: it follows restore points. `donor_address`: of the donor
-    in the newest order."""
+    """Of one boot of a task. `restores`: it follows restore points. `addresses`: of the donors in
+    its orders, also of earlier sessions, which have to hear that they are over."""
 
     def __init__(self, ref: TaskRef, boot: str, limits: NewcomerLimits | None = None) -> None:
         self.replica = Replica(Slot(ref.segment, ref.partition, ref.replica), ref.incarnation)
         self.restores = False
-        self.donor_address = ""
+        self.addresses: dict[Replica, str] = {}
         self._newcomer = NewcomerCore(self.replica, boot, limits)
         self._holds = Holds()
 
@@ -61,7 +61,8 @@ class MovementPart:
         if directive.abandoned is not None:
             effects += self.step(AbandonReceived(directive.abandoned), now)
         if directive.order is not None:
-            self.donor_address = directive.donor_address
+            if directive.donor_address:
+                self.addresses[directive.order.donor] = directive.donor_address
             effects += self.step(OrderReceived(directive.order), now)
         abandoned = directive.abandoned
         if poll.movement is None:  # its coordinator may be of a release without sessions

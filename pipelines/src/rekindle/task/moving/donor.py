@@ -30,6 +30,7 @@ from rekindle.exchange.state_mover.donor import (
     LeaseChecked,
     MessageReceived,
     PinFailed,
+    PinProgressed,
     PinSnapshot,
     ReadChunk,
     Reply,
@@ -45,6 +46,7 @@ from rekindle.exchange.state_mover.messages import (
     NewcomerMessage,
     Offer,
     OfferRequest,
+    Preparing,
     Refusal,
     RefusalReason,
     Replica,
@@ -54,11 +56,13 @@ from rekindle.streams.io_thread import CallThread
 from rekindle.streams.log import LogPin, OutputLog
 from rekindle.streams.server import StreamServer
 from rekindle.task.core.snapshots import SNAPSHOT_BYTES, Snapshot
-from rekindle.task.moving.pieces import Pieces
+from rekindle.task.moving.pieces import NotMovable, Pieces
 from rekindle.task.state import TaskState
 
 ANSWER_S = 10.0
 """How long a request waits for the donor's answer; then it is asked again."""
+PROGRESS_S = 0.5
+"""How often it is noted how much of the state has been read for an offer."""
 _log = logging.getLogger(__name__)
 
 _Key = tuple[Session, int | None]
@@ -192,7 +196,7 @@ class StateDonor:
     def _reply(self, message: NewcomerMessage) -> None:
         """To all who have asked for it; a refusal ends the session, so it answers everything."""
         match message:
-            case Offer(session):
+            case Preparing(session) | Offer(session):
                 keys: list[_Key] = [(session, None)]
             case Chunk(session, _, number):
                 keys = [(session, number)]
@@ -205,7 +209,7 @@ class StateDonor:
 
     async def _pin(self, session: Session) -> None:
         try:
-            pinned = await self._thread.run(self._pin_now)
+            pinned = await self._thread.run(partial(self._pin_now, session))
         except Exception as error:
             if not isinstance(error, (RekindleError, OSError)):
                 _log.exception("%s: state and log cannot be pinned", session)
@@ -237,7 +241,18 @@ class StateDonor:
 
     # -- in the donor's thread ---------------------------------------------------------------------
 
-    def _pin_now(self) -> _Pinned:
+    def _pin_now(self, session: Session) -> _Pinned:
+        reported_at = time.monotonic()
+
+        def progressed(runs: int) -> None:
+            nonlocal reported_at
+            if session not in self.sessions:
+                raise NotMovable("the session has ended")
+            if time.monotonic() - reported_at >= PROGRESS_S:
+                reported_at = time.monotonic()
+                self._server.call(self._step, PinProgressed(session, runs))
+
+        progressed(0)
         log = self._log.pin()
         try:
             snapshot = self._snapshots.pin(self._state())
@@ -245,7 +260,7 @@ class StateDonor:
             self._log.unpin(log)
             raise
         try:
-            return _Pinned(snapshot, log, Pieces(snapshot.state, self._log, log.base))
+            return _Pinned(snapshot, log, Pieces(snapshot.state, self._log, log.base, progressed))
         except BaseException:
             self._log.unpin(log)
             self._snapshots.unpin(snapshot)

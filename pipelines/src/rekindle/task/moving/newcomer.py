@@ -59,7 +59,7 @@ from rekindle.streams.movement_client import DonorClient
 from rekindle.streams.wire import StreamRefused, StreamUnavailable
 from rekindle.task.core.movement import MovementPart
 from rekindle.task.earlier_boots import EarlierBoots
-from rekindle.task.moving.pieces import Moved
+from rekindle.task.moving.pieces import Moved, require_format
 
 _TICK_S = 0.25
 _log = logging.getLogger(__name__)
@@ -100,7 +100,6 @@ class StateNewcomer:
         self._disk = CallThread("state-disk")
         self._files: dict[Session, IO[bytes]] = {}  # used in that thread
         self._asking: set[_Key] = set()
-        self._last: Installed | None = None
         self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -135,6 +134,8 @@ class StateNewcomer:
                 closing.result(timeout_s)
         io.stop(timeout_s)
         self._disk.stop(timeout_s)
+        if not self._disk.alive:  # else the call in progress does it
+            self._discard_all()
 
     # -- the core ----------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class StateNewcomer:
         for effect in effects:
             match effect:
                 case Ask(donor, message):
-                    self._start(self._ask, donor, self._part.donor_address, message)
+                    self._start(self._ask, donor, self._part.addresses.get(donor, ""), message)
                 case StoreChunk():
                     self._start(self._store, effect)
                 case InstallState(session, _):
@@ -156,7 +157,6 @@ class StateNewcomer:
                     self._start(self._discard, session)
                 case StartFrom(session, epoch, base):
                     _log.info("%s: starts after epoch %d, log from %d", session, epoch, base)
-                    self.installed = self._last
 
     def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """In the event loop, in the order of calls."""
@@ -204,8 +204,10 @@ class StateNewcomer:
     async def _store(self, chunk: StoreChunk) -> None:
         try:
             await self._disk.run(partial(self._store_now, chunk))
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except Exception as error:
+            if not isinstance(error, (RekindleError, OSError)):
+                _log.exception("%s: chunk %d cannot be stored", chunk.session, chunk.number)
+            reason = (isinstance(error, OSError) and error.strerror) or str(error) or repr(error)
             what = f"chunk {chunk.number} cannot be stored in {self._directory}: {reason}"
             self._step(StoringFailed(chunk.session, what))
         else:
@@ -220,11 +222,13 @@ class StateNewcomer:
             self._step(StoringFailed(session, str(error) or repr(error)))
             return
         with self._lock:
-            self._last = installed
-            self._step(StateInstalled(session, installed.moved.digest))
-            self._last = None
-            used = self.installed is installed
-        if not used:
+            event = StateInstalled(session, installed.moved.digest)
+            effects = self._part.step(event, time.monotonic())
+            starts = any(isinstance(effect, StartFrom) for effect in effects)
+            if starts:  # from here on the supervisor may take it
+                self.installed = installed
+            self._perform(effects)
+        if not starts:
             installed.log.close()
 
     async def _discard(self, session: Session) -> None:
@@ -234,6 +238,7 @@ class StateNewcomer:
 
     def _store_now(self, chunk: StoreChunk) -> None:
         if not chunk.number:
+            require_format(chunk.data)  # now, and not when all of it has come
             self._discard_now(chunk.session)
             self._directory.mkdir(parents=True, exist_ok=True)
             self._files[chunk.session] = _unnamed_file(self._directory)
@@ -246,12 +251,21 @@ class StateNewcomer:
             )
         file.write(chunk.data)
         file.flush()
+        if self._stopped:
+            self._discard_all()
 
     def _install_now(self, session: Session) -> Installed:
         """The file may be closed then: what is still used of it is mapped."""
         try:
-            return self._install(Path(f"/dev/fd/{self._files[session].fileno()}"))
+            installed = self._install(Path(f"/dev/fd/{self._files[session].fileno()}"))
         finally:
+            self._discard_now(session)
+        if self._stopped:  # nobody takes it
+            installed.log.close()
+        return installed
+
+    def _discard_all(self) -> None:
+        for session in [*self._files]:
             self._discard_now(session)
 
     def _discard_now(self, session: Session) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog, Result
 from rekindle.streams.log_reading import EncodedEpoch
 from rekindle.streams.records import DamagedRecord, Record, RecordKind
+from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.state import TaskState
 
 MAGIC = b"RKSM"
@@ -67,8 +68,15 @@ class Pieces:
     """What a donor gives: `state`, and the epochs `base` to `state.epoch` of `log`, of which
     nothing may be truncated. `sizes`: of each piece, in order; `digest`: of all."""
 
-    def __init__(self, state: TaskState, log: OutputLog, base: int) -> None:
-        """Reads all of it. Raises NotMovable, LogCorrupt, BelowFloor."""
+    def __init__(
+        self,
+        state: TaskState,
+        log: OutputLog,
+        base: int,
+        progressed: Callable[[int], None] = lambda runs: None,
+    ) -> None:
+        """Reads all of it; `progressed` is called with the number of runs read, and may raise.
+        Raises NotMovable, LogCorrupt, BelowFloor."""
         self._runs = [*_runs_of(state.operators).values()]
         if any(not run.is_here for run in self._runs):
             raise NotMovable("some of its own state is still in the checkpoint store")
@@ -82,7 +90,8 @@ class Pieces:
         self._header = _header(content, lengths)
         self._encoded: tuple[int, pa.Buffer] | None = None  # the run that was read last
         self.epoch = state.epoch
-        self.digest = _digest(content, self._runs, ((e, r) for e, r, _ in contents))
+        results = ((epoch, result) for epoch, result, _ in contents)
+        self.digest = _digest(content, self._runs, results, progressed)
         self.sizes: list[int] = [
             len(self._header),
             *(_padded(length) for length in lengths),
@@ -113,13 +122,15 @@ class Pieces:
         """`offset`: of epochs' numbers to those of their pieces."""
         wanted = {cut.piece + offset: cut for cut in slices}
         epoch = min(wanted)
-        while epoch in wanted:
+        while (first := epoch) in wanted:
             for found in self._log.read_encoded(epoch, READ_BYTES):
                 cut = wanted.get(epoch)
                 if cut is None:
                     return
                 yield from _cut(found, cut.offset, cut.nbytes)
                 epoch += 1
+            if epoch == first:
+                raise BelowFloor(f"the log does not hold epoch {epoch} any more")
 
 
 def install(stored: Path, files: RunFiles | None, operators: Iterable[str]) -> Installation:
@@ -154,6 +165,41 @@ class Installation:
         if unknown := sorted(states.keys() - operators):
             raise NotMovable(f"state of operators {', '.join(unknown)}, which are not of this task")
         self._log_at = at
+
+    def write_log(
+        self, log: OutputLog, directory: Path, is_over: Callable[[], bool]
+    ) -> EarlierBoots:
+        """Write the epochs to this task's log, in `directory`, in the place of what it holds.
+        Raises NotMovable, also if an earlier boot had another result: which one is right is decided
+        by computing it again, from a checkpoint. `is_over`: whether the log is wanted no more."""
+        own = log.results(self.base)
+        for epoch, result in self._results():
+            if own.get(epoch, result) != result:
+                raise NotMovable(
+                    f"epoch {epoch} of the donor's log differs from what an earlier boot of this "
+                    "replica had in its own"
+                )
+        earlier = continue_log(log, directory, self.base - 1, has_no_partners=False)
+        try:
+            for batch in self.epochs(log):
+                if is_over():
+                    raise NotMovable("the task restores from a checkpoint")
+                log.append(batch)
+        except BaseException:
+            log.start_at(self.base, keep=False)  # they are not results of this replica
+            raise
+        return earlier
+
+    def _results(self) -> Iterator[tuple[int, Result]]:
+        """As the records say. Raises NotMovable."""
+        view, at = memoryview(self._data), self._log_at
+        for epoch in range(self.base, self.state.epoch + 1):
+            try:
+                record = records.header_at(view, at)
+            except DamagedRecord as error:
+                raise NotMovable(f"epoch {epoch} cannot be read: {error}") from error
+            yield epoch, Result(record.digest, record.watermark)
+            at = record.end
 
     def epochs(self, log: OutputLog) -> Iterator[EpochBatch]:
         """The epochs for `log`, in order; their rows have the digests that they should. Raises
@@ -217,16 +263,23 @@ def _header(content: Mapping[str, Any], lengths: Sequence[int]) -> bytes:
     return prefix + text + bytes(-len(text) % _ALIGN)
 
 
-def _read_header(data: pa.Buffer) -> tuple[dict[str, Any], int]:
-    """The header, and where the runs begin. Raises NotMovable."""
-    if data.size < _ALIGN:
-        raise NotMovable(f"{data.size} bytes are no state")
+def require_format(data: pa.Buffer | bytes) -> int:
+    """The length of the header that begins these bytes, of which there are enough. Raises
+    NotMovable, if they are of another release."""
     magic, found, length = _PREFIX.unpack_from(data)
     if magic != MAGIC or found != MOVEMENT_FORMAT:
         raise NotMovable(
             f"state of format {magic!r} {found}; this release reads {MAGIC!r} {MOVEMENT_FORMAT}: "
             "use images of one release"
         )
+    return int(length)
+
+
+def _read_header(data: pa.Buffer) -> tuple[dict[str, Any], int]:
+    """The header, and where the runs begin. Raises NotMovable."""
+    if data.size < _ALIGN:
+        raise NotMovable(f"{data.size} bytes are no state")
+    length = require_format(data)
     if length > data.size - _ALIGN:
         raise NotMovable(f"a header of {length} bytes in {data.size} bytes")
     try:
@@ -243,11 +296,15 @@ def _read_header(data: pa.Buffer) -> tuple[dict[str, Any], int]:
 
 
 def _digest(
-    content: Mapping[str, Any], runs: Sequence[Run], results: Iterable[tuple[int, Result]]
+    content: Mapping[str, Any],
+    runs: Sequence[Run],
+    results: Iterable[tuple[int, Result]],
+    progressed: Callable[[int], None] = lambda runs: None,
 ) -> str:
     digest = hashlib.blake2b(to_json(content), digest_size=16)
-    for run in runs:
+    for number, run in enumerate(runs, 1):
         digest.update(bytes.fromhex(digest_table(run.table)))
+        progressed(number)
     for epoch, result in results:
         digest.update(f"{epoch}/{result.watermark}/{result.digest};".encode())
     return digest.hexdigest()
