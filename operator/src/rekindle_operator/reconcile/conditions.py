@@ -151,8 +151,12 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
         pods = sum(s.pod is not None for s in states)
         yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
     conflict = context.report.stream_conflict
-    adopted = not context.newer_image and context.view.spec.get("image") is None
-    if adopted and roll.keeps_older_coordinator(context) and _default_image_conflicts(context):
+    is_default_image = not context.newer_image and context.view.spec.get("image") is None
+    if (
+        is_default_image
+        and roll.keeps_older_coordinator(context)
+        and _default_image_conflicts(context)
+    ):
         # The older coordinator does not know what tasks of the new image speak.
         conflict = (context.report.stream_protocol, STREAM_PROTOCOL)
     if conflict:
@@ -197,8 +201,8 @@ def _refused_before(context: ReconcileContext, health: Health) -> str:
     """The refusal that the status has, until the queries are live: a task that starts again
     reports nothing before it has come as far."""
     old = context.last_status.condition("Valid")
-    is_ours = old.reason == _REFUSED and old.observed_generation == context.view.generation
-    return old.message if is_ours and health.queries_live < len(health.queries) else ""
+    is_of_generation = old.reason == _REFUSED and old.observed_generation == context.view.generation
+    return old.message if is_of_generation and health.queries_live < len(health.queries) else ""
 
 
 def _available(context: ReconcileContext, health: Health) -> Condition:

@@ -120,23 +120,23 @@ def build_context(
     records = find_generation_records(view, snapshot)
     running = _newest_running(view, records)
     previous_slots = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
-    accepted = _Acceptance(running)
+    acceptance = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
-        accepted = _accept(view, running, records, pass_inputs)
+        acceptance = _accept(view, running, records, pass_inputs)
     is_reported = view.uid in pass_inputs.losses.freshly_reported
     context = ReconcileContext(
         pass_inputs=pass_inputs,
         view=view,
-        running=accepted.running,
-        problems=accepted.problems,
-        validation_ended=accepted.validation_ended,
-        generations=listed_generations(records, view.generation, accepted.digest),
+        running=acceptance.running,
+        problems=acceptance.problems,
+        validation_ended=acceptance.validation_ended,
+        generations=listed_generations(records, view.generation, acceptance.digest),
         previous_slots=previous_slots,
-        newer_image=_newer_image(view, accepted.running, settings.pods),
+        newer_image=_newer_image(view, acceptance.running, settings.pods),
         stale_since=None if is_reported else snapshot.report_times.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
     )
-    return context, [*accepted.actions, *_unused_records(context, records)]
+    return context, [*acceptance.actions, *_unused_records(context, records)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _record(
     records: GenerationRecords,
     defaults: PodDefaults,
 ) -> _Acceptance:
-    """Of a generation that may run. A record that exists already is never replaced."""
+    """Accept a generation that may run: create its record, unless it exists. None is replaced."""
     manifest = generation_record(candidate.view, defaults.image)
     digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
     existing = records.of_generation(candidate.generation)
