@@ -252,8 +252,9 @@ def _consistent(context: ReconcileContext) -> Condition:
 def _recovering(recovery: RecoveryStatus) -> Condition:
     if (active := recovery.active) is None:
         return Condition("Recovering", "False", "Idle", "no recovery is in progress")
-    plan = ", ".join(recovery.plan) or "redundancy only"
-    return Condition("Recovering", "True", active.mode, f"in this order: {plan}")
+    plan = f"in this order: {', '.join(recovery.plan)}"
+    message = plan if recovery.plan else "no query waits; lost replicas are replaced"
+    return Condition("Recovering", "True", active.mode, message)
 
 
 _STORE_PROBLEMS = (
