@@ -107,7 +107,6 @@ class Dispatcher:
         self._running: dict[str, _RunningAction] = {}
         self._not_done: set[str] = set()  # keys of this pass that are not done
         self._cleans_up = False  # whether this pass deletes pods or records
-        self._cleans_up = False
         self._events: deque[ScheduledAction] = deque(maxlen=_MAX_EVENTS)
 
     def run(self, actions: Iterable[ScheduledAction]) -> None:
