@@ -106,7 +106,7 @@ class Dispatcher:
         self._queue = _Queue()
         self._running: dict[str, _RunningAction] = {}
         self._not_done: set[str] = set()  # keys of this pass that are not done
-        self._cleans_up = False
+        self._cleans_up = False  # whether this pass deletes pods or records
         self._events: deque[ScheduledAction] = deque(maxlen=_MAX_EVENTS)
 
     def run(self, actions: Iterable[ScheduledAction]) -> None:
@@ -182,7 +182,7 @@ class Dispatcher:
 
     def _ready(self) -> Iterator[ScheduledAction]:
         """Actions that depend on nothing unfinished, in order."""
-        placing: set[str] = set()  # topologies whose replacements wait for a running action
+        placing: set[str] = set()  # topologies with replacements that have not started
         for action in self._queue:
             if action.order <= ActionOrder.PLACE_PODS:
                 placing.add(action.topology_key)

@@ -220,7 +220,7 @@ class ClusterCache:
         """Keep the report's age, and since when each suspected task is silent. Times are by this
         process's clock."""
         now = self._clock()
-        self._reports.read(view, now)
+        self._reports.observe(view, now)
         suspected = {
             IncarnationRef(view.uid, t.slot, t.incarnation): max(
                 now - t.silent_s, self._timers_reset_at

@@ -215,15 +215,15 @@ def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
     return found
 
 
-def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> dict[str, PlanRank]:
-    """By pod name, what the plan starts first. `positions`: queries (or whole topologies, under "")
-    in the order of the plan."""
+def ranks(plan_input: PlanInput, plan_order: Mapping[tuple[str, str], int]) -> dict[str, PlanRank]:
+    """By pod name, what the plan starts first. `plan_order`: queries (or whole topologies, under
+    "") in the order of the plan."""
     if plan_input.context.running is None or not plan_input.candidates:
         return {}
     key, topology = plan_input.context.view.key, plan_input.context.running.topology
     best: dict[str, int] = {}
     for query in topology.spec.queries:
-        position = positions.get((key, query.name), positions.get((key, ""), len(positions)))
+        position = plan_order.get((key, query.name), plan_order.get((key, ""), len(plan_order)))
         for segment in topology.needed_segments(query):
             best[segment.id] = min(position, best.get(segment.id, position))
     names = {m.state.slot.key: m.create.name for m in plan_input.replacements}
@@ -238,6 +238,6 @@ def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> di
     ):
         slot, group = candidate.state.slot, candidate.to_place.group
         name = candidate.pod.name if candidate.pod is not None else names[slot.key]
-        found[name] = PlanRank(int(group in seen), best.get(slot.segment, len(positions)))
+        found[name] = PlanRank(int(group in seen), best.get(slot.segment, len(plan_order)))
         seen.add(group)
     return found

@@ -57,7 +57,8 @@ _NO_ROWS = pa.table({})
 @dataclass(slots=True)
 class _Upstream:
     """What the replicas of a channel have reported: the one that is read for stable epochs, and the
-    one that is read live."""
+    one that is read live. `boot`, `corrected`: the boot that is read for stable epochs, and the
+    newest epoch through which it has corrected its output."""
 
     stable: int = NO_EPOCH
     tentative: int = NO_EPOCH
@@ -94,12 +95,12 @@ class BranchedInputs:
         self._partition = partition
         self._stall_s = stall_s
         self._connect = connect
-        self._check_epoch = check_size
+        self._check_epoch_size = check_size
         self._attempts = attempts
         self._clock = clock
         self._output: LiveOutput | None = None
         self._closed = False
-        self._lacks_space = False  # whether a reader waits for buffer space
+        self._lacks_space = False  # whether a reader may wait for buffer space
         self._announced: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
         self._request_bytes = max(
             MIN_REQUEST_BYTES,
@@ -112,11 +113,11 @@ class BranchedInputs:
             channel: self._reader(channel, next_epoch, live=False)
             for channel in self._core.channels
         }
-        self._live: dict[Channel, PartitionReader] = {}
+        self._live_readers: dict[Channel, PartitionReader] = {}
         self._io.start()
 
     def attach(self, output: LiveOutput) -> None:
-        """What the task writes. Called before it can be Live."""
+        """`output`: what the task writes. Called before it can be Live."""
         self._output = output
 
     # -- readers ---------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ class BranchedInputs:
                 sizes = self._announced.setdefault(epoch, {})
                 sizes[channel] = size
                 size = sum(sizes.values())
-        self._check_epoch(f"epoch {epoch} of the upstream partitions together", size)
+        self._check_epoch_size(f"epoch {epoch} of the upstream partitions together", size)
 
     def _has_buffer_space(self, channel: Channel, live: bool) -> bool:
         with self._changed:
@@ -168,7 +169,7 @@ class BranchedInputs:
 
     def _wake_readers(self) -> None:
         with self._changed:
-            readers = self._all()
+            readers = self._all_readers()
         for reader in readers:
             reader.wake()
 
@@ -176,30 +177,30 @@ class BranchedInputs:
 
     def _arrived(self, channel: Channel, batch: EpochBatch, *, live: bool) -> None:
         with self._changed:
-            if not live or channel in self._live:
+            if not live or channel in self._live_readers:
                 self._step(BatchReceived(channel, batch, live))
 
     def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
         """A replica has said what it has."""
-        report = progress.live
-        tentative = NO_EPOCH if report is None else report.tentative
+        live_report = progress.live
+        tentative = NO_EPOCH if live_report is None else live_report.tentative
         with self._changed:
             upstream = self._upstreams[channel]
             before = upstream.report
             if live:
-                upstream.live_tentative = tentative if channel in self._live else NO_EPOCH
+                upstream.live_tentative = tentative if channel in self._live_readers else NO_EPOCH
             else:
                 upstream.stable, upstream.tentative = progress.last, tentative
             if upstream.report != before:
                 self._step(UpstreamReported(channel, *upstream.report))
-            if report is None or live:
+            if live_report is None or live:
                 return
-            if report.boot != upstream.boot:
-                upstream.boot, upstream.corrected = report.boot, NO_EPOCH
-            if report.corrected > upstream.corrected:
-                upstream.corrected = report.corrected
+            if live_report.boot != upstream.boot:
+                upstream.boot, upstream.corrected = live_report.boot, NO_EPOCH
+            if live_report.corrected > upstream.corrected:
+                upstream.corrected = live_report.corrected
                 self._step(
-                    BatchReceived(channel, self._end_of_correction(channel, report.corrected))
+                    BatchReceived(channel, self._end_of_correction(channel, live_report.corrected))
                 )
 
     def _end_of_correction(self, channel: Channel, through: int) -> EpochBatch:
@@ -243,13 +244,13 @@ class BranchedInputs:
                     self._read_live(channel, from_epoch)
                 case StopLive(channel):
                     self._upstreams[channel].live_tentative = NO_EPOCH
-                    self._live.pop(channel).close()
+                    self._live_readers.pop(channel).close()
                 case ReadAgain():
                     self._lacks_space = True  # its reader of stable epochs waits there
                 case EmitUndo(from_epoch):
-                    self._written().undo(from_epoch)
+                    self._attached_output().undo(from_epoch)
                 case EmitReconciliationDone(through):
-                    self._written().reconciliation_done(through)
+                    self._attached_output().reconciliation_done(through)
         if self._output is not None:
             self._output.enter(self._core.state)
         if self._lacks_space:
@@ -257,10 +258,10 @@ class BranchedInputs:
             self._io.call(self._wake_readers)
 
     def _read_live(self, channel: Channel, from_epoch: int) -> None:
-        reader = self._live[channel] = self._reader(channel, from_epoch, live=True)
+        reader = self._live_readers[channel] = self._reader(channel, from_epoch, live=True)
         reader.route(self._endpoints.get((self._input(channel).stream, channel.partition), ()))
 
-    def _written(self) -> LiveOutput:
+    def _attached_output(self) -> LiveOutput:
         assert self._output is not None, "output is attached before the task is Live"
         return self._output
 
@@ -292,7 +293,7 @@ class BranchedInputs:
         """Append a tentative epoch. Raises OSError."""
         if self._attempts is not None:
             self._attempts.reserve(attempt)
-        self._written().append(attempt, output.epoch, output.watermark, output.rows)
+        self._attached_output().append(attempt, output.epoch, output.watermark, output.rows)
 
     def tentative_completed(self, completed: TentativeCompleted) -> None:
         with self._changed:
@@ -308,7 +309,7 @@ class BranchedInputs:
     # -- what others ask -------------------------------------------------------------------------
 
     def report(self, status: TaskStatus) -> None:
-        """Tell the status of the output."""
+        """Update the status: whether output is tentative, and what is missing."""
         with self._changed:
             core = self._core
             names = sorted({self._input(channel).name for channel in core.missing()})
@@ -321,7 +322,7 @@ class BranchedInputs:
         with self._changed:
             for upstream in upstreams:
                 self._endpoints[upstream.stream, upstream.partition] = upstream.endpoints
-            readers = self._all()
+            readers = self._all_readers()
         for reader in readers:
             subscription = reader.subscription
             endpoints = self._endpoints.get((subscription.stream, subscription.partition))
@@ -336,12 +337,12 @@ class BranchedInputs:
 
     def close(self) -> None:
         with self._changed:
-            readers = self._all()
+            readers = self._all_readers()
             self._closed = True
             self._changed.notify_all()
         for reader in readers:
             reader.close()
         self._io.stop()
 
-    def _all(self) -> list[PartitionReader]:
-        return [*self._readers.values(), *self._live.values()]
+    def _all_readers(self) -> list[PartitionReader]:
+        return [*self._readers.values(), *self._live_readers.values()]

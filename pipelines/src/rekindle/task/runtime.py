@@ -47,10 +47,10 @@ from rekindle.task.core.supervisor import (
     DiscardLog,
     EndProcess,
     FailureReported,
-    KeepDigests,
     NoteCommitted,
     PollAccepted,
     ProcessPhase,
+    ReportDigests,
     RouteInputs,
     RunLoop,
     SetSinks,
@@ -300,7 +300,7 @@ class TaskRuntime:
                     running.sinks.stop()
             case EndProcess():
                 self._end(effect)
-            case KeepDigests(epochs):
+            case ReportDigests(epochs):
                 self.status.request_digests(epochs)
             case _:
                 assert running is not None, "the core has started the task"

@@ -189,7 +189,9 @@ class Agent:
             for container, limit in limited:
                 if container.attempt is None:
                     continue
-                if tree.exceeds(tree.descendants(container.attempt.shim), parse_rounded_up(limit)):
+                if tree.exceeds(
+                    tree.descendants(container.attempt.shim_pid), parse_rounded_up(limit)
+                ):
                     container.kill("OOMKilled")
 
 

@@ -94,7 +94,7 @@ class DigestComparison:
         disputed = partition_of(slot) in self._disputes
         return disputed or slot in self._diverged or slot in self._restarts
 
-    def must_restart(self, slot: Slot) -> str | None:
+    def boot_to_restart(self, slot: Slot) -> str | None:
         """The id of the boot of a slot's task that has to compute again; None if it need not."""
         found = self._restarts.get(slot)
         return found.boot if found is not None else None

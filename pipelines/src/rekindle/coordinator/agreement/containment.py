@@ -37,16 +37,16 @@ class Containment:
         none, and neither does a task that has to compute again."""
         if slot in self.comparison.diverged:
             return NO_EPOCH
-        is_to_restart = self.comparison.must_restart(slot) is not None
+        is_to_restart = self.comparison.boot_to_restart(slot) is not None
         return self._sinks_through.get(partition_of(slot), NO_EPOCH if is_to_restart else None)
 
     def disputed_epochs(self, partition: Partition) -> tuple[int, ...]:
         dispute = self.comparison.disputes.get(partition)
         return () if dispute is None else (dispute.epoch,)
 
-    def must_restart(self, slot: Slot) -> str | None:
+    def boot_to_restart(self, slot: Slot) -> str | None:
         """The id of the boot that has to compute again."""
-        return self.comparison.must_restart(slot)
+        return self.comparison.boot_to_restart(slot)
 
     # --- events ---
 
@@ -78,7 +78,7 @@ class Containment:
         manifest = committer.own_manifest
         entries = manifest.entries.get(partition_of(slot).key) if manifest is not None else None
         if entries:
-            self.comparison.committed(partition_of(slot), entries[0].epoch)
+            self.comparison.committed(partition_of(slot), entries[0].epoch)  # the newest one
         copied = response.movement.moved_through if response.movement is not None else None
         restored_from = response.restored_from if copied is None else None
         changed = self.comparison.observed(by, epoch_digests(response), restored_from, copied)
@@ -119,6 +119,16 @@ class Containment:
     def restart(self, tasks: Iterable[Task]) -> None:
         """These compute again, for a reason that concerns nobody's results."""
         self.comparison.discard(by for task in tasks for by in _computations(task))
+
+    def update(self, graph: Graph | None) -> None:
+        """Compute from the disputes up to which epoch sinks may write."""
+        self._sinks_through = {}
+        if graph is None:
+            return
+        for dispute in self.comparison.disputes.values():
+            for partition in (dispute.partition, *downstream(graph, dispute.partition)):
+                known = self._sinks_through.get(partition, dispute.agreed_through)
+                self._sinks_through[partition] = min(known, dispute.agreed_through)
 
     def request_recomputation(
         self, tasks: Membership, is_suspected: TaskPredicate, now: float
@@ -209,16 +219,6 @@ class Containment:
                 for by in _computations(task)
             )
         self.update(graph)
-
-    def update(self, graph: Graph | None) -> None:
-        """Compute from the disputes up to which epoch sinks may write."""
-        self._sinks_through = {}
-        if graph is None:
-            return
-        for dispute in self.comparison.disputes.values():
-            for partition in (dispute.partition, *downstream(graph, dispute.partition)):
-                known = self._sinks_through.get(partition, dispute.agreed_through)
-                self._sinks_through[partition] = min(known, dispute.agreed_through)
 
 
 def _computations(task: Task) -> list[Computation]:

@@ -65,7 +65,7 @@ class DesiredState:
             "sinks_through": self.containment.sinks_through(task.slot),
             "digests_of": self.containment.disputed_epochs(task.partition),
             "partner": self._partner(task, replicas),
-            "recompute": self.containment.must_restart(task.slot),
+            "recompute": self.containment.boot_to_restart(task.slot),
         }
 
     def _partner(self, task: Task, replicas: list[Task]) -> Partner | None:

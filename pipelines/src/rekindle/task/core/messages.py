@@ -72,7 +72,7 @@ class TaskSettings:
     donor: DonorLimits = field(default_factory=DonorLimits)
     newcomer: NewcomerLimits = field(default_factory=NewcomerLimits)
     consistency: ConsistencySettings | None = None  # of a task whose output may be tentative
-    input_names: Sequence[str] = ()  # of its streams
+    input_names: Sequence[str] = ()  # by `Channel.input`
 
 
 # -- events --------------------------------------------------------------------------------------
@@ -87,12 +87,13 @@ class PollReceived:
 class TaskRestored:
     """State, inputs, engine and log are there; the log holds `log_base` to `log_last`. `complete`:
     none of the state has to be fetched; otherwise StateComplete follows. `written_through`: the
-    newest epoch that sinks certainly have; None: that of the state."""
+    newest epoch that sinks certainly have; None: that of the state. `compare_from`: the first epoch
+    of which an earlier boot may have written a wrong file; None: of none."""
 
     state: TaskState
     log_base: int
     log_last: int
-    compare_from: int | None = None  # see `task.earlier_boots`
+    compare_from: int | None = None
     complete: bool = True
     written_through: int | None = None
 

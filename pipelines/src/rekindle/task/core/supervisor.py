@@ -22,11 +22,11 @@ from rekindle.task.core.events import Woken
 
 REPORT_FAILURE_S = 5.0
 """How long a failed task waits for the poll to which it reports the failure."""
-CALL_S = 20.0
-FLUSH_S = 15.0
-STOP_S = 5.0
+CALL_TIMEOUT_S = 20.0
+FLUSH_TIMEOUT_S = 15.0
+SAVER_TIMEOUT_S = 5.0
 """Timeouts of an end (`EndProcess`): of the loop's call, the sinks and the saver."""
-_ABORT_S = 0.5
+_ABORT_TIMEOUT_S = 0.5
 """How long a failed task waits for its threads."""
 
 
@@ -98,14 +98,15 @@ class RouteInputs:
 
 @dataclass(frozen=True, slots=True)
 class SetSinks:
-    """First pause the writers that there are after `through`, then start and stop writers."""
+    """First limit the writers that there are to epochs through `through` (None: no limit), then
+    start and stop writers."""
 
     through: int | None
     sinks: Sequence[SinkAssignment]
 
 
 @dataclass(frozen=True, slots=True)
-class KeepDigests:
+class ReportDigests:
     """Respond with the digests of these epochs."""
 
     epochs: Sequence[int]
@@ -168,7 +169,7 @@ SupervisorEffect = (
     | StartMoved
     | RouteInputs
     | SetSinks
-    | KeepDigests
+    | ReportDigests
     | NoteCommitted
     | TruncateLog
     | RunLoop
@@ -303,7 +304,7 @@ class SupervisorCore:
         return [
             RouteInputs(desired.upstreams),
             SetSinks(desired.sinks_through, desired.sinks),
-            KeepDigests(desired.digests_of),
+            ReportDigests(desired.digests_of),
             NoteCommitted(desired.committed, frozenset(desired.refused)),
         ]
 
@@ -324,11 +325,11 @@ class SupervisorCore:
             self._report_until = now + REPORT_FAILURE_S
         return [StopSinks()]
 
-    def _end(self, flush_s: float = FLUSH_S) -> list[SupervisorEffect]:
+    def _end(self, flush_s: float = FLUSH_TIMEOUT_S) -> list[SupervisorEffect]:
         self._enter(ProcessPhase.ENDED)
         if self._failed:
-            return [EndProcess(1, _ABORT_S, 0.0, _ABORT_S)]
-        return [EndProcess(0, CALL_S, flush_s, STOP_S)]
+            return [EndProcess(1, _ABORT_TIMEOUT_S, 0.0, _ABORT_TIMEOUT_S)]
+        return [EndProcess(0, CALL_TIMEOUT_S, flush_s, SAVER_TIMEOUT_S)]
 
     def _enter(self, phase: ProcessPhase) -> None:
         if phase not in NEXT[self.phase]:

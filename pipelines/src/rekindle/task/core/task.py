@@ -116,9 +116,9 @@ from rekindle.task.core.supervisor import (
     DiscardLog,
     EndProcess,
     FailureReported,
-    KeepDigests,
     NoteCommitted,
     PollAccepted,
+    ReportDigests,
     RouteInputs,
     RunLoop,
     SetSinks,
@@ -151,7 +151,7 @@ class TaskCore:
         self.parts: Parts | None = None
         self._settings = settings
         self._now = 0.0
-        self._takes: TakeEpochs | None = None  # what the loop waits for, from the branches
+        self._take_request: TakeEpochs | None = None  # what the loop waits for, from the branches
         self.status = TaskStatus(
             settings.ref,
             settings.boot_id,
@@ -201,8 +201,8 @@ class TaskCore:
                 return self._sink_reported(assigned, sink_event)
             case StateComplete():
                 self.status.restoring = None
-                live = self._update_phase()
-                return [*live, *self.saver.step(event, self._now)]
+                phase_effects = self._update_phase()
+                return [*phase_effects, *self.saver.step(event, self._now)]
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
             case StepSucceeded() | StepFailed():
@@ -296,7 +296,7 @@ class TaskCore:
                 return self._loop(self._started().loop.step(Woken(), self._now))
             case SetSinks(through, sinks):
                 return self._set_sinks(through, sinks)
-            case KeepDigests(epochs):
+            case ReportDigests(epochs):
                 self.status.request_digests(epochs)
                 return []
             case NoteCommitted(point, refused):
@@ -357,9 +357,9 @@ class TaskCore:
         restored = StateComplete() if event.complete else StateIncomplete()
         if event.complete:
             self.status.restoring = None
-        live = self._update_phase()
-        saved = self.saver.step(restored, self._now)
-        return [*live, *saved, *self._supervise(Started()), *self._truncate()]
+        phase_effects = self._update_phase()
+        saver_effects = self.saver.step(restored, self._now)
+        return [*phase_effects, *saver_effects, *self._supervise(Started()), *self._truncate()]
 
     def _truncate(self) -> list[TaskEffect]:
         if self.parts is None:
@@ -405,17 +405,18 @@ class TaskCore:
         """The branches answer the loop, if the task has them, as soon as they can."""
         if self._started().branches is None:
             return [request]
-        self._takes = request
+        self._take_request = request
         return self._feed()
 
     def _feed(self) -> list[TaskEffect]:
-        parts, request = self._started(), self._takes
+        """Give the loop what it waits for, if the branches have it."""
+        parts, request = self._started(), self._take_request
         if parts.branches is None or request is None or not parts.branches.may_take:
             return []
         taken = parts.branches.take(request.bounds)
         if taken is None:
             return []
-        self._takes = None
+        self._take_request = None
         return self._loop(parts.loop.step(taken, self._now))
 
     def _follow_inputs(self, event: ConsistencyInput) -> list[TaskEffect]:
