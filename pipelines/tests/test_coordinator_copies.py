@@ -98,7 +98,7 @@ def test_a_copy_that_agrees_with_two_others_is_a_witness() -> None:
     comparison.forget(FOURTH.slot)
     comparison.observed(OTHER, after(9, WRONG))
     assert comparison.diverged.keys() == {OTHER.slot}
-    assert comparison.must_restart(COPY.slot) is None
+    assert comparison.boot_to_restart(COPY.slot) is None
 
 
 def test_agreement_of_others_makes_no_witness_of_a_copy() -> None:
@@ -109,7 +109,7 @@ def test_agreement_of_others_makes_no_witness_of_a_copy() -> None:
     comparison.observed(OTHER, {30: EpochDigests("-1:x", "x")})
     assert comparison.witnessed(MID) == 30
     comparison.observed(FOURTH, {19: RIGHT[19]})
-    assert comparison.must_restart(COPY.slot) == "a"
+    assert comparison.boot_to_restart(COPY.slot) == "a"
     assert not comparison.diverged
 
 
@@ -123,7 +123,7 @@ def test_in_a_dispute_a_copy_computes_again() -> None:
     """At once: it is the third computation that decides."""
     comparison = wrong_donor()
     comparison.observed(OTHER, RIGHT)
-    assert comparison.must_restart(COPY.slot) == "a"
+    assert comparison.boot_to_restart(COPY.slot) == "a"
     assert not comparison.disputes[MID].is_party(COPY)
     comparison.observed(Computation(COPY.slot, 1, "b"), RIGHT, 2)
     assert comparison.diverged.keys() == {DONOR.slot}
@@ -134,7 +134,7 @@ def test_a_copy_without_results_of_the_disputed_epoch_computes_again() -> None:
     comparison = wrong_donor()
     comparison.observed(OTHER, {3: RIGHT[3]})
     assert comparison.disputes[MID].epoch == 3
-    assert comparison.must_restart(COPY.slot) == "a"
+    assert comparison.boot_to_restart(COPY.slot) == "a"
 
 
 def test_a_copy_that_outlives_its_donor_is_disputed() -> None:
@@ -143,7 +143,7 @@ def test_a_copy_that_outlives_its_donor_is_disputed() -> None:
     comparison.forget(DONOR.slot)
     comparison.observed(OTHER, RIGHT)
     assert [by for by, _ in comparison.disputes[MID].results] == [OTHER]
-    assert comparison.must_restart(COPY.slot) == "a"
+    assert comparison.boot_to_restart(COPY.slot) == "a"
     comparison.observed(Computation(COPY.slot, 1, "b"), RIGHT, 2)
     assert not comparison.disputes
     assert not comparison.diverged
@@ -154,7 +154,7 @@ def test_copies_that_differ_from_each_other_compute_again() -> None:
     start_copy(comparison, COPY, 9, WRONG)
     start_copy(comparison, OTHER, 9, RIGHT)
     assert not comparison.disputes
-    assert [comparison.must_restart(by.slot) for by in (COPY, OTHER)] == ["a", "a"]
+    assert [comparison.boot_to_restart(by.slot) for by in (COPY, OTHER)] == ["a", "a"]
     assert len(comparison.take_untrusted()) == 1
 
 
@@ -164,9 +164,9 @@ def test_a_newcomer_that_starts_in_a_dispute_computes_again() -> None:
     comparison.observed(COPY, {})
     comparison.observed(DONOR, WRONG)
     comparison.observed(OTHER, RIGHT)
-    assert comparison.must_restart(COPY.slot) is None
+    assert comparison.boot_to_restart(COPY.slot) is None
     assert comparison.observed(COPY, {}, copied_through=9)
-    assert comparison.must_restart(COPY.slot) == "a"
+    assert comparison.boot_to_restart(COPY.slot) == "a"
     assert MID in comparison.disputes
 
 
@@ -189,15 +189,15 @@ def test_copies_of_an_outvoted_replica_compute_again() -> None:
 
 def test_a_newcomer_that_starts_from_a_diverged_replica_computes_again() -> None:
     comparison = outvoted(copied_before=False)
-    assert comparison.must_restart(COPY.slot) is None
+    assert comparison.boot_to_restart(COPY.slot) is None
     comparison.observed(COPY, {}, copied_through=19)
-    assert comparison.must_restart(COPY.slot) == "a"
+    assert comparison.boot_to_restart(COPY.slot) == "a"
 
 
 def test_the_next_boot_of_that_newcomer_may_have_another_donor() -> None:
     comparison = outvoted(copied_before=False)
     start_copy(comparison, Computation(COPY.slot, 1, "b"), 19, RIGHT)
-    assert comparison.must_restart(COPY.slot) is None
+    assert comparison.boot_to_restart(COPY.slot) is None
 
 
 def test_a_copy_that_is_outvoted_computes_again_and_is_not_replaced() -> None:
@@ -207,7 +207,7 @@ def test_a_copy_that_is_outvoted_computes_again_and_is_not_replaced() -> None:
     start_copy(comparison, COPY, 9, WRONG)
     assert not comparison.diverged
     assert not comparison.disputes
-    assert comparison.must_restart(COPY.slot) == "a"
+    assert comparison.boot_to_restart(COPY.slot) == "a"
 
 
 def test_a_copy_of_a_state_that_differs_from_the_checkpoint_computes_again() -> None:
@@ -215,7 +215,7 @@ def test_a_copy_of_a_state_that_differs_from_the_checkpoint_computes_again() -> 
     comparison.observed(DONOR, WRONG)
     start_copy(comparison, OTHER, 9, WRONG)
     comparison.checkpoint_differed(DONOR.slot, 1, 5)
-    assert comparison.must_restart(OTHER.slot) == "a"
+    assert comparison.boot_to_restart(OTHER.slot) == "a"
     assert [found.after for found in comparison.take_untrusted()] == [-1]
 
 
@@ -335,7 +335,7 @@ class Histories:
                 self.comparison.forget(replica.slot)
                 self.replicas[at] = Replica(replica.slot, replica.incarnation + 1)
                 self.restore(self.replicas[at])
-            elif self.comparison.must_restart(replica.slot) == replica.by.boot:
+            elif self.comparison.boot_to_restart(replica.slot) == replica.by.boot:
                 self.moving.pop(at, None)
                 replica.reboot()
                 self.restore(replica)
