@@ -81,6 +81,7 @@ class Attempt:
 
     @property
     def shim(self) -> int:
+        """Its process id."""
         return self._shim
 
     @property
