@@ -123,7 +123,8 @@ class StateFile:
             raise KubeletNodeError(f"{self.path}: {error}") from error
 
     def record(self, *resources: HostResource) -> None:
-        """Durable against the end of this process. A crash of the machine ends cgroups and links."""
+        """Durable against the end of this process, not of the machine, which ends cgroups and
+        links."""
         for resource in resources:
             if not is_ours(resource):
                 raise KubeletNodeError(f"{resource} cannot belong to a kubelet node")
