@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-import rekindle.early_exit  # these two before the slow imports
+import rekindle.early_exit  # these two before the slow imports, on which they have an effect
 import rekindle.task.block_pandas
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE

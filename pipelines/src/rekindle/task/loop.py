@@ -189,7 +189,7 @@ class EpochLoop:
             case SetProblem(subject, problem):
                 if problem is not None:
                     _log.warning("%s: %s", subject, problem.message)
-                self._status.problem(subject, problem)
+                self._status.set_problem(subject, problem)
             case EpochComputed(epoch, digest, chained):
                 self._status.computed(epoch, digest, chained)
             case CallCompleted(epochs, took_s):

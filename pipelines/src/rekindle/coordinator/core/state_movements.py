@@ -38,7 +38,7 @@ class StateMovements:
         now: float,
     ) -> list[Effect]:
         """Decide anew. To be called once all tasks that were ready have responded."""
-        needed = self.core.active or any(_concerns(task) for task in tasks)
+        needed = self.core.active or any(_takes_part(task) for task in tasks)
         if not needed and not self._was_needed:
             return []
         self._was_needed = needed
@@ -72,18 +72,20 @@ class StateMovements:
         return replace(directive, donor_address=found.endpoint) if found is not None else directive
 
     def with_holds(self, progress: Progress) -> Progress:
+        """The progress from which floors are computed, with what newcomers may still need."""
         return self.core.with_holds(progress)
 
 
-def _concerns(task: Task) -> bool:
+def _takes_part(task: Task) -> bool:
+    """Whether it needs state, or keeps something for a session."""
     response = task.response
     if response is None or response.movement is None:
         return False
     report = response.movement
-    return _waits(task) or bool(report.holds or report.donates)
+    return _waits_for_state(task) or bool(report.holds or report.donates)
 
 
-def _waits(task: Task) -> bool:
+def _waits_for_state(task: Task) -> bool:
     return task.phase is TaskPhase.WAITING and task.assigned is None
 
 
@@ -93,7 +95,7 @@ def _replica(task: Task) -> Replica:
 
 def _view(task: Task, is_suspected: TaskPredicate, is_untrusted: TaskPredicate) -> ReplicaView:
     response, slot = task.response, task.slot
-    unheard = ReplicaView(
+    before_response = ReplicaView(
         slot,
         task.pod.incarnation,
         serves=serves(task),
@@ -101,13 +103,13 @@ def _view(task: Task, is_suspected: TaskPredicate, is_untrusted: TaskPredicate) 
         trusted=not is_untrusted(task),
     )
     if response is None:
-        return unheard
+        return before_response
     report = response.movement
     phase = response.phase
     if phase is TaskPhase.WAITING and (report is None or task.assigned is not None):
         phase = TaskPhase.RESTORING  # it has a restore point, or will get one
     found = replace(
-        unheard,
+        before_response,
         boot=response.boot_id,
         phase=phase,
         epoch=response.stable_epoch,

@@ -177,6 +177,8 @@ class TentativeCompleted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReached:
+    """The newest epoch in the log is a checkpoint epoch: its state is to be saved."""
+
     state: TaskState
 
 
@@ -283,10 +285,11 @@ class LoopCore:
         self._failures = 0  # in a row
         self._retry_at = -math.inf
         self._problems: set[str] = set()  # that are reported
-        self._failed_in_call = False  # why the engine restarts
+        self._failed_in_call = False  # what the engine restarts for
 
     @property
     def wake_at(self) -> float | None:
+        """When `Woken` is due; None if nothing waits for a time."""
         return self._retry_at if self._waiting else None
 
     def step(self, event: LoopEvent, now: float) -> list[LoopEffect]:
