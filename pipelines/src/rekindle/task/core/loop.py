@@ -285,7 +285,7 @@ class LoopCore:
         self._failures = 0  # in a row
         self._retry_at = -math.inf
         self._problems: set[str] = set()  # that are reported
-        self._failed_in_call = False  # what the engine restarts for
+        self._failed_in_call = False  # whether that is why the engine restarts
 
     @property
     def wake_at(self) -> float | None:

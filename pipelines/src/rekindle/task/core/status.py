@@ -110,7 +110,7 @@ class TaskStatus:
         self.restored_from: int | None = None
         self.restoring: str | None = None  # the entry of which state is not here
         self.fetch: FetchView | None = None  # while that is so
-        self.slow_start: Callable[[], str | None] | None = None  # why it is
+        self.slow_start: Callable[[], str | None] | None = None  # says why, if it is slow
         self.snapshots: Callable[[], Sequence[Held]] | None = None  # with what each keeps in memory
         self.movement: Callable[[], MovementReport] | None = None
         self.moved_through: int | None = None  # if it has started from a partner's state
