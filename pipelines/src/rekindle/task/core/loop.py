@@ -227,7 +227,7 @@ class LoopPhase(StrEnum):
     RESTARTING = "restarting the engine"
 
 
-VALID: Mapping[LoopPhase, frozenset[type]] = {
+VALID_EVENTS: Mapping[LoopPhase, frozenset[type]] = {
     LoopPhase.TAKING: frozenset(
         {EpochsTaken, TentativeTaken, ForkDropped, AttemptFailed, EngineDied, Woken}
     ),
@@ -294,7 +294,7 @@ class LoopCore:
 
     def step(self, event: LoopEvent, now: float) -> list[LoopEffect]:
         """Raises InvalidLoopEvent."""
-        if type(event) not in VALID[self.phase]:
+        if type(event) not in VALID_EVENTS[self.phase]:
             raise InvalidLoopEvent(f"loop: {type(event).__name__} while {self.phase}")
         match event:
             case EpochsTaken(epochs):
