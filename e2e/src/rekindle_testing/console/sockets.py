@@ -26,7 +26,7 @@ Execute = Callable[[str], str]
 
 
 class NoCluster(EmbeddedError):
-    """No cluster runs, or it is not clear which one is meant."""
+    """No cluster runs, it is not clear which one is meant, or the folder of sockets is not safe."""
 
 
 def runtime_directory(environment: Mapping[str, str] | None = None) -> Path:

@@ -4,6 +4,7 @@ Compaction changes where rows are and never what they add up to: a page is repla
 of its rows and of *all* its rows in later deltas. It spends what `append` has credited, in rows, so
 that its cost does not depend on the size of the state. It reads no run that is not here yet (see
 `engine.state.remote`): their pages are compacted once they are, or once too much waits for that.
+`OperatorState` says what `through`, `pending` and `restored` are.
 
 Design: docs/decisions/0044-window-state.md, docs/decisions/0048-lazy-restore.md.
 """
