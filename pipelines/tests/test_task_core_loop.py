@@ -19,7 +19,7 @@ from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
-    VALID,
+    VALID_EVENTS,
     AppendEpochs,
     AttemptFailed,
     CallCompleted,
@@ -216,10 +216,12 @@ def test_the_core_requests_something_or_says_when_to_wake_it(moves: list[str]) -
     assert (shell.request is None) == (shell.core.wake_at is not None)
 
 
-@given(MOVES, st.sampled_from(sorted(set().union(*VALID.values()), key=lambda t: t.__name__)))
+@given(
+    MOVES, st.sampled_from(sorted(set().union(*VALID_EVENTS.values()), key=lambda t: t.__name__))
+)
 def test_an_event_outside_the_table_is_refused(moves: list[str], kind: type) -> None:
     core = play(moves).core
-    if kind in VALID[core.phase]:
+    if kind in VALID_EVENTS[core.phase]:
         return
     event: Any = object.__new__(kind)
     with pytest.raises(InvalidLoopEvent, match=f"loop: {kind.__name__} while {core.phase}"):

@@ -27,13 +27,14 @@ from rekindle_operator.topology_status import (
     TopologyStatus,
 )
 
-_NOTE_LIMIT = 1000
+_MAX_NOTE_CHARS = 1000  # the API server refuses notes that are longer than 1 KiB
 _NO_RECOVERY = RecoveryEntry(started_at="")
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Of one pass over one topology: the status before and after, and the decisions."""
+    """Of one pass over one topology: the status before and after, and the decisions. `states`: of
+    its slots."""
 
     context: ReconcileContext
     states: Sequence[SlotState]
@@ -47,7 +48,7 @@ class PassResult:
 
     @property
     def newest_recovery(self) -> RecoveryEntry:
-        """The newest recovery."""
+        """In progress or not; an empty one if there was none."""
         return self.new.recovery.newest or _NO_RECOVERY
 
     @property
@@ -57,6 +58,8 @@ class PassResult:
 
 @dataclass(frozen=True, slots=True)
 class EventText:
+    """`action`, `reason`, `note`: fields of the Event. `dedup_key`: equal for equal Events."""
+
     warning: bool
     reason: str
     action: str
@@ -90,7 +93,7 @@ def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
         warning=text.warning,
         reason=text.reason,
         action=text.action,
-        note=note if len(note) <= _NOTE_LIMIT else note[: _NOTE_LIMIT - 4] + " ...",
+        note=note if len(note) <= _MAX_NOTE_CHARS else note[: _MAX_NOTE_CHARS - 4] + " ...",
         dedup_key=text.dedup_key,
     )
 
@@ -133,7 +136,7 @@ def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
         has_partner = (state.slot.segment, state.slot.partition) in running
         dedup_key = f"{state.slot.key} {state.pod.incarnation}"
         if state.loss is Loss.DIVERGED:
-            note = f"{state.name} disagrees with its partner and is replaced from the partner"
+            note = f"{state.name}: {state.loss.value}; it is replaced"
             yield EventText(True, "Diverged", "Replace", note, dedup_key)
         elif has_partner and state.pod.node is not None:
             note = f"{state.name}: {state.loss.value}; its partner takes over"

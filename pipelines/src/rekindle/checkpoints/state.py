@@ -192,7 +192,7 @@ class StateStore:
         self._known.update(zip(names, objects, strict=True))
         for (at, batch), facts in layout.facts(found, objects):
             name = names[at]
-            awaited = AwaitedRun(facts, fetch.source(name))
+            awaited = AwaitedRun(facts, fetch.fetcher(name))
             run = runs[at, batch] = RemoteRun(awaited)
             remote = expected.setdefault(name, _RemoteObject(objects[at].nbytes))
             remote.awaited[batch] = awaited

@@ -313,7 +313,7 @@ class BranchedInputs:
         with self._changed:
             core = self._core
             names = sorted({self._input(channel).name for channel in core.missing()})
-            status.consistent(core.state, core.tentative_epoch, names, core.partner)
+            status.set_consistency(core.state, core.tentative_epoch, names, core.partner)
 
     def head(self) -> int:
         return min(r.head for r in self._readers.values())

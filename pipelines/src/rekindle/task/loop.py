@@ -29,7 +29,7 @@ from rekindle.task.call_size_file import CallSize, CallSizeFile
 from rekindle.task.core.branches import Taken
 from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
-    VALID,
+    VALID_EVENTS,
     AppendEpochs,
     AppendTentative,
     AttemptFailed,
@@ -189,7 +189,7 @@ class EpochLoop:
             case SetProblem(subject, problem):
                 if problem is not None:
                     _log.warning("%s: %s", subject, problem.message)
-                self._status.problem(subject, problem)
+                self._status.set_problem(subject, problem)
             case EpochComputed(epoch, digest, chained):
                 self._status.computed(epoch, digest, chained)
             case CallCompleted(epochs, took_s):
@@ -311,7 +311,7 @@ class EpochLoop:
 
     def _find_dead_engine(self) -> None:
         """Find an engine that died while it was idle."""
-        idle = EngineDied in VALID[self._core.phase]
+        idle = EngineDied in VALID_EVENTS[self._core.phase]
         if idle and self._engine is not None and (error := self._engine.lost()) is not None:
             self._step(EngineDied(str(error)))
 

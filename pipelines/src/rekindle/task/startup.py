@@ -149,7 +149,7 @@ class Startup:
         for effect in self._core.step(event, time.monotonic()):
             match effect:
                 case SetProblem(subject, problem):
-                    self._status.problem(subject, problem)
+                    self._status.set_problem(subject, problem)
                 case RestoreState(point):
                     self._step(self._restore(point))
                 case OpenInputs():

@@ -21,7 +21,7 @@ from rekindle_testing.embedded.kubelet_node.addresses import NodeAddresses
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_until
-from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
+from rekindle_testing.embedded.kubelet_node.state_file import DATA_DIRECTORY_NAME, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.node_in_api import NodeInApi
 from rekindle_testing.embedded.process_node.quantities import parse_millis, parse_rounded_up
@@ -82,7 +82,7 @@ class KubeletNode:
         self.name = name
         self.zone = zone
         self.directory = directory.absolute()
-        self.data = self.directory / DATA
+        self.data = self.directory / DATA_DIRECTORY_NAME
         self.logs = self.directory / "logs"
         self.log = self.logs / "kubelet.log"
         self.api = NodeInApi(name, cluster.kubeconfig)

@@ -72,7 +72,7 @@ class Agent:
             tasks.create_task(self._node.keep_lease())
             tasks.create_task(self._node.keep_reporting())
             tasks.create_task(self._follow_pods())
-            tasks.create_task(self._watch_memory())
+            tasks.create_task(self._enforce_memory_limits())
 
     async def _register(self) -> None:
         while True:
@@ -173,7 +173,8 @@ class Agent:
 
     # --- memory -----------------------------------------------------------
 
-    async def _watch_memory(self) -> None:
+    async def _enforce_memory_limits(self) -> None:
+        """Kill containers whose processes use more than their limit, as the kernel would."""
         while True:
             await asyncio.sleep(self._settings.timing.memory_sample_s)
             limited = [

@@ -111,10 +111,10 @@ def _concerns(task: Task) -> bool:
     if response is None or response.movement is None:
         return False
     report = response.movement
-    return _waits(task) or bool(report.holds or report.donates)
+    return _waits_for_state(task) or bool(report.holds or report.donates)
 
 
-def _waits(task: Task) -> bool:
+def _waits_for_state(task: Task) -> bool:
     return task.phase is TaskPhase.WAITING and task.assigned is None
 
 
@@ -124,7 +124,7 @@ def _replica(task: Task) -> Replica:
 
 def _view(task: Task, is_suspected: TaskPredicate, is_untrusted: TaskPredicate) -> ReplicaView:
     response, slot = task.response, task.slot
-    unheard = ReplicaView(
+    before_response = ReplicaView(
         slot,
         task.pod.incarnation,
         serves=serves(task),
@@ -132,13 +132,13 @@ def _view(task: Task, is_suspected: TaskPredicate, is_untrusted: TaskPredicate) 
         trusted=not is_untrusted(task),
     )
     if response is None:
-        return unheard
+        return before_response
     report = response.movement
     phase = response.phase
     if phase is TaskPhase.WAITING and (report is None or task.assigned is not None):
         phase = TaskPhase.RESTORING  # it has a restore point, or will get one
     found = replace(
-        unheard,
+        before_response,
         boot=response.boot_id,
         phase=phase,
         epoch=response.stable_epoch,

@@ -177,6 +177,8 @@ class TentativeCompleted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReached:
+    """The newest epoch in the log is a checkpoint epoch: its state is to be saved."""
+
     state: TaskState
 
 
@@ -225,7 +227,7 @@ class LoopPhase(StrEnum):
     RESTARTING = "restarting the engine"
 
 
-VALID: Mapping[LoopPhase, frozenset[type]] = {
+VALID_EVENTS: Mapping[LoopPhase, frozenset[type]] = {
     LoopPhase.TAKING: frozenset(
         {EpochsTaken, TentativeTaken, ForkDropped, AttemptFailed, EngineDied, Woken}
     ),
@@ -283,15 +285,16 @@ class LoopCore:
         self._failures = 0  # in a row
         self._retry_at = -math.inf
         self._problems: set[str] = set()  # that are reported
-        self._failed_in_call = False  # why the engine restarts
+        self._failed_in_call = False  # whether that is why the engine restarts
 
     @property
     def wake_at(self) -> float | None:
+        """When `Woken` is due; None if nothing waits for a time."""
         return self._retry_at if self._waiting else None
 
     def step(self, event: LoopEvent, now: float) -> list[LoopEffect]:
         """Raises InvalidLoopEvent."""
-        if type(event) not in VALID[self.phase]:
+        if type(event) not in VALID_EVENTS[self.phase]:
             raise InvalidLoopEvent(f"loop: {type(event).__name__} while {self.phase}")
         match event:
             case EpochsTaken(epochs):

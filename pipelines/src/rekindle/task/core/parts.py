@@ -57,8 +57,8 @@ class Sinks:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """The saver, as the status sees it."""
+class SaverAdapter:
+    """The saver as the status reads it (`status.SaverView`)."""
 
     core: SaverCore
 

@@ -110,8 +110,8 @@ class TaskStatus:
         self.restored_from: int | None = None
         self.restoring: str | None = None  # the entry of which state is not here
         self.fetch: FetchView | None = None  # while that is so
-        self.slow_start: Callable[[], str | None] | None = None  # a call that has not ended
-        self.snapshots: Callable[[], Sequence[Held]] | None = None
+        self.slow_start: Callable[[], str | None] | None = None  # says why, if it is slow
+        self.snapshots: Callable[[], Sequence[Held]] | None = None  # with what each keeps in memory
         self.movement: Callable[[], MovementReport] | None = None
         self.moved_through: int | None = None  # if it has started from a partner's state
         self.components: TaskComponents | None = None
@@ -133,7 +133,7 @@ class TaskStatus:
 
     # -- filled in -------------------------------------------------------------------------------
 
-    def problem(self, subject: str, problem: TaskProblem | None) -> None:
+    def set_problem(self, subject: str, problem: TaskProblem | None) -> None:
         """Report the problem of a part of the task; None if it has recovered."""
         if problem is None:
             self._problems.pop(subject, None)
@@ -195,14 +195,15 @@ class TaskStatus:
         elif phase is TaskPhase.LIVE and behind > BEHIND_AFTER_EPOCHS:
             self.step(TaskEvent.FELL_BEHIND)
 
-    def consistent(
+    def set_consistency(
         self,
         state: ConsistencyState,
         tentative_epoch: int | None,
         missing: Sequence[str],
         partner: PartnerMessages,
     ) -> None:
-        """The state of the output of a task whose output may be tentative; `missing`: streams."""
+        """The state of the output of a task whose output may be tentative; `missing`: its input
+        streams that are missing."""
         self._output = {
             "consistency": state,
             "tentative_epoch": NO_EPOCH if tentative_epoch is None else tentative_epoch,

@@ -80,7 +80,7 @@ from rekindle.task.core.messages import (
     TaskSettings,
 )
 from rekindle.task.core.movement import MovementPart
-from rekindle.task.core.parts import InputPositions, LogPositions, Parts, Saved, Sinks
+from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverAdapter, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
 from rekindle.task.core.saver import (
@@ -330,7 +330,7 @@ class TaskCore:
         effects: list[TaskEffect] = []
         for effect in self.start.step(event, self._now):
             if isinstance(effect, SetProblem):
-                self.status.problem(effect.subject, effect.problem)
+                self.status.set_problem(effect.subject, effect.problem)
             else:
                 effects.append(effect)
         return effects
@@ -352,7 +352,7 @@ class TaskCore:
         self.parts = Parts(log, loop, sinks, branches)
         self.donor = DonorCore(self.movement.replica, settings.boot_id, state.epoch, settings.donor)
         self.status.engine_epoch = state.epoch
-        self.status.components = TaskComponents(log, self.inputs, sinks, Saved(self.saver))
+        self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
         self.status.step(TaskEvent.STARTED)
         restored = StateComplete() if event.complete else StateIncomplete()
         if event.complete:
@@ -379,7 +379,7 @@ class TaskCore:
                     self._takes = None
                     effects.append(effect)
                 case SetProblem(subject, problem):
-                    self.status.problem(subject, problem)
+                    self.status.set_problem(subject, problem)
                 case EpochComputed(epoch, digest, chained):
                     log = self._started().log
                     log.last = max(log.last, epoch)
@@ -455,7 +455,9 @@ class TaskCore:
         assert branches is not None, "their effects are followed"
         names = self._settings.input_names
         missing = sorted({names[channel.input] for channel in branches.missing()})
-        self.status.consistent(branches.state, branches.tentative_epoch, missing, branches.partner)
+        self.status.set_consistency(
+            branches.state, branches.tentative_epoch, missing, branches.partner
+        )
         return [*made, *self._feed()]
 
     def _branches(self) -> BranchesCore | None:
