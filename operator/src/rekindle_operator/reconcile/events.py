@@ -27,7 +27,7 @@ from rekindle_operator.topology_status import (
     TopologyStatus,
 )
 
-_MAX_NOTE_CHARS = 1000  # the API server refuses notes that are longer than 1 KiB
+_MAX_NOTE_BYTES = 1024  # of UTF-8; the API server refuses longer notes
 _NO_RECOVERY = RecoveryEntry(started_at="")
 
 
@@ -85,7 +85,6 @@ def build_events(result: PassResult) -> list[EmitEvent]:
 
 
 def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
-    note = text.note
     return EmitEvent(
         namespace=context.view.namespace,
         topology=context.view.name,
@@ -93,9 +92,17 @@ def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
         warning=text.warning,
         reason=text.reason,
         action=text.action,
-        note=note if len(note) <= _MAX_NOTE_CHARS else note[: _MAX_NOTE_CHARS - 4] + " ...",
+        note=shortened(text.note),
         dedup_key=text.dedup_key,
     )
+
+
+def shortened(note: str) -> str:
+    """At most as long as the note of an Event may be."""
+    encoded = note.encode()
+    if len(encoded) <= _MAX_NOTE_BYTES:
+        return note
+    return encoded[: _MAX_NOTE_BYTES - 4].decode(errors="ignore") + " ..."
 
 
 def _validity(result: PassResult) -> Iterator[EventText]:
