@@ -184,7 +184,7 @@ def outvoted(*, copied_before: bool) -> DigestComparison:
 
 
 def test_copies_of_an_outvoted_replica_compute_again() -> None:
-    assert outvoted(copied_before=True).must_restart(COPY.slot) == "a"
+    assert outvoted(copied_before=True).boot_to_restart(COPY.slot) == "a"
 
 
 def test_a_newcomer_that_starts_from_a_diverged_replica_computes_again() -> None:
