@@ -351,11 +351,24 @@ steps = st.one_of(
 
 
 @settings(max_examples=scaled_examples(150))
-@given(st.integers(0, 12), st.lists(steps, max_size=40))
+@given(
+    st.integers(0, 6),
+    st.integers(1, 12),
+    st.booleans(),
+    st.integers(0, 6),
+    st.lists(steps, max_size=30),
+)
 def test_no_wrong_result_is_committed_and_no_right_replica_is_replaced(
-    wrong_from: int, history: list[tuple[str, int]]
+    wrong_from: int, lead: int, starts: bool, follows: int, history: list[tuple[str, int]]
 ) -> None:
+    """It begins with what random steps seldom reach: the third one copies the first one, which is
+    ahead."""
     world = Histories(wrong_from)
+    world.compute(0, lead)
+    world.lose(2, donor=0)
+    if starts:
+        world.start(2)
+        world.compute(2, follows)
     for name, *arguments in history:
         getattr(world, name)(*arguments)
     for _ in range(40):
