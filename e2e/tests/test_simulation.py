@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from rekindle_testing.simulation.__main__ import story, summary
 from rekindle_testing.simulation.faults import FaultKind, draw_faults
 from rekindle_testing.simulation.mutants import MUTANTS, found_by
-from rekindle_testing.simulation.run import shortest, simulate
+from rekindle_testing.simulation.run import Simulation, shortest, simulate
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
 SEEDS = range(4)
@@ -32,6 +36,44 @@ def test_faults_violate_no_invariant(seed: int) -> None:
 
 def test_a_seed_gives_the_same_run_again() -> None:
     assert simulate(3) == simulate(3)
+
+
+_LONG_PARTITION = f"""
+from rekindle_testing.simulation.faults import Fault, FaultKind
+from rekindle_testing.simulation.run import Simulation
+
+simulation = Simulation(0, [Fault(8.0, FaultKind.{FaultKind.PARTITION_NODE.name}, 0, 0, 8.0)])
+simulation.scheduler.run_until(21.0)
+print(*simulation.lines, simulation.scheduler.random.random(), sep="\\n")
+simulation.cluster.end()
+"""
+
+
+def test_another_process_gives_the_same_run() -> None:
+    """Sets of strings have another order in it; the kubelet ends several pods at once."""
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", _LONG_PARTITION],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert first == second
+    assert "deleted" in first
+
+
+def test_a_killed_operator_does_not_lead() -> None:
+    simulation = Simulation(1, [])
+    cluster, scheduler = simulation.cluster, simulation.scheduler
+    while (killed := cluster.leader) is None:
+        scheduler.run_until(scheduler.now + 0.5)
+    cluster.crash_operator(killed, down_s=1.0)
+    assert killed.leader.leading
+    assert cluster.leader is None
+    cluster.end()
 
 
 def test_lost_replicas_get_their_state_from_partners() -> None:

@@ -43,7 +43,6 @@ from rekindle_testing.simulation.kube.server import ApiServer
 from rekindle_testing.simulation.network import STORE, Network, Refused, Reply, TimedOut
 from rekindle_testing.simulation.outside import Down, SimulatedStore
 from rekindle_testing.simulation.scheduler import Process, Scheduler
-from rekindle_testing.simulation.silence import Silence
 
 _POLL_INTERVAL_S = 0.25
 _POLL_DEADLINE_S = 1.0
@@ -61,7 +60,6 @@ class CoordinatorSurroundings:
     server: ApiServer
     store: SimulatedStore
     checks: Checks
-    silence: Silence
     uid: str
 
 
@@ -77,7 +75,6 @@ class CoordinatorProcess:
         self._network = surroundings.network
         self._store = surroundings.store
         self._checks = surroundings.checks
-        self._silence = surroundings.silence
         self._polling: dict[Slot, int] = {}  # number of the loop of each slot
         self._calling: set[Slot] = set()  # slots whose poll has not ended
         self._store_calls: list[Callable[[], None]] = []  # one after another
@@ -161,7 +158,6 @@ class CoordinatorProcess:
         def ended(result: PollResponse | int | Refused | TimedOut) -> None:
             self._calling.discard(slot)
             if isinstance(result, PollResponse) and result.task == poll.task:
-                self._silence.responded(address)
                 self.feed(PollAnswered(slot, incarnation, result))
             elif result == _NEWER_COORDINATOR:
                 self.feed(FenceRaised(slot.key))

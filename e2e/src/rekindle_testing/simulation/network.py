@@ -64,6 +64,9 @@ class Network:
         nodes = self.node_of.get(sender, sender), self.node_of.get(receiver, receiver)
         return self._down[nodes] <= 0
 
+    def is_connected(self, one: str, other: str) -> bool:
+        return self.is_up(one, other) and self.is_up(other, one)
+
     def delay_s(self) -> float:
         scheduler = self._scheduler
         slow = scheduler.random.random() < _SLOW_SHARE

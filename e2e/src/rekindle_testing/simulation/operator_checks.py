@@ -23,14 +23,14 @@ from rekindle_testing.simulation.kube.objects import (
 )
 from rekindle_testing.simulation.operator.replica import OperatorReplica
 from rekindle_testing.simulation.silence import Calm
+from rekindle_testing.simulation.working import WorkingPods
 
 _KNOWN_AFTER_S = 15.0
 """After errors of the API server, an operator knows what is there."""
 
 
 class OperatorChecks:
-    """`failed` ends the simulation. `runs_well(slot)`: whether the newest task of a slot has been
-    ready for a while, and was not silent."""
+    """`failed` ends the simulation."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class OperatorChecks:
         replicas: Callable[[], Iterable[OperatorReplica]],
         failed: Callable[[str], None],
         api_calm: Calm,
-        runs_well: Callable[[str], bool],
+        working: WorkingPods,
     ) -> None:
         self._objects = objects
         self._views = views
         self._replicas = replicas
         self._failed = failed
         self._api_calm = api_calm
-        self._runs_well = runs_well
+        self._working = working
         self._highest: dict[str, int] = {}  # by slot
 
     def changed(self, plural: str, event: ApiEvent) -> None:
@@ -58,13 +58,28 @@ class OperatorChecks:
             self._placed(self._views.pod(event.raw))
 
     def writes(self, replica: OperatorReplica, request: ApiRequest) -> None:
-        """I9: one replica leads, and only that one changes anything."""
+        """I9: one replica leads, and only that one changes anything. No pod that works is deleted
+        unless it is replaced."""
         leading = [r for r in self._replicas() if not r.process.dead and r.leader.leading]
         if leading != [replica]:
             hosts = [r.process.host for r in leading]
             self._failed(
                 f"I9: {replica.process.host} sends {request.verb} {request.path}; leaders: {hosts}"
             )
+        *_, plural, name = request.path.partition("?")[0].split("/")
+        raw = self._objects.find(PODS, name) if plural == PODS else None
+        if request.verb == "DELETE" and raw is not None:
+            self._deletes(self._views.pod(raw))
+
+    def _deletes(self, pod: PodView) -> None:
+        slot = pod.ref.slot
+        is_newest = pod.incarnation == self._highest[slot]
+        if is_newest and self._is_calm and self._working.find(slot) == pod.name:
+            self._failed(f"{pod.name} is deleted, which works and was not silent")
+
+    @property
+    def _is_calm(self) -> bool:
+        return self._api_calm.calm_s > _KNOWN_AFTER_S
 
     def _created(self, raw: Json) -> None:
         """I9: an incarnation is reserved before it is used, and used once."""
@@ -80,8 +95,9 @@ class OperatorChecks:
         reserved = {s["slot"]: s["incarnation"] for s in slots}
         if reserved.get(slot, 0) < pod.incarnation:
             self._failed(f"I9: {name} is created, and its incarnation is not reserved")
-        if self._runs_well(slot):
-            self._failed(f"{name} replaces a task that works and was not silent")
+        working = self._working.find(slot) if pod.slot is not None or self._is_calm else None
+        if working is not None:
+            self._failed(f"{name} replaces {working}, which works and was not silent")
 
     def _placed(self, pod: PodView) -> None:
         """I6: capacity, and replicas on different nodes. An operator that did not hear what the API
@@ -95,7 +111,7 @@ class OperatorChecks:
             if name in (p.node, p.required_node)
             and p.role == names.ROLE_TASK
             and not (p.ended or p.terminating or p.gates)
-            and (p.node is not None or self._api_calm.calm_s > _KNOWN_AFTER_S)
+            and (p.node is not None or self._is_calm)
         ]
         node = next((n for n in self._views.nodes() if n.name == name), None)
         if node is not None and not node.allocatable.covers(total(p.requests for p in here)):

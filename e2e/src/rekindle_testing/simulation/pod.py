@@ -56,6 +56,10 @@ class SimulatedPod(ABC, Generic[B]):
         return self.boot.process if self.boot is not None else None
 
     @property
+    def runs(self) -> bool:
+        return self.process is not None and not self.process.frozen
+
+    @property
     def is_ready(self) -> bool:
         return self.boot is not None and self.boot.is_ready
 

@@ -1,4 +1,4 @@
-"""How long tasks were silent, as their coordinators have seen it; and since when all is calm."""
+"""How long hosts could not be heard; and since when all is calm."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class _Heard:
 
 
 class Silence:
-    """Keyed by the address of the task."""
+    """Keyed by host."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._heard: dict[str, _Heard] = {}
 
-    def responded(self, address: str) -> None:
+    def responded(self, host: str) -> None:
         now = self._scheduler.now
-        heard = self._heard.setdefault(address, _Heard(now))
+        heard = self._heard.setdefault(host, _Heard(now))
         if now - heard.last_at >= _PROVES_NOTHING_S:
             heard.silent_until = now
         heard.last_at = now
 
-    def proves_nothing(self, address: str) -> bool:
-        """Whether a task responds, and always did lately."""
-        heard, now = self._heard.get(address), self._scheduler.now
+    def proves_nothing(self, host: str) -> bool:
+        """Whether a host responds, and always did lately."""
+        heard, now = self._heard.get(host), self._scheduler.now
         if heard is None or now - heard.last_at >= _PROVES_NOTHING_S:
             return False
         return heard.silent_until is None or now - heard.silent_until > _REMEMBERED_S

@@ -94,7 +94,7 @@ class Node:
         bound = [raw for raw in objects.all(PODS) if raw["spec"].get("nodeName") == self.name]
         for raw in bound:
             self._handle(raw)
-        for uid in self.pods.keys() - {raw["metadata"]["uid"] for raw in bound}:
+        for uid in sorted(self.pods.keys() - {raw["metadata"]["uid"] for raw in bound}):
             self._end(uid)
 
     def _handle(self, raw: Json) -> None:

@@ -92,7 +92,7 @@ class ApiServer:
                 watch.send_later()
 
     def reaches(self, host: str) -> bool:
-        return not self.down and self._network.is_up(API, host) and self._network.is_up(host, API)
+        return not self.down and self._network.is_connected(API, host)
 
     def delay_s(self) -> float:
         return self._network.delay_s()
