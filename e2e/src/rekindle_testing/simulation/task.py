@@ -354,7 +354,7 @@ class TaskProcess:
         slow_s = least_s * self.pod.slowness, most_s * self.pod.slowness
         fold, outputs = operators.fold, []
         for epoch in epochs:
-            fold = fold_input(fold, epoch)
+            fold = fold_input(self.partition, fold, epoch)
             outputs.append(EpochOutput(epoch.epoch, 0, rows_of(fold)))
         self._later(slow_s, EpochsProcessed(outputs, FoldedState(fold=fold)))
 
