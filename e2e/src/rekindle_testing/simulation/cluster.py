@@ -235,10 +235,14 @@ class SimulatedCluster:
         host = f"10.0.{self._hosts // 250}.{self._hosts % 250}"
         self.network.node_of[host] = node.name
         if view.slot is None:
-            return CoordinatorPod(self._coordinators, view.name, view.uid, view.incarnation, host)
+            fence = view.incarnation
+            return CoordinatorPod(
+                self._coordinators, node.kubelet, view.name, view.uid, fence, host
+            )
         segment = self._edited.segment(view.slot.segment)
         pod = TaskPod(
             self._tasks,
+            node.kubelet,
             view.name,
             view.uid,
             view.slot,

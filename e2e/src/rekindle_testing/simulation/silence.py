@@ -54,9 +54,6 @@ class Calm:
         self._faults -= 1
         self._since = self._scheduler.now
 
-    def all_ended(self) -> None:
-        self._faults, self._since = 0, self._scheduler.now
-
     @property
     def calm_s(self) -> float:
         """For how long none has happened."""
