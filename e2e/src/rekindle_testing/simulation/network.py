@@ -67,10 +67,9 @@ class Network:
         self._isolated[node] -= 1
 
     def is_up(self, sender: str, receiver: str) -> bool:
-        nodes = self.node_of.get(sender, sender), self.node_of.get(receiver, receiver)
-        if nodes[0] == nodes[1]:
-            return True
-        return not (self._down[nodes] or any(self._isolated[node] for node in nodes))
+        one, other = self.node_of.get(sender, sender), self.node_of.get(receiver, receiver)
+        isolated = self._isolated
+        return one == other or not (self._down[one, other] or isolated[one] or isolated[other])
 
     def is_connected(self, one: str, other: str) -> bool:
         return self.is_up(one, other) and self.is_up(other, one)

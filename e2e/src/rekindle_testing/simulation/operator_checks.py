@@ -48,6 +48,7 @@ class OperatorChecks:
         self._api_calm = api_calm
         self._working = working
         self._highest: dict[str, int] = {}  # by slot
+        self._used_by: dict[tuple[str, int], str] = {}  # uid of the pod of each incarnation
 
     def changed(self, plural: str, event: ApiEvent) -> None:
         if plural != PODS:
@@ -55,7 +56,10 @@ class OperatorChecks:
         if event.type == ADDED:
             self._created(event.raw)
         elif event.type == MODIFIED and not event.raw["spec"].get("schedulingGates"):
-            self._placed(self._views.pod(event.raw))
+            pod = self._views.pod(event.raw)
+            self._placed(pod)
+            if pod.node is not None:
+                self._used(pod)
 
     def writes(self, replica: OperatorReplica, request: ApiRequest) -> None:
         """I9: one replica leads, and only that one changes anything. No pod that works is deleted
@@ -82,28 +86,35 @@ class OperatorChecks:
         return self._api_calm.calm_s > _KNOWN_AFTER_S
 
     def _created(self, raw: Json) -> None:
-        """I9: an incarnation is reserved before it is used, and used once."""
+        """I9: an incarnation is reserved before its pod is created. A request that arrives late may
+        create the pod of an earlier one, which replaces nothing."""
         pod = self._views.pod(raw)
-        slot, name = pod.ref.slot, raw["metadata"]["name"]
-        if pod.incarnation <= self._highest.get(slot, 0):
-            self._failed(
-                f"I9: {name} has incarnation {pod.incarnation}, after {self._highest[slot]}"
-            )
-        self._highest[slot] = pod.incarnation
+        slot, name = pod.ref.slot, pod.name
         (topology,) = self._objects.all(TOPOLOGIES)
         slots = (topology.get("status") or {}).get("slots") or ()
         reserved = {s["slot"]: s["incarnation"] for s in slots}
         if reserved.get(slot, 0) < pod.incarnation:
             self._failed(f"I9: {name} is created, and its incarnation is not reserved")
+        if pod.incarnation <= self._highest.get(slot, 0):
+            return
+        self._highest[slot] = pod.incarnation
         working = self._working.find(slot) if pod.slot is not None or self._is_calm else None
         if working is not None:
             self._failed(f"{name} replaces {working}, which works and was not silent")
+
+    def _used(self, pod: PodView) -> None:
+        """I9: no two pods of an incarnation run, whatever was created twice."""
+        first = self._used_by.setdefault((pod.ref.slot, pod.incarnation), pod.uid)
+        if first != pod.uid:
+            self._failed(f"I9: incarnation {pod.incarnation} of {pod.ref.slot} is used twice")
 
     def _placed(self, pod: PodView) -> None:
         """I6: capacity, and replicas on different nodes. An operator that did not hear what the API
         server has done may open a gate for nothing: the scheduler leaves that pod unbound."""
         name = pod.node or pod.required_node
         if name is None or pod.role != names.ROLE_TASK or pod.terminating:
+            return
+        if pod.node is None and not self._is_calm:
             return
         here = [
             p

@@ -1,7 +1,8 @@
 """What is outside the topology: the checkpoint store and the sinks.
 
 Both are put-if-absent. While one is down, calls fail after a while, or never end; what they had to
-write may be there all the same, as with a real store that does not respond.
+write may be there all the same, at once or some time later, as with a real store that does not
+respond.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from rekindle.coordinator.model import Partition
 from rekindle.objects import ObjectInfo
 from rekindle.protocol import CheckpointDone
 from rekindle.task.state import TaskState
+from rekindle_testing.simulation.late import done_though_failed
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 from rekindle_testing.simulation.values import FoldedState
 
 _CALL_S = (0.002, 0.06)
 _FAILS_S = (0.2, 2.0)
-_DONE_THOUGH_FAILED = 0.4
 
 
 class Down(Exception):
@@ -40,13 +41,11 @@ class Outside:
         self._scheduler = scheduler
 
     def serve(self, request: Callable[[], Any], reply: Reply) -> None:
-        random = self._scheduler.random
         if not self.down:
             self._scheduler.after(self._scheduler.between(*_CALL_S), lambda: reply(request()))
             return
-        if random.random() < _DONE_THOUGH_FAILED:
-            request()
-        if random.random() < 0.5:
+        done_though_failed(self._scheduler, request)
+        if self._scheduler.random.random() < 0.5:
             self._scheduler.after(self._scheduler.between(*_FAILS_S), lambda: reply(Down()))
 
 

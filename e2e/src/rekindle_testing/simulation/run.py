@@ -16,6 +16,7 @@ from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.faults import Fault, Injector, draw_faults
 from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
+from rekindle_testing.simulation.late import LATEST_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
@@ -106,9 +107,13 @@ class Simulation:
         self.scheduler.run_until(Injector.ends_at(self.faults))
         self._log("nothing fails any more")
         healed_at = self.scheduler.now
-        while (left := self.not_done()) and self.scheduler.now < healed_at + _QUIET_S:
+        left, done_at = self.not_done(), healed_at
+        while self.scheduler.now < healed_at + (_QUIET_S if left else LATEST_S):
             self.scheduler.run_until(self.scheduler.now + 0.5)
-        done_after = self.scheduler.now - healed_at
+            left = self.not_done()
+            if left:
+                done_at = self.scheduler.now
+        done_after = done_at - healed_at
         if left:
             return f"not done {_QUIET_S:g} s after the last fault: {'; '.join(left)}", done_after
         self._log("all is done")
@@ -155,7 +160,8 @@ class Simulation:
         cluster, left = self.cluster, []
         slots = len(cluster.topology.slots())
         silent = self._injector.silent
-        raws = [r for r in cluster.server.objects.all(PODS) if r["spec"].get("nodeName") not in silent]
+        pods = cluster.server.objects.all(PODS)
+        raws = [raw for raw in pods if raw["spec"].get("nodeName") not in silent]
         ending = [r["metadata"]["name"] for r in raws if "deletionTimestamp" in r["metadata"]]
         if ending:
             left.append(f"Terminating: {ending}")

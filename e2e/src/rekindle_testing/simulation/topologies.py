@@ -12,7 +12,8 @@ INTERVAL_EPOCHS = 4
 
 def _source(name: str, **more: Any) -> Spec:
     files = {"url": f"s3://bucket/{name}", "format": "json"}
-    return {"name": name, "schema": "a BIGINT, b BIGINT", "files": files, **more}
+    schema = "a BIGINT, b BIGINT"
+    return {"name": name, "schema": schema, "files": files, "rowsPerSecond": 1, **more}
 
 
 def _operator(name: str, *inputs: str, **more: Any) -> Spec:

@@ -78,9 +78,9 @@ class Node:
             pod.freeze()
 
     def thaw(self) -> None:
-        self.kubelet.thaw()
         for pod in self.pods.values():
             pod.thaw()
+        self.kubelet.thaw()  # it does what it has missed: pods begin and end
 
     # --- the kubelet --------------------------------------------------------------
 
