@@ -11,9 +11,8 @@ INTERVAL_EPOCHS = 4
 
 
 def _source(name: str, **more: Any) -> Spec:
-    files = {"url": f"s3://bucket/{name}", "format": "json"}
-    schema = "a BIGINT, b BIGINT"
-    return {"name": name, "schema": schema, "files": files, "rowsPerSecond": 1, **more}
+    files = {"url": f"s3://bucket/{name}", "format": "json", "rowsPerSecond": 1}
+    return {"name": name, "schema": "a BIGINT, b BIGINT", "files": files, **more}
 
 
 def _operator(name: str, *inputs: str, **more: Any) -> Spec:
