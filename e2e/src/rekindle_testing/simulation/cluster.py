@@ -92,13 +92,14 @@ class SimulatedCluster:
         for _ in range(nodes):
             self.add_node()
         self.views = Views(self.server)
+        self.working = WorkingPods(self)
         self.operator_checks = OperatorChecks(
             self.server.objects,
             self.views,
             lambda: self.operators.values(),
             self.fail,
             self.api_calm,
-            WorkingPods(self),
+            self.working,
         )
         self.server.observers = [self.operator_checks.changed, self._pods_changed]
         meta = {"name": TOPOLOGY, "namespace": NAMESPACE, "uid": UID, "generation": 1}

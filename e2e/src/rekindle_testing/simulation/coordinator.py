@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -125,8 +125,8 @@ class CoordinatorProcess:
                 self._call_store(lambda: self._store.newest, self._read)
             case WriteManifest():
                 self._write(effect)
-            case CollectGarbage(retain=retain):
-                self._collect(retain)
+            case CollectGarbage(retain=retain, in_use=in_use):
+                self._collect(retain, in_use)
             case ApplyStatus(report=report):
                 self._status.offer(report)
             case PollNow(slot):
@@ -218,9 +218,9 @@ class CoordinatorProcess:
 
         self._call_store(partial(self._store.missing, effect.new_entries), looked_up)
 
-    def _collect(self, retain: int) -> None:
+    def _collect(self, retain: int, in_use: Set[str]) -> None:
         def collect() -> None:
-            self._store.collect_garbage(retain)
+            self._store.collect_garbage(retain, in_use)
             self._checks.retained()
 
         def ended(result: Any) -> None:

@@ -93,7 +93,8 @@ class OperatorChecks:
         (topology,) = self._objects.all(TOPOLOGIES)
         slots = (topology.get("status") or {}).get("slots") or ()
         reserved = {s["slot"]: s["incarnation"] for s in slots}
-        if reserved.get(slot, 0) < pod.incarnation:
+        removed = f"{names.REMOVED_SEGMENT}/{slot.partition('/')[2]}"  # by an edit
+        if max(reserved.get(slot, 0), reserved.get(removed, 0)) < pod.incarnation:
             self._failed(f"I9: {name} is created, and its incarnation is not reserved")
         if pod.incarnation <= self._highest.get(slot, 0):
             return

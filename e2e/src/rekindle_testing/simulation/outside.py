@@ -7,7 +7,7 @@ respond.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +90,13 @@ class SimulatedStore(Outside):
         known, _ = self.manifests.setdefault(manifest.seq, (manifest, self._scheduler.now))
         return known == manifest and max(self.manifests) == manifest.seq
 
-    def collect_garbage(self, retain: int) -> tuple[str, ...]:
-        """Delete what the newest manifests do not need. Returns the names of deleted entries."""
+    def collect_garbage(self, retain: int, in_use: Set[str]) -> tuple[str, ...]:
+        """Delete what the newest manifests do not need, nor an entry `in_use`. Returns the names of
+        deleted entries."""
         numbers = sorted(self.manifests)[-retain:]
         manifests = [self.manifests[n][0] for n in numbers]
         objects = [ObjectInfo(n, 1, e.saved_at) for n, e in self.entries.items()]
-        needed = needed_entries(objects, manifests)
+        needed = needed_entries(objects, manifests) | (in_use & self.entries.keys())
         objects += [ObjectInfo(manifest_name(n), 1, at) for n, (_, at) in self.manifests.items()]
         garbage = find_garbage(objects, manifests, {name: frozenset() for name in needed})
         names = {info.name for info in garbage}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from rekindle_testing.simulation.scheduler import Scheduler
 
@@ -45,7 +46,7 @@ class Calm:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._faults = 0
-        self._since = 0.0  # the last one ended
+        self._since = -inf  # the last one ended
 
     def fault_began(self) -> None:
         self._faults += 1
