@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle_testing.simulation.values import Expected, FoldedState
@@ -84,7 +84,11 @@ class Checks:
             )
 
     def committed(self, manifest: Manifest) -> None:
-        """I2, I5, I9: what a manifest counts as written is, and fences never decrease."""
+        """I1, I2, I5, I9: entries have the states of a run without faults, what a manifest counts
+        as written is, and fences never decrease."""
+        for partition in self._graph.partitions:
+            for ref in manifest.entries[partition.key]:
+                self._saved(partition, ref)
         self._written[manifest.seq] = manifest.fence
         before = self._written.get(manifest.seq - 1, manifest.fence)
         if manifest.fence < before:
@@ -100,6 +104,14 @@ class Checks:
                         f"has written only through {durable}"
                     )
         self.retained()
+
+    def _saved(self, partition: Partition, ref: EntryRef) -> None:
+        saved = self._store.load(ref.object) if ref.object is not None else None
+        if saved is None:
+            return  # `retained` looks for those that are gone
+        state = FoldedState(fold=self._expected.output(partition, ref.epoch))
+        if (saved.epoch, saved.operators) != (ref.epoch, state):
+            raise Violation(f"I1: {ref.object} has another state than a run without faults has")
 
     def retained(self) -> None:
         """I5: nothing is gone that a consumer may still need."""

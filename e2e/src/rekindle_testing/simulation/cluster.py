@@ -33,17 +33,17 @@ from rekindle_testing.simulation.operator_checks import OperatorChecks
 from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.pod import CoordinatorPod, SimulatedPod, TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
-from rekindle_testing.simulation.silence import Calm, Silence
+from rekindle_testing.simulation.silence import Calm
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.topologies import Spec
 from rekindle_testing.simulation.values import Expected
+from rekindle_testing.simulation.working import WorkingPods
 
 OPERATORS = ("operator-0", "operator-1")
 UID = "uid-t"
 _MAX_SKEW_S = 0.3
 _OPERATOR_START_S = (0.5, 4.0)
 _NODE_REMOVED_S = (5.0, 30.0)
-_SETTLED_S = 10.0
 _TASK_CPU_M, _TASK_MEMORY = 500, 1 << 30
 _COORDINATOR_CPU_M, _COORDINATOR_MEMORY = 300, 600 << 20
 
@@ -56,7 +56,7 @@ class SimulatedCluster:
         self.scheduler = scheduler
         self.topology = compiled(TOPOLOGY, spec)
         self._edited = self.topology  # as the newest spec has it
-        self._slots = frozenset(self.topology.slots())  # of that
+        self._slots = dict.fromkeys(self.topology.slots(), 0.0)  # of that, and since when
         self._spec = spec
         self.network = Network(scheduler)
         self.server = ApiServer(scheduler, self.network)
@@ -74,8 +74,6 @@ class SimulatedCluster:
         self.pods: dict[Slot, TaskPod] = {}
         self.operators: dict[str, OperatorReplica] = {}
         self.api_calm = Calm(scheduler)  # of the API server, and of operators' connections to it
-        self._silence = Silence(scheduler)
-        self._ready_since: dict[str, float] = {}  # by uid of the pod
         self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
         self._hosts = 0
         self._pods_per_node = ceil(len(self.topology.slots()) / nodes) + 1
@@ -89,18 +87,19 @@ class SimulatedCluster:
             self.topology.spec.checkpoint_interval_epochs,
         )
         self._coordinators = CoordinatorSurroundings(
-            scheduler, self.network, self.server, self.store, self.checks, self._silence, UID
+            scheduler, self.network, self.server, self.store, self.checks, UID
         )
         for _ in range(nodes):
             self.add_node()
         self.views = Views(self.server)
+        self.working = WorkingPods(self)
         self.operator_checks = OperatorChecks(
             self.server.objects,
             self.views,
             lambda: self.operators.values(),
             self.fail,
             self.api_calm,
-            self._runs_well,
+            self.working,
         )
         self.server.observers = [self.operator_checks.changed, self._pods_changed]
         meta = {"name": TOPOLOGY, "namespace": NAMESPACE, "uid": UID, "generation": 1}
@@ -119,7 +118,11 @@ class SimulatedCluster:
         for operator in self.operators.values():
             operator.process.die()
 
-    # --- edits ---
+    # --- edits --------------------------------------------------------------------
+
+    def needed_since(self, slot: Slot) -> float | None:
+        """Since when the newest spec has a slot."""
+        return self._slots.get(slot)
 
     def edit(self, kind: str, position: int, **fields: Any) -> Callable[[], None]:
         """Change fields of an operator or a query, by its position in the spec. Returns what
@@ -136,14 +139,16 @@ class SimulatedCluster:
             spec = {**raw["spec"], kind: items}
             self.server.objects.change(TOPOLOGIES, raw, spec=spec, metadata=generation)
             self._edited = compiled(TOPOLOGY, spec)
-            self._slots = frozenset(self._edited.slots())
+            now = self.scheduler.now
+            self._slots = {s: self._slots.get(s, now) for s in self._edited.slots()}
 
     # --- operators ----------------------------------------------------------------
 
     @property
     def leader(self) -> OperatorReplica | None:
-        leading = [r for r in self.operators.values() if r.leader.leading]
-        return leading[0] if leading else None
+        """One that was killed led last, and its Lease may still be fresh."""
+        living = (r for r in self.operators.values() if not r.process.dead)
+        return next((r for r in living if r.leader.leading), None)
 
     def crash_operator(self, operator: OperatorReplica, down_s: float) -> None:
         """Its successor knows nothing."""
@@ -231,10 +236,14 @@ class SimulatedCluster:
         host = f"10.0.{self._hosts // 250}.{self._hosts % 250}"
         self.network.node_of[host] = node.name
         if view.slot is None:
-            return CoordinatorPod(self._coordinators, view.name, view.uid, view.incarnation, host)
+            fence = view.incarnation
+            return CoordinatorPod(
+                self._coordinators, node.kubelet, view.name, view.uid, fence, host
+            )
         segment = self._edited.segment(view.slot.segment)
         pod = TaskPod(
             self._tasks,
+            node.kubelet,
             view.name,
             view.uid,
             view.slot,
@@ -254,23 +263,8 @@ class SimulatedCluster:
         view = self.views.pod(event.raw)
         if event.type == ADDED:
             self._newest[view.ref.slot] = view.incarnation
-        elif not view.ready:
-            self._ready_since.pop(view.uid, None)
-        else:
-            self._ready_since.setdefault(view.uid, self.scheduler.now)
         if view.slot is None or (pod := self.pods.get(view.slot)) is None:
             return
         is_deleted = event.type == DELETED and pod.uid == view.uid
         if is_deleted or pod.incarnation < self._newest.get(view.ref.slot, 0):
             del self.pods[view.slot]
-
-    def _runs_well(self, slot_key: str) -> bool:
-        """Whether its newest task has been ready for a while, and was not silent."""
-        pod = next((p for s, p in self.pods.items() if s.key == slot_key), None)
-        if pod is None or not pod.is_ready or not self._silence.proves_nothing(pod.address):
-            return False
-        raw = self.server.objects.find(PODS, pod.name)
-        if raw is None or raw["metadata"].get("deletionTimestamp"):
-            return False
-        since = self._ready_since.get(pod.uid)
-        return since is not None and self.scheduler.now - since > _SETTLED_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,7 +43,6 @@ from rekindle_testing.simulation.kube.server import ApiServer
 from rekindle_testing.simulation.network import STORE, Network, Refused, Reply, TimedOut
 from rekindle_testing.simulation.outside import Down, SimulatedStore
 from rekindle_testing.simulation.scheduler import Process, Scheduler
-from rekindle_testing.simulation.silence import Silence
 
 _POLL_INTERVAL_S = 0.25
 _POLL_DEADLINE_S = 1.0
@@ -61,7 +60,6 @@ class CoordinatorSurroundings:
     server: ApiServer
     store: SimulatedStore
     checks: Checks
-    silence: Silence
     uid: str
 
 
@@ -77,7 +75,6 @@ class CoordinatorProcess:
         self._network = surroundings.network
         self._store = surroundings.store
         self._checks = surroundings.checks
-        self._silence = surroundings.silence
         self._polling: dict[Slot, int] = {}  # number of the loop of each slot
         self._calling: set[Slot] = set()  # slots whose poll has not ended
         self._store_calls: list[Callable[[], None]] = []  # one after another
@@ -128,8 +125,8 @@ class CoordinatorProcess:
                 self._call_store(lambda: self._store.newest, self._read)
             case WriteManifest():
                 self._write(effect)
-            case CollectGarbage(retain=retain):
-                self._collect(retain)
+            case CollectGarbage(retain=retain, in_use=in_use):
+                self._collect(retain, in_use)
             case ApplyStatus(report=report):
                 self._status.offer(report)
             case PollNow(slot):
@@ -161,7 +158,6 @@ class CoordinatorProcess:
         def ended(result: PollResponse | int | Refused | TimedOut) -> None:
             self._calling.discard(slot)
             if isinstance(result, PollResponse) and result.task == poll.task:
-                self._silence.responded(address)
                 self.feed(PollAnswered(slot, incarnation, result))
             elif result == _NEWER_COORDINATOR:
                 self.feed(FenceRaised(slot.key))
@@ -222,9 +218,9 @@ class CoordinatorProcess:
 
         self._call_store(partial(self._store.missing, effect.new_entries), looked_up)
 
-    def _collect(self, retain: int) -> None:
+    def _collect(self, retain: int, in_use: Set[str]) -> None:
         def collect() -> None:
-            self._store.collect_garbage(retain)
+            self._store.collect_garbage(retain, in_use)
             self._checks.retained()
 
         def ended(result: Any) -> None:

@@ -49,7 +49,7 @@ from rekindle_testing.simulation.network import API, Network
 from rekindle_testing.simulation.scheduler import Process
 
 NAMESPACE, TOPOLOGY = "default", "t"
-_CALL_TIMEOUT_S = 5.0
+_CALL_TIMEOUT_S, _RENEWAL_TIMEOUT_S = 5.0, 3.0
 # Intervals of renewals, the shorter one while a task is suspected; least pause after a slow one.
 _RENEW_S, _RENEW_SUSPECTING_S, _LEAST_PAUSE_S = 1.0, 0.5, 0.2
 _LEASE_S = 6
@@ -74,11 +74,18 @@ class ApiAccess:
     uid: str  # of the topology
     incarnation: int
 
-    def call(self, verb: str, path: str, body: Any, on_response: OnResponse) -> None:
+    def call(
+        self,
+        verb: str,
+        path: str,
+        body: Any,
+        on_response: OnResponse,
+        deadline_s: float = _CALL_TIMEOUT_S,
+    ) -> None:
         def end(result: Any) -> None:
             on_response(result if isinstance(result, ApiResponse) else None)
 
-        self.network.call(self.process, API, ApiRequest(verb, path, body), end, _CALL_TIMEOUT_S)
+        self.network.call(self.process, API, ApiRequest(verb, path, body), end, deadline_s)
 
 
 class LeaseKeeper:
@@ -103,9 +110,12 @@ class LeaseKeeper:
     def start(self) -> None:
         self._began = self._api.process.scheduler.now
         if self._held is None:
-            self._api.call("GET", self._path, None, self._found)
+            self._call("GET", self._path, None, self._found)
         else:
             self._renew(self._held)
+
+    def _call(self, verb: str, path: str, body: Any, on_response: OnResponse) -> None:
+        self._api.call(verb, path, body, on_response, _RENEWAL_TIMEOUT_S)
 
     def _desired_lease(self) -> Json:
         now = rfc3339(WALL_S + self._api.process.scheduler.now)
@@ -115,7 +125,7 @@ class LeaseKeeper:
 
     def _found(self, response: ApiResponse | None) -> None:
         if response is not None and response.status == 404:
-            self._api.call("POST", _LEASES, self._desired_lease(), self._written)
+            self._call("POST", _LEASES, self._desired_lease(), self._written)
         elif response is None or response.status >= 400:
             self._written(response)
         else:
@@ -130,7 +140,7 @@ class LeaseKeeper:
         annotations = {**kept, **desired["metadata"]["annotations"]}
         meta = {**held["metadata"], "annotations": annotations}
         body = {**held, "metadata": meta, "spec": desired["spec"]}
-        self._api.call("PUT", self._path, body, self._written)
+        self._call("PUT", self._path, body, self._written)
 
     def _written(self, response: ApiResponse | None) -> None:
         good = response is not None and response.status < 400

@@ -6,7 +6,7 @@ Design: docs/simulation.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from random import Random
@@ -73,19 +73,27 @@ _API_FAULTS = frozenset(
 )
 
 
+_MAY_STAY = (FaultKind.FREEZE_TASK, FaultKind.FREEZE_NODE, FaultKind.PARTITION_NODE)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`target` and `other` choose tasks or nodes: positions in their lists, modulo the length.
-    `seconds`: how long it lasts."""
+    `seconds`: how long it lasts, unless it `stays`: then another node comes instead."""
 
     at: float
     kind: FaultKind
     target: int
     other: int
     seconds: float
+    stays: bool = False
+
+    @property
+    def duration(self) -> str:
+        return "ever" if self.stays else f"{self.seconds:4.1f} s"
 
     def __str__(self) -> str:
-        return f"{self.at:5.2f} s for {self.seconds:4.1f} s: {self.kind} ({self.target})"
+        return f"{self.at:5.2f} s for {self.duration}: {self.kind} ({self.target})"
 
 
 def draw_faults(random: Random) -> list[Fault]:
@@ -104,16 +112,29 @@ def draw_faults(random: Random) -> list[Fault]:
                     round(random.choice((0.3, 1.0, 3.0, LONGEST_S)) * random.uniform(0.5, 1), 2),
                 )
             )
-    return sorted(faults, key=lambda f: f.at)
+    faults.sort(key=lambda f: f.at)
+    if random.random() < 0.5:
+        _let_last_stay(faults)
+    return faults
+
+
+def _let_last_stay(faults: list[Fault]) -> None:
+    """Recovery must not wait for what never comes back. Only one stays, as there is only so much
+    that may be lost for good."""
+    found = [i for i, fault in enumerate(faults) if fault.kind in _MAY_STAY]
+    if found:
+        faults[found[-1]] = replace(faults[found[-1]], stays=True)
 
 
 class Injector:
-    """Begins and ends faults in a cluster. `log` gets a line for each."""
+    """Begins and ends faults in a cluster. `log` gets a line for each. `silent`: what stays so,
+    nodes by their names."""
 
     def __init__(self, cluster: SimulatedCluster, log: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._scheduler = cluster.scheduler
         self._log = log
+        self.silent: set[str] = set()
 
     def plan(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
@@ -121,11 +142,16 @@ class Injector:
 
     @staticmethod
     def ends_at(faults: Sequence[Fault]) -> float:
-        return max((fault.at + fault.seconds for fault in faults), default=0.0)
+        """A fault that stays is over as soon as it has begun."""
+        return max((f.at + (0.0 if f.stays else f.seconds) for f in faults), default=0.0)
 
     def _begin(self, fault: Fault) -> None:
         what, end = self._inject(fault)
-        self._log(f"{fault.kind} for {fault.seconds} s: {what}")
+        self._log(f"{fault.kind} for {fault.duration}: {what}")
+        if fault.stays:
+            self.silent.add(what)
+            self._cluster.add_node()
+            return
         is_of_api, calm = fault.kind in _API_FAULTS, self._cluster.api_calm
         if is_of_api:
             calm.fault_began()
@@ -202,13 +228,13 @@ class Injector:
         return None
 
     def _strike_network(self, fault: Fault) -> Struck | None:
+        network = self._cluster.network
         nodes = [n.name for n in self._cluster.nodes.values() if n.up]
         node, other = nodes[fault.target % len(nodes)], nodes[fault.other % len(nodes)]
         match fault.kind:
             case FaultKind.PARTITION_NODE:
-                peers = [*(n for n in nodes if n != node), API, STORE, SINKS, *OPERATORS]
-                links = [link for peer in peers for link in _both_ways(node, peer)]
-                return node, self._disconnect(links)
+                network.isolate(node)
+                return node, lambda: network.rejoin(node)
             case FaultKind.PARTITION_FROM_API:
                 return node, self._disconnect(_both_ways(node, API))
             case FaultKind.PARTITION_FROM_STORE:
@@ -292,17 +318,3 @@ class Injector:
 
 def _both_ways(one: str, other: str) -> list[tuple[str, str]]:
     return [(one, other), (other, one)]
-
-
-def heal_all(cluster: SimulatedCluster) -> None:
-    """Whatever still lasts is over."""
-    cluster.network.reconnect_all()
-    cluster.store.down = cluster.sinks.down = cluster.server.down = False
-    cluster.server.error_share = 0.0
-    for node in cluster.nodes.values():
-        node.thaw()
-        if node.up:
-            cluster.cordon(node, False)
-    for operator in cluster.operators.values():
-        operator.process.thaw()
-    cluster.api_calm.all_ended()

@@ -87,13 +87,12 @@ def _saves_too_late(completed: Any) -> Any:
     return wrong
 
 
-def _merges_by_arrival(complete: Any) -> Any:
-    def wrong(self: SUnion) -> Any:
-        inboxes = self._inboxes
-        self._inboxes = dict(sorted(inboxes.items(), key=lambda item: len(item[1].batches)))
-        result = complete(self)
-        self._inboxes = inboxes
-        return result
+def _merges_by_arrival(add: Any) -> Any:
+    """The channel that delivered last comes last."""
+
+    def wrong(self: SUnion, channel: Any, batch: Any) -> Any:
+        self._inboxes[channel] = self._inboxes.pop(channel)
+        return add(self, channel, batch)
 
     return wrong
 
@@ -193,9 +192,7 @@ MUTANTS: Mapping[str, Mutant] = {
         state_machine, "committable", _commits_unwritten
     ),
     "a state is saved under another epoch": replaced(LoopCore, "_call_completed", _saves_too_late),
-    "inputs are merged in the order of arrival": replaced(
-        SUnion, "_complete_epoch", _merges_by_arrival
-    ),
+    "inputs are merged in the order of arrival": replaced(SUnion, "add", _merges_by_arrival),
     "garbage collection keeps only the newest entries": replaced(
         outside, "needed_entries", _keeps_newest_only
     ),

@@ -23,14 +23,14 @@ from rekindle_testing.simulation.kube.objects import (
 )
 from rekindle_testing.simulation.operator.replica import OperatorReplica
 from rekindle_testing.simulation.silence import Calm
+from rekindle_testing.simulation.working import WorkingPods
 
 _KNOWN_AFTER_S = 15.0
 """After errors of the API server, an operator knows what is there."""
 
 
 class OperatorChecks:
-    """`failed` ends the simulation. `runs_well(slot)`: whether the newest task of a slot has been
-    ready for a while, and was not silent."""
+    """`failed` ends the simulation."""
 
     def __init__(
         self,
@@ -39,15 +39,16 @@ class OperatorChecks:
         replicas: Callable[[], Iterable[OperatorReplica]],
         failed: Callable[[str], None],
         api_calm: Calm,
-        runs_well: Callable[[str], bool],
+        working: WorkingPods,
     ) -> None:
         self._objects = objects
         self._views = views
         self._replicas = replicas
         self._failed = failed
         self._api_calm = api_calm
-        self._runs_well = runs_well
+        self._working = working
         self._highest: dict[str, int] = {}  # by slot
+        self._used_by: dict[tuple[str, int], str] = {}  # uid of the pod of each incarnation
 
     def changed(self, plural: str, event: ApiEvent) -> None:
         if plural != PODS:
@@ -55,33 +56,58 @@ class OperatorChecks:
         if event.type == ADDED:
             self._created(event.raw)
         elif event.type == MODIFIED and not event.raw["spec"].get("schedulingGates"):
-            self._placed(self._views.pod(event.raw))
+            pod = self._views.pod(event.raw)
+            self._placed(pod)
+            if pod.node is not None:
+                self._used(pod)
 
     def writes(self, replica: OperatorReplica, request: ApiRequest) -> None:
-        """I9: one replica leads, and only that one changes anything."""
+        """I9: one replica leads, and only that one changes anything. No pod that works is deleted
+        unless it is replaced."""
         leading = [r for r in self._replicas() if not r.process.dead and r.leader.leading]
         if leading != [replica]:
             hosts = [r.process.host for r in leading]
             self._failed(
                 f"I9: {replica.process.host} sends {request.verb} {request.path}; leaders: {hosts}"
             )
+        *_, plural, name = request.path.partition("?")[0].split("/")
+        raw = self._objects.find(PODS, name) if plural == PODS else None
+        if request.verb == "DELETE" and raw is not None:
+            self._deletes(self._views.pod(raw))
+
+    def _deletes(self, pod: PodView) -> None:
+        slot = pod.ref.slot
+        is_newest = pod.incarnation == self._highest[slot]
+        if is_newest and self._is_calm and self._working.find(slot) == pod.name:
+            self._failed(f"{pod.name} is deleted, which works and was not silent")
+
+    @property
+    def _is_calm(self) -> bool:
+        return self._api_calm.calm_s > _KNOWN_AFTER_S
 
     def _created(self, raw: Json) -> None:
-        """I9: an incarnation is reserved before it is used, and used once."""
+        """I9: an incarnation is reserved before its pod is created. A request that arrives late may
+        create the pod of an earlier one, which replaces nothing."""
         pod = self._views.pod(raw)
-        slot, name = pod.ref.slot, raw["metadata"]["name"]
-        if pod.incarnation <= self._highest.get(slot, 0):
-            self._failed(
-                f"I9: {name} has incarnation {pod.incarnation}, after {self._highest[slot]}"
-            )
-        self._highest[slot] = pod.incarnation
+        slot, name = pod.ref.slot, pod.name
         (topology,) = self._objects.all(TOPOLOGIES)
         slots = (topology.get("status") or {}).get("slots") or ()
         reserved = {s["slot"]: s["incarnation"] for s in slots}
-        if reserved.get(slot, 0) < pod.incarnation:
+        removed = f"{names.REMOVED_SEGMENT}/{slot.partition('/')[2]}"  # by an edit
+        if max(reserved.get(slot, 0), reserved.get(removed, 0)) < pod.incarnation:
             self._failed(f"I9: {name} is created, and its incarnation is not reserved")
-        if self._runs_well(slot):
-            self._failed(f"{name} replaces a task that works and was not silent")
+        if pod.incarnation <= self._highest.get(slot, 0):
+            return
+        self._highest[slot] = pod.incarnation
+        working = self._working.find(slot) if pod.slot is not None or self._is_calm else None
+        if working is not None:
+            self._failed(f"{name} replaces {working}, which works and was not silent")
+
+    def _used(self, pod: PodView) -> None:
+        """I9: no two pods of an incarnation run, whatever was created twice."""
+        first = self._used_by.setdefault((pod.ref.slot, pod.incarnation), pod.uid)
+        if first != pod.uid:
+            self._failed(f"I9: incarnation {pod.incarnation} of {pod.ref.slot} is used twice")
 
     def _placed(self, pod: PodView) -> None:
         """I6: capacity, and replicas on different nodes. An operator that did not hear what the API
@@ -89,13 +115,15 @@ class OperatorChecks:
         name = pod.node or pod.required_node
         if name is None or pod.role != names.ROLE_TASK or pod.terminating:
             return
+        if pod.node is None and not self._is_calm:
+            return
         here = [
             p
             for p in self._views.pods()
             if name in (p.node, p.required_node)
             and p.role == names.ROLE_TASK
             and not (p.ended or p.terminating or p.gates)
-            and (p.node is not None or self._api_calm.calm_s > _KNOWN_AFTER_S)
+            and (p.node is not None or self._is_calm)
         ]
         node = next((n for n in self._views.nodes() if n.name == name), None)
         if node is not None and not node.allocatable.covers(total(p.requests for p in here)):

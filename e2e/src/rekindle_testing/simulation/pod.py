@@ -9,7 +9,7 @@ from rekindle.topology.model import Segment, Slot
 from rekindle_testing.simulation.coordinator import CoordinatorProcess, CoordinatorSurroundings
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Process
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.task import TaskProcess
 
@@ -31,22 +31,23 @@ B = TypeVar("B", bound=Boot)
 
 
 class SimulatedPod(ABC, Generic[B]):
-    """`address` is its host. `boot`: the container that runs; None while it is down."""
+    """`address` is its host. `boot`: the container that runs; None while it is down. Its kubelet
+    starts it."""
 
     def __init__(
-        self, scheduler: Scheduler, network: Network, name: str, uid: str, address: str
+        self, kubelet: Process, network: Network, name: str, uid: str, address: str
     ) -> None:
         self.name = name
         self.uid = uid
         self.address = address
         self.boot: B | None = None
-        self._scheduler = scheduler
+        self._kubelet = kubelet
         self._network = network
         self._gone = False
-        self._frozen = False
+        self._freezes = 0
         self._down_s = 0.0
         network.servers[address] = self
-        scheduler.after(scheduler.between(*_START_S), self._start)
+        self._start_after(0.0, _START_S)
 
     @abstractmethod
     def make_boot(self) -> B: ...
@@ -54,6 +55,10 @@ class SimulatedPod(ABC, Generic[B]):
     @property
     def process(self) -> Process | None:
         return self.boot.process if self.boot is not None else None
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and not self.process.frozen
 
     @property
     def is_ready(self) -> bool:
@@ -65,20 +70,23 @@ class SimulatedPod(ABC, Generic[B]):
         elif self.boot is not None:
             self.boot.serve(request, reply)
 
+    def _start_after(self, down_s: float, delay_s: tuple[float, float]) -> None:
+        kubelet = self._kubelet
+        kubelet.after(down_s + kubelet.scheduler.between(*delay_s), self._start)
+
     def _start(self) -> None:
         if self._gone:
             return
         self.boot = self.make_boot()
         self.boot.process.on_death(self._ended)
-        if self._frozen:
+        if self._freezes:
             self.boot.process.freeze()
 
     def _ended(self) -> None:
-        """The kubelet starts the container again."""
         self.boot = None
         if not self._gone:
             down_s, self._down_s = self._down_s, 0.0
-            self._scheduler.after(down_s + self._scheduler.between(*_RESTART_S), self._start)
+            self._start_after(down_s, _RESTART_S)
 
     def restart(self, down_s: float = 0.0) -> None:
         """Kill -9 the container; it starts again after `down_s` and a little more."""
@@ -87,13 +95,14 @@ class SimulatedPod(ABC, Generic[B]):
             self.boot.process.die()
 
     def freeze(self) -> None:
-        self._frozen = True
-        if self.boot is not None:
+        """Until as many calls of `thaw`."""
+        self._freezes += 1
+        if self._freezes == 1 and self.boot is not None:
             self.boot.process.freeze()
 
     def thaw(self) -> None:
-        self._frozen = False
-        if self.boot is not None:
+        self._freezes -= 1
+        if not self._freezes and self.boot is not None:
             self.boot.process.thaw()
 
     def remove(self) -> None:
@@ -111,6 +120,7 @@ class TaskPod(SimulatedPod[TaskProcess]):
     def __init__(
         self,
         surroundings: Surroundings,
+        kubelet: Process,
         name: str,
         uid: str,
         slot: Slot,
@@ -119,7 +129,7 @@ class TaskPod(SimulatedPod[TaskProcess]):
         address: str,
         skew_s: float,
     ) -> None:
-        super().__init__(surroundings.scheduler, surroundings.network, name, uid, address)
+        super().__init__(kubelet, surroundings.network, name, uid, address)
         self.slot = slot
         self.segment = segment
         self.incarnation = incarnation
@@ -138,9 +148,15 @@ class CoordinatorPod(SimulatedPod[CoordinatorProcess]):
     """`fence`: its incarnation."""
 
     def __init__(
-        self, surroundings: CoordinatorSurroundings, name: str, uid: str, fence: int, address: str
+        self,
+        surroundings: CoordinatorSurroundings,
+        kubelet: Process,
+        name: str,
+        uid: str,
+        fence: int,
+        address: str,
     ) -> None:
-        super().__init__(surroundings.scheduler, surroundings.network, name, uid, address)
+        super().__init__(kubelet, surroundings.network, name, uid, address)
         self.fence = fence
         self._surroundings = surroundings
 

@@ -14,13 +14,9 @@ from random import Random
 from rekindle.coordinator.model import Partition
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
-from rekindle_testing.simulation.faults import (
-    Fault,
-    Injector,
-    draw_faults,
-    heal_all,
-)
+from rekindle_testing.simulation.faults import Fault, Injector, draw_faults
 from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
+from rekindle_testing.simulation.late import LATEST_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
@@ -109,12 +105,15 @@ class Simulation:
     def _run(self) -> tuple[str | None, float]:
         """What fails in the end, and how long it took until all was done."""
         self.scheduler.run_until(Injector.ends_at(self.faults))
-        heal_all(self.cluster)
         self._log("nothing fails any more")
         healed_at = self.scheduler.now
-        while (left := self.not_done()) and self.scheduler.now < healed_at + _QUIET_S:
+        left, done_at = self.not_done(), healed_at
+        while self.scheduler.now < healed_at + (_QUIET_S if left else LATEST_S):
             self.scheduler.run_until(self.scheduler.now + 0.5)
-        done_after = self.scheduler.now - healed_at
+            left = self.not_done()
+            if left:
+                done_at = self.scheduler.now
+        done_after = done_at - healed_at
         if left:
             return f"not done {_QUIET_S:g} s after the last fault: {'; '.join(left)}", done_after
         self._log("all is done")
@@ -157,13 +156,17 @@ class Simulation:
         return left
 
     def _control_plane_left(self) -> list[str]:
+        """Of nodes that stay silent nothing is required: their pods cannot end."""
         cluster, left = self.cluster, []
         slots = len(cluster.topology.slots())
-        raws = cluster.server.objects.all(PODS)
+        silent = self._injector.silent
+        pods = cluster.server.objects.all(PODS)
+        raws = [raw for raw in pods if raw["spec"].get("nodeName") not in silent]
         ending = [r["metadata"]["name"] for r in raws if "deletionTimestamp" in r["metadata"]]
         if ending:
             left.append(f"Terminating: {ending}")
-        running = cluster.running_pods
+        nodes = [node for node in cluster.nodes.values() if node.name not in silent]
+        running = [pod for node in nodes for pod in node.pods.values()]
         tasks = sum(isinstance(pod, TaskPod) for pod in running)
         if len(raws) != slots + 1 or (tasks, len(running)) != (slots, slots + 1):
             left.append(f"{len(raws)} pods, {tasks} tasks, {len(running) - tasks} coordinators")

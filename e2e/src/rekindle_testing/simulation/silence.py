@@ -1,8 +1,9 @@
-"""How long tasks were silent, as their coordinators have seen it; and since when all is calm."""
+"""How long hosts could not be heard; and since when all is calm."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from rekindle_testing.simulation.scheduler import Scheduler
 
@@ -18,22 +19,22 @@ class _Heard:
 
 
 class Silence:
-    """Keyed by the address of the task."""
+    """Keyed by host."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._heard: dict[str, _Heard] = {}
 
-    def responded(self, address: str) -> None:
+    def responded(self, host: str) -> None:
         now = self._scheduler.now
-        heard = self._heard.setdefault(address, _Heard(now))
+        heard = self._heard.setdefault(host, _Heard(now))
         if now - heard.last_at >= _PROVES_NOTHING_S:
             heard.silent_until = now
         heard.last_at = now
 
-    def proves_nothing(self, address: str) -> bool:
-        """Whether a task responds, and always did lately."""
-        heard, now = self._heard.get(address), self._scheduler.now
+    def proves_nothing(self, host: str) -> bool:
+        """Whether a host responds, and always did lately."""
+        heard, now = self._heard.get(host), self._scheduler.now
         if heard is None or now - heard.last_at >= _PROVES_NOTHING_S:
             return False
         return heard.silent_until is None or now - heard.silent_until > _REMEMBERED_S
@@ -45,7 +46,7 @@ class Calm:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._faults = 0
-        self._since = 0.0  # the last one ended
+        self._since = -inf  # the last one ended
 
     def fault_began(self) -> None:
         self._faults += 1
@@ -53,9 +54,6 @@ class Calm:
     def fault_ended(self) -> None:
         self._faults -= 1
         self._since = self._scheduler.now
-
-    def all_ended(self) -> None:
-        self._faults, self._since = 0, self._scheduler.now
 
     @property
     def calm_s(self) -> float:

@@ -71,15 +71,17 @@ class SinkCalls:
         if epoch < log.base:
             checks.failed(f"{task.pod.slot.key}: epoch {epoch} left the log unwritten")
             return
-        value = log.values[epoch]
+        value, query, sinks = log.values[epoch], assigned.query, self._around.sinks
 
-        def ended(result: str | Exception) -> None:
+        def write() -> None:
+            in_file = sinks.write(query, task.partition, epoch, value)
+            checks.written(query, task.partition, epoch, value, in_file)
+
+        def ended(result: Exception | None) -> None:
             if isinstance(result, Exception):
                 self._report(assigned, CallFailed("down"))
             else:
-                checks.written(assigned.query, task.partition, epoch, value, result)
                 self._report(assigned, EpochWritten(epoch))
                 self._write(assigned, epoch + 1)
 
-        request = partial(self._around.sinks.write, assigned.query, task.partition, epoch, value)
-        self._around.network.call(task.process, SINKS, request, ended, _DEADLINE_S)
+        self._around.network.call(task.process, SINKS, write, ended, _DEADLINE_S)

@@ -91,7 +91,7 @@ _ENGINE_START_S = (0.5, 3.0)
 _ENGINE_RESTART_S = (0.5, 2.0)
 _CALL_S = (0.005, 0.15)
 _APPEND_S = (0.0005, 0.004)
-_TAKE_S, _TAKE_TIMEOUT_S = 0.05, 0.25
+_TAKE_TIMEOUT_S = 0.25
 _SAVE_DEADLINE_S = 5.0
 
 
@@ -110,6 +110,7 @@ class TaskProcess:
         self._scheduler = scheduler
         self._disk = pod.disk
         self._inputs: SimulatedInputs | None = None
+        self._known_head: int | None = None  # to the core
         self._upstreams: Sequence[Upstream] = ()
         self._restored: TaskState | None = None
         self._engine_ready_at = scheduler.now + scheduler.between(*_ENGINE_START_S)
@@ -194,9 +195,12 @@ class TaskProcess:
     # -- the core --------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        if self._inputs is not None:
-            self.step(HeadAdvanced(self._head()))
-        self.step(Woken())
+        if self._inputs is not None and self._head() != self._known_head:
+            self._known_head = self._head()
+            self.step(HeadAdvanced(self._known_head))
+        wake_at = self.core.wake_at
+        if wake_at is not None and wake_at <= self._scheduler.now:
+            self.step(Woken())
 
     def step(self, event: TaskCoreEvent) -> None:
         """Feed an event, and then those that effects of it lead to at once, in order."""
@@ -309,6 +313,7 @@ class TaskProcess:
             self._inputs.route(self._upstreams)
         else:
             self._inputs = SourceInputs(
+                self.process,
                 self.partition,
                 next_epoch,
                 lambda: self._scheduler.now + pod.skew_s,
@@ -331,17 +336,16 @@ class TaskProcess:
     # -- the loop --------------------------------------------------------------------------------
 
     def _take(self, effect: TakeEpochs) -> None:
-        inputs, until = self._inputs, self._scheduler.now + _TAKE_TIMEOUT_S
+        inputs, waits = self._inputs, [True]
         assert inputs is not None
 
         def take() -> None:
-            epochs = inputs.take(effect.bounds)
-            if epochs or self._scheduler.now >= until:
-                self.step(EpochsTaken(epochs))
-            else:
-                self.process.after(_TAKE_S, take)
+            if waits:
+                waits.clear()
+                self.step(EpochsTaken(inputs.take(effect.bounds)))
 
-        take()
+        inputs.when_ready(take)
+        self.process.after(_TAKE_TIMEOUT_S, take)
 
     def _process(self, operators: State, epochs: Sequence[EpochInput]) -> None:
         assert isinstance(operators, FoldedState)
@@ -354,7 +358,7 @@ class TaskProcess:
         slow_s = least_s * self.pod.slowness, most_s * self.pod.slowness
         fold, outputs = operators.fold, []
         for epoch in epochs:
-            fold = fold_input(fold, epoch)
+            fold = fold_input(self.partition, fold, epoch)
             outputs.append(EpochOutput(epoch.epoch, 0, rows_of(fold)))
         self._later(slow_s, EpochsProcessed(outputs, FoldedState(fold=fold)))
 

@@ -11,9 +11,8 @@ INTERVAL_EPOCHS = 4
 
 
 def _source(name: str, **more: Any) -> Spec:
-    columns = {"a": "sequence", "b": "sequence"}
-    generator = {"rowsPerSecond": 1, "columns": columns}
-    return {"name": name, "schema": "a BIGINT, b BIGINT", "generator": generator, **more}
+    files = {"url": f"s3://bucket/{name}", "format": "json", "rowsPerSecond": 1}
+    return {"name": name, "schema": "a BIGINT, b BIGINT", "files": files, **more}
 
 
 def _operator(name: str, *inputs: str, **more: Any) -> Spec:
@@ -37,7 +36,7 @@ def _spec(sources: Sequence[Spec], operators: Sequence[Spec], queries: Sequence[
 
 
 CHAIN = _spec(
-    [_source("src")],
+    [_source("src", partitions=2)],
     [_operator("mid", "src", keyBy=["a"], replicas=2)],
     [_query("mid", 10)],
 )

@@ -35,12 +35,12 @@ class Node:
         self.name = name
         self.skew_s = skew_s
         self.up = True
-        self.frozen = False
         self.heard_at = scheduler.now
         self.pods: dict[str, SimulatedPod[Any]] = {}
         self.kubelet = Process(scheduler, f"kubelet.{name}")
         self._ending: set[str] = set()
         self._scheduler = scheduler
+        self._network = network
         self._server = server
         self._make_pod = make_pod
         network.node_of[self.kubelet.host] = name
@@ -51,31 +51,36 @@ class Node:
     # --- what fails -------------------------------------------------------------
 
     def kill(self) -> None:
-        """All its processes end, and their disks are gone."""
+        """All its processes end, and their disks are gone. It is silent from now on."""
         self.up = False
+        self._network.isolate(self.name)
         self.kubelet.die()
         for pod in self.pods.values():
             pod.remove()
         self.pods = {}
 
     def reboot(self, down_s: float) -> None:
-        """Its processes end; the disks stay, and containers are started again."""
+        """Its processes end; the disks stay, and its kubelet starts the containers again."""
         for pod in self.pods.values():
-            pod.restart(down_s)
+            pod.restart()
         self.kubelet.freeze()
-        self._scheduler.after(down_s, self.kubelet.thaw)
+        self._network.isolate(self.name)
+
+        def start() -> None:
+            self._network.rejoin(self.name)
+            self.kubelet.thaw()
+
+        self._scheduler.after(down_s, start)
 
     def freeze(self) -> None:
-        self.frozen = True
         self.kubelet.freeze()
         for pod in self.pods.values():
             pod.freeze()
 
     def thaw(self) -> None:
-        self.frozen = False
-        self.kubelet.thaw()
         for pod in self.pods.values():
             pod.thaw()
+        self.kubelet.thaw()  # it does what it has missed: pods begin and end
 
     # --- the kubelet --------------------------------------------------------------
 
@@ -94,7 +99,7 @@ class Node:
         bound = [raw for raw in objects.all(PODS) if raw["spec"].get("nodeName") == self.name]
         for raw in bound:
             self._handle(raw)
-        for uid in self.pods.keys() - {raw["metadata"]["uid"] for raw in bound}:
+        for uid in sorted(self.pods.keys() - {raw["metadata"]["uid"] for raw in bound}):
             self._end(uid)
 
     def _handle(self, raw: Json) -> None:
@@ -108,8 +113,6 @@ class Node:
             return
         if pod is None:
             pod = self.pods[uid] = self._make_pod(raw, self)
-            if self.frozen:
-                pod.freeze()
         status = _pod_status(raw, pod, self._scheduler.now)
         self._server.objects.change(PODS, raw, status=status)
 

@@ -17,11 +17,11 @@ from rekindle_testing.simulation.kube.objects import (
     ApiResponse,
     matches,
 )
+from rekindle_testing.simulation.late import done_though_failed
 from rekindle_testing.simulation.network import API, Network, Reply
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
 _CALL_S = (0.002, 0.03)
-_DONE_THOUGH_FAILED = 0.4
 _CLOSED_AFTER_S = 8.0
 """A client closes a watch that was silent for so long, and opens it again."""
 _REOPEN_S = 5.0
@@ -46,26 +46,26 @@ class ApiServer:
         network.servers[API] = self
 
     def serve(self, request: ApiRequest, reply: Reply) -> None:
-        random = self._scheduler.random
         if self.down:
-            if random.random() < _DONE_THOUGH_FAILED:
-                self.objects.respond(request)
+            self._done_though_failed(request)
             return
         delay_s = self._scheduler.between(*_CALL_S)
-        if random.random() < self.error_share:
+        if self._scheduler.random.random() < self.error_share:
             self._fail(request, reply, delay_s)
         else:
             self._scheduler.after(delay_s, lambda: reply(self.objects.respond(request)))
 
     def _fail(self, request: ApiRequest, reply: Reply, delay_s: float) -> None:
         """Too many requests; or an error, or no reply at all, though it may have been done."""
-        random = self._scheduler.random
-        kind = random.choice((429, 500, 504, None))
-        if kind != 429 and random.random() < _DONE_THOUGH_FAILED:
-            self.objects.respond(request)
+        kind = self._scheduler.random.choice((429, 500, 504, None))
+        if kind != 429:
+            self._done_though_failed(request)
         if kind is not None:
             body = {"kind": "Status", "message": "injected"}
             self._scheduler.after(delay_s, lambda: reply(ApiResponse(kind, body, "injected")))
+
+    def _done_though_failed(self, request: ApiRequest) -> None:
+        done_though_failed(self._scheduler, lambda: self.objects.respond(request))
 
     # --- watches ----------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class ApiServer:
                 watch.send_later()
 
     def reaches(self, host: str) -> bool:
-        return not self.down and self._network.is_up(API, host) and self._network.is_up(host, API)
+        return not self.down and self._network.is_connected(API, host)
 
     def delay_s(self) -> float:
         return self._network.delay_s()

@@ -376,7 +376,7 @@ class TaskCore:
                 case TakeEpochs():
                     effects += self._take(effect)
                 case ProcessEpochs() | AppendEpochs() | AppendTentative() | RestartEngine():
-                    self._takes = None
+                    self._take_request = None
                     effects.append(effect)
                 case SetProblem(subject, problem):
                     self.status.set_problem(subject, problem)
