@@ -48,6 +48,8 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True)
 class QueryReport:
+    """`durable_epoch`: the newest epoch that all partitions of its sink have."""
+
     durable_epoch: int | None = None
     lag_s: float | None = None
 
@@ -74,8 +76,8 @@ class CoordinatorReport:
     fence: int = 0
     tasks: Mapping[str, TaskReport] = field(default_factory=dict)
     queries: Mapping[str, QueryReport] = field(default_factory=dict)
-    diverged: tuple[str, ...] = ()
-    inconsistent: tuple[str, ...] = ()
+    diverged: tuple[str, ...] = ()  # keys of slots
+    inconsistent: tuple[str, ...] = ()  # a text for each
     checkpoint_problems: tuple[CheckpointProblem, ...] = ()
     checkpoint: CheckpointReport = field(default_factory=CheckpointReport)
     stream_protocol: int = UNREPORTED_STREAM_PROTOCOL  # of the coordinator's image

@@ -90,7 +90,7 @@ _FROM_NOT_RUNNING: Mapping[QueryState, Changes] = {
     QueryState.TENTATIVE: (QueryChange.TENTATIVE,),
     QueryState.LIVE: (QueryChange.LIVE,),
 }
-_FROM_STARTING: Mapping[QueryState, Changes] = {
+_FROM_RESTORING: Mapping[QueryState, Changes] = {
     QueryState.WAITING: (),
     QueryState.FAILED: (),
     QueryState.UNKNOWN: (),
@@ -122,8 +122,8 @@ QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
     None: _FROM_NOT_RUNNING,  # it has no state yet
     QueryState.WAITING: _FROM_NOT_RUNNING,
     QueryState.FAILED: _FROM_NOT_RUNNING,
-    QueryState.RESTORING: _FROM_STARTING,
-    QueryState.CATCHING_UP: _FROM_STARTING,
+    QueryState.RESTORING: _FROM_RESTORING,
+    QueryState.CATCHING_UP: _FROM_RESTORING,
     QueryState.TENTATIVE: _FROM_TENTATIVE,
     QueryState.LIVE: _FROM_LIVE,
     QueryState.UNKNOWN: _FROM_NOT_RUNNING,  # of a query that was live before, see `query_changes`

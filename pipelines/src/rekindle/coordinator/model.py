@@ -287,13 +287,13 @@ class WriteManifest:
 class CollectGarbage:
     """Delete what the newest `retain` manifests do not need, nor an entry `in_use`, which a task
     still reads. `full_scan`: this collection lists the whole store, to find what is missing;
-    `suspects`: it reads these state objects, which tasks found damaged or missing. The shell feeds
-    GarbageCollected."""
+    `reported_lost`: it reads these state objects, which tasks found damaged or missing. The shell
+    feeds GarbageCollected."""
 
     retain: int
     full_scan: bool = False
     in_use: frozenset[str] = frozenset()
-    suspects: frozenset[str] = frozenset()
+    reported_lost: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class ReaderCore:
     def _responded(self, call: ReadEpochs, head: int, state: ConsistencyState, now: float) -> None:
         self._reported = self._failure = None
         self.head = max(self.head, head)
-        self.choice.note(call.address, state, now)
+        self.choice.note_state(call.address, state, now)
 
     def _live_returned(self, event: LiveReturned, now: float) -> Sequence[ReaderEffect]:
         call = self._ended(event.call)

@@ -104,7 +104,7 @@ class _ReplicaHealth:
     failures: int = 0
     retry_at: float = 0.0
     truncated: bool = False
-    left_at: float = -math.inf  # the last failure, or stall
+    failed_at: float = -math.inf  # the last failure, or stall
 
 
 class ReplicaChoice:
@@ -122,12 +122,13 @@ class ReplicaChoice:
     ) -> None:
         """`draw`: of the jitter of back-offs, from 0 to 1; `live`: tentative results are read."""
         self._live = live
-        self._states: dict[str, tuple[ConsistencyState, float]] = {}  # as replicas have said, when
+        self._states: dict[str, tuple[ConsistencyState, float]] = {}  # what replicas said, and when
         self._draw = draw
         self.next_epoch = next_epoch
         self.current: str | None = None
         self.timeouts = 0
-        self._in_time: set[str] = set()  # addresses that have responded since they last did not
+        # Addresses that have responded since `next_epoch` advanced and since their last timeout.
+        self._in_time: set[str] = set()
         self._stall_s = stall_s
         self._endpoints: tuple[Endpoint, ...] = ()
         self._health: dict[tuple[str, int], _ReplicaHealth] = {}
@@ -222,7 +223,7 @@ class ReplicaChoice:
             others = [e for e in self._available(now) if e.address != address]
             if others:
                 for health in self._health_of_address(address):
-                    health.left_at = now
+                    health.failed_at = now
                 return self._switch(self._best(others, now), now)
         return self._choose(now)
 
@@ -238,7 +239,7 @@ class ReplicaChoice:
             return self._switch(self._best(better, now), now) if better else []
         return self._switch(self._best(available, now) if available else None, now)
 
-    def note(self, address: str, state: ConsistencyState, now: float) -> None:
+    def note_state(self, address: str, state: ConsistencyState, now: float) -> None:
         """What a replica has said of its output."""
         if state is not ConsistencyState.STABLE or self._states:
             self._states[address] = (state, now)
@@ -261,7 +262,7 @@ class ReplicaChoice:
         return (_LIVE_PREFERENCE if self._live else _STABLE_PREFERENCE).index(state)
 
     def _keeps_up(self, endpoint: Endpoint, now: float) -> bool:
-        healthy = now - self._health_of(endpoint).left_at >= FAILURE_MEMORY_S
+        healthy = now - self._health_of(endpoint).failed_at >= FAILURE_MEMORY_S
         return healthy and not endpoint.suspected and not endpoint.lagging
 
     def _switch(self, to: Endpoint | None, now: float) -> list[Effect]:
@@ -290,7 +291,7 @@ class ReplicaChoice:
             health.failures += 1
             health.truncated = truncated
             health.retry_at = now + _BACKOFF.wait_s(health.failures, self._draw())
-            health.left_at = now
+            health.failed_at = now
 
     def _health_of_address(self, address: str) -> list[_ReplicaHealth]:
         return [
