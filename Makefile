@@ -59,7 +59,7 @@ fuzz: tools       ## generated manifests for the API server and the operator: CO
 simulate: setup   ## whole topologies in simulated time, with random faults: SEEDS=500 FIRST=0
 	@$(PY) -m rekindle_testing.simulation --seeds $(or $(SEEDS),500) --first $(or $(FIRST),0)
 
-mutants: setup    ## bugs that are planted in the cores: simulations have to find each
+mutants: setup    ## bugs that are planted in the product: simulations have to find each
 	@$(PY) -m rekindle_testing.simulation.mutants
 
 bench: tools      ## the benchmarks, with tables under build/bench

@@ -216,7 +216,7 @@ def _gaps(run: Run, replica: int | None) -> tuple[float, float]:
         run.kill_pod_processes(run.task_pods("twin")[replica])
     run.wait_sinks_advance(epochs=8)
     seconds = run.observer.now() - began
-    return run.longest_gap("twin", seconds + 3), run.longest_gap("single", seconds + 3)
+    return run.longest_pause_s("twin", seconds + 3), run.longest_pause_s("single", seconds + 3)
 
 
 def _freeze(run: Run, tasks: int) -> tuple[float, float]:

@@ -53,8 +53,12 @@ def test_queries_that_return_in_the_planned_order_with_equal_rows_pass() -> None
         ),
         (_history(15, 20), {"pauses": {"keep": 4.1}}, "keep had replicas left and paused"),
         (_history(15, 20), {"last_epoch": 9}, "the input ended"),
-        (_history(15, 20), {"restored_from": {"first": 4}}, "second did not return from"),
-        (_history(15, 20), {"restored_from": {"first": -1, "second": 4}}, "first did not"),
+        (_history(15, 20), {"restored_from": {"first": 4}}, "second was not restored from"),
+        (
+            _history(15, 20),
+            {"restored_from": {"first": -1, "second": 4}},
+            "first was not restored from",
+        ),
         (_history(15, 20), {"expected_lost": ["keep"]}, "did not report"),
         (_history(15, 20), {"differences": {"keep": Difference(0, 0)}}, "nothing was compared"),
         (

@@ -77,7 +77,7 @@ def _write(path: Path, content: bytes) -> None:
 def test_a_folder_arrives_in_several_config_maps(
     core: Core, volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "_MAP_PART_BYTES", 50)
+    monkeypatch.setattr(transfer, "_CONFIG_MAP_PART_BYTES", 50)
     _write(tmp_path / "local/input/a.csv", bytes(range(256)) * 4)
     _write(tmp_path / "local/input/deep/b.csv", b"b")
     volume.write(tmp_path / "local", "input")

@@ -18,14 +18,14 @@ from rekindle_testing.images import base, engines, image_checks, programs
 from rekindle_testing.images.engines import ContainerEngine, EngineKind, ImageConfig, choose
 from rekindle_testing.images.errors import ImageError
 from rekindle_testing.images.starts import (
-    FACTS,
+    FINDINGS_PREFIX,
     IMAGES,
     OPERATOR,
     PIPELINES,
     ContainerRun,
     config_problems,
     finding_problems,
-    read_facts,
+    read_findings,
     run_problems,
 )
 from rekindle_testing.paths import ROOT
@@ -179,9 +179,9 @@ def test_a_start_must_end_and_print_as_expected() -> None:
     assert run_problems(start, 2, "")
 
 
-def test_facts_are_read_from_the_line_that_marks_them() -> None:
-    assert read_facts(f'a warning\n{FACTS}{{"user": 1}}\n') == {"user": 1}
-    assert read_facts("a warning\n") == {}
+def test_findings_are_read_from_the_line_that_marks_them() -> None:
+    assert read_findings(f'a warning\n{FINDINGS_PREFIX}{{"user": 1}}\n') == {"user": 1}
+    assert read_findings("a warning\n") == {}
 
 
 def test_each_finding_that_is_wrong_is_named() -> None:
@@ -198,17 +198,17 @@ def test_each_finding_that_is_wrong_is_named() -> None:
 
 
 def test_spark_must_use_the_archive_and_compute_right() -> None:
-    facts = {
+    findings = {
         **FROM_A_START,
         "writable": list(PIPELINES.writable),
         "archive_mapped": False,
         "rows": [["a", 3.0]],
     }
-    names = [problem.split()[1] for problem in finding_problems(PIPELINES, facts)]
+    names = [problem.split()[1] for problem in finding_problems(PIPELINES, findings)]
     assert names == ["archive_mapped", "rows"]
 
 
-def test_the_script_inside_reports_all_facts_that_are_checked() -> None:
+def test_the_script_inside_reports_all_findings_that_are_checked() -> None:
     assert image_checks.operator()["version"]
     assert set(image_checks.common(file_sizes=[1, 2])) == set(FROM_A_START)
 

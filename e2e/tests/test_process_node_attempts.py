@@ -40,7 +40,7 @@ def test_a_shim_that_has_just_started_is_waited_for(directory: Path) -> None:
             ended = asyncio.Event()
             attempt = Attempt.adopt(directory, ended.set)
             assert attempt.running
-            assert attempt.shim == shim.pid
+            assert attempt.shim_pid == shim.pid
             assert attempt.exit() is None
             shim.kill()
             await asyncio.wait_for(ended.wait(), 10)

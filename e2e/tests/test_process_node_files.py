@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from rekindle_testing.embedded.process_node import logs, payloads
+from rekindle_testing.embedded.process_node import logs, payloads, rootfs
 from rekindle_testing.embedded.process_node.api import ApiClient
 from rekindle_testing.embedded.process_node.environment import ConfigError, Objects, Reference
 from rekindle_testing.embedded.process_node.fields import DownwardValues
@@ -179,6 +179,26 @@ def test_a_volume_is_updated_atomically(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith("..")) == ["a", "c"]
     assert (tmp_path / "a").read_bytes() == b"3"
     assert (tmp_path / "c").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_volume_is_updated_after_a_writer_was_killed(tmp_path: Path) -> None:
+    payloads.write(tmp_path, {"a": File(b"1")})
+    (tmp_path / "..data_new").symlink_to("..1")
+    payloads.write(tmp_path, {"a": File(b"2")})
+    assert (tmp_path / "a").read_bytes() == b"2"
+
+
+# --- the root of a container ------------------------------------------------
+
+
+def test_only_folders_of_the_system_and_of_nodes_have_no_overlay() -> None:
+    points = ["/", "/dev/shm", "/run", "/runner", "/data", "/data/node-1", "/data2"]
+    lines = [f"1 1 8:1 / {point} rw shared:1 - ext4 /dev/vda rw" for point in points]
+    found = rootfs.storage_below_root("\n".join(lines), "/data")
+    assert found == ["/data2", "/runner"]
+
+
+# --- tokens -----------------------------------------------------------------
 
 
 class Issuer:

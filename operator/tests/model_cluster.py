@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from model_objects import allows, has_other_replica, rfc3339
+from model_objects import rfc3339
 from model_state import KUBERNETES_GRACE_S, ModelState, view_of
 
 from rekindle import names
@@ -43,6 +43,7 @@ from rekindle_operator.reconcile.actions import (
     WriteStatus,
 )
 from rekindle_operator.reconcile.core import reconcile
+from rekindle_testing.fixtures.placement import allows, has_other_replica
 
 MAX_PASSES = 12
 

@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from rekindle.names import KIND, LABEL_TOPOLOGY
-from rekindle_operator.cluster.model import LeaseView, NodeView, PodView, TopologyView
-
-
-def allows(raw: dict[str, Any], node: str) -> bool:
-    affinity = (raw["spec"].get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    terms = required.get("nodeSelectorTerms")
-    return terms is None or any(
-        all((node in f["values"]) == (f["operator"] == "In") for f in term["matchFields"])
-        for term in terms
-    )
-
-
-def has_other_replica(pod: PodView, others: Iterable[PodView]) -> bool:
-    if pod.slot is None:
-        return False
-    return any(
-        o.slot is not None
-        and o.topology == pod.topology
-        and (o.slot.segment, o.slot.partition) == (pod.slot.segment, pod.slot.partition)
-        and o.slot.replica != pod.slot.replica
-        for o in others
-    )
+from rekindle_operator.cluster.model import LeaseView, NodeView, TopologyView
 
 
 def rfc3339(seconds: float) -> str:

@@ -268,6 +268,21 @@ def test_outdated_pods_are_counted_in_the_status(running: ModelCluster) -> None:
     assert "7 of 8 pods are outdated" in running.condition("Valid")["message"]
 
 
+@pytest.mark.parametrize(
+    ("edit", "outdated"),
+    [
+        ({"maxDelay": "3s"}, True),
+        ({"maxDelay": "Infinite", "availability": {"delayFraction": 0.5}}, False),
+    ],
+)
+def test_pods_with_another_max_delay_are_outdated(
+    running: ModelCluster, edit: dict[str, object], outdated: bool
+) -> None:
+    running.edit("flights", **edit)
+    running.settle()
+    assert ("8 of 8 pods are outdated" in running.condition("Valid")["message"]) is outdated
+
+
 def test_an_edit_does_not_affect_running_pods(running: ModelCluster) -> None:
     before = running.tasks()
     running.edit("flights", **_EDIT)

@@ -521,20 +521,20 @@ def test_a_lease_confirms_only_the_report_that_it_names(
     holder: int, named: int | None, as_of: float
 ) -> None:
     ages, view = watching(), topology(fence=2, report=7)
-    ages.read(view, now=0.0)
+    ages.observe(view, now=0.0)
     assert ages.as_of([view], [lease(holder, named, 5.0)]) == {"uid": as_of}
 
 
 def watching() -> ReportAges:
     """Of a process that was there before the first report."""
     ages = ReportAges()
-    ages.read(TopologyView("default", "t", "uid", 1, 1, "", False, {}, {}), now=-1.0)
+    ages.observe(TopologyView("default", "t", "uid", 1, 1, "", False, {}, {}), now=-1.0)
     return ages
 
 
 def test_a_preexisting_report_proves_nothing() -> None:
     ages, view, now = ReportAges(), topology(2, 7), 1000.0
-    ages.read(view, now)
+    ages.observe(view, now)
     stale = {"uid": now - PREEXISTING_AGE_S}
     assert ages.as_of([view], []) == stale
     assert ages.as_of([view], [lease(2, 7, now)]) == stale, "the Lease was found as well"
@@ -545,17 +545,17 @@ def test_a_preexisting_report_proves_nothing() -> None:
 
 def test_a_report_that_changes_after_the_start_is_fresh() -> None:
     ages = ReportAges()
-    ages.read(topology(2, 7), now=1000.0)
-    ages.read(topology(2, 8, version=2), now=1003.0)
+    ages.observe(topology(2, 7), now=1000.0)
+    ages.observe(topology(2, 8, version=2), now=1003.0)
     assert ages.as_of([], []) == {"uid": 1003.0}
 
 
 def test_a_report_that_is_read_again_is_not_fresher() -> None:
     ages = watching()
-    ages.read(topology(2, 7), now=0.0)
-    ages.read(topology(2, 7, version=2), now=4.0)
+    ages.observe(topology(2, 7), now=0.0)
+    ages.observe(topology(2, 7, version=2), now=4.0)
     assert ages.as_of([], []) == {"uid": 0.0}
-    ages.read(topology(2, 8, version=3), now=6.0)
+    ages.observe(topology(2, 8, version=3), now=6.0)
     assert ages.as_of([], []) == {"uid": 6.0}
     ages.forget("uid")
     assert ages.as_of([], []) == {}

@@ -12,7 +12,7 @@ from plan_parts import capacity, node, pod, query, started
 
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.limits import NamespaceLimits, read_limits
-from rekindle_operator.reconcile.events import readable
+from rekindle_operator.reconcile.events import readable, shortened
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import SpareReplica, make_plan
 
@@ -141,3 +141,11 @@ def test_densities_are_readable(density: float, text: str) -> None:
 def test_a_density_without_any_node_compares_priorities() -> None:
     plan = make_plan([query("A", 30, "a")], {"a": pod("a", 500, 1 << 30)}, [], capacity())
     assert plan.waiting[0].density == 10.0
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e9", "\u20ac", "\U0001f525"])
+def test_a_note_is_cut_at_whole_characters_within_a_kibibyte(letter: str) -> None:
+    assert shortened(letter * 250) == letter * 250
+    cut = shortened(letter * 2000)
+    assert 1020 < len(cut.encode()) <= 1024
+    assert cut.strip(letter) == " ..."

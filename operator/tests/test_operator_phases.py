@@ -115,7 +115,7 @@ def test_entries_that_cannot_be_read_are_left_out() -> None:
     raw = {
         "phase": "Molten",
         "conditions": ["x", {"status": "True"}],
-        "queries": [{"name": "q", "state": "Tentative"}, 3],
+        "queries": [{"name": "q", "state": "Molten"}, 3],
         "recovery": {"history": [{"lostNodes": 4}, None]},
         "slots": [{"slot": "a/0/0", "incarnation": "much"}],
         "generations": [{"generation": "x"}, 1],

@@ -252,17 +252,17 @@ def test_a_node_made_anew_under_the_same_name_is_another_node() -> None:
 
 
 def test_memory_of_refusals_is_bounded() -> None:
-    full = UnsuitableNodes({("s", f"n{n}"): _record(n) for n in range(10_000)})
-    assert len(full.with_refusal("s", "new", "node", "pod", 0.0).records) == 10_000
+    full = UnsuitableNodes({("s", f"n{n}"): _refusals(n) for n in range(10_000)})
+    assert len(full.with_refusal("s", "new", "node", "pod", 0.0).refusals) == 10_000
 
 
-def _record(number: int) -> Any:
-    (record,) = (
+def _refusals(number: int) -> Any:
+    (refusals,) = (
         UnsuitableNodes({})
         .with_refusal("s", "a", "node", f"pod{number}", float(number))
-        .records.values()
+        .refusals.values()
     )
-    return record
+    return refusals
 
 
 def shapes(**fields: Any) -> set[str]:

@@ -236,10 +236,10 @@ class Task:
         now = self.world.now
         match effect:
             case ProcessStable(epochs):
-                took_s = CALL_S + self.world.chain.epoch_s * len(epochs)
+                took_s = self.world.chain.call_s + self.world.chain.epoch_s * len(epochs)
                 self.world.at(now + took_s, partial(self._stable, epochs))
             case ProcessTentative():
-                self.world.at(now + CALL_S, partial(self._tentative, effect))
+                self.world.at(now + self.world.chain.call_s, partial(self._tentative, effect))
             case ForkState(attempt, after):
                 assert attempt not in self.states
                 assert after == self._newest()
@@ -300,7 +300,8 @@ class Chain:
     latencies: tuple[float, ...] = ()  # of the links, first task first; 0.01 if left out
     has_partner: bool = False
     call_epochs: int = 16  # of a stable call, at most
-    epoch_s: float = 0.002  # of an epoch in it
+    call_s: float = CALL_S  # of any call
+    epoch_s: float = 0.002  # of an epoch in a stable one
 
 
 class World:

@@ -18,6 +18,7 @@ from rekindle.coordinator.model import (
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
+    NoteMovement,
     Partition,
     Pod,
     PodsListed,
@@ -139,7 +140,7 @@ class World:
                         self.zombie = None
                     else:
                         self.gave_up.append(reason)
-                case CollectGarbage() | PollNow() | ApplyStatus():
+                case CollectGarbage() | PollNow() | ApplyStatus() | NoteMovement():
                     pass
 
     def write(self, who: Coordinator, manifest: Manifest) -> None:
@@ -223,11 +224,11 @@ class World:
         if task.frozen:
             return
         task.now = self.now
-        task.start()
+        task.engine_started()
         task.head_advanced(self.released_to(task))
         task.wake()
         for _ in range(epochs):
-            if not task.takes or not self.can_take(task, task.state_epoch + 1):
+            if not task.waits_for_epochs or not self.can_take(task, task.state_epoch + 1):
                 return
             task.take(self.read(task, task.state_epoch + 1))
 

@@ -22,7 +22,7 @@ from rekindle.coordinator.checkpoints.retention import Progress
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.movement.core import MovementCore, ReplicasObserved
 from rekindle.coordinator.movement.session import MovementLimits
-from rekindle.coordinator.movement.views import Directive, ReplicaView, Views
+from rekindle.coordinator.movement.views import ReplicaView, Views
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.exchange.state_mover import donor as donors
 from rekindle.exchange.state_mover import newcomer as newcomers
@@ -32,6 +32,7 @@ from rekindle.exchange.state_mover.holds import Holds
 from rekindle.exchange.state_mover.messages import (
     Chunk,
     ChunkRequest,
+    Directive,
     DonorMessage,
     Hold,
     NewcomerMessage,

@@ -169,7 +169,7 @@ def test_what_a_task_found_damaged_is_neither_committed_nor_restored(
     assert new.object is not None
     assert manifests.write(manifest(0, 9, seg__0=old))
     (shared,) = entry.objects["op"]
-    manifests.collect_garbage(1, suspects={shared, "state/op/of-another-1-0-1-2.arrow"})
+    manifests.collect_garbage(1, reported_lost={shared, "state/op/of-another-1-0-1-2.arrow"})
     assert manifests.unrestorable == {}
     path = tmp_path / "store" / "u" / shared
     whole = path.read_bytes()
@@ -178,7 +178,7 @@ def test_what_a_task_found_damaged_is_neither_committed_nor_restored(
     assert manifests.unrestorable == {}, "nobody has said so"
     (tmp_path / "store").rename(tmp_path / "away")
     with pytest.raises(StoreError):
-        manifests.collect_garbage(1, suspects={shared})
+        manifests.collect_garbage(1, reported_lost={shared})
     (tmp_path / "away").rename(tmp_path / "store")
     manifests.collect_garbage(1)
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_many_damaged_objects_are_read_again_by_listings_alone(
     for path, data in whole.items():
         path.write_bytes(data[:-8])
     names = {info.name.removeprefix("u/") for info in store.list("u/state/")}
-    manifests.collect_garbage(1, suspects=names)
+    manifests.collect_garbage(1, reported_lost=names)
     assert manifests.unrestorable.keys() == {ref.object for ref in refs}
     for path, data in whole.items():
         path.write_bytes(data)
@@ -231,7 +231,7 @@ def test_a_missing_object_that_a_task_names_makes_a_collection_look_for_others(
         store.delete(f"u/{name}")
     manifests.collect_garbage(1)
     assert manifests.unrestorable == {}
-    manifests.collect_garbage(1, suspects={lost[0]})
+    manifests.collect_garbage(1, reported_lost={lost[0]})
     assert manifests.unrestorable.keys() == {ref.object for ref in refs}
 
 

@@ -260,7 +260,7 @@ class World:
         self.manifests = ManifestStore(self.store, "u")
         self.seq = 0
         self.refs: tuple[EntryRef, ...] = (EntryRef(NO_EPOCH, None, ""),)  # the newest first
-        self.suspects: set[str] = set()
+        self.reported_lost: set[str] = set()
         self.damaged: dict[str, bytes] = {}
         self.digests: dict[int, str] = {}  # of all entries of an epoch
         self.lost = 0
@@ -307,7 +307,7 @@ class World:
                 raise lost
         except StateLost as error:
             self.lost += 1
-            self.suspects.add(error.object)
+            self.reported_lost.add(error.object)
             self.kill(number)
         except (StoreError, DiskFull):
             pass
@@ -365,8 +365,8 @@ class World:
         self.disk.now += 1
         reading = [r.entry for r in self.replicas.values() if not r.complete]
         in_use = {entry for entry in reading if entry is not None}
-        self.manifests.collect_garbage(RETAIN, in_use=in_use, suspects=self.suspects)
-        self.suspects.clear()
+        self.manifests.collect_garbage(RETAIN, in_use=in_use, reported_lost=self.reported_lost)
+        self.reported_lost.clear()
         for replica in self.replicas.values():
             self.tell(replica)
 
@@ -524,6 +524,6 @@ def test_replicas_compute_the_same_whatever_they_have_of_their_state(
             restorable(world)
             assert world.refs[0].epoch == EPOCHS - 1
             assert world.manifests.unrestorable == {}
-            assert not world.suspects
+            assert not world.reported_lost
         finally:
             world.stop()

@@ -118,9 +118,9 @@ def test_of_many_uncommitted_entries_the_oldest_is_remembered(store: Store) -> N
     states = StateStore(store, "u")
     state = State({"op": one_run(table("a"))})
     first = states.load_entry(save(states, 0, state).object)
-    for number in range(1, state_module.REMEMBERED + 2):
+    for number in range(1, state_module.MAX_REMEMBERED_ENTRIES + 2):
         save(states, number, state)
-    assert len(states._entries) == state_module.REMEMBERED
+    assert len(states._entries) == state_module.MAX_REMEMBERED_ENTRIES
     before = saved_names(store)
     save(states, 99, state, first)
     assert saved_names(store) == before
@@ -153,7 +153,7 @@ def test_dead_runs_of_an_object_are_not_restored(store: Store, tmp_path: Path) -
     assert run.file.nbytes == run.nbytes
     save(partner, 29, state, entry)
     assert len(saved_names(store)) == 1
-    (facts,) = partner._known.values()
+    (facts,) = partner._object_facts.values()
     assert facts.rows == 5
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.connectors.epoch_ranges import FOLDER, KEPT, Definition, EpochRanges
+from rekindle.connectors.epoch_ranges import EPOCH_RANGES_FOLDER, KEPT, Definition, EpochRanges
 from rekindle.connectors.files_sink import FilesSink, parse_name
 from rekindle.errors import SinkRefused
 from rekindle.objects import LocalObjects, ObjectInfo, Retry, to_json
@@ -63,7 +63,7 @@ def epochs_in(place: Path, partition: int) -> list[int]:
 
 
 def ranges_in(place: Path) -> list[str]:
-    return sorted(path.name for path in (place / FOLDER / "q").iterdir())
+    return sorted(path.name for path in (place / EPOCH_RANGES_FOLDER / "q").iterdir())
 
 
 def test_a_new_definition_begins_after_the_old_one(place: Path) -> None:
@@ -129,7 +129,7 @@ def test_an_old_sink_is_opened_without_a_listing_of_its_files(
         sink(place, make_definition("new", generation=2, from_epoch=900)).last_epoch(after=300)
         == 899
     )
-    assert set(listed) == {f"{FOLDER}/q/"}
+    assert set(listed) == {f"{EPOCH_RANGES_FOLDER}/q/"}
 
 
 def test_files_of_a_release_without_ranges_are_found(place: Path) -> None:
@@ -189,7 +189,7 @@ def test_sinks_without_the_right_to_delete_still_write() -> None:
 
 def test_a_range_of_a_newer_format_is_refused(place: Path) -> None:
     opened = sink(place, OLD)
-    path = place / FOLDER / "q" / "000000000000.json"
+    path = place / EPOCH_RANGES_FOLDER / "q" / "000000000000.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(to_json({"format": 9}))
     with pytest.raises(SinkRefused, match="format 9, this release reads 1"):

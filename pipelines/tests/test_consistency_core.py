@@ -8,6 +8,7 @@ from consistency_world import EPOCH_BYTES, SCHEMA, Chain, Record, Task, World, f
 from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.messages import (
     BatchReceived,
+    ConsistencyInput,
     ConsistencySettings,
     DropFork,
     EmitReconciliationDone,
@@ -16,6 +17,7 @@ from rekindle.consistency.messages import (
     InvalidInput,
     MaxDelayChanged,
     Policy,
+    ProcessStable,
     ProcessTentative,
     ReadLive,
     StableProcessed,
@@ -243,6 +245,39 @@ def test_a_delay_that_becomes_infinite_ends_tentative_output() -> None:
     assert task.core.state is ConsistencyState.STABLE
 
 
+def test_the_branches_have_the_engine_in_turns() -> None:
+    """A call takes longer than an epoch: the fork would always have one that is due."""
+    world = cut(Chain(call_s=1.2, call_epochs=64), 30, run_s=60)
+    assert world.states == [ConsistencyState.STABLE]
+    assert world.tasks[0].core.stable_epoch >= world.epochs - 4
+
+
+def test_short_epochs_and_calls_are_corrected_too() -> None:
+    """As with an interval of 100 ms, calls of 120 ms and a gap of 2 s."""
+    (task,) = cut(Chain(call_s=1.2, max_delay_s=10.0), 20, run_s=100).tasks
+    assert "T" in kinds(task)
+    assert task.core.state is ConsistencyState.STABLE
+
+
+def test_a_fork_that_is_far_behind_is_passed() -> None:
+    """Calls of one epoch take more than half of an interval: there is no time for both branches."""
+    world = cut(Chain(call_s=0.7, call_epochs=1), 30, run_s=400)
+    assert world.tasks[0].core.stable_epoch >= world.epochs - 4
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_an_input_that_is_always_too_late_holds_up_no_stable_epoch(policy: Policy) -> None:
+    late_s = 5.0
+    chain = Chain(latencies=(0.01, late_s), during_stabilization=policy)
+    world = World(chain)
+    world.run(100)
+    (task,) = world.tasks
+    assert task.core.stable_epoch >= world.epochs - late_s - 13
+    tentative = of_kind(task, Kind.TENTATIVE)
+    assert max(r.at - task.arrived[r.epoch] for r in tentative[20:]) <= 3.0
+    assert len(of_kind(task, Kind.UNDO)) <= 100 / 12
+
+
 # -- what a task must not do -----------------------------------------------------------------------
 
 
@@ -327,6 +362,48 @@ def test_a_part_is_corrected_when_the_upstream_says_it_is_done() -> None:
     assert EmitUndo(0) in manager.step(received(0, Kind.RECONCILIATION_DONE), 3.2)
     assert EmitReconciliationDone(0) in manager.step(StableProcessed(0), 3.3)
     assert manager.state is ConsistencyState.UP_FAILURE
+
+
+def two_inputs(**settings: object) -> ConsistencyCore:
+    schemas = [SCHEMA, SCHEMA]
+    return ConsistencyCore(
+        ConsistencySettings([[0], [0]], schemas, max_delay_s=3.0, **settings),  # type: ignore[arg-type]
+        0,
+        -1,
+    )
+
+
+@pytest.mark.parametrize("policy", [Policy.PROCESS, Policy.SUSPEND])
+def test_an_ended_correction_counts_for_the_upstream_that_has_it(policy: Policy) -> None:
+    """One replica has ended a correction through 39; the other one, that is read next, has 20."""
+    manager = two_inputs(during_stabilization=policy)
+    here, lost = Channel(0, 0), Channel(1, 0)
+    undone, late, pending = 0, list[float](), list[ConsistencyInput]()
+    for tick in range(1000):
+        now = tick / 10
+        if tick % 10 == 0:
+            pending.append(BatchReceived(here, Record(0.0, Kind.STABLE, tick // 10).batch))
+        if tick == 405:
+            pending.append(UpstreamReported(lost, 39, -1))
+            ended = Record(0.0, Kind.RECONCILIATION_DONE, 39).batch
+            pending.append(BatchReceived(lost, ended))
+            stable = [Record(0.0, Kind.STABLE, epoch).batch for epoch in range(25)]
+            pending += [BatchReceived(lost, batch) for batch in stable]
+        if tick == 450:
+            pending.append(UpstreamReported(lost, 20, -1))
+        pending.append(Woken())
+        while pending:
+            for effect in manager.step(pending.pop(0), now):
+                match effect:
+                    case ProcessStable(epochs):
+                        pending.append(StableProcessed(epochs[-1].epoch))
+                    case ProcessTentative(attempt, epoch):
+                        late.append(now - epoch.epoch)
+                        pending.append(TentativeProcessed(attempt, epoch.epoch))
+                    case EmitUndo():
+                        undone += 1
+    assert undone == 1
+    assert max(late) <= 3.0
 
 
 def test_undo_waits_for_the_epoch_that_is_being_processed() -> None:

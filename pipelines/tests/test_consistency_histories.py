@@ -71,7 +71,7 @@ def drawn_cuts(random: Random, links: int, until: float) -> list[tuple[float, in
     return sorted(cuts)
 
 
-def play(random: Random, chain: Chain, *, partners: bool = False) -> World:
+def play(random: Random, chain: Chain, *, partners: bool = False, settle_s: float = 40) -> World:
     """Cuts; then nothing fails any more."""
     world = World(chain)
     for at, link, is_cut in drawn_cuts(random, len(world.links), random.uniform(20, 60)):
@@ -87,7 +87,7 @@ def play(random: Random, chain: Chain, *, partners: bool = False) -> World:
         for task in world.tasks:
             task.step(PartnerChanged(False))
             task.step(MaxDelayChanged(chain.max_delay_s))
-    world.run(world.now + 40)
+    world.run(world.now + settle_s)
     return world
 
 
@@ -168,6 +168,27 @@ def test_all_is_stable_and_complete_after_the_last_failure(seed: int) -> None:
         assert task.core.stable_epoch >= world.epochs - 2 * (depth + 2)
         assert len(task.states) == 1  # no fork is left
         assert all(link.live_from is None for link in task.links.values())
+
+
+@given(SEEDS, st.floats(0.5, 1.5))
+@settings(max_examples=15, deadline=None)
+def test_an_engine_slower_than_its_input_corrects_all_the_same(seed: int, call_s: float) -> None:
+    """A call may take longer than an epoch; a stable one has many epochs."""
+    random = Random(seed)
+    slow = replace(
+        drawn_chain(random),
+        tasks=random.choice([1, 1, 2]),
+        latencies=(),
+        call_epochs=random.choice([16, 64]),
+        call_s=call_s,
+        epoch_s=0.002,
+    )
+    world = play(random, slow, settle_s=80)
+    for task in world.tasks:
+        assert task.core.stable_epoch >= world.epochs - 30
+    if slow.max_buffered_epochs >= slow.call_epochs and slow.read_ahead_bytes >= 1 << 20:
+        assert world.states[0] is ConsistencyState.STABLE
+        assert world.tasks[0].core.stable_epoch >= world.epochs - 4
 
 
 def outputs(task: Task) -> dict[int, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
 from consistency_world import CALL_S, Chain, Replicas, failure_free
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +41,34 @@ def test_replicas_stabilize_one_after_another() -> None:
         for t in (first, second)
     ]
     assert undone[0][0] < done[0][0] <= undone[1][0] < done[1][0]
+
+
+def test_both_stabilize_at_once_if_nobody_answers() -> None:
+    """Messages are lost, so both begin without a promise; a call takes longer than an epoch."""
+    chain = Chain(max_delay_s=X_S, call_s=1.2, call_epochs=64)
+    world = Replicas(chain)
+    world.asked = lambda task, effect: None
+    world.run(10)
+    for link in (1, 3):
+        world.cut(link)
+    world.run(40)
+    world.heal_all()
+    world.run(110)
+    for task in world.tasks:
+        assert task.core.state is ConsistencyState.STABLE
+        assert task.core.stable_epoch >= world.epochs - 4
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_replicas_with_an_input_that_is_always_too_late_both_go_on(policy: Policy) -> None:
+    late_s = 5.0
+    latencies = (0.01, late_s, 0.01, late_s)
+    world = Replicas(
+        Chain(max_delay_s=X_S, during_stabilization=policy, latencies=latencies, call_s=0.1)
+    )
+    world.run(200)
+    for task in world.tasks:
+        assert task.core.stable_epoch >= world.epochs - late_s - 26
 
 
 def test_new_input_is_the_partners_while_it_serves() -> None:
@@ -78,7 +107,9 @@ def advance(world: Replicas, until: float) -> None:
         served = [task.core._partners.served(world.now) for task in world.tasks]
         for replica, state in enumerate(world.states):
             if state is ConsistencyState.STABILIZATION and served[replica]:
-                assert world.states[1 - replica] is not ConsistencyState.STABILIZATION
+                other = world.tasks[1 - replica].core
+                corrects = other.state is ConsistencyState.STABILIZATION and not other._caught_up()
+                assert not corrects
 
 
 @given(SEEDS)

@@ -58,7 +58,7 @@ def test_digests_of_different_bases_are_compared_one_by_one(base: int, length: i
     comparison.observed(computation(0), newest(chained(digests)))
     comparison.observed(computation(1), newest(chained(digests[base + 1 :], base)))
     assert not comparison.disputes
-    assert comparison.agreed(LEFT) == length - 1
+    assert comparison.witnessed(LEFT) == length - 1
 
 
 def test_a_state_that_differs_is_disputed() -> None:
@@ -101,8 +101,8 @@ def test_a_replica_that_repeats_itself_decides_nothing() -> None:
     comparison.observed(computation(1, boot="b"), chained(["d0", "wrong"]))
     assert not comparison.diverged
     comparison.request_recomputation(LEFT, [computation(0), computation(1, boot="b")], 100.0)
-    assert comparison.must_restart(REPLICAS[0]) == "a"
-    assert comparison.must_restart(REPLICAS[1]) is None
+    assert comparison.boot_to_restart(REPLICAS[0]) == "a"
+    assert comparison.boot_to_restart(REPLICAS[1]) is None
 
 
 def test_when_both_repeat_themselves_one_is_replaced() -> None:
@@ -130,7 +130,7 @@ def test_replicas_that_all_contradict_themselves_decide_nothing() -> None:
     assert comparison.disputes[LEFT].unresolved
     alive = [computation(0, boot="b"), computation(1, boot="b")]
     comparison.request_recomputation(LEFT, alive, 1000.0)
-    assert comparison.must_restart(REPLICAS[0]) is None
+    assert comparison.boot_to_restart(REPLICAS[0]) is None
     assert not comparison.diverged
 
 
@@ -154,8 +154,8 @@ def test_after_a_contradiction_the_other_replica_computes_again() -> None:
     comparison.observed(computation(1, boot="b"), chained(["d0", "third"]))
     assert not comparison.diverged
     comparison.request_recomputation(LEFT, [computation(0), computation(1, boot="b")], 1000.0)
-    assert comparison.must_restart(REPLICAS[0]) == "a"
-    assert comparison.must_restart(REPLICAS[1]) is None
+    assert comparison.boot_to_restart(REPLICAS[0]) == "a"
+    assert comparison.boot_to_restart(REPLICAS[1]) is None
 
 
 def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
@@ -169,7 +169,7 @@ def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
     assert LEFT in comparison.disputes
     comparison.observed(computation(0, boot="b"), again, 10)
     assert LEFT not in comparison.disputes
-    assert comparison.agreed(LEFT) == 29
+    assert comparison.witnessed(LEFT) == 29
 
 
 def test_an_unresolved_dispute_ends_with_its_parties() -> None:
@@ -196,10 +196,10 @@ def test_only_one_replica_computes_again_at_a_time() -> None:
     both = [computation(0), computation(1)]
     comparison.request_recomputation(LEFT, both, 100.0)
     comparison.request_recomputation(LEFT, both, 101.0)
-    restarted = [comparison.must_restart(slot) for slot in REPLICAS]
+    restarted = [comparison.boot_to_restart(slot) for slot in REPLICAS]
     assert restarted == [None, "a"]
     comparison.request_recomputation(LEFT, [computation(0)], 101.0 + 60)
-    assert comparison.must_restart(REPLICAS[0]) == "a"
+    assert comparison.boot_to_restart(REPLICAS[0]) == "a"
 
 
 def test_a_response_of_an_older_release_has_only_digests() -> None:

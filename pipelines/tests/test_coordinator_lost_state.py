@@ -51,7 +51,7 @@ class LossyWorld(World):
         self.known: set[str] = set()
         self.full_scans: list[bool] = []
         self.in_use: list[frozenset[str]] = []
-        self.suspects: list[frozenset[str]] = []
+        self.reported_lost: list[frozenset[str]] = []
         self.reused: dict[str, str | None] = {}
         super().__init__(PARTS)
 
@@ -88,10 +88,12 @@ class LossyWorld(World):
             match effect:
                 case WriteManifest(new_entries=new) if refused := tuple(filter(self.is_lost, new)):
                     self.feed(EntriesRefused(refused, "state is missing"), who)
-                case CollectGarbage(full_scan=full_scan, in_use=in_use, suspects=suspects):
+                case CollectGarbage(
+                    full_scan=full_scan, in_use=in_use, reported_lost=reported_lost
+                ):
                     self.full_scans.append(full_scan)
                     self.in_use.append(in_use)
-                    self.suspects.append(suspects)
+                    self.reported_lost.append(reported_lost)
                     self.collect_garbage()
                 case _:
                     super().perform(who, [effect])
@@ -236,7 +238,7 @@ def test_a_complete_replica_saves_while_another_one_still_reads() -> None:
     slot, partner = Slot("mid", 0, 0), Slot("mid", 0, 1)
     world.kill(slot)
     world.run_epochs(5)
-    world.start_task(slot).reads_state_forever = True
+    world.start_task(slot).state_reads_hang = True
     world.run_epochs(20)
     assert world.tasks[slot].core.status.restoring is not None
     assert world.tasks[slot].state_epoch >= world.head - 2
@@ -250,7 +252,7 @@ def test_a_replica_that_catches_up_saves_rather_than_one_that_still_reads() -> N
     for slot in slots:
         world.kill(slot)
     for slot in slots:
-        world.start_task(slot).reads_state_forever = slot.replica == 0
+        world.start_task(slot).state_reads_hang = slot.replica == 0
     world.release_epoch(50)
     for other in set(world.tasks) - set(slots):
         world.work(other, 50)
@@ -276,15 +278,15 @@ def test_a_collection_looks_at_the_object_that_a_task_found_lost() -> None:
     """Once, and soon: the task's next boot would be given the same restore point."""
     world, slot = started(), Slot("mid", 0, 1)
     world.run_epochs(20)
-    world.suspects.clear()
+    world.reported_lost.clear()
     loses(world, slot, "state/x")
     asked_at = world.now
-    while not world.suspects:
+    while not world.reported_lost:
         world.run_epochs(1)
     assert world.now - asked_at <= 12
     loses(world, slot, "state/x")
     world.run_epochs(120)
-    assert [s for s in world.suspects if s] == [frozenset({"state/x"})]
+    assert [s for s in world.reported_lost if s] == [frozenset({"state/x"})]
     assert not any(world.full_scans)
 
 

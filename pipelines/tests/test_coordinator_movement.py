@@ -17,8 +17,9 @@ from rekindle.coordinator.model import Partition, PollNow
 from rekindle.coordinator.movement.core import MovementCore, ReplicasObserved, TimePassed
 from rekindle.coordinator.movement.phases import TRANSITIONS, MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import MovementLimits
-from rekindle.coordinator.movement.views import Directive, ReplicaView, Views
+from rekindle.coordinator.movement.views import ReplicaView, Views
 from rekindle.exchange.state_mover.messages import (
+    Directive,
     Hold,
     NewcomerReport,
     Order,
@@ -172,6 +173,26 @@ def test_holds_of_a_newcomer_that_has_not_responded_are_kept() -> None:
     assert world.core.with_holds(RetentionProgress()).positions == {MID: (4,)}
 
 
+def test_a_session_ends_if_an_input_begins_after_what_it_needs() -> None:
+    world = moving()
+    world.show(live("src", 0, log_base=9), live("src", 1, log_base=7))
+    assert world.phase() is MovementPhase.MOVING, "one has it"
+    world.show(live("src", 1, 2, log_base=None))
+    assert world.phase() is MovementPhase.MOVING, "one may have it"
+    world.show(live("src", 1, 2, log_base=8))
+    assert world.phase() is MovementPhase.ABANDONING
+    assert world.core.with_holds(RetentionProgress()).positions[MID] == (6,)
+
+
+def test_what_was_offered_is_what_it_needs() -> None:
+    world = moving()
+    offered = waiting(progress=progress(NewcomerPhase.RECEIVING))  # the state after epoch 9
+    world.show(offered, live("src", 0, log_base=10), live("src", 1, log_base=10))
+    assert world.phase() is MovementPhase.MOVING
+    world.show(live("src", 0, log_base=11), live("src", 1, log_base=11))
+    assert world.phase() is MovementPhase.ABANDONING
+
+
 # -- donors ----------------------------------------------------------------------------------------
 
 
@@ -198,13 +219,6 @@ def test_a_donor_has_one_session_at_a_time() -> None:
     third = Replica(Slot("mid", 0, 2), 1)
     world = observer(waiting(third, boot="third"))
     assert (world.phase(), world.phase(third)) == (MovementPhase.HOLDING, MovementPhase.QUEUED)
-
-
-def test_a_silent_donor_is_waited_for_and_then_not() -> None:
-    world = Observer(live("src", 0), live("mid", 0, suspected=True), waiting())
-    assert world.phase() is MovementPhase.QUEUED
-    world.wait(LIMITS.wait_s)
-    assert world.phase() is MovementPhase.RESTORING
 
 
 def test_inputs_get_their_state_before_their_readers() -> None:
@@ -245,6 +259,17 @@ def test_a_session_without_progress_is_given_up() -> None:
     for stored in range(1, 4):
         world.now += LIMITS.stall_s - 1
         world.show(waiting(progress=progress(NewcomerPhase.RECEIVING, stored)))
+        assert world.phase() is MovementPhase.MOVING
+    world.wait(LIMITS.stall_s)
+    assert world.phase() is MovementPhase.ABANDONING
+
+
+def test_a_donor_that_reads_its_state_makes_progress() -> None:
+    world = moving()
+    asking = progress(NewcomerPhase.ASKING)
+    for runs in range(1, 4):
+        world.now += LIMITS.stall_s - 1
+        world.show(waiting(progress=replace(asking, prepared=runs)))
         assert world.phase() is MovementPhase.MOVING
     world.wait(LIMITS.stall_s)
     assert world.phase() is MovementPhase.ABANDONING
@@ -380,3 +405,32 @@ def test_each_cell_of_the_table_is_a_transition_or_raises() -> None:
         else:
             with pytest.raises(InvalidTransition):
                 machine.step(event)
+
+
+def test_a_silent_donor_is_waited_for_only_briefly() -> None:
+    world = Observer(live("src"), live("mid", suspected=True), waiting())
+    assert world.phase() is MovementPhase.QUEUED
+    world.wait(LIMITS.silent_s)
+    assert world.phase() is MovementPhase.RESTORING
+
+
+def test_a_donor_that_responds_again_is_asked() -> None:
+    world = Observer(live("src"), live("mid", suspected=True), waiting())
+    world.wait(LIMITS.silent_s - 1)
+    world.show(live("mid"))
+    assert world.phase() is MovementPhase.HOLDING
+
+
+def test_attempts_of_boots_that_ended_in_a_session_count() -> None:
+    """Installing the state may be what kills the newcomer, or to go on with it."""
+    world = observer()
+    assert world.phase() is MovementPhase.HOLDING
+    world.show(waiting(boot="second"))
+    assert world.phase() is MovementPhase.HOLDING
+    world.show(waiting(boot="second", restored_from=3, phase=TaskPhase.CATCHING_UP))
+    assert world.phase() is MovementPhase.STARTED
+    world.show(waiting(boot="third"))
+    assert world.phase() is MovementPhase.RESTORING
+    world.show(waiting(boot="third", restored_from=3, phase=TaskPhase.LIVE))
+    world.show(waiting(boot="fourth"))
+    assert world.phase() is MovementPhase.HOLDING

@@ -20,6 +20,8 @@ from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.retention import Progress, floors, keep_entries
 from rekindle.coordinator.model import Generation, Partition, Ticked
 from rekindle.coordinator.tasks.graph import build_graph
+from rekindle.coordinator.tasks.input_gaps import GAP_S
+from rekindle.task.core.messages import LogTruncated
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import (
     SimulatedSegment,
@@ -230,3 +232,34 @@ def epochs(entries: tuple[EntryRef, ...]) -> list[int]:
 def manifest_of(entries: dict[str, list[int]]) -> Manifest:
     newest = max(max(e) for e in entries.values())
     return Manifest(1, newest, 1, 1, "", {k: refs(*v) for k, v in entries.items()})
+
+
+def world_with_gap(missing: int) -> tuple[World, Slot]:
+    """A replica of a partition is behind a checkpoint, and so many of the epochs that it reads next
+    are in no log any more: the entry from which to compute them was lost."""
+    parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=2, query=True)]
+    world, behind = World(parts), Slot("mid", 0, 1)
+    world.start_all()
+    world.run_epochs(8)
+    position = world.tasks[behind].state_epoch
+    while world.store[-1].epoch < position + 4:
+        world.run_with_idle(behind, 1)
+    src = world.tasks[Slot("src", 0, 0)]
+    src.log_base = position + 1 + missing
+    src.step(LogTruncated(src.log_base))
+    return world, behind
+
+
+def test_a_task_whose_input_nobody_has_starts_again() -> None:
+    world, behind = world_with_gap(missing=2)
+    world.run_epochs(int(GAP_S) - 2)
+    assert world.tasks[behind].boot == 0
+    world.run_epochs(16)
+    assert world.tasks[behind].boot == 1
+    assert world.tasks[behind].state_epoch >= world.head - 2
+
+
+def test_a_task_that_is_slow_goes_on() -> None:
+    world, behind = world_with_gap(missing=0)
+    world.run_with_idle(behind, int(GAP_S) + 16)
+    assert world.tasks[behind].boot == 0

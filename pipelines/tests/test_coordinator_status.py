@@ -70,7 +70,7 @@ def test_epochs_that_no_task_wrote_are_not_reported() -> None:
 
 def _filled(kind: type[T]) -> T:
     """An object without fields that are None."""
-    values = {"str": "x", "int": 1, "bool": True, "float": 1.0}
+    values = {"str": "x", "int": 1, "bool": True, "float": 1.0, "tuple[str,": ("x",)}
     return kind(**{f.name: values[str(f.type).split(" ")[0]] for f in fields(kind)})  # type: ignore[arg-type]
 
 

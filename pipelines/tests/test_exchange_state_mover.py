@@ -25,6 +25,7 @@ from rekindle.exchange.state_mover.messages import (
     Offer,
     OfferRequest,
     Order,
+    Preparing,
     Refusal,
     RefusalReason,
     Release,
@@ -129,6 +130,16 @@ def test_a_donor_waits_until_its_state_reaches_the_upstream_logs() -> None:
     assert core.step(offer_request(needed=9), 0.0) == []
     assert core.step(d.StateReached(7), 0.0) == []
     assert core.step(d.StateReached(8), 0.0) == [d.PinSnapshot(SESSION)]
+
+
+def test_a_donor_that_reads_its_state_says_how_far_it_is() -> None:
+    core = a_donor()
+    core.step(offer_request(), 0.0)
+    assert core.step(offer_request(), 1.0) == [], "nothing has been read"
+    core.step(d.PinProgressed(SESSION, 3), 2.0)
+    assert core.step(offer_request(), 2.0) == [d.Reply(Preparing(SESSION, 3))]
+    assert core.step(pinned(), 3.0) == [d.Reply(OFFER)]
+    assert core.step(offer_request(), 3.0) == [d.Reply(OFFER)]
 
 
 def test_a_snapshot_before_the_needed_epoch_is_not_offered() -> None:
@@ -308,6 +319,21 @@ def test_an_offer_before_the_needed_epoch_is_refused() -> None:
     core.step(order(needed=11), 0.0)
     core.step(n.MessageReceived(OFFER), 0.0)
     assert phase_of(core) is NewcomerPhase.FAILED
+
+
+def test_a_donor_that_prepares_its_offer_is_asked_again_soon() -> None:
+    core = a_newcomer()
+    core.step(order(), 0.0)
+    for now in (2.0, 6.0):
+        core.step(n.RequestsChecked(), now)
+    assert core.wake_at == 14.0
+    core.step(n.MessageReceived(Preparing(SESSION, 3)), 10.0)
+    assert core.wake_at == 12.0
+    progress = core.report().progress
+    assert progress is not None
+    assert (progress.phase, progress.prepared) == (NewcomerPhase.ASKING, 3)
+    core.step(n.MessageReceived(OFFER), 11.0)
+    assert core.step(n.MessageReceived(Preparing(SESSION, 4)), 11.0) == [], "it was late"
 
 
 def test_chunks_are_stored_in_order_within_the_window() -> None:

@@ -171,7 +171,7 @@ def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_pa
 
 def test_a_run_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> None:
     reported: list[RunEvent] = []
-    result, _ = run(tmp_path, until_epoch=4, epochs_per_call=2, report=reported.append)
+    result, _ = run(tmp_path, until_epoch=4, epochs_per_call=2, on_event=reported.append)
     opened, *later = reported
     progress = [event for event in later if isinstance(event, Progress)]
     assert progress == later
@@ -226,7 +226,7 @@ def test_runs_of_empty_epochs_cost_nothing(tmp_path: Path) -> None:
     chains = Chains()
     reported: list[RunEvent] = []
     result = run_reference(
-        spec, name, output=tmp_path / "out", make_chain=chains, report=reported.append
+        spec, name, output=tmp_path / "out", make_chain=chains, on_event=reported.append
     )
     last = (734_868 + 14) * 86_400 + 1
     assert result.epochs == last + 1
@@ -254,7 +254,7 @@ def test_a_run_may_end_among_empty_epochs(tmp_path: Path, until: int) -> None:
         output=tmp_path / "out",
         make_chain=Chains(),
         until_epoch=until,
-        report=reported.append,
+        on_event=reported.append,
     )
     newest = reported[-1]
     assert isinstance(newest, Progress)
@@ -439,7 +439,9 @@ def test_partitions_of_a_source_change_no_row_and_no_watermark(tmp_path: Path) -
     def seen(partitions: int) -> dict[str, Any]:
         name, spec = load_topology(PARTITIONED % (partitions, tmp_path / "in"))
         chains, output, reported = Chains(), tmp_path / f"{partitions}", list[RunEvent]()
-        result = run_reference(spec, name, output=output, make_chain=chains, report=reported.append)
+        result = run_reference(
+            spec, name, output=output, make_chain=chains, on_event=reported.append
+        )
         opened = reported[0]
         assert isinstance(opened, SourcesOpened)
         assert len(chains.made["rows"]) == partitions

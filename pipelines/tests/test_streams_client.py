@@ -65,7 +65,7 @@ def test_time_in_which_the_reader_itself_did_nothing_does_not_count(
     """Its process was frozen, or had no CPU: what the replica has sent is there afterwards."""
     io = started_io()
     call = begin(io, f"{ADDRESS}:{server.port}", ReadRequest("s", 0, 0, 1, 1.0), 1.0)
-    eventually(lambda: server._logs[("s", 0)]._waiting)
+    eventually(lambda: server._logs[("s", 0)]._waiting_for_epoch)
     io.call(time.sleep, 2.0)
     time.sleep(0.2)
     append(log, 0)

@@ -202,9 +202,9 @@ def test_rows_damaged_in_transit_are_refused(
     sent = wire.epoch_frame
 
     def damaged(
-        epoch: int, mark: int, digest: str, payload: pa.Buffer, found: int, *part: int
+        epoch: int, mark: int, digest: str, payload: pa.Buffer, found: int, *rest: Any, **marks: Any
     ) -> bytes:
-        return sent(epoch, mark, digest, payload, found + 1, *part)
+        return sent(epoch, mark, digest, payload, found + 1, *rest, **marks)
 
     monkeypatch.setattr(epoch_lots, "epoch_frame", damaged)
     with pytest.raises(StreamUnavailable, match="epoch 0 of stream s/0 arrived with a wrong check"):

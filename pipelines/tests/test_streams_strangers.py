@@ -306,8 +306,8 @@ def test_a_process_raises_its_own_limit_of_descriptors() -> None:
         import resource
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, min(hard, 5000)))
-        from rekindle.streams.sockets import descriptors
-        print(descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        from rekindle.streams.sockets import raise_descriptor_limit
+        print(raise_descriptor_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -224,7 +224,7 @@ def test_polls_commit_what_is_saved_and_free_the_log() -> None:
 def test_only_the_saver_saves_checkpoints(saver: bool) -> None:
     task = SimulatedTask(Slot("seg", 0, 0), 1, checkpoint_interval_epochs=4)
     task.poll(poll(saver=saver))
-    task.start()
+    task.engine_started()
     for _ in range(9):
         task.take()
     assert [done.epoch for done in task.response().checkpoints] == ([3, 7] if saver else [])

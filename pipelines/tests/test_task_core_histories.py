@@ -99,9 +99,9 @@ class World(SimulatedTask):
         self.work()
 
     def work(self) -> None:
-        self.start()
+        self.engine_started()
         self.head_advanced(self.head)
-        while self.takes and self.state_epoch < self.head:
+        while self.waits_for_epochs and self.state_epoch < self.head:
             self.take([""])
 
     def pass_time(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
-    VALID,
+    VALID_EVENTS,
     AppendEpochs,
     AttemptFailed,
     CallCompleted,
@@ -30,6 +31,7 @@ from rekindle.task.core.loop import (
     EpochsAppended,
     EpochsProcessed,
     EpochsTaken,
+    ForkDropped,
     GiveUp,
     InvalidLoopEvent,
     LoopCore,
@@ -39,6 +41,10 @@ from rekindle.task.core.loop import (
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
+    TentativeAppended,
+    TentativeCompleted,
+    TentativeFailed,
+    TentativeTaken,
 )
 from rekindle.task.state import TaskState
 
@@ -90,6 +96,8 @@ class FakeShell:
                     self.saved.append(state)
                 case GiveUp(error):
                     self.error = error
+                case TentativeCompleted():
+                    raise AssertionError("nothing is tentative without branches")
                 case _:
                     assert self.request is None, "one request at a time"
                     self.request = effect
@@ -208,10 +216,12 @@ def test_the_core_requests_something_or_says_when_to_wake_it(moves: list[str]) -
     assert (shell.request is None) == (shell.core.wake_at is not None)
 
 
-@given(MOVES, st.sampled_from(sorted(set().union(*VALID.values()), key=lambda t: t.__name__)))
+@given(
+    MOVES, st.sampled_from(sorted(set().union(*VALID_EVENTS.values()), key=lambda t: t.__name__))
+)
 def test_an_event_outside_the_table_is_refused(moves: list[str], kind: type) -> None:
     core = play(moves).core
-    if kind in VALID[core.phase]:
+    if kind in VALID_EVENTS[core.phase]:
         return
     event: Any = object.__new__(kind)
     with pytest.raises(InvalidLoopEvent, match=f"loop: {kind.__name__} while {core.phase}"):
@@ -270,3 +280,64 @@ def test_an_engine_that_returns_other_epochs_is_a_bug() -> None:
     shell.request = None
     shell.step(EpochsProcessed((EpochOutput(1, 0, ROWS),), State()))
     assert "returned epochs [1] for [0, 1]" in str(shell.error)
+
+
+# --- branches ---
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Held:
+    """Something large in a state."""
+
+
+def state_of(held: Held) -> State:
+    return State({"operator": cast(Any, held)})
+
+
+def computed(core: LoopCore, epoch: int) -> list[object]:
+    """One stable epoch."""
+    outputs = (EpochOutput(epoch, 10 * epoch + 10, ROWS),)
+    effects: list[object] = [*core.step(EpochsTaken([made(epoch)]), 0.0)]
+    effects += core.step(EpochsProcessed(outputs, State()), 0.0)
+    return [*effects, *core.step(EpochsAppended([f"d{epoch}"]), 0.0)]
+
+
+def test_a_restored_state_is_not_kept() -> None:
+    held = Held()
+    kept = weakref.ref(held)
+    core = LoopCore(TaskState(-1, 0, state_of(held)), EVERY, CallSizes.of(plan_memory()))
+    del held
+    core.step(Woken(), 0.0)
+    computed(core, 0)
+    assert kept() is None
+
+
+def tentative(core: LoopCore, epoch: int, operators: State) -> None:
+    core.step(TentativeTaken(1, made(epoch), True), 0.0)
+    core.step(EpochsProcessed((EpochOutput(epoch, 0, ROWS),), operators), 0.0)
+    core.step(TentativeAppended(), 0.0)
+
+
+def with_branches() -> LoopCore:
+    sizes = CallSizes.of(plan_memory())
+    core = LoopCore(TaskState(-1, 0, State()), EVERY, sizes, branches=True)
+    core.step(Woken(), 0.0)
+    return core
+
+
+def test_the_state_of_a_branch_is_not_kept_after_it() -> None:
+    core, held = with_branches(), Held()
+    kept = weakref.ref(held)
+    tentative(core, 0, state_of(held))
+    del held
+    computed(core, 0)
+    assert kept() is not None
+    core.step(ForkDropped(), 0.0)
+    assert kept() is None
+
+
+def test_a_problem_of_a_branch_ends_with_it() -> None:
+    core = with_branches()
+    core.step(TentativeTaken(1, made(0), True), 0.0)
+    core.step(TentativeFailed("a cast failed"), 0.0)
+    assert SetProblem("tentative", None) in core.step(ForkDropped(), 0.0)

@@ -19,7 +19,6 @@ from rekindle.task.core.sink import (
     EpochWritten,
     LogGrew,
     OpenSink,
-    PauseChanged,
     SinkCore,
     SinkEffect,
     SinkEvent,
@@ -28,6 +27,7 @@ from rekindle.task.core.sink import (
     StopWriter,
     WriteEnded,
     WriteEpochs,
+    WriteLimitChanged,
     assignment_changes,
 )
 from rekindle.topology.spec import SinkSpec
@@ -102,11 +102,11 @@ class FakeShell:
 
     def pause(self) -> None:
         self.through = self.log_last - 1
-        self.step(PauseChanged(self.through))
+        self.step(WriteLimitChanged(self.through))
 
     def resume(self) -> None:
         self.through = None
-        self.step(PauseChanged(None))
+        self.step(WriteLimitChanged(None))
 
     def begin_conflict(self) -> None:
         self.conflict = "epoch 5 exists with rows that differ"

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from rekindle.protocol import PollRequest, RestorePoint, TaskRef
 from rekindle.task.core.events import Woken
 from rekindle.task.core.supervisor import (
-    CALL_S,
-    FLUSH_S,
+    CALL_TIMEOUT_S,
+    FLUSH_TIMEOUT_S,
     NEXT,
     REPORT_FAILURE_S,
     DiscardLog,
     EndProcess,
     FailureReported,
-    KeepDigests,
     NoteCommitted,
     PollAccepted,
     ProcessPhase,
+    ReportDigests,
     RouteInputs,
     RunLoop,
     SetSinks,
@@ -184,7 +184,7 @@ def test_what_a_poll_changes_is_applied_in_order() -> None:
     assert process.effects[2:] == [
         RouteInputs(()),
         SetSinks(None, ()),
-        KeepDigests(()),
+        ReportDigests(()),
         NoteCommitted(None),
         RunLoop(),
     ]
@@ -205,7 +205,7 @@ def test_a_task_whose_results_differ_each_time_stays() -> None:
 
 def test_a_task_in_order_finishes_its_call_and_its_sinks() -> None:
     (end,) = play(["restore", "start", "stop"]).ends()
-    assert (end.exit_status, end.loop_s, end.flush_s) == (0, CALL_S, FLUSH_S)
+    assert (end.exit_status, end.loop_s, end.flush_s) == (0, CALL_TIMEOUT_S, FLUSH_TIMEOUT_S)
 
 
 def test_a_task_that_has_to_compute_again_discards_its_log() -> None:

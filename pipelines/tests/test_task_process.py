@@ -8,6 +8,7 @@ rows say, no more.
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime as dt
 import json
 import os
@@ -227,17 +228,19 @@ def stable(task: Task) -> int:
     return task.answer.stable_epoch if task.answer else -1
 
 
-@pytest.fixture
-def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Task]]]:
-    spec = make_spec(tmp_path)
+@contextlib.contextmanager
+def running_tasks(
+    directory: Path, archive: Path, spec: dict[str, Any]
+) -> Iterator[tuple[Topology, list[Task]]]:
+    """The tasks of a topology, none of which has started."""
     Store(spec["checkpoint"]["store"])
     topology = compile_topology(load_spec(spec), "test", skip_cluster_checks=True)
     origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=2)
     document = {"name": "test", "uid": "uid-1", "generation": 1, "origin": origin.isoformat()}
-    (tmp_path / "topology.json").write_text(json.dumps({**document, "spec": spec}))
+    (directory / "topology.json").write_text(json.dumps({**document, "spec": spec}))
     network = Reservation(None)
     made = [
-        Task(tmp_path, segment, partition, f"127.{network.index}.{at}.{partition + 1}", cds_archive)
+        Task(directory, segment, partition, f"127.{network.index}.{at}.{partition + 1}", archive)
         for at, segment in enumerate(topology.segments)
         for partition in range(segment.partitions)
     ]
@@ -247,6 +250,12 @@ def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Ta
             task.process.kill()
             task.process.wait(10)
     network.release()
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Task]]]:
+    with running_tasks(tmp_path, cds_archive, make_spec(tmp_path)) as made:
+        yield made
 
 
 @pytest.mark.timeout(480)

@@ -92,4 +92,5 @@ def _is_left_out(value: Any, path: str, left_out: frozenset[str]) -> bool:
 
 
 def _is_below(path: str, fields: Collection[str]) -> bool:
+    """Whether it is one of these fields, or below one."""
     return any(path == f or path.startswith((f"{f}.", f"{f}[", f"{f}=")) for f in fields)

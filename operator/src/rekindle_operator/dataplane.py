@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekindle.identity import UNREPORTED_STREAM_PROTOCOL
-from rekindle.protocol import CheckpointProblemKind, TaskPhase
+from rekindle.protocol import CheckpointProblemKind, ConsistencyState, TaskPhase
+
+_STABLE = ConsistencyState.STABLE.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class TaskReport:
     problem: str = ""
     refused_node: str = ""  # the source or operator whose definition is wrong
     saving_fails: bool = False  # `problem` says why it saves no checkpoints
+    tentative: bool = False  # its output is not stable
+    missing_inputs: tuple[str, ...] = ()  # streams without which it is tentative
 
     @property
     def responds(self) -> bool:
@@ -44,6 +48,8 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True)
 class QueryReport:
+    """`durable_epoch`: the newest epoch that all partitions of its sink have."""
+
     durable_epoch: int | None = None
     lag_s: float | None = None
 
@@ -70,8 +76,8 @@ class CoordinatorReport:
     fence: int = 0
     tasks: Mapping[str, TaskReport] = field(default_factory=dict)
     queries: Mapping[str, QueryReport] = field(default_factory=dict)
-    diverged: tuple[str, ...] = ()
-    inconsistent: tuple[str, ...] = ()
+    diverged: tuple[str, ...] = ()  # keys of slots
+    inconsistent: tuple[str, ...] = ()  # a text for each
     checkpoint_problems: tuple[CheckpointProblem, ...] = ()
     checkpoint: CheckpointReport = field(default_factory=CheckpointReport)
     stream_protocol: int = UNREPORTED_STREAM_PROTOCOL  # of the coordinator's image
@@ -129,6 +135,8 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         problem=problem if isinstance(problem, str) else str(problem),
         refused_node=str(raw.get("refused") or ""),
         saving_fails=raw.get("savingFails") is True,
+        tentative=str(raw.get("outputState") or _STABLE) != _STABLE,
+        missing_inputs=tuple(str(name) for name in _entries(raw, "missingInputs")),
     )
 
 

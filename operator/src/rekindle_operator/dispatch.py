@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -91,6 +91,7 @@ class Dispatcher:
         retries: Retries,
         workers: int = WORKERS,
         stall_s: float = STALL_S,
+        pool: Executor | None = None,
     ) -> None:
         self._execute = execute
         self._on_skipped = on_skipped
@@ -100,12 +101,12 @@ class Dispatcher:
         self._workers = workers
         self._stall_s = stall_s
         self._threads = _THREADS_PER_WORKER * workers
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="action")
+        self._pool = pool or ThreadPoolExecutor(self._threads, thread_name_prefix="action")
         self._changed = threading.Condition()
         self._queue = _Queue()
         self._running: dict[str, _RunningAction] = {}
         self._not_done: set[str] = set()  # keys of this pass that are not done
-        self._cleans_up = False
+        self._cleans_up = False  # whether this pass deletes pods or records
         self._events: deque[ScheduledAction] = deque(maxlen=_MAX_EVENTS)
 
     def run(self, actions: Iterable[ScheduledAction]) -> None:
@@ -181,7 +182,7 @@ class Dispatcher:
 
     def _ready(self) -> Iterator[ScheduledAction]:
         """Actions that depend on nothing unfinished, in order."""
-        placing: set[str] = set()  # topologies whose replacements wait for a running action
+        placing: set[str] = set()  # topologies with replacements that have not started
         for action in self._queue:
             if action.order <= ActionOrder.PLACE_PODS:
                 placing.add(action.topology_key)

@@ -9,6 +9,7 @@ Design: docs/design/recovery.md#order-of-actions.
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import json
 import logging
@@ -60,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 class Executor:
     """`on_refused_status` is called when the API server refuses a status: the CRD may have become
-    older."""
+    older. `draw` gives numbers from 0 to 1, for the jitter of retries; actions run in `pool`."""
 
     def __init__(
         self,
@@ -72,6 +73,8 @@ class Executor:
         may_act: Callable[[], bool],
         workers: int = WORKERS,
         on_refused_status: Callable[[], None] = lambda: None,
+        draw: Callable[[], float] = random.random,
+        pool: concurrent.futures.Executor | None = None,
     ) -> None:
         self._cluster = cluster
         self._identity = identity
@@ -82,7 +85,7 @@ class Executor:
         self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
         self._status_at: dict[str, float] = {}  # by the topology's uid
         self._dispatcher = Dispatcher(
-            self._attempt, self._skipped, clock, may_act, Retries(random.random), workers
+            self._attempt, self._skipped, clock, may_act, Retries(draw), workers, pool=pool
         )
 
     def run(self, decisions: Iterable[TopologyActions]) -> None:

@@ -20,7 +20,7 @@ def make_registry(cluster: ClusterCache) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
-    async def seen(event: Any, **_: Any) -> None:
+    async def topology_changed(event: Any, **_: Any) -> None:
         if event["type"] == "DELETED":
             cluster.remove_topology(event["object"]["metadata"]["uid"])
         else:

@@ -51,9 +51,10 @@ def monotonic_s() -> float:
 
 
 class Leader:
-    """`on_api_recovered` is called when the API server responds again after an outage. A replica
-    that is not `ready` reads the Lease but does not take it. A leader that is not `healthy` lets
-    the Lease expire, so that another replica leads."""
+    """The election as one replica takes part in it, whether it leads or not. `on_api_recovered` is
+    called when the API server responds again after an outage. A replica that is not `ready` reads
+    the Lease but does not take it. A leader that is not `healthy` lets the Lease expire, so that
+    another replica leads."""
 
     def __init__(
         self,
@@ -80,8 +81,8 @@ class Leader:
         self._thread: threading.Thread | None = None
         self._acquired_at = 0.0
         self._owner: dict[str, Any] | None = None
-        self._read_owner_at = float("-inf")
-        self._may_own = True
+        self._owner_read_due_at = float("-inf")
+        self._may_set_owner = True
         self._found_owners: list[dict[str, Any]] = []  # of the Lease
         self._leading_event = threading.Event()
         self._pass_term: int | None = None
@@ -142,16 +143,19 @@ class Leader:
 
     def _run(self) -> None:
         while not self._released:
-            before = self._candidate
-            self.find_owner()
-            try:
-                self.step()
-            except Exception:
-                logger.exception("leader election failed; it is tried again")
-                time.sleep(self._election.timing.retry_s)
-            may_take_now = not before.wants_to_write() and self._candidate.wants_to_write()
-            if not (may_take_now and self._ready()):
-                time.sleep(self._candidate.pause_s())
+            time.sleep(self.call_once())
+
+    def call_once(self) -> float:
+        """Make the next call, and return how long to wait before the one after it, in seconds."""
+        before = self._candidate
+        self.find_owner()
+        try:
+            self.step()
+        except Exception:
+            logger.exception("leader election failed; it is tried again")
+            return self._election.timing.retry_s + self._candidate.pause_s()
+        may_take_now = not before.wants_to_write() and self._candidate.wants_to_write()
+        return 0.0 if may_take_now and self._ready() else self._candidate.pause_s()
 
     def find_owner(self) -> None:
         """Read the operator's own Deployment, of which the Lease is a dependent: otherwise it would
@@ -162,24 +166,24 @@ class Leader:
         now = self._clock()
         name = self._election.deployment
         is_known = self._owner is not None and not self._candidate.lease_is_absent
-        if not name or is_known or now < self._read_owner_at:
+        if not name or is_known or now < self._owner_read_due_at:
             return
         is_holder = self._candidate.is_holder
         timeout_s = _OWNER_TIMEOUT_OF_HOLDER_S if is_holder else _OWNER_TIMEOUT_S
-        self._read_owner_at = now + _OWNER_RETRY_S
+        self._owner_read_due_at = now + _OWNER_RETRY_S
         try:
             path = deployment_path(self._election.namespace, name)
             found = self._request("GET", path, timeout_s=(timeout_s, timeout_s))
         except (ApiException, HTTPError) as error:
             if isinstance(error, HTTPError) and not is_holder:
-                self._read_owner_at = now + _OWNER_REFRESH_S
+                self._owner_read_due_at = now + _OWNER_REFRESH_S
             logger.warning(
                 "the Lease is not deleted with the Deployment %s: %s", name, _reason(error)
             )
             return
         if found is not None:
             self._owner = owner_reference(found)
-            self._read_owner_at = now + _OWNER_REFRESH_S
+            self._owner_read_due_at = now + _OWNER_REFRESH_S
 
     def step(self) -> None:
         """Make one call to the API server and update the state."""
@@ -197,7 +201,7 @@ class Leader:
             self._note_response()
         with self._lock:
             self._candidate = after
-        self._announce(before, after)
+        self._set_leading(before, after)
 
     def _call(self, before: Candidate) -> Candidate:
         began = self._clock()
@@ -222,7 +226,7 @@ class Leader:
         if since is not None and self._clock() - since > _OUTAGE_S:
             self._on_api_recovered()
 
-    def _announce(self, before: Candidate, after: Candidate) -> None:
+    def _set_leading(self, before: Candidate, after: Candidate) -> None:
         led, leads = self._leading_event.is_set(), after.leads(self._clock())
         if leads and after.term != before.term:
             silence = f", {before.unchanged_s:.1f} s after the last renewal of the previous holder"
@@ -256,7 +260,7 @@ class Leader:
             if error.status == 403 and owners != self._found_owners:
                 # OwnerReferencesPermissionEnforcement: only who may delete it may change owners.
                 logger.warning("the owner of the Lease stays as it is: %s", _reason(error))
-                self._may_own = False
+                self._may_set_owner = False
             raise
 
     def _body(self, record: Any) -> dict[str, Any]:
@@ -264,7 +268,7 @@ class Leader:
         now = time.time()
         acquired = self._acquired_at or now
         namespace, name = self._election.namespace, self._election.name
-        may_set = self._owner is not None and (self._may_own or not record.version)
+        may_set = self._owner is not None and (self._may_set_owner or not record.version)
         owners = [self._owner] if self._owner is not None and may_set else self._found_owners
         return lease_body(namespace, name, record, now, min(acquired, now), owners)
 

@@ -11,7 +11,7 @@ from typing import Any
 from rekindle.names import ANNOTATION_HOLDER_PROCESS
 from rekindle_operator.election import LeaseRecord
 
-_RELEASED_S = 1
+_RELEASED_S = 1  # duration of a Lease without a holder; the API server refuses 0
 
 
 def lease_path(namespace: str, name: str = "") -> str:
@@ -59,8 +59,8 @@ def lease_body(
             "holderIdentity": record.holder,
             "leaseDurationSeconds": max(1, int(record.lease_s)),
             "leaseTransitions": record.transitions,
-            "acquireTime": _text(acquired),
-            "renewTime": _text(now),
+            "acquireTime": _micro_time(acquired),
+            "renewTime": _micro_time(now),
         },
     }
 
@@ -84,5 +84,5 @@ def released(record: LeaseRecord) -> LeaseRecord:
     return LeaseRecord("", "", _RELEASED_S, record.transitions, record.version, record.uid)
 
 
-def _text(at: float) -> str:
+def _micro_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -52,12 +52,13 @@ class LiveCheck:
         max_reads: int = _MAX_READS,
         stall_s: float = _STALL_S,
         monotonic: Callable[[], float] = time.monotonic,
+        pool: Executor | None = None,
     ) -> None:
         self._api = api
         self._cluster = cluster
         self._monotonic = monotonic
         self._stall_s = stall_s
-        self._pool = ThreadPoolExecutor(max_reads, thread_name_prefix="live")
+        self._pool = pool or ThreadPoolExecutor(max_reads, thread_name_prefix="live")
         self._hanging_reads: dict[str, Future[str | None]] = {}  # by object
 
     def unconfirmed(

@@ -37,11 +37,11 @@ from rekindle_operator.settings import Settings
 from rekindle_operator.topology_status import RecoveryEntry
 
 _PAUSE_S = 3.0  # a longer gap between two passes: this process itself was paused
-_STUCK_S = 60.0
+_STUCK_S = 60.0  # after the last pass; then the loop is not alive
 _MAX_DECISIONS = 3  # of a pass, while caches are found to be behind
 _RELIST_RETRY_S = 0.25
-_LIST_RETRY_S = 1.0  # after a list of topologies that failed; longer with each one in a row
-_STALLED_FAILURES = 2  # lists of topologies in a row
+_LIST_RETRY_S = 1.0  # after a failed list of topologies; longer with each one in a row
+_STALLED_FAILURES = 2  # failed lists of topologies in a row
 _COALESCE_S = 0.02  # changes come in bursts
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 def decide(
     take_snapshot: Callable[[], Snapshot],
-    live: LiveCheck,
+    live_check: LiveCheck,
     clock: Callable[[], float],
     settings: Settings,
 ) -> tuple[Snapshot, list[TopologyActions]]:
@@ -67,7 +67,8 @@ def decide(
             for d in reconcile_all(snapshot, clock(), settings)
             if d.topology_key not in read_failures
         ]
-        unconfirmed = live.unconfirmed(decisions, snapshot)
+        # Topology key -> why it cannot be read, or "": the decision was made from old objects.
+        unconfirmed = live_check.unconfirmed(decisions, snapshot)
         read_failures |= {topology_key: why for topology_key, why in unconfirmed.items() if why}
         if unconfirmed.keys() <= read_failures.keys():
             break
@@ -80,20 +81,27 @@ def decide(
 
 
 class ControlLoop:
+    """`list_topologies`: False if it failed. `on_new_term`: called when this replica has become the
+    leader, and its caches are current."""
+
     def __init__(
         self,
         cluster: ClusterCache,
         executor: Executor,
-        live: LiveCheck,
+        live_check: LiveCheck,
         settings: Settings,
         leader: Leader,
         list_topologies: Callable[[], bool],
         clock: Callable[[], float],
         on_new_term: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock = clock
+        self._monotonic = monotonic
+        self._sleep = sleep
         self._on_new_term = on_new_term
-        self._live = live
+        self._live_check = live_check
         self._list_topologies = list_topologies
         self._leader = leader
         self._term: int | None = None  # in which the last pass was
@@ -103,14 +111,14 @@ class ControlLoop:
         self._passed_at: float | None = None  # monotonic
         self._wait_s = settings.timing.tick_s
         self._standby_passes = StandbyPasses()
-        self._finished: set[tuple[str, str]] = set()
+        self._observed_recoveries: set[tuple[str, str]] = set()  # (topology uid, start)
         self._has_seen_history = False
         self._errors: dict[str, str] = {}  # topology -> error that was logged last
 
     @property
     def alive(self) -> bool:
         """Whether passes are made when they are due; True for a replica that does not lead."""
-        return self._passed_at is None or time.monotonic() - self._passed_at < _STUCK_S
+        return self._passed_at is None or self._monotonic() - self._passed_at < _STUCK_S
 
     def run(self) -> None:
         while not self._cluster.synced:
@@ -122,23 +130,23 @@ class ControlLoop:
                 continue
             if self._passed_at is not None:
                 self._cluster.wait_for_pass_request(self._wait_s)
-            time.sleep(_COALESCE_S)
+            self._sleep(_COALESCE_S)
             if not self._begin_pass():
-                time.sleep(_RELIST_RETRY_S)
+                self._sleep(_RELIST_RETRY_S)
                 continue
             self.run_pass()
-            self._passed_at = time.monotonic()
+            self._passed_at = self._monotonic()
 
     def _begin_pass(self) -> bool:
         """False: this replica has just become the leader, and cannot list objects."""
         if self._passed_at is None:  # from now on `alive` expects passes
-            self._passed_at = time.monotonic()
+            self._passed_at = self._monotonic()
         term = self._leader.begin_pass()
         if term != self._term:
             # Its caches may have stalled while it was not the leader.
             if not (self._cluster.relist() and self._list_topologies()):
                 return False
-            self._term, self._passed_at = term, time.monotonic()
+            self._term, self._passed_at = term, self._monotonic()
             self._cluster.forget_uncreated_pods()
             self._errors.clear()
             self._on_new_term()
@@ -146,28 +154,28 @@ class ControlLoop:
         return True
 
     def _run_standby_pass(self) -> None:
-        began = time.monotonic()
+        began = self._monotonic()
         if not self._standby_passes.is_due(began):
             return
         try:
             reconcile_all(self._cluster.snapshot(), self._clock(), self._settings)
         except Exception:  # reported once this replica leads
             logger.debug("a standby pass failed", exc_info=True)
-        self._standby_passes.record_pass(began=began, ended=time.monotonic())
+        self._standby_passes.record_pass(began=began, ended=self._monotonic())
 
     def run_pass(self) -> None:
         with RECONCILE_SECONDS.time():
             snapshot = self._cluster.snapshot()
             try:
                 snapshot, decisions = decide(
-                    self._cluster.snapshot, self._live, self._clock, self._settings
+                    self._cluster.snapshot, self._live_check, self._clock, self._settings
                 )
                 self._log_errors(decisions)
                 self._executor.run(decisions)
             except Exception:
                 RECONCILE_ERRORS.inc()
                 logger.exception("a reconcile pass failed")
-                time.sleep(1.0)
+                self._sleep(1.0)
         self._wait_s = wait_s(snapshot, self._clock(), self._settings.timing)
         try:
             observe(snapshot)
@@ -193,7 +201,7 @@ class ControlLoop:
         self._errors = {topology_key: repr(error) for topology_key, error in errors.items()}
 
     def _reset_timers_after_pause(self) -> None:
-        if self._passed_at is not None and time.monotonic() - self._passed_at > _PAUSE_S:
+        if self._passed_at is not None and self._monotonic() - self._passed_at > _PAUSE_S:
             logger.warning("this process was paused; timers of silence are reset")
             self._cluster.reset_timers()
 
@@ -201,8 +209,8 @@ class ControlLoop:
         for topology in snapshot.topologies:
             for entry in topology.operator_status.recovery.history:
                 key = (topology.uid, entry.started_at)
-                if entry.finished_at and key not in self._finished:
-                    self._finished.add(key)
+                if entry.finished_at and key not in self._observed_recoveries:
+                    self._observed_recoveries.add(key)
                     if self._has_seen_history:  # not those of an earlier leader
                         RECOVERY_SECONDS.labels(entry.mode).observe(_duration_s(entry))
         self._has_seen_history = True

@@ -20,7 +20,7 @@ from typing import Any
 
 from rekindle.protocol import CONTROL_PORT
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.cluster.model import Endpoint, PodView, Snapshot
+from rekindle_operator.cluster.model import Endpoint, NodeView, PodView
 from rekindle_operator.cluster.probes import TICK_S
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.late_reports import pods_to_probe
@@ -57,23 +57,12 @@ class HealthProber:
             await asyncio.sleep(TICK_S)
 
     def _probe_due(self) -> None:
-        snapshot, now = self._cluster.snapshot(), self._clock()
-        self._probe_due_pods(snapshot, now)
-        probes = self._cluster.kubelet_probes
-        probes.reset_after_pause(now)
-        probes.retain({node.uid for node in snapshot.nodes})
-        for node in kubelets_to_probe(snapshot, probes.in_flight, now, self._timing):
-            if node.kubelet is not None:
-                probes.sent(node.uid, now)
-                self._start(self._probe_kubelet(node.uid, node.kubelet))
-
-    def _probe_due_pods(self, snapshot: Snapshot, now: float) -> None:
-        probes = self._cluster.pod_probes
-        probes.reset_after_pause(now)
-        probes.retain({pod.uid for pod in snapshot.pods if pod.is_managed})
-        for pod in pods_to_probe(snapshot, probes.in_flight, now, self._timing):
-            probes.sent(pod.uid, now)
+        pods, nodes = start_due_probes(self._cluster, self._clock(), self._timing)
+        for pod in pods:
             self._start(self._probe_pod(pod))
+        for node in nodes:
+            if node.kubelet is not None:
+                self._start(self._probe_kubelet(node.uid, node.kubelet))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         probe = asyncio.create_task(work)
@@ -94,6 +83,24 @@ class HealthProber:
                 self._cluster.kubelet_probes.responded(node_uid)
         finally:
             self._cluster.kubelet_probes.ended(node_uid)
+
+
+def start_due_probes(
+    cluster: ClusterCache, now: float, timing: Timing
+) -> tuple[list[PodView], list[NodeView]]:
+    """The pods and kubelets to probe now; they are recorded as sent."""
+    snapshot = cluster.snapshot()
+    for probes in (cluster.pod_probes, cluster.kubelet_probes):
+        probes.reset_after_pause(now)
+    cluster.pod_probes.retain({pod.uid for pod in snapshot.pods if pod.is_managed})
+    cluster.kubelet_probes.retain({node.uid for node in snapshot.nodes})
+    pods = pods_to_probe(snapshot, cluster.pod_probes.in_flight, now, timing)
+    nodes = kubelets_to_probe(snapshot, cluster.kubelet_probes.in_flight, now, timing)
+    for pod in pods:
+        cluster.pod_probes.sent(pod.uid, now)
+    for node in nodes:
+        cluster.kubelet_probes.sent(node.uid, now)
+    return pods, nodes
 
 
 async def kubelet_responds(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bool:

@@ -29,7 +29,7 @@ class Retries:
         return failure is None or now >= failure.not_before
 
     def failed(self, key: str, now: float) -> float:
-        """The wait. The first retry is immediate: most failures are conflicts."""
+        """The seconds to wait. The first retry is immediate: most failures are conflicts."""
         times = self._failures[key].times + 1 if key in self._failures else 1
         wait_s = POLICY.wait_s(times - 1, self._draw())
         self._failures[key] = _Failure(times, now + wait_s)

@@ -34,6 +34,7 @@ class QueryState(StrEnum):
     """`status.queries[].state`."""
 
     LIVE = "Live"
+    TENTATIVE = "Tentative"  # it goes on without an input, or corrects what it did
     CATCHING_UP = "CatchingUp"
     RESTORING = "Restoring"
     FAILED = "Failed"

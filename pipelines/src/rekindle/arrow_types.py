@@ -36,13 +36,13 @@ _SCALARS = {
 _BY_ARROW_TYPE = {arrow: scalar for scalar, arrow in _SCALARS.items()}
 
 
-def arrow_type(kind: DataType | None) -> pa.DataType:
+def arrow_type(data_type: DataType | None) -> pa.DataType:
     """The Arrow type; of an unknown type that of STRING."""
-    match kind:
+    match data_type:
         case None:
             return pa.string()
         case Scalar():
-            return _SCALARS[kind]
+            return _SCALARS[data_type]
         case Decimal(precision, scale):
             return pa.decimal128(precision, scale)
         case Array(element):
@@ -55,18 +55,18 @@ def arrow_schema(schema: Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, arrow_type(f.type)) for f in schema])
 
 
-def topology_type(kind: pa.DataType) -> DataType | None:
+def topology_type(arrow: pa.DataType) -> DataType | None:
     """The inverse of `arrow_type`; None for Arrow types that no schema of a topology has."""
-    if pa.types.is_decimal128(kind):
-        return Decimal(kind.precision, kind.scale)
-    if pa.types.is_list(kind):
-        element = topology_type(kind.value_type)
+    if pa.types.is_decimal128(arrow):
+        return Decimal(arrow.precision, arrow.scale)
+    if pa.types.is_list(arrow):
+        element = topology_type(arrow.value_type)
         return None if element is None else Array(element)
-    if pa.types.is_struct(kind):
-        return Struct(tuple(Field(f.name, topology_type(f.type)) for f in kind))
-    return _BY_ARROW_TYPE.get(kind)
+    if pa.types.is_struct(arrow):
+        return Struct(tuple(Field(f.name, topology_type(f.type)) for f in arrow))
+    return _BY_ARROW_TYPE.get(arrow)
 
 
-def arrow_to_ddl(kind: pa.DataType) -> str:
+def arrow_to_ddl(arrow: pa.DataType) -> str:
     """An Arrow type in Spark's DDL."""
-    return type_to_ddl(topology_type(kind))
+    return type_to_ddl(topology_type(arrow))

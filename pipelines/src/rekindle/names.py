@@ -25,7 +25,7 @@ OWN_PREFIX = f"{GROUP}/"  # of all labels and annotations that follow
 
 LABEL_TOPOLOGY = f"{GROUP}/topology"
 LABEL_GENERATION = f"{GROUP}/generation"
-LABEL_OPERATOR_RELEASE = f"{GROUP}/operator"  # of the operator's own pods
+LABEL_OPERATOR_RELEASE = f"{GROUP}/operator"  # of the operator's own pods: the Helm release
 LABEL_ROLE = f"{GROUP}/role"
 LABEL_SEGMENT = f"{GROUP}/segment"
 LABEL_SEGMENT_NAME = f"{GROUP}/segment-name"
@@ -56,8 +56,8 @@ TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
 TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 
-COORDINATOR_KEY = "coordinator"
-REMOVED_SEGMENT = "-"  # in the keys of `status.slots`: of merged slots that edits have removed
+COORDINATOR_KEY = "coordinator"  # in `status.slots`, as its slot; and in names of objects
+REMOVED_SEGMENT = "-"  # in keys of `status.slots`: for all segments that edits have removed
 MAX_NAME_CHARS = 63  # a pod's name is its host name
 
 

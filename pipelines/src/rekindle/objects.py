@@ -65,7 +65,7 @@ _PERMANENT = (
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """`modified` is in seconds since the epoch by the store's own clock."""
+    """`modified` is in seconds since 1970 by the store's own clock."""
 
     name: str
     bytes: int
@@ -161,7 +161,7 @@ def _read_marker(objects: Objects, marker: str) -> bytes:
 class LocalObjects:
     """Objects as files: written under a temporary name, flushed to disk, then linked (POSIX `link`
     does not replace). Temporary files have a random name in a hidden directory, and are removed
-    when 10 minutes old; a slow writer that loses its temporary file repeats it."""
+    when 10 minutes old; a slow writer whose temporary file was removed writes it again."""
 
     def __init__(self, url: str, root: Path, clock: Callable[[], float] = time.time) -> None:
         self.url = url

@@ -20,6 +20,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.errors import RekindleError
+from rekindle.exchange.state_mover.messages import Directive, MovementReport
 from rekindle.identity import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -55,6 +56,20 @@ class _Versioned(_Message):
         return Versions(self.protocol, self.oldest_protocol)
 
 
+class ConsistencyState(StrEnum):
+    """State of a task's output (DPC, figure 2); the transitions are in
+    `rekindle.consistency.states`."""
+
+    STABLE = "STABLE"  # all output is stable, or corrected
+    UP_FAILURE = "UP_FAILURE"  # inputs are missing or tentative; output is tentative
+    STABILIZATION = "STABILIZATION"  # all inputs are corrected; output is being corrected
+
+    @classmethod
+    def _missing_(cls, value: object) -> ConsistencyState | None:
+        """A state that a newer release knows is taken as STABLE: then the epochs decide."""
+        return cls.STABLE if isinstance(value, str) else None
+
+
 class TaskRef(_Message):
     """One incarnation of a slot (segment id, partition, replica)."""
 
@@ -72,6 +87,7 @@ class Endpoint(_Message):
     incarnation: int
     suspected: bool = False
     lagging: bool = False  # well behind another replica, which is Live
+    state: ConsistencyState = ConsistencyState.STABLE  # of its output
 
 
 class Upstream(_Message):
@@ -102,6 +118,32 @@ class SinkProgress(_Message):
     conflict: str | None = None  # a file that already exists with different rows
 
 
+class Postponement(_Message):
+    """A replica asks its partner to serve for `lease_s` while it stabilizes; 0: no longer. Later
+    ones of a boot have higher numbers."""
+
+    number: int
+    lease_s: float
+
+
+class PostponementAnswer(_Message):
+    """To the request `number` of a boot of the partner."""
+
+    boot: str
+    number: int
+    promised: bool
+
+
+class Partner(_Message):
+    """The other one of two replicas that stabilize one after another (docs/design/consistency.md),
+    and what its newest response to a poll says."""
+
+    replica: int
+    boot: str
+    asks: Postponement | None = None
+    answer: PostponementAnswer | None = None
+
+
 class RestorePoint(_Message):
     """Start after `epoch`, from the checkpoint entry `object` (None: empty state)."""
 
@@ -126,9 +168,11 @@ class PollRequest(_Versioned):
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # respond with the digests of these epochs too
+    partner: Partner | None = None  # that serves; of a task whose output may be tentative
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log
     )
+    movement: Directive | None = None  # state movements; None: nothing to say about them
 
 
 class Incompatible(RekindleError):
@@ -249,8 +293,15 @@ class PollResponse(_Versioned):
     # What it speaks with other tasks; absent from a response of the first stream protocols.
     stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     oldest_stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
+    # Of a task whose output may be tentative (docs/design/consistency.md):
+    consistency: ConsistencyState = ConsistencyState.STABLE
+    tentative_epoch: int = -1  # newest tentative epoch that is not corrected
+    missing: tuple[str, ...] = ()  # streams, by name, without which its output is tentative
+    asks: Postponement | None = None  # of its partner
+    answer: PostponementAnswer | None = None  # to its partner
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
+    movement: MovementReport | None = None  # None: of a release that does not move state
 
     def stream_versions(self) -> Versions:
         return Versions(self.stream_protocol, self.oldest_stream_protocol)

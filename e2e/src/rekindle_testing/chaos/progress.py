@@ -16,7 +16,7 @@ Newest = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class StalledLive:
-    """The status said Live although the query's sink had written nothing for so long."""
+    """The status said Live although the query's next file was overdue by `stalled_s`."""
 
     query: str
     at_s: float

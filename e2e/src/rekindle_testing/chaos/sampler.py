@@ -1,7 +1,7 @@
 """Samples a chaos run from outside: the sinks' files, and objects of the API.
 
-Two threads, since the API server may not respond while the sinks continue. Attributes have the last
-sample.
+Two threads, since the API server may not respond while the sinks continue. `pods`, `leader` and
+`statuses` are of the last sample; `stalled_live` has all that was found in any sample.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{
 
 
 class Sampler:
-    """`sinks`: topology -> query -> the directory of its sink; `history`: the file to which each
-    change of the API's objects is appended, one JSON object a line."""
+    """`progress`: of each topology, continued here; `sinks`: topology -> query -> the directory of
+    its sink; `log_archive`: gets the logs of pods before they are deleted with their nodes;
+    `history`: the file to which each change of the API's objects is appended, one JSON object a
+    line."""
 
     def __init__(
         self,
@@ -56,8 +58,8 @@ class Sampler:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._threads = [
-            threading.Thread(target=self._run, args=(watch,), name=watch.__name__, daemon=True)
-            for watch in (self._watch_files, self._watch_api)
+            threading.Thread(target=self._run, args=(sample,), name=sample.__name__, daemon=True)
+            for sample in (self._sample_files, self._sample_api)
         ]
 
     def __enter__(self) -> Sampler:
@@ -96,20 +98,20 @@ class Sampler:
         """Add an action of the run to the history."""
         self._append({"note": text})
 
-    def _run(self, watch: Callable[[], None]) -> None:
+    def _run(self, sample: Callable[[], None]) -> None:
         try:
-            watch()
+            sample()
         except BaseException as error:
             self._error = error
 
-    def _watch_files(self) -> None:
+    def _sample_files(self) -> None:
         while not self._stop.wait(_FILES_EVERY_S):
             self._log_archive.preserve_new()
             for name, progress in self._progress.items():
                 newest = {query: _newest(path) for query, path in self._sinks[name].items()}
                 progress.observe(self.now(), newest)
 
-    def _watch_api(self) -> None:
+    def _sample_api(self) -> None:
         while not self._stop.wait(_API_EVERY_S):
             try:
                 self._read_api()
@@ -142,8 +144,8 @@ class Sampler:
 
 def _newest(directory: Path) -> dict[int, int]:
     newest: dict[int, int] = {}
-    names = [path.name for path in directory.glob("*")] if directory.exists() else []
-    for parsed in map(parse_name, names):
+    file_names = [path.name for path in directory.glob("*")] if directory.exists() else []
+    for parsed in map(parse_name, file_names):
         if parsed is not None:
             _, partition, epoch = parsed
             newest[partition] = max(newest.get(partition, -1), epoch)

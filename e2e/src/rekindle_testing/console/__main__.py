@@ -27,7 +27,7 @@ from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.waiting import DeadlineError
 
 _PROMPT = "rekindle-cluster> "
-_VOLUME = "rekindle"  # the claim of the example's checkpoint store
+_CLAIM = "rekindle"  # of the example's checkpoint store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
     with EmbeddedCluster(directory, nodes=nodes, on_progress=_say) as cluster:
         _say("copying the example's input, 336,776 flights")
         flights.prepare_input(cluster.shared / "input")
-        cluster.create_claim(_VOLUME)
+        cluster.create_claim(_CLAIM)
         _say("helm install rekindle")
         cluster.install()
         programs = _link_programs(directory / "bin")

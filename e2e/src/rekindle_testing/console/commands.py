@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_ADDED = 9
+MAX_ADDED_NODES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ USAGE = (
     ("quit", "", "stop the cluster and everything on it"),
 )
 _NAMES = tuple(name for name, _, _ in USAGE)
-_PLAIN: dict[str, Command] = {"status": Status(), "help": Help(), "quit": Quit()}
+_WITHOUT_ARGUMENTS: dict[str, Command] = {"status": Status(), "help": Help(), "quit": Quit()}
 
 
 class CommandError(ValueError):
@@ -123,7 +123,7 @@ def parse_command(line: str, states: NodeStates) -> Command:
         case "status" | "help" | "quit":
             if arguments:
                 raise CommandError(f"{name} takes no arguments, got: {' '.join(arguments)}")
-            return _PLAIN[name]
+            return _WITHOUT_ARGUMENTS[name]
         case _:
             near = difflib.get_close_matches(name, _NAMES, 1)
             hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(_NAMES)}"
@@ -132,9 +132,10 @@ def parse_command(line: str, states: NodeStates) -> Command:
 
 def _count(arguments: Sequence[str]) -> int:
     text = arguments[0] if arguments else "1"
-    if len(arguments) > 1 or not text.isdecimal() or not 1 <= int(text) <= MAX_ADDED:
+    if len(arguments) > 1 or not text.isdecimal() or not 1 <= int(text) <= MAX_ADDED_NODES:
         raise CommandError(
-            f"add-node takes a number of nodes from 1 to {MAX_ADDED}, got: {' '.join(arguments)}"
+            f"add-node takes a number of nodes from 1 to {MAX_ADDED_NODES}, got: "
+            f"{' '.join(arguments)}"
         )
     return int(text)
 
@@ -155,7 +156,7 @@ def _nodes(command: str, names: Sequence[str], states: NodeStates) -> tuple[str,
 def _affected(
     command: str, names: Sequence[str], states: NodeStates, affected: frozenset[str], text: str
 ) -> tuple[str, ...]:
-    """Those of `affected` that are named; all of them if none is."""
+    """Those that are named of `affected`, the nodes in a state (`text`); all of them if none is."""
     if not affected:
         raise CommandError(f"no node is {text}")
     nodes = _nodes(command, names or sorted(affected), states)

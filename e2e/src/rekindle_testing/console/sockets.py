@@ -1,6 +1,6 @@
 """Commands from another terminal: each running cluster has a Unix socket in a folder of the user.
 
-A connection is one line of text there and one JSON object back: {"ok": bool, "text": str}.
+A client sends one line of text, and the response is one JSON object: {"ok": bool, "text": str}.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import cast
 from rekindle_testing.embedded.errors import EmbeddedError
 
 DIRECTORY_VARIABLE = "REKINDLE_CLUSTER_DIR"
-_LINE_BYTES = 4096
+_MAX_LINE_BYTES = 4096
 _RESPONSE_TIMEOUT_S = 180.0  # longer than any command takes
 
 Execute = Callable[[str], str]
 
 
 class NoCluster(EmbeddedError):
-    """No cluster runs, or it is not clear which one is meant."""
+    """No cluster runs, it is not clear which one is meant, or the folder of sockets is not safe."""
 
 
 def runtime_directory(environment: Mapping[str, str] | None = None) -> Path:
@@ -55,7 +55,7 @@ def serve(directory: Path, execute: Execute, on_response: Callable[[], None]) ->
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            line = self.rfile.readline(_LINE_BYTES).decode(errors="replace")
+            line = self.rfile.readline(_MAX_LINE_BYTES).decode(errors="replace")
             response = _respond(execute, line)
             with contextlib.suppress(OSError):  # the client has disconnected
                 self.wfile.write(json.dumps(response).encode() + b"\n")
@@ -98,7 +98,7 @@ def running_clusters(directory: Path) -> list[str]:
 
 
 def choose_cluster(running: list[str], wanted: str | None) -> str:
-    """The only one, or the one that is wanted; raises `NoCluster`."""
+    """The only one, or the one that is wanted; all by process id. Raises `NoCluster`."""
     if wanted is not None and wanted not in running:
         raise NoCluster(f"no cluster {wanted} is running; running: {', '.join(running) or 'none'}")
     if not running:
@@ -112,7 +112,7 @@ def choose_cluster(running: list[str], wanted: str | None) -> str:
 
 
 def send_command(directory: Path, cluster: str, line: str) -> tuple[bool, str]:
-    """Whether the command succeeded, and the cluster's response."""
+    """Whether the command succeeded, and the response. `cluster`: its process id."""
     with _connect(directory / f"{cluster}.sock") as connection:
         connection.settimeout(_RESPONSE_TIMEOUT_S)
         connection.sendall(line.encode() + b"\n")

@@ -9,8 +9,9 @@ from rekindle.connectors.compare import Difference
 from rekindle.timeline.history import History
 
 LONGEST_PAUSE_S = 4.0
-"""Maximum pause of the output of a query that has replicas left: three epochs more than one, since
-all nodes of the demo share the cores on which six of them die and others start."""
+"""Maximum pause of the output of a query that has replicas left, with epochs of one second. It is
+longer than an epoch, since all nodes of the demo share the cores on which six of them die and
+others start."""
 
 
 def failures(
@@ -27,8 +28,10 @@ def failures(
 ) -> list[str]:
     """Everything that makes the demo fail, as sentences; empty if it succeeded.
 
-    `plan` is the order when the first query recovered, `last_epoch` the epoch in which the input
-    ends, `pauses` the longest pauses of the survivors' sinks in seconds.
+    `lost_at_s`: when the nodes were killed, in seconds since `kubectl apply`; `plan`: the planned
+    order of the queries, as it was when the first one recovered; `restored_from`: epochs of
+    checkpoints; `last_epoch`: the epoch in which the input ends; `pauses`: the longest pauses of
+    the survivors' sinks in seconds.
     """
     found = []
     if (newest := history.newest_epoch(lost_at_s)) >= last_epoch:
@@ -38,7 +41,7 @@ def failures(
             found.append(f"{query} had replicas left and paused for {pauses[query]:.1f} s")
         if outage := history.outage(query, lost_at_s):
             found.append(f"{query} had replicas left and still was down at {outage.lost_s:.1f} s")
-    returns: list[tuple[float, str]] = []
+    recovered: list[tuple[float, str]] = []
     for query in expected_lost:
         outage = history.outage(query, lost_at_s)
         if outage is None:
@@ -46,10 +49,10 @@ def failures(
         elif outage.live_s is None:
             found.append(f"{query} did not recover")
         else:
-            returns.append((outage.live_s, query))
+            recovered.append((outage.live_s, query))
         if restored_from.get(query, -1) < 0:
-            found.append(f"{query} did not return from a checkpoint")
-    order = [query for _, query in sorted(returns)]
+            found.append(f"{query} was not restored from a checkpoint")
+    order = [query for _, query in sorted(recovered)]
     planned = [query for query in plan if query in order]
     if sorted(planned) != sorted(order):
         found.append(f"the plan {list(plan)} does not name all that were lost: {order}")

@@ -39,9 +39,9 @@ class Loss:
     """The nodes to kill, and the queries that are lost with them."""
 
     nodes: tuple[str, ...]
-    lost: tuple[str, ...]
+    lost_queries: tuple[str, ...]
     survivors: tuple[str, ...]
-    gone: frozenset[tuple[str, int]]  # (segment id, partition) of which no replica is left
+    lost_partitions: frozenset[tuple[str, int]]  # (segment id, partition): no replica is left
 
 
 def choose_loss(
@@ -71,17 +71,17 @@ def choose_loss(
         if operators <= set(victims):
             continue
         survivors = tuple(q.name for q in queries if q.name not in lost)
-        gone = frozenset(partition for partition, where in placed.items() if where <= set(victims))
-        loss = Loss(victims, lost, survivors, gone)
-        if queries[0].name in survivors and (best is None or len(lost) > len(best.lost)):
+        lost_partitions = frozenset(p for p, where in placed.items() if where <= set(victims))
+        loss = Loss(victims, lost, survivors, lost_partitions)
+        if queries[0].name in survivors and (best is None or len(lost) > len(best.lost_queries)):
             best = loss
-    if best is None or not best.lost:
+    if best is None or not best.lost_queries:
         raise RuntimeError(f"no {size} nodes whose loss leaves {queries[0].name} alive: {placed}")
     return best
 
 
 class Scenario:
-    """The demo; `run` returns what failed, as sentences."""
+    """The demo; `run` returns what failed, as sentences. `build`: the directory for its results."""
 
     def __init__(self, cluster: EmbeddedCluster, screen: Screen, build: Path) -> None:
         self.cluster = cluster
@@ -120,9 +120,9 @@ class Scenario:
     # -- steps --------------------------------------------------------------------------------
 
     def _lose_nodes(self, observer: Observer) -> tuple[float, Loss]:
-        self._watch(observer, "all queries to be Live", observer.all_live, 180)
+        self._wait_for(observer, "all queries to be Live", observer.all_live, 180)
         # Before that, not every replica of a survivor can take over.
-        self._watch(
+        self._wait_for(
             observer,
             "every replica to be Live",
             lambda: observer.condition_status("Redundant") == "True",
@@ -130,7 +130,7 @@ class Scenario:
         )
         # An earlier checkpoint may lack the state of partitions that were not Live then.
         head = int(observer.status["dataPlane"]["headEpoch"])
-        self._watch(
+        self._wait_for(
             observer,
             f"a checkpoint of epoch {head} or later",
             lambda: observer.checkpoint_epoch() >= head,
@@ -153,21 +153,24 @@ class Scenario:
     def _recover(self, observer: Observer, loss: Loss) -> dict[str, int]:
         """Add nodes, one at a time until everything is Live, then the rest; returns the epochs that
         the lost queries were restored from."""
-        self._watch(
+        self._wait_for(
             observer,
             "a recovery plan in the status",
-            lambda: set(loss.lost) <= set((observer.status.get("recovery") or {}).get("plan", [])),
+            lambda: (
+                set(loss.lost_queries)
+                <= set((observer.status.get("recovery") or {}).get("plan", []))
+            ),
             60,
         )
-        for left in range(len(loss.lost) - 1, -1, -1):
+        for left in range(len(loss.lost_queries) - 1, -1, -1):
             self._add_node(observer)
-            self._watch(
+            self._wait_for(
                 observer,
                 f"all queries but {left} to be Live",
                 lambda left=left: self._not_live(observer) <= left,  # type: ignore[misc]
                 120,
             )
-        for _ in loss.nodes[len(loss.lost) :]:
+        for _ in loss.nodes[len(loss.lost_queries) :]:
             self._add_node(observer)
         return self._restored_from(observer.status, loss)
 
@@ -183,16 +186,16 @@ class Scenario:
                 newest.get((s.id, p), -1)
                 for s in self.topology.needed_segments(q)
                 for p in range(s.partitions)
-                if (s.id, p) in loss.gone
+                if (s.id, p) in loss.lost_partitions
             )
             for q in self.topology.spec.queries
-            if q.name in loss.lost
+            if q.name in loss.lost_queries
         }
 
     def _finish(self, observer: Observer) -> int:
         """Wait until every query has processed the whole input; returns its last epoch."""
         last = self._reference.last_epoch
-        self._watch(
+        self._wait_for(
             observer,
             f"epoch {last} in every sink",
             lambda: min(observer.stable_epochs().values(), default=-1) >= last,
@@ -210,12 +213,12 @@ class Scenario:
     ) -> list[str]:
         pauses = self._pauses(observer, lost_at_s, loss)
         differences = self._reference.compare(self._resource)
-        plan = observer.history.plan_of_recovery(lost_at_s, loss.lost)
+        plan = observer.history.plan_of_recovery(lost_at_s, loss.lost_queries)
         wrong = failures(
             observer.history,
             lost_at_s=lost_at_s,
             plan=plan,
-            expected_lost=loss.lost,
+            expected_lost=loss.lost_queries,
             survivors=loss.survivors,
             differences=differences,
             last_epoch=last,
@@ -244,7 +247,7 @@ class Scenario:
     def _pauses(self, observer: Observer, lost_at_s: float, loss: Loss) -> dict[str, float]:
         """The survivors' longest pauses between the loss and the last recovery."""
         history = observer.history
-        outages = [history.outage(query, lost_at_s) for query in loss.lost]
+        outages = [history.outage(query, lost_at_s) for query in loss.lost_queries]
         returns = [o.live_s for o in outages if o is not None and o.live_s is not None]
         began = time.time() - observer.now()
         since_s, until_s = began + lost_at_s, began + max(returns, default=history.ended_s)
@@ -278,7 +281,7 @@ class Scenario:
             placed.setdefault(key, set()).add(pod.spec.node_name)
         return placed
 
-    def _watch(
+    def _wait_for(
         self, observer: Observer, what: str, condition: Callable[[], T | None], timeout_s: float
     ) -> T:
         def show_and_check() -> T | None:
@@ -291,5 +294,5 @@ class Scenario:
         """Run `work` while the table keeps updating."""
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(work)
-            self._watch(observer, "a node to join", done.done, 60)
+            self._wait_for(observer, "a node to join", done.done, 60)
             return done.result()

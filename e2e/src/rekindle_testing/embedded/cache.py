@@ -48,7 +48,7 @@ def make_once(entry: Path, make: Callable[[Path], None], on_progress: OnProgress
     if entry.is_dir():
         return entry
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(_lock_of(entry), on_progress):
+    with _locked(_build_lock(entry), on_progress):
         if entry.is_dir():
             return entry
         for left in entry.parent.glob(f".{entry.name}-*"):
@@ -78,7 +78,7 @@ def acquire(entry: Path, make: Callable[[Path], None], on_progress: OnProgress) 
     """`make_once`, under a shared lock until it is released."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     # Before it is looked for: it may be just about to be deleted.
-    file = _use_of(entry).open("a")
+    file = _use_lock(entry).open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
         os.utime(file.fileno())
@@ -95,30 +95,30 @@ def prune(directory: Path, keep: int) -> None:
     uses = sorted(directory.glob("*.use"), key=lambda use: use.stat().st_mtime, reverse=True)
     entries = [entry for use in uses if (entry := use.with_suffix("")).is_dir()]
     for entry in entries[keep:]:
-        with _if_free(_use_of(entry)) as free:
-            if free:
+        with _try_lock(_use_lock(entry)) as locked:
+            if locked:
                 # Gone at once: half of an entry would be taken for all of it.
                 entry.rename(entry.with_name(f".{entry.name}-deleted"))
     for left in directory.glob(".*-*"):
         name = left.name[1:].rpartition("-")[0]
-        with _if_free(_lock_of(directory / name)) as free:
-            if free:
+        with _try_lock(_build_lock(directory / name)) as locked:
+            if locked:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _lock_of(entry: Path) -> Path:
-    """Of who makes it."""
+def _build_lock(entry: Path) -> Path:
+    """The lock file of the process that makes an entry."""
     return entry.with_name(entry.name + ".lock")
 
 
-def _use_of(entry: Path) -> Path:
-    """Of who uses it, together with others; its time is that of the last use."""
+def _use_lock(entry: Path) -> Path:
+    """The lock file that the users of an entry share; its time is that of the last use."""
     return entry.with_name(entry.name + ".use")
 
 
 @contextmanager
-def _if_free(path: Path) -> Iterator[bool]:
-    """Whether nobody has the lock; it is held meanwhile."""
+def _try_lock(path: Path) -> Iterator[bool]:
+    """Whether the lock was free; then it is held in the block."""
     with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

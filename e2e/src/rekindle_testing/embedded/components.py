@@ -62,7 +62,7 @@ class Ports:
 class Credentials:
     """Files that are created before any component starts."""
 
-    # All clients, the API server's and the nodes' serving certificates.
+    # Issues the certificates of all clients, of the API server and of the nodes' APIs.
     ca: KeyPair
     # etcd has a CA of its own, or every node could write to the store.
     etcd_ca_certificate: Path

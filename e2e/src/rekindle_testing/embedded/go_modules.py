@@ -29,12 +29,12 @@ CONTROL_PLANE_MODULE = Path(__file__).with_name("go")
 NODE_MODULE = Path(__file__).with_name("go_node")
 
 _USUAL_GO = Path("/usr/local/go/bin/go")
-_PROGRESS_S = 15.0
-# Without debug information: -s -w of the linker drop it, and that the compiler does not even write
-# it saves a seventh of the time.
+_PROGRESS_INTERVAL_S = 15.0
+# Without debug information: the linker drops it (-s -w), and a compiler that does not write it
+# (-dwarf=false) saves a seventh of the time.
 _BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-gcflags=all=-dwarf=false")
-# What could make a build differ from another machine's, or break it.
-_DROPPED = ("GOFLAGS", "GOOS", "GOARCH", "GOROOT", "GOEXPERIMENT")
+# Environment variables that could make a build differ from another machine's, or break it.
+_REMOVED_VARIABLES = ("GOFLAGS", "GOOS", "GOARCH", "GOROOT", "GOEXPERIMENT")
 
 
 class GoError(EmbeddedError):
@@ -198,7 +198,9 @@ def _build(binaries: Sequence[Binary], go: Go, directory: Path, on_progress: OnP
 
 
 def _run_with_progress(command: Sequence[str], module: Path, on_progress: OnProgress) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in _REMOVED_VARIABLES
+    }
     # Without cgo, so that no C compiler and no shared libraries are needed.
     environment |= {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
     started = time.monotonic()
@@ -209,7 +211,7 @@ def _run_with_progress(command: Sequence[str], module: Path, on_progress: OnProg
         ) as process,
     ):
         try:
-            while not _ended(process, _PROGRESS_S):
+            while not _ended(process, _PROGRESS_INTERVAL_S):
                 on_progress(f"building: {time.monotonic() - started:.0f} s")
         except BaseException:
             process.terminate()

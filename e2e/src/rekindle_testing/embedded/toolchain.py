@@ -78,7 +78,7 @@ _HELM_MINOR = 14  # the first with --reset-then-reuse-values
 # Kubernetes supports a difference of one minor version between kubectl and the API
 # server; for the commands of the tests two are enough.
 _KUBECTL_SKEW = 2
-_SERVERS = tuple(name for name in KUBERNETES.programs if name != "kubectl")
+_KUBERNETES_SERVERS = tuple(name for name in KUBERNETES.programs if name != "kubectl")
 
 
 class ToolchainError(EmbeddedError):
@@ -133,7 +133,7 @@ def ensure_kubelet_binaries(
 def _ensure(environment: Mapping[str, str], on_progress: OnProgress) -> dict[str, Path]:
     """All programs, of which those that are not found are built, all at once."""
     found = _from_assets(environment) | _suitable_helm(environment)
-    missing = [name for name in _SERVERS if name not in found]
+    missing = [name for name in _KUBERNETES_SERVERS if name not in found]
     if missing and "kube-apiserver" in found:
         _check_skew(found["kube-apiserver"], missing)
     if not missing and "kubectl" not in found:

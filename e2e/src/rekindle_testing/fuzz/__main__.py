@@ -95,7 +95,7 @@ def summary(running: Session) -> list[str]:
     return [
         f"created: {_counted(figures.created)}",
         f"edited: {_counted(figures.edited)}",
-        f"answers of the API server: {_counted(figures.rejections)}",
+        f"rejections by the API server: {_counted(figures.rejections)}",
         f"reasons of Valid: {_counted(figures.reasons)}",
         f"pods seen: {figures.pods}",
         f"until the condition Valid, s: {_percentiles(latency)}",

@@ -60,7 +60,7 @@ class Api:
 
 
 @dataclass(slots=True)
-class Seen:
+class ObservedTopology:
     """A topology: its newest version, how many there were, and when they came (monotonic)."""
 
     topology: Mapping[str, Any]
@@ -75,7 +75,7 @@ class Watcher:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._lock = threading.Lock()
-        self._seen: dict[str, Seen] = {}  # by uid
+        self._seen: dict[str, ObservedTopology] = {}  # by uid
         self._closed = False
         self.error = ""
         self._thread = threading.Thread(target=self._run, daemon=True, name="fuzz-watch")
@@ -84,11 +84,11 @@ class Watcher:
     def close(self) -> None:
         self._closed = True
 
-    def seen(self, uid: str) -> Seen | None:
+    def seen(self, uid: str) -> ObservedTopology | None:
         with self._lock:
             return self._seen.get(uid)
 
-    def all(self) -> dict[str, Seen]:
+    def all(self) -> dict[str, ObservedTopology]:
         with self._lock:
             return dict(self._seen)
 
@@ -126,7 +126,7 @@ class Watcher:
     def _put(self, topology: Mapping[str, Any]) -> None:
         now, meta = time.monotonic(), topology["metadata"]
         with self._lock:
-            seen = self._seen.setdefault(meta["uid"], Seen(topology, now))
+            seen = self._seen.setdefault(meta["uid"], ObservedTopology(topology, now))
             if seen.topology["metadata"]["resourceVersion"] != meta["resourceVersion"]:
                 seen.topology, seen.changed_at = topology, now
                 seen.changes += 1

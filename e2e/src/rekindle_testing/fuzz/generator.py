@@ -1,4 +1,4 @@
-"""Manifests of a fuzz run: nearly valid ones, and random ones by the CRD's schema. Pure.
+"""Kubernetes manifests of a fuzz run: nearly valid ones, and random ones by the CRD's schema. Pure.
 
 A manifest depends on its seed and its index alone, so each can be made again without the others.
 """
@@ -22,13 +22,13 @@ from rekindle_testing.fuzz.mutations import Mutation, mutate
 from rekindle_testing.fuzz.schema import random_value
 from rekindle_testing.paths import ROOT
 
-_RANDOM = 0.1  # share of manifests that only follow the schema
-_GRAPHS = 0.35  # share of random valid graphs, before they are changed
+_RANDOM = 0.1  # fraction of manifests that only follow the schema
+_GRAPHS = 0.35  # fraction of random valid graphs, before they are changed
 _HOSTILE_NAMES = 0.03
-_LENIENT = 0.3  # share that is sent without strict validation of fields, as by most programs
+_LENIENT = 0.3  # fraction that is sent without strict validation of fields, as by most programs
 _REPEATED_KEY = 0.01
 _SUSPENDED = 0.08
-_TEMPLATES = 0.12  # share with a podTemplate of `values`, which the schema does not check
+_TEMPLATES = 0.12  # fraction with a podTemplate of `values`, which the schema does not check
 _MUTATION_COUNTS = (0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 5)
 
 
@@ -66,7 +66,7 @@ def is_edited(seed: int, index: int) -> bool:
 
 
 def edit(seed: int, index: int, spec: Any) -> tuple[Any, str]:
-    """(a second spec over the first, which the API server accepted; what was changed)."""
+    """An edit of `spec`, which the API server has accepted: the new spec, and what was changed."""
     rng = _rng(seed, index, "edit")
     changed = copy.deepcopy(spec)
     match rng.randrange(6):

@@ -1,4 +1,4 @@
-"""Changes of one place of a manifest. Pure."""
+"""Changes of one place of a Kubernetes manifest. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle_testing.fuzz import values
 from rekindle_testing.fuzz.schema import Path, boundary_values, pool, random_value, schema_at
 
 _SHOWN_CHARS = 60  # characters of a value in the name of a change
-_FORMATS = 4  # placeholders of a SELECT
+_MAX_PLACEHOLDERS = 4  # {0}, {1}, ... in a SELECT of `values`
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +73,32 @@ def _from_pool(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
         inputs = parent.get("inputs") if isinstance(parent, dict) else None
         if isinstance(inputs, list) and inputs and rng.random() < 0.8:
             streams = [str(name) for name in inputs]
-        chosen = chosen.format(*(rng.choice(streams) for _ in range(_FORMATS)))
+        chosen = chosen.format(*(rng.choice(streams) for _ in range(_MAX_PLACEHOLDERS)))
     return _put(manifest, path, chosen)
 
 
-def _of_schema(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
+def _value_of_type(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     schema = schema_at(path)
     if schema is None:
-        return _of_anything(manifest, path, rng)
+        return _any_value(manifest, path, rng)
     return _put(manifest, path, random_value(path, schema, rng))
 
 
-def _of_limit(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
+def _boundary_value(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     found = boundary_values(schema_at(path) or {})
     return _put(manifest, path, rng.choice(found or values.NUMBERS))
 
 
-def _of_anything(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
+def _any_value(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
     return _put(manifest, path, rng.choice((*values.ANYTHING, *values.NUMBERS, *values.TEXTS)))
 
 
-def _of_other_stream(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
-    """References to what exists: cycles, duplicates, inputs without any event time."""
+def _name_of_stream(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
+    """A name, or a reference, anywhere in the spec becomes a stream's name: cycles, duplicates,
+    inputs without any event time."""
     places = [p for p in _paths(manifest["spec"], ("spec",)) if _names_stream(p)]
     if not places:
-        return _of_anything(manifest, path, rng)
+        return _any_value(manifest, path, rng)
     place = rng.choice(places)
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
     return f"and {where[1:]} {_put(manifest, place, rng.choice(_streams(manifest)))}"
@@ -177,7 +178,7 @@ def _unknown_field(manifest: dict[str, Any], path: Path, rng: random.Random) -> 
         old[key] = copy.deepcopy(new)
         return f"has a field {key!r}"
     if not isinstance(path[-1], str) or len(path) < 2:
-        return _of_anything(manifest, path, rng)
+        return _any_value(manifest, path, rng)
     parent = at(manifest, path[:-1])
     renamed = rng.choice((path[-1].lower(), path[-1].upper(), path[-1] + "s", path[-1] + " "))
     parent[renamed] = parent.pop(path[-1])
@@ -188,10 +189,10 @@ _Change = Callable[[dict[str, Any], Path, random.Random], str]
 _CHANGES: dict[_Change, int] = {
     _from_pool: 10,
     _within_text: 4,
-    _of_schema: 4,
-    _of_limit: 3,
-    _of_anything: 3,
-    _of_other_stream: 3,
+    _value_of_type: 4,
+    _boundary_value: 3,
+    _any_value: 3,
+    _name_of_stream: 3,
     _drop: 3,
     _repeat: 2,
     _null: 2,

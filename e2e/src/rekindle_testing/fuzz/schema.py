@@ -25,7 +25,7 @@ _BY_FIELD: Mapping[str, Sequence[Any]] = {
     "inputs": values.NAMES,
     "sql": values.SELECTS,
     "aggregate": values.AGGREGATES,
-    "expression": values.EXPRESSIONS,
+    "expression": values.EVENT_TIME_EXPRESSIONS,
     "schema": values.SCHEMAS,
     "stateSchema": values.SCHEMAS,
     "columns": values.GENERATOR_EXPRESSIONS,
@@ -36,13 +36,13 @@ _BY_FIELD: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("requests", "limits"), values.QUANTITIES),
     "function": ("pkg.module:step", "a:b", "os:system", "a.b", ":", "a:b:c"),
     "podTemplate": values.POD_TEMPLATES,
-    "sparkConf": values.CONF,
+    "sparkConf": values.SPARK_CONF,
 }
 _KEYS: Mapping[str, Sequence[str]] = {
     "requests": ("cpu", "memory", "nvidia.com/gpu", "cpus", "", "ephemeral-storage"),
     "limits": ("cpu", "memory", "hugepages-2Mi", "Memory"),
     "columns": values.COLUMNS,
-    "sparkConf": tuple(key for conf in values.CONF for key in conf),
+    "sparkConf": tuple(key for conf in values.SPARK_CONF for key in conf),
 }
 """Keys of fields with additionalProperties."""
 

@@ -17,7 +17,7 @@ import psutil
 
 from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, Seen, Watcher
+from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, ObservedTopology, Watcher
 from rekindle_testing.fuzz.generator import Case, edit, is_edited
 from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
 from rekindle_testing.harness.operator_process import Operator, install_crds, operator_kubeconfig
@@ -31,6 +31,7 @@ _QUIET_S = 5.0  # without changes, before a topology counts as settled: longer t
 _OBSERVED_S = 2.0  # during which a settled topology must not change
 _DELETION_TIMEOUT_S = 90.0
 _SENDERS = 4
+# A sample of a metric: name, labels, value.
 _SAMPLE = re.compile(r"^(\w+?)(?:_total)?(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
 
@@ -42,7 +43,7 @@ class Failure:
 
 @dataclass(slots=True)
 class SentResource:
-    """A manifest, and what became of it."""
+    """A case, and what became of it. `sent_at`: the newest version of it (monotonic)."""
 
     case: Case
     uid: str = ""
@@ -52,6 +53,8 @@ class SentResource:
 
 @dataclass(slots=True)
 class Figures:
+    """What the summary of a run reports; `reasons`: of the condition Valid."""
+
     created: Counter[Verdict] = field(default_factory=Counter)
     edited: Counter[Verdict] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
@@ -92,7 +95,7 @@ class Session:
         return failures
 
     def soak(self, cases: Sequence[Case], duration_s: float) -> tuple[dict[str, int], Counter[str]]:
-        """What changes while nothing happens: versions by topology, and actions by kind."""
+        """What changes while nothing happens: further versions by topology, and actions by kind."""
         batch = [SentResource(c) for c in cases]
         for sent in batch:
             self._create(sent)
@@ -181,7 +184,7 @@ class Session:
         self.figures.reasons[valid["reason"]] += 1
         sent.verdicts.append((outcome, valid["message"]))
         took_s = seen.validated_at[generation] - sent.sent_at
-        if took_s > 0:
+        if took_s > 0:  # else an edit changed nothing: its generation was validated before
             self.figures.validated_s.append(took_s)
 
     def _check_settled(self, batch: Sequence[SentResource]) -> list[Failure]:
@@ -303,7 +306,7 @@ class Session:
         return self.operator.process.poll() is not None
 
 
-def _is_validated(seen: Seen) -> bool:
+def _is_validated(seen: ObservedTopology) -> bool:
     return verdict(seen.topology) is not None
 
 

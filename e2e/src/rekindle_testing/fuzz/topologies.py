@@ -30,15 +30,15 @@ _LARGE = 0.02  # chance of tens of operators, or of many partitions
 def spec(rng: random.Random) -> dict[str, Any]:
     large = rng.random() < _LARGE
     sources = [_source(f"s{n}", rng) for n in range(rng.randint(1, 2))]
-    rows = [s["name"] for s in sources]  # streams with the columns of the sources
-    operators, unread = [], list(rows)
+    unwindowed = [s["name"] for s in sources]  # streams with the columns of the sources
+    operators, unread = [], list(unwindowed)
     for n in range(rng.randint(20, 50) if large else rng.randint(0, _MAX_OPERATORS)):
-        inputs = rng.sample(rows, 2 if len(rows) > 1 and rng.random() < 0.2 else 1)
+        inputs = rng.sample(unwindowed, 2 if len(unwindowed) > 1 and rng.random() < 0.2 else 1)
         operator = _operator(f"o{n}", inputs, rng)
         operators.append(operator)
         unread = [name for name in unread if name not in inputs] + [operator["name"]]
         if "sql" in operator:
-            rows.append(operator["name"])
+            unwindowed.append(operator["name"])
     queries = [_query(f"q{n}", name, rng) for n, name in enumerate(unread)]
     made: dict[str, Any] = {
         "checkpoint": {"store": "file:///var/lib/rekindle/checkpoints", "volume": "shared"},
@@ -81,8 +81,8 @@ def _operator(name: str, inputs: list[str], rng: random.Random) -> dict[str, Any
             made["replicas"] = rng.choice((1, 2, 3))
         return made
     selects = [f"SELECT city, fare, seats, at FROM {name}" for name in inputs]
-    one = rng.choice(_ROW_WISE).format(*inputs)
-    made["sql"] = one if len(inputs) == 1 else " UNION ALL ".join(selects)
+    row_wise = rng.choice(_ROW_WISE).format(*inputs)
+    made["sql"] = row_wise if len(inputs) == 1 else " UNION ALL ".join(selects)
     return made
 
 

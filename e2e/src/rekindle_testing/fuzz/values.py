@@ -130,6 +130,7 @@ SCHEMAS: Final = (
     "at TIMESTAMP /* comment */, a INT",
     "at TIMESTAMP; DROP TABLE a",
 )
+# With the names of an operator's inputs for {0} and {1}.
 SELECTS: Final = (
     "SELECT * FROM {0}",
     "SELECT *, fare * 2 AS double FROM {0}",
@@ -254,7 +255,7 @@ AGGREGATES: Final = (
     "count(*) AS",
     "x" * 16384,
 )
-EXPRESSIONS: Final = (
+EVENT_TIME_EXPRESSIONS: Final = (
     *("to_timestamp(city)", "to_timestamp(city, 'yyyy-MM-dd HH:mm')", "timestamp_seconds(seats)"),
     *("timestamp_millis(seats)", "city", "at", "now()", "to_timestamp(", "to_timestamp()", ")"),
     *("to_timestamp(city, 'DD/MM/YYYY')", "to_timestamp(city, 'HH:mm')", "to_timestamp(city, '')"),
@@ -286,7 +287,7 @@ GENERATOR_EXPRESSIONS: Final = (
     ),
     *("integer(0, 99999999999999999999)", "constant('it''s')", "choice(\x00)", "normal(nan, nan)"),
 )
-CONF: Final[tuple[dict[str, Any], ...]] = (
+SPARK_CONF: Final[tuple[dict[str, Any], ...]] = (
     {"spark.sql.shuffle.partitions": "4"},
     {"spark.master": "local[1]"},
     {"spark.sql.session.timeZone": "Europe/Paris"},

@@ -56,19 +56,20 @@ class Observer:
         """Of the newest checkpoint in the status; -1: none."""
         return int((self.status.get("checkpoint") or {}).get("epoch", -1))
 
-    def condition_status(self, kind: str) -> str:
-        return self._condition(kind).get("status", "Unknown")
+    def condition_status(self, condition_type: str) -> str:
+        return self._condition(condition_type).get("status", "Unknown")
 
-    def reason(self, kind: str) -> str:
-        return self._condition(kind).get("reason", "")
+    def reason(self, condition_type: str) -> str:
+        """The reason of a condition."""
+        return self._condition(condition_type).get("reason", "")
 
-    def message(self, kind: str) -> str:
+    def message(self, condition_type: str) -> str:
         """The message of a condition."""
-        return self._condition(kind).get("message", "")
+        return self._condition(condition_type).get("message", "")
 
-    def _condition(self, kind: str) -> dict[str, str]:
+    def _condition(self, condition_type: str) -> dict[str, str]:
         conditions = self.status.get("conditions", [])
-        return next((c for c in conditions if c["type"] == kind), {})
+        return next((c for c in conditions if c["type"] == condition_type), {})
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):

@@ -21,12 +21,12 @@ _USER = "rekindle-operator"
 _KINDS = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
 
 
-def install_crds(plane: ControlPlane) -> None:
+def install_crds(control_plane: ControlPlane) -> None:
     for crd in sorted((ROOT / "crds").glob("*.yaml")):
-        plane.kubectl("apply", "--server-side", "-f", str(crd))
+        control_plane.kubectl("apply", "--server-side", "-f", str(crd))
 
 
-def operator_kubeconfig(plane: ControlPlane) -> Path:
+def operator_kubeconfig(control_plane: ControlPlane) -> Path:
     """Installs the chart's permissions and priority classes; the operator's kubeconfig."""
     chart = str(ROOT / "charts/rekindle")
     # Without a cluster, helm assumes a version that depends on how helm was built.
@@ -36,8 +36,8 @@ def operator_kubeconfig(plane: ControlPlane) -> Path:
     for document in wanted:
         if document["kind"] == "ClusterRoleBinding":
             document["subjects"] = [{"kind": "User", "name": _USER}]
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(wanted))
-    return plane.user_kubeconfig(_USER)
+    control_plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(wanted))
+    return control_plane.user_kubeconfig(_USER)
 
 
 class Operator:
@@ -75,6 +75,7 @@ class Operator:
             )
 
     def get(self, path: str) -> str:
+        """The body; empty if there is no response, or an error."""
         try:
             response = urllib3.request("GET", f"http://127.0.0.1:{self.port}{path}", retries=False)
         except urllib3.exceptions.HTTPError:
@@ -85,6 +86,7 @@ class Operator:
         return "rekindle_operator_leader 1.0" in self.get("/metrics")
 
     def errors(self) -> list[str]:
+        """Lines of the log that report exceptions, or that are not of its logging (no JSON)."""
         lines = self.log.read_text().splitlines()
         return [line for line in lines if '"exception"' in line or not line.startswith("{")]
 

@@ -21,7 +21,7 @@ from rekindle.topology.spec import SourceSpec
 from rekindle_testing.embedded.processes import ChildProcesses
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 
-_REFERENCE_S = 600  # at the lowest priority, beside whatever else runs
+_REFERENCE_TIMEOUT_S = 600  # at the lowest priority, beside whatever else runs
 
 
 class Reference:
@@ -103,8 +103,8 @@ class Reference:
 def run_reference(
     resource: dict[str, Any], shared: Path, output: Path, children: ChildProcesses | None = None
 ) -> None:
-    """`rekindle run`: the oracle. Sinks go to `output`/<query>. If the caller passes a
-    `children`, closing it ends a run that is in progress."""
+    """`rekindle run`: the oracle. Sinks go to `output`/<query>. If the caller passes
+    `children`, closing them ends a run that is in progress."""
     mounted, here = f"file://{SHARED_MOUNT_PATH}", f"file://{shared}"
     local = json.loads(json.dumps(resource).replace(mounted, here))
     path = output.with_suffix(".yaml")
@@ -117,7 +117,7 @@ def run_reference(
         # Its JVM must not outlive this process, however that ends.
         owner = children or stack.enter_context(ChildProcesses(path.parent / "logs"))
         process = owner.start(f"reference-{resource['metadata']['name']}", command)
-        if not process.wait(_REFERENCE_S):
-            raise RuntimeError(f"the reference execution took over {_REFERENCE_S} s")
+        if not process.wait(_REFERENCE_TIMEOUT_S):
+            raise RuntimeError(f"the reference execution took over {_REFERENCE_TIMEOUT_S} s")
         if process.exit_code:
             raise RuntimeError(f"the reference execution failed:\n{process.log_tail()}")

@@ -18,7 +18,7 @@ from rekindle_testing.waiting import wait_for
 
 
 class Run:
-    """Applies the manifest, observes it, and deletes it at the end."""
+    """Applies the resource, observes it, and deletes it at the end."""
 
     def __init__(self, cluster: Cluster, resource: dict[str, Any]) -> None:
         self.cluster = cluster
@@ -45,7 +45,7 @@ class Run:
     # -- waiting ------------------------------------------------------------------------------
 
     def queries(self) -> list[str]:
-        """Names of the queries of the manifest as it is now."""
+        """Names of the queries of the resource as it is now."""
         return [query["name"] for query in self.resource["spec"]["queries"]]
 
     def wait_live(self, timeout_s: float = 120) -> None:
@@ -63,7 +63,7 @@ class Run:
 
     def _wait_reached(self, goal: Mapping[str, int], timeout_s: float) -> None:
         wait_for(
-            f"{self.name}: sinks past {goal}, all Live",
+            f"{self.name}: sinks at {goal} or later, all Live",
             lambda: (
                 all(self.observer.stable_epochs().get(q, -1) >= e for q, e in goal.items())
                 and self.observer.all_live()
@@ -96,7 +96,7 @@ class Run:
     # -- pods and processes -------------------------------------------------------------------
 
     def task_pods(self, segment_name: str) -> list[Any]:
-        """Running pods of a segment, lowest replica first."""
+        """Pods of a segment that have a node and are not being deleted, lowest replica first."""
         pods = self.cluster.pods(
             f"{names.LABEL_TOPOLOGY}={self.name},{names.LABEL_SEGMENT_NAME}={segment_name}"
         )
@@ -151,13 +151,14 @@ class Run:
         names = (self.cluster.shared / self.name / "output" / query).glob("*")
         return sorted(parsed.epoch for n in names if (parsed := parse_name(n.name)))
 
-    def longest_gap(self, sink: str, last_s: float) -> float:
-        """Seconds of the longest pause of a sink's partition in the last `last_s` seconds: from
-        one file to the next, as if every epoch had rows. Without a gap it is an epoch."""
+    def longest_pause_s(self, sink: str, last_s: float) -> float:
+        """The longest time between two files of a partition that follow each other, of which the
+        second was written in the last `last_s` seconds, minus the time of the epochs without rows
+        between them. Without a pause it is one epoch."""
         _, spec = load_topology(self.resource)
         self.cluster.download(f"{self.name}/output/{sink}")
-        folder = self.cluster.shared / self.name / "output" / sink
-        files = [(f.stat().st_mtime, found) for f in folder.rglob("*") if (found := _parse(f))]
+        directory = self.cluster.shared / self.name / "output" / sink
+        files = [(f.stat().st_mtime, found) for f in directory.rglob("*") if (found := _parse(f))]
         newest = max(time for time, _ in files)
         longest = 0.0
         for partition in {found[0] for _, found in files}:

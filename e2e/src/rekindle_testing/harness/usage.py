@@ -12,6 +12,7 @@ import psutil
 from rekindle_testing.harness.cluster import EmbeddedCluster
 
 MIB = 2**20
+# Part of a command line -> kind of process.
 _KINDS = {
     "org.apache.spark": "jvm",
     "rekindle.task": "task",
@@ -37,8 +38,8 @@ def usage(cluster: EmbeddedCluster, topology: str) -> Usage:
     for node in cluster.nodes.values():
         for kind, resident in _processes(node.pids):
             memory[kind] = max(memory.get(kind, 0.0), resident)
-    volumes = [f for n in cluster.nodes.values() for f in _files(n.volumes)]
-    store = list(_files(cluster.shared / topology / "checkpoints"))
+    volumes = [f for n in cluster.nodes.values() for f in _file_sizes(n.volumes)]
+    store = list(_file_sizes(cluster.shared / topology / "checkpoints"))
     return Usage(memory, sum(volumes) / MIB, sum(store) / MIB, len(store))
 
 
@@ -56,7 +57,7 @@ def _processes(pids: list[int]) -> Iterator[tuple[str, float]]:
             yield kind, resident
 
 
-def _files(directory: Path) -> Iterator[int]:
+def _file_sizes(directory: Path) -> Iterator[int]:
     """Bytes on disk of every file below that is not deleted meanwhile."""
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -28,14 +28,14 @@ from rekindle_testing.images.starts import (
     Image,
     config_problems,
     finding_problems,
-    read_facts,
+    read_findings,
     run_problems,
     summary,
 )
 
 _IMAGE_CHECKS = Path(__file__).with_name("image_checks.py")
-_START_S = 300.0
-_COMMAND_S = 600.0
+_START_TIMEOUT_S = 300.0
+_COMMAND_TIMEOUT_S = 600.0
 
 
 def main() -> int:
@@ -64,10 +64,10 @@ def _build_and_start(saves: bool) -> list[str]:
     for image in IMAGES:
         tag = builder.build(image)
         config = builder.engine.parse_config(builder.run(builder.engine.inspect(tag)))
-        problems, facts = _start(builder, image, tag, config)
+        problems, findings = _start(builder, image, tag, config)
         wrong += problems
         if not problems:
-            _say(summary(image, tag, facts))
+            _say(summary(image, tag, findings))
         if saves:
             builder.save(image, tag)
     return wrong
@@ -77,27 +77,28 @@ def _start(
     builder: Builder, image: Image, tag: str, config: ImageConfig
 ) -> tuple[list[str], Findings]:
     wrong = config_problems(config)
-    facts: Findings = {}
+    findings: Findings = {}
     for start in image.starts:
         with _command(builder, image, tag, config, start) as command:
             script = _IMAGE_CHECKS.read_text() if start.runs_checks else ""
-            done = programs.run(command, timeout_s=_START_S, stdin=script)
+            done = programs.run(command, timeout_s=_START_TIMEOUT_S, stdin=script)
         wrong += run_problems(start, done.exit_code, done.output)
-        facts = {**facts, **read_facts(done.output)}
-    return wrong or finding_problems(image, facts), facts
+        findings = {**findings, **read_findings(done.output)}
+    return wrong or finding_problems(image, findings), findings
 
 
 @contextlib.contextmanager
 def _command(
     builder: Builder, image: Image, tag: str, config: ImageConfig, start: ContainerRun
 ) -> Iterator[Sequence[str]]:
-    """What starts the image once; afterwards nothing is left of its container."""
+    """What starts the image once; afterwards nothing is left of its container. Buildah mounts the
+    image's file system in namespaces of its own: `images.enter` runs the command there."""
     name, engine = f"rekindle-start-{os.getpid()}", builder.engine
     if engine.kind is not EngineKind.BUILDAH:
         try:
             yield engine.run(tag, name, image.writable, start.command)
         finally:
-            programs.run([str(engine.kind), "rm", "--force", name], timeout_s=_COMMAND_S)
+            programs.run([str(engine.kind), "rm", "--force", name], timeout_s=_COMMAND_TIMEOUT_S)
         return
     builder.run(engine.buildah("from", "--name", name, tag))
     try:

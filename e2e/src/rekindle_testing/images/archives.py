@@ -45,8 +45,8 @@ def ensure_image_archives(on_progress: OnProgress) -> dict[str, ImageArchive]:
 
 @contextlib.contextmanager
 def write_key_after_build() -> Iterator[None]:
-    """Around the building of all archives: once they are built, writes the key of the sources as
-    they were before."""
+    """Around the building of all archives: once they are built, writes the key (a hash) of the
+    sources as they were before. Archives are built again if it has changed."""
     key = _key()
     _KEY_FILE.unlink(missing_ok=True)
     yield

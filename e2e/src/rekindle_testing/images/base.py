@@ -20,8 +20,9 @@ from rekindle_testing.progress import OnProgress
 
 DIRECTORY = ROOT / "images" / "base"
 _NEEDED = {"debootstrap": "debootstrap", "unshare": "util-linux", "tar": "tar"}
-_DEBOOTSTRAP_S = 1800.0
-_REGISTRY_S = 4.0
+"""Programs, and the Debian package of each."""
+_DEBOOTSTRAP_TIMEOUT_S = 1800.0
+_REGISTRY_TIMEOUT_S = 4.0
 
 
 def choose(
@@ -54,7 +55,7 @@ def registry(image: str) -> str:
 def is_registry_reached(host: str) -> bool:
     """Whether the host answers as a registry does, and not, say, a proxy that refuses."""
     try:
-        with urllib.request.urlopen(f"https://{host}/v2/", timeout=_REGISTRY_S):
+        with urllib.request.urlopen(f"https://{host}/v2/", timeout=_REGISTRY_TIMEOUT_S):
             return True
     except urllib.error.HTTPError as error:
         return error.code == 401
@@ -90,6 +91,6 @@ def ensure_root_archive(cache: Path, on_progress: OnProgress, log: Path) -> Path
 
     def make(directory: Path) -> None:
         command = [*IN_NAMESPACES, str(DIRECTORY / "make-root.sh"), str(directory)]
-        programs.run_or_fail("debootstrap", command, log, timeout_s=_DEBOOTSTRAP_S)
+        programs.run_or_fail("debootstrap", command, log, timeout_s=_DEBOOTSTRAP_TIMEOUT_S)
 
     return make_once(entry, make, on_progress)

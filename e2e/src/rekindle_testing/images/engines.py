@@ -15,7 +15,7 @@ from typing import Any
 
 from rekindle_testing.images.errors import ImageError
 
-IN_NAMESPACES = (
+IN_NAMESPACES = (  # a command that follows runs in namespaces of its own
     "unshare",
     "--mount",
     "--pid",

@@ -133,7 +133,7 @@ def _sizes() -> Iterator[int]:
 
 def main() -> int:
     of_image = {"operator": operator, "pipelines": pipelines}[sys.argv[1]]()
-    print("FACTS " + json.dumps({**of_image, **common(_sizes())}), flush=True)
+    print("FINDINGS " + json.dumps({**of_image, **common(_sizes())}), flush=True)
     return 0
 
 

@@ -37,8 +37,8 @@ def run(
     environment: Mapping[str, str] | None = None,
     output: IO[bytes] | None = None,
 ) -> CompletedProgram:
-    """Raises ImageError if the program is missing or does not end in time. `output`: a file that
-    takes what it prints while it runs."""
+    """Raises ImageError if the program is missing or does not end in time. `output`: a file that is
+    read and written, which takes what the program prints while it runs."""
     began = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -89,6 +89,7 @@ def run_or_fail(
 
 
 def works(command: Sequence[str]) -> bool:
+    """Whether the program is installed, and ends in time with exit code 0."""
     if shutil.which(command[0]) is None:
         return False
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rekindle_testing.images.engines import ImageConfig
 
-FACTS = "FACTS "
+FINDINGS_PREFIX = "FINDINGS "
 """What the line of `image_checks` with its findings begins with."""
 
 Findings = Mapping[str, Any]
@@ -42,7 +42,9 @@ class Image:
 
 def _checks_of(name: str) -> ContainerRun:
     command = ("python", "-", name)
-    return ContainerRun(f"checks of {name}", command, expected_output=FACTS, runs_checks=True)
+    return ContainerRun(
+        f"checks of {name}", command, expected_output=FINDINGS_PREFIX, runs_checks=True
+    )
 
 
 OPERATOR = Image(
@@ -99,13 +101,13 @@ def run_problems(start: ContainerRun, exit_code: int, output: str) -> list[str]:
     return [f"{start.what}: expected {wanted}, got exit code {exit_code} and:\n{last}"]
 
 
-def read_facts(output: str) -> Findings:
+def read_findings(output: str) -> Findings:
     """The findings of `image_checks`; empty if it did not get that far."""
-    lines = [line for line in output.splitlines() if line.startswith(FACTS)]
-    return json.loads(lines[-1].removeprefix(FACTS)) if lines else {}
+    lines = [line for line in output.splitlines() if line.startswith(FINDINGS_PREFIX)]
+    return json.loads(lines[-1].removeprefix(FINDINGS_PREFIX)) if lines else {}
 
 
-def finding_problems(image: Image, facts: Findings) -> list[str]:
+def finding_problems(image: Image, findings: Findings) -> list[str]:
     expected: dict[str, Any] = {
         "user": 10001,
         "read_only": True,
@@ -117,25 +119,25 @@ def finding_problems(image: Image, facts: Findings) -> list[str]:
     if image is PIPELINES:
         expected |= {"archive_mapped": True, "rows": [["a", 3.0], ["b", 7.0]]}
     wrong = [
-        f"{image.name}: {name} is {facts.get(name)!r}, expected {value!r}"
+        f"{image.name}: {name} is {findings.get(name)!r}, expected {value!r}"
         for name, value in expected.items()
-        if facts.get(name, ...) != value
+        if findings.get(name, ...) != value
     ]
-    if (size_mb := facts["bytes"] / 1e6) > image.max_mb:
+    if (size_mb := findings["bytes"] / 1e6) > image.max_mb:
         wrong.append(f"{image.name}: {size_mb:.0f} MB, more than {image.max_mb} MB")
     return wrong
 
 
-def summary(image: Image, tag: str, facts: Findings) -> str:
-    size_mb = facts["bytes"] / 1e6
+def summary(image: Image, tag: str, findings: Findings) -> str:
+    size_mb = findings["bytes"] / 1e6
     target = f"the target of {image.target_mb} MB"
     compared = f"within {target}" if size_mb <= image.target_mb else f"above {target}"
-    line = f"{tag}: {size_mb:.0f} MB unpacked ({compared}); version {facts['version']}, "
-    line += f"user {facts['user']}, read-only root; "
+    line = f"{tag}: {size_mb:.0f} MB unpacked ({compared}); version {findings['version']}, "
+    line += f"user {findings['user']}, read-only root; "
     if image is PIPELINES:
-        archive = f"archive of {facts['archive_bytes'] / 1e6:.0f} MB"
+        archive = f"archive of {findings['archive_bytes'] / 1e6:.0f} MB"
         return line + (
-            f"Spark ready after {facts['session_s']:.1f} s, first epoch after "
-            f"{facts['epoch_s']:.1f} s, from the {archive}"
+            f"Spark ready after {findings['session_s']:.1f} s, first epoch after "
+            f"{findings['epoch_s']:.1f} s, from the {archive}"
         )
-    return line + f"imports in {facts['import_s']:.1f} s; no java, no pyspark"
+    return line + f"imports in {findings['import_s']:.1f} s; no java, no pyspark"

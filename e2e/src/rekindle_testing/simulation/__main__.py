@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 
-from rekindle_testing.simulation.run import Outcome, shortest, simulate
+from rekindle_testing.simulation.run import Outcome, shrink, simulate
 
 _SHOWN = 3
-"""Failing seeds that are made shorter and shown."""
+"""Failures that are shrunk and shown."""
 _PROGRESS_EVERY = 100
 
 
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         if len(outcomes) % _PROGRESS_EVERY == 0:
             _print(f"{len(outcomes)} of {options.seeds} seeds, {len(failed)} failed")
     for outcome in failed[:_SHOWN]:
-        for line in story(outcome):
+        for line in describe_failure(outcome):
             _print(line)
     for line in summary(outcomes):
         _print(line)
@@ -48,26 +48,28 @@ def run_seeds(seeds: Sequence[int], jobs: int | None) -> Iterator[Outcome]:
         yield from pool.map(simulate, seeds, chunksize=4)
 
 
-def story(outcome: Outcome) -> list[str]:
-    """A failure with as few faults as still lead to it."""
-    short = shortest(outcome)
+def describe_failure(outcome: Outcome) -> list[str]:
+    """A failure, shrunk to as few faults as still lead to it."""
+    shrunk = shrink(outcome)
     return [
         "",
-        f"seed {outcome.seed}, {len(short.faults)} of {len(outcome.faults)} faults are needed:",
-        *(f"  {line}" for line in short.lines),
-        f"  {short.failure}",
+        f"seed {outcome.seed}, {len(shrunk.faults)} of {len(outcome.faults)} faults are needed:",
+        *(f"  {line}" for line in shrunk.lines),
+        f"  {shrunk.failure}",
         f"replay: make simulate FIRST={outcome.seed} SEEDS=1",
         "",
     ]
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
+    """`Simulation.not_done` says what has to be done."""
     failed = [outcome.seed for outcome in outcomes if outcome.failure is not None]
     seconds = [outcome.seconds for outcome in outcomes]
     return [
         f"{len(outcomes)} seeds, {sum(len(o.faults) for o in outcomes)} faults, "
         f"{sum(o.appended for o in outcomes)} epochs computed, "
-        f"{sum(o.written for o in outcomes)} written; failed seeds: {failed or 'none'}",
+        f"{sum(o.written for o in outcomes)} written, "
+        f"{sum(o.moved for o in outcomes)} states moved; failed seeds: {failed or 'none'}",
         f"simulated seconds from the last fault until all was done: p50 {median(seconds):.1f}, "
         f"max {max(seconds):.1f}",
     ]

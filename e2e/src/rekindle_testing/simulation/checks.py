@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle_testing.simulation.values import Expected
+from rekindle_testing.simulation.values import Expected, FoldedState
 
 if TYPE_CHECKING:
+    from rekindle_testing.simulation.movement import MovedState
     from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
-    from rekindle_testing.simulation.task import SimulatedPod
+    from rekindle_testing.simulation.pod import TaskPod
 
 
 class Violation(AssertionError):
@@ -31,10 +32,11 @@ class Checks:
         graph: Graph,
         store: SimulatedStore,
         sinks: SimulatedSinks,
-        pods: Callable[[], Iterable[SimulatedPod]],
+        pods: Callable[[], Iterable[TaskPod]],
     ) -> None:
         self.appended_epochs = 0
         self.written_epochs = 0
+        self.movements = 0
         self._expected = expected
         self._graph = graph
         self._store = store
@@ -45,7 +47,7 @@ class Checks:
     def failed(self, message: str) -> None:
         raise Violation(message)
 
-    def appended(self, pod: SimulatedPod, epoch: int, value: str, in_log: str) -> None:
+    def appended(self, pod: TaskPod, epoch: int, value: str, in_log: str) -> None:
         """I1: an epoch is the same wherever and however often it is computed."""
         self.appended_epochs += 1
         expected = self._expected.output(_partition(pod), epoch)
@@ -53,6 +55,18 @@ class Checks:
             raise Violation(
                 f"I1: {pod.slot.key} incarnation {pod.incarnation} computed {value} for epoch "
                 f"{epoch}, its log has {in_log}; a run without faults has {expected}"
+            )
+
+    def moved(self, pod: TaskPod, moved: MovedState) -> None:
+        """I1: a partner gives the state and the log of a run without faults."""
+        self.movements += 1
+        partition, epoch = _partition(pod), moved.state.epoch
+        log = {e: self._expected.output(partition, e) for e in range(moved.base, epoch + 1)}
+        state = moved.state.operators
+        if moved.log != log or state != FoldedState(fold=self._expected.output(partition, epoch)):
+            raise Violation(
+                f"I1: {pod.slot.key} incarnation {pod.incarnation} got another state or log after "
+                f"epoch {epoch} from its partner than a run without faults has"
             )
 
     def written(
@@ -70,7 +84,11 @@ class Checks:
             )
 
     def committed(self, manifest: Manifest) -> None:
-        """I2, I5, I9: what a manifest counts as written is, and fences never decrease."""
+        """I1, I2, I5, I9: entries have the states of a run without faults, what a manifest counts
+        as written is, and fences never decrease."""
+        for partition in self._graph.partitions:
+            for ref in manifest.entries[partition.key]:
+                self._saved(partition, ref)
         self._written[manifest.seq] = manifest.fence
         before = self._written.get(manifest.seq - 1, manifest.fence)
         if manifest.fence < before:
@@ -86,6 +104,14 @@ class Checks:
                         f"has written only through {durable}"
                     )
         self.retained()
+
+    def _saved(self, partition: Partition, ref: EntryRef) -> None:
+        saved = self._store.load(ref.object) if ref.object is not None else None
+        if saved is None:
+            return  # `retained` looks for those that are gone
+        state = FoldedState(fold=self._expected.output(partition, ref.epoch))
+        if (saved.epoch, saved.operators) != (ref.epoch, state):
+            raise Violation(f"I1: {ref.object} has another state than a run without faults has")
 
     def retained(self) -> None:
         """I5: nothing is gone that a consumer may still need."""
@@ -134,5 +160,5 @@ class Checks:
         return found
 
 
-def _partition(pod: SimulatedPod) -> Partition:
+def _partition(pod: TaskPod) -> Partition:
     return Partition(pod.slot.segment, pod.slot.partition)

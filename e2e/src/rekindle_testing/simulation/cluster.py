@@ -1,234 +1,270 @@
-"""Nodes and pods, and a stand-in for the operator.
-
-The stand-in replaces what it takes for lost: a pod or coordinator on a node that the API server
-has not heard for a while. It does not see what still runs there, so replaced ones may go on, as in
-a network partition; they end when their node is heard again.
-"""
+"""A simulated cluster with one topology: nodes, API server, operators, tasks and coordinators."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable
 from functools import partial
 from math import ceil
+from typing import Any
 
-from rekindle.coordinator.model import Generation, Pod, partition_of
+from rekindle import names
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
+from rekindle_operator.settings import Settings
 from rekindle_testing.simulation.checks import Checks
-from rekindle_testing.simulation.coordinator import CoordinatorProcess
-from rekindle_testing.simulation.network import API, Network
+from rekindle_testing.simulation.coordinator import CoordinatorSurroundings
+from rekindle_testing.simulation.coordinator_api import NAMESPACE, TOPOLOGY, compiled
+from rekindle_testing.simulation.kube.control_plane import ControlPlane, Views
+from rekindle_testing.simulation.kube.node import Node
+from rekindle_testing.simulation.kube.objects import (
+    ADDED,
+    DELETED,
+    NODES,
+    PODS,
+    TOPOLOGIES,
+    ApiEvent,
+    Json,
+)
+from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.network import Network
+from rekindle_testing.simulation.operator.replica import OperatorReplica
+from rekindle_testing.simulation.operator_checks import OperatorChecks
 from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
-from rekindle_testing.simulation.scheduler import Process, Scheduler
-from rekindle_testing.simulation.task import SimulatedPod, Surroundings
+from rekindle_testing.simulation.pod import CoordinatorPod, SimulatedPod, TaskPod
+from rekindle_testing.simulation.scheduler import Scheduler
+from rekindle_testing.simulation.silence import Calm
+from rekindle_testing.simulation.surroundings import Surroundings
+from rekindle_testing.simulation.topologies import Spec
 from rekindle_testing.simulation.values import Expected
+from rekindle_testing.simulation.working import WorkingPods
 
-_RECONCILE_S = 0.5
-_LOST_AFTER_S = (3.0, 8.0)
-_END_REPLACED_S = (0.5, 3.0)
+OPERATORS = ("operator-0", "operator-1")
+UID = "uid-t"
 _MAX_SKEW_S = 0.3
-_RELIST_S = 2.0
-
-
-@dataclass(slots=True)
-class Node:
-    """`heard_at`: when the API server last heard its kubelet."""
-
-    name: str
-    skew_s: float
-    up: bool = True
-    frozen: bool = False
-    heard_at: float = 0.0
-    pods: list[SimulatedPod] = field(default_factory=list)
+_OPERATOR_START_S = (0.5, 4.0)
+_NODE_REMOVED_S = (5.0, 30.0)
+_TASK_CPU_M, _TASK_MEMORY = 500, 1 << 30
+_COORDINATOR_CPU_M, _COORDINATOR_MEMORY = 300, 600 << 20
 
 
 class SimulatedCluster:
-    """One topology on nodes. `pods`: the newest incarnation of each slot."""
+    """`pods`: the newest incarnation of each slot, while a node runs it. `topology`: without
+    edits."""
 
-    def __init__(self, scheduler: Scheduler, generation: Generation, nodes: int) -> None:
-        topology = generation.topology
+    def __init__(self, scheduler: Scheduler, spec: Spec, nodes: int) -> None:
         self.scheduler = scheduler
-        self.generation = generation
+        self.topology = compiled(TOPOLOGY, spec)
+        self._edited = self.topology  # as the newest spec has it
+        self._slots = dict.fromkeys(self.topology.slots(), 0.0)  # of that, and since when
+        self._spec = spec
         self.network = Network(scheduler)
+        self.server = ApiServer(scheduler, self.network)
         self.store = SimulatedStore(scheduler)
         self.sinks = SimulatedSinks(scheduler)
         self.network.servers |= {self.store.host: self.store, self.sinks.host: self.sinks}
-        self.graph = build_graph(topology)
         self.checks = Checks(
-            Expected(topology), self.graph, self.store, self.sinks, lambda: self.pods.values()
+            Expected(self.topology),
+            build_graph(self.topology),
+            self.store,
+            self.sinks,
+            lambda: [pod for slot, pod in self.pods.items() if slot in self._slots],
         )
         self.nodes: dict[str, Node] = {}
-        self.pods: dict[Slot, SimulatedPod] = {}
-        self.coordinators: list[CoordinatorProcess] = []
-        self._segments = {segment.id: segment for segment in topology.segments}
-        self._incarnations: dict[Slot, int] = {}
+        self.pods: dict[Slot, TaskPod] = {}
+        self.operators: dict[str, OperatorReplica] = {}
+        self.api_calm = Calm(scheduler)  # of the API server, and of operators' connections to it
+        self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
         self._hosts = 0
-        self._surroundings = Surroundings(
+        self._pods_per_node = ceil(len(self.topology.slots()) / nodes) + 1
+        self._tasks = Surroundings(
             scheduler,
             self.network,
             self.store,
             self.sinks,
             self.checks,
-            topology.spec.epoch_interval,
-            topology.spec.checkpoint_interval_epochs,
+            self.topology.spec.epoch_interval,
+            self.topology.spec.checkpoint_interval_epochs,
         )
-        self._lost_after_s = scheduler.between(*_LOST_AFTER_S)
-        self._pods_per_node = ceil(len(topology.slots()) / nodes) + 1
+        self._coordinators = CoordinatorSurroundings(
+            scheduler, self.network, self.server, self.store, self.checks, UID
+        )
         for _ in range(nodes):
             self.add_node()
-        operator = Process(scheduler, API)
-        operator.every(_RECONCILE_S, self._reconcile)
-        operator.every(_RELIST_S, self._list_pods)
+        self.views = Views(self.server)
+        self.working = WorkingPods(self)
+        self.operator_checks = OperatorChecks(
+            self.server.objects,
+            self.views,
+            lambda: self.operators.values(),
+            self.fail,
+            self.api_calm,
+            self.working,
+        )
+        self.server.observers = [self.operator_checks.changed, self._pods_changed]
+        meta = {"name": TOPOLOGY, "namespace": NAMESPACE, "uid": UID, "generation": 1}
+        topology = {"kind": names.KIND, "metadata": meta, "spec": copy.deepcopy(spec)}
+        self.server.objects.add(TOPOLOGIES, topology)
+        self.control_plane = ControlPlane(scheduler, self.server, self.nodes, self.views)
+        for host in OPERATORS:
+            self._start_operator(host)
+
+    def fail(self, message: str) -> None:
+        """End the simulation; also when the product would catch the error."""
+        self.scheduler.after(0.0, lambda: self.checks.failed(message))
+
+    def end(self) -> None:
+        """End the threads of programs."""
+        for operator in self.operators.values():
+            operator.process.die()
+
+    # --- edits --------------------------------------------------------------------
+
+    def needed_since(self, slot: Slot) -> float | None:
+        """Since when the newest spec has a slot."""
+        return self._slots.get(slot)
+
+    def edit(self, kind: str, position: int, **fields: Any) -> Callable[[], None]:
+        """Change fields of an operator or a query, by its position in the spec. Returns what
+        changes them back."""
+        known = self._spec[kind][position % len(self._spec[kind])]
+        self._edit(kind, {**known, **fields})
+        return lambda: self._edit(kind, known)
+
+    def _edit(self, kind: str, edited: Spec) -> None:
+        (raw,) = self.server.objects.all(TOPOLOGIES)
+        items = [edited if i["name"] == edited["name"] else i for i in raw["spec"][kind]]
+        if items != raw["spec"][kind]:
+            generation = {"generation": raw["metadata"]["generation"] + 1}
+            spec = {**raw["spec"], kind: items}
+            self.server.objects.change(TOPOLOGIES, raw, spec=spec, metadata=generation)
+            self._edited = compiled(TOPOLOGY, spec)
+            now = self.scheduler.now
+            self._slots = {s: self._slots.get(s, now) for s in self._edited.slots()}
+
+    # --- operators ----------------------------------------------------------------
 
     @property
-    def coordinator(self) -> CoordinatorProcess | None:
-        """The newest one."""
-        return self.coordinators[-1] if self.coordinators else None
+    def leader(self) -> OperatorReplica | None:
+        """One that was killed led last, and its Lease may still be fresh."""
+        living = (r for r in self.operators.values() if not r.process.dead)
+        return next((r for r in living if r.leader.leading), None)
+
+    def crash_operator(self, operator: OperatorReplica, down_s: float) -> None:
+        """Its successor knows nothing."""
+        operator.process.die()
+        wait_s = down_s + self.scheduler.between(*_OPERATOR_START_S)
+        self.scheduler.after(wait_s, partial(self._start_operator, operator.process.host))
+
+    def _start_operator(self, host: str) -> None:
+        skew_s = self.scheduler.between(-_MAX_SKEW_S, _MAX_SKEW_S)
+        self.network.node_of[host] = host
+        self.operators[host] = OperatorReplica(
+            self.scheduler,
+            self.network,
+            self.server,
+            Settings(),
+            host,
+            skew_s,
+            self.operator_checks.writes,
+        )
+
+    # --- nodes ----------------------------------------------------------------------
 
     def add_node(self) -> None:
+        name, number = f"node-{len(self.nodes)}", self._pods_per_node
+        allocatable = {
+            "cpu": f"{number * _TASK_CPU_M + _COORDINATOR_CPU_M}m",
+            "memory": str(number * _TASK_MEMORY + _COORDINATOR_MEMORY),
+            "pods": "50",
+        }
         skew_s = self.scheduler.between(-_MAX_SKEW_S, _MAX_SKEW_S)
-        name = f"node-{len(self.nodes)}"
-        self.nodes[name] = Node(name, skew_s, heard_at=self.scheduler.now)
-
-    # --- what fails ---
+        self.nodes[name] = Node(
+            self.scheduler, self.network, self.server, name, skew_s, allocatable, self._make_pod
+        )
 
     def kill_node(self, node: Node) -> None:
-        """All its processes end, and their disks are gone."""
-        node.up = False
-        for pod in node.pods:
-            pod.remove()
-        node.pods = []
-        for coordinator in self._coordinators_on(node):
-            coordinator.process.die()
-
-    def freeze_node(self, node: Node) -> None:
-        node.frozen = True
-        for pod in node.pods:
-            pod.freeze()
-        for coordinator in self._coordinators_on(node):
-            coordinator.process.freeze()
-
-    def thaw_node(self, node: Node) -> None:
-        node.frozen = False
-        for pod in node.pods:
-            pod.thaw()
-        for coordinator in self._coordinators_on(node):
-            coordinator.process.thaw()
-
-    def _coordinators_on(self, node: Node) -> list[CoordinatorProcess]:
-        node_of = self.network.node_of
-        return [c for c in self.coordinators if node_of[c.process.host] == node.name]
-
-    def start_coordinator(self) -> None:
-        """The next incarnation; one that still runs does not know of it."""
-        node = self._some_node((), for_pod=False)
-        if node is None:
-            return
-        host = self._host_on(node)
-        self.coordinators.append(
-            CoordinatorProcess(
-                self.scheduler,
-                self.network,
-                self.store,
-                self.checks,
-                self.generation,
-                len(self.coordinators) + 1,
-                host,
+        """It does not come back. Its object stays, or is removed some time later."""
+        for slot in [s for s, pod in self.pods.items() if pod.uid in node.pods]:
+            del self.pods[slot]
+        node.kill()
+        if self.scheduler.random.random() < 0.5:
+            self.scheduler.after(
+                self.scheduler.between(*_NODE_REMOVED_S), partial(self._remove_node, node.name)
             )
-        )
-        self._list_pods()
 
-    # --- the operator, kubelets and the API server ---
+    def _remove_node(self, name: str) -> None:
+        raw = self.server.objects.find(NODES, name, "")
+        if raw is not None:
+            self.server.objects.remove(NODES, raw)
 
-    def _reconcile(self) -> None:
-        self._hear_nodes()
-        coordinator = self.coordinator
-        if coordinator is None or coordinator.retired or self._is_lost(coordinator.process.host):
-            self.start_coordinator()
-        changed = False
-        slots = list(self.generation.topology.slots())
-        self.scheduler.random.shuffle(slots)
-        for slot in slots:
-            pod = self.pods.get(slot)
-            if pod is None or self._is_lost(pod.address):
-                changed |= self._create(slot)
-        if changed:
-            self._list_pods()
+    def cordon(self, node: Node, cordoned: bool) -> None:
+        raw = self.server.objects.find(NODES, node.name, "")
+        if raw is not None:
+            self.server.objects.change(NODES, raw, spec={"unschedulable": cordoned})
 
-    def _hear_nodes(self) -> None:
-        for node in self.nodes.values():
-            if node.up and not node.frozen and self.network.is_up(node.name, API):
-                node.heard_at = self.scheduler.now
-                if self.network.is_up(API, node.name):
-                    self._end_replaced(node)
+    def drain(self, node: Node) -> None:
+        """Cordon a node and evict its pods."""
+        self.cordon(node, True)
+        for pod in list(node.pods.values()):
+            self.evict(pod)
 
-    def _end_replaced(self, node: Node) -> None:
-        for pod in [p for p in node.pods if self.pods.get(p.slot) is not p]:
-            node.pods.remove(pod)
-            self.scheduler.after(self.scheduler.between(*_END_REPLACED_S), pod.remove)
-        for coordinator in self._coordinators_on(node):
-            if coordinator is not self.coordinator and not coordinator.retired:
-                delay_s = self.scheduler.between(*_END_REPLACED_S)
-                self.scheduler.after(delay_s, coordinator.process.die)
+    def evict(self, pod: SimulatedPod[Any], by_force: bool = False) -> None:
+        """`by_force`: its object is gone before its kubelet has ended it."""
+        raw = self.server.objects.find(PODS, pod.name)
+        if raw is not None and by_force:
+            self.server.objects.remove(PODS, raw)
+        elif raw is not None and not raw["metadata"].get("deletionTimestamp"):
+            self.server.objects.mark_deleted(PODS, raw)
 
-    def _is_lost(self, host: str) -> bool:
-        node = self.nodes[self.network.node_of[host]]
-        return self.scheduler.now - node.heard_at > self._lost_after_s
+    # --- pods -----------------------------------------------------------------------
 
-    def _create(self, slot: Slot) -> bool:
-        partition = partition_of(slot)
-        others = [p for s, p in self.pods.items() if s != slot and partition_of(s) == partition]
-        node = self._some_node(self.network.node_of[p.address] for p in others)
-        if node is None:
-            return False
-        self._incarnations[slot] = self._incarnations.get(slot, 0) + 1
-        segment = self._segments[slot.segment]
-        address = self._host_on(node)
-        pod = SimulatedPod(
-            self._surroundings, slot, segment, self._incarnations[slot], address, node.skew_s
-        )
-        self.pods[slot] = pod
-        node.pods.append(pod)
-        return True
+    @property
+    def running_pods(self) -> list[SimulatedPod[Any]]:
+        """Also of those that are replaced."""
+        return [pod for node in self.nodes.values() for pod in node.pods.values()]
 
-    def _some_node(self, excluded: Iterable[str], for_pod: bool = True) -> Node | None:
-        """One of those with the fewest pods that the API server hears; for a pod, one with
-        capacity."""
-        names = set(excluded)
-        usable = [
-            n
-            for n in self.nodes.values()
-            if n.up and not n.frozen and n.heard_at == self.scheduler.now and n.name not in names
-        ]
-        if for_pod:
-            usable = [n for n in usable if len(n.pods) < self._pods_per_node]
-        fewest = min((len(n.pods) for n in usable), default=0)
-        best = [n for n in usable if len(n.pods) == fewest]
-        return self.scheduler.random.choice(best) if best else None
+    @property
+    def coordinator(self) -> CoordinatorPod | None:
+        """The newest one."""
+        found = [p for p in self.running_pods if isinstance(p, CoordinatorPod)]
+        return max(found, key=lambda p: p.fence) if found else None
 
-    def _host_on(self, node: Node) -> str:
+    def _make_pod(self, raw: Json, node: Node) -> SimulatedPod[Any]:
+        view = self.views.pod(raw)
         self._hosts += 1
         host = f"10.0.{self._hosts // 250}.{self._hosts % 250}"
         self.network.node_of[host] = node.name
-        return host
-
-    def _list_pods(self) -> None:
-        """Tell the coordinators which pods there are; a message may be lost, or overtaken."""
-        for coordinator in self.coordinators:
-            if coordinator.retired:
-                continue
-            deliver = partial(coordinator.pods_listed, self._listing())
-            self.network.send(API, coordinator.process.host, deliver)
-
-    def _listing(self) -> tuple[Pod, ...]:
-        return tuple(
-            Pod(
-                f"{slot.key}-{pod.incarnation}",
-                slot,
-                pod.incarnation,
-                pod.address,
-                may_be_running=True,
-                was_ready=pod.was_ready,
+        if view.slot is None:
+            fence = view.incarnation
+            return CoordinatorPod(
+                self._coordinators, node.kubelet, view.name, view.uid, fence, host
             )
-            for slot, pod in self.pods.items()
+        segment = self._edited.segment(view.slot.segment)
+        pod = TaskPod(
+            self._tasks,
+            node.kubelet,
+            view.name,
+            view.uid,
+            view.slot,
+            segment,
+            view.incarnation,
+            host,
+            node.skew_s,
         )
+        if view.incarnation >= self._newest.get(view.ref.slot, 0):
+            self.pods[view.slot] = pod
+        return pod
+
+    def _pods_changed(self, plural: str, event: ApiEvent) -> None:
+        """A replaced or deleted task does not count any more, though it may run."""
+        if plural != PODS:
+            return
+        view = self.views.pod(event.raw)
+        if event.type == ADDED:
+            self._newest[view.ref.slot] = view.incarnation
+        if view.slot is None or (pod := self.pods.get(view.slot)) is None:
+            return
+        is_deleted = event.type == DELETED and pod.uid == view.uid
+        if is_deleted or pod.incarnation < self._newest.get(view.ref.slot, 0):
+            del self.pods[view.slot]

@@ -1,8 +1,9 @@
-"""The process of a coordinator: polls, timers, store and watch of pods around a real core."""
+"""The process of a coordinator: polls, timers, store and API calls around a real core."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,9 @@ from rekindle.coordinator.model import (
     Event,
     FenceRaised,
     GarbageCollected,
-    Generation,
-    GenerationSeen,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
-    Pod,
     PodsListed,
     PollAnswered,
     PollFailed,
@@ -34,7 +32,15 @@ from rekindle.coordinator.model import (
 from rekindle.protocol import PollResponse
 from rekindle.topology.model import Slot
 from rekindle_testing.simulation.checks import Checks
-from rekindle_testing.simulation.network import STORE, Network, Refused, TimedOut
+from rekindle_testing.simulation.coordinator_api import (
+    ApiAccess,
+    GenerationReader,
+    LeaseKeeper,
+    PodWatcher,
+    StatusWriter,
+)
+from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.network import STORE, Network, Refused, Reply, TimedOut
 from rekindle_testing.simulation.outside import Down, SimulatedStore
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
@@ -45,43 +51,59 @@ _STORE_DEADLINE_S = 10.0
 _NEWER_COORDINATOR = 409
 
 
-class CoordinatorProcess:
-    """One incarnation. `fence` is its number."""
+@dataclass(frozen=True, slots=True)
+class CoordinatorSurroundings:
+    """What all coordinators of a simulation share. `uid`: of the topology."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        network: Network,
-        store: SimulatedStore,
-        checks: Checks,
-        generation: Generation,
-        fence: int,
-        address: str,
-    ) -> None:
+    scheduler: Scheduler
+    network: Network
+    server: ApiServer
+    store: SimulatedStore
+    checks: Checks
+    uid: str
+
+
+class CoordinatorProcess:
+    """The process of one container. `fence`: the incarnation of its pod."""
+
+    def __init__(self, surroundings: CoordinatorSurroundings, fence: int, address: str) -> None:
+        scheduler = surroundings.scheduler
         self.fence = fence
         self.process = Process(scheduler, address)
         self.core = Coordinator(fence, wall_s=0.0)
         self._scheduler = scheduler
-        self._network = network
-        self._store = store
-        self._checks = checks
+        self._network = surroundings.network
+        self._store = surroundings.store
+        self._checks = surroundings.checks
         self._polling: dict[Slot, int] = {}  # number of the loop of each slot
         self._calling: set[Slot] = set()  # slots whose poll has not ended
         self._store_calls: list[Callable[[], None]] = []  # one after another
-        wait_s = scheduler.between(0.05, 1.0)
-        self.process.after(wait_s, lambda: self.feed(GenerationSeen(generation)))
+        api = ApiAccess(
+            self.process, surroundings.network, surroundings.server, surroundings.uid, fence
+        )
+        self._status = StatusWriter(api, self.feed)
+        keeper = LeaseKeeper(
+            api,
+            self.feed,
+            valid_report_number=lambda: self._status.valid_report_number,
+            suspecting=lambda: any(task.suspected for task in self.core.membership),
+        )
+        for start in (
+            PodWatcher(api, self.feed).start,
+            GenerationReader(api, self.feed).start,
+            keeper.start,
+        ):
+            self.process.after(scheduler.between(0.05, 0.5), start)
         self.process.every(_TICK_S, lambda: self.feed(Ticked()))
 
     @property
-    def retired(self) -> bool:
-        return self.process.dead
+    def is_ready(self) -> bool:
+        return self.core.ready
 
-    def pods_listed(self, pods: Sequence[Pod]) -> None:
-        """What the watch of the API server has delivered."""
-        self.process.do(lambda: self._pods_listed(tuple(pods)))
+    def serve(self, request: object, reply: Reply) -> None:
+        """Nobody asks a coordinator for anything but whether it lives."""
 
-    def _pods_listed(self, pods: tuple[Pod, ...]) -> None:
-        self.feed(PodsListed(pods))
+    def _poll_only_members(self) -> None:
         slots = {t.slot for t in self.core.membership if t.pod.may_be_running}
         for slot in self._polling.keys() - slots:
             del self._polling[slot]
@@ -94,6 +116,8 @@ class CoordinatorProcess:
             return
         for effect in self.core.step(event, self._scheduler.now):
             self._perform(effect)
+        if isinstance(event, PodsListed):
+            self._poll_only_members()
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -101,10 +125,10 @@ class CoordinatorProcess:
                 self._call_store(lambda: self._store.newest, self._read)
             case WriteManifest():
                 self._write(effect)
-            case CollectGarbage(retain=retain):
-                self._collect(retain)
-            case ApplyStatus():
-                pass  # nobody reads it: the operator is a stand-in
+            case CollectGarbage(retain=retain, in_use=in_use):
+                self._collect(retain, in_use)
+            case ApplyStatus(report=report):
+                self._status.offer(report)
             case PollNow(slot):
                 if slot in self._polling and slot not in self._calling:
                     self._poll_again(slot, 0.0)
@@ -128,7 +152,7 @@ class CoordinatorProcess:
         if poll is None or task is None or task.pod.address is None:
             self._poll_again(slot, _POLL_INTERVAL_S)
             return
-        incarnation = poll.task.incarnation
+        incarnation, address = poll.task.incarnation, task.pod.address
         self._calling.add(slot)
 
         def ended(result: PollResponse | int | Refused | TimedOut) -> None:
@@ -142,7 +166,7 @@ class CoordinatorProcess:
             if slot in self._polling:
                 self._poll_again(slot, _POLL_INTERVAL_S)
 
-        self._network.call(self.process, task.pod.address, poll, ended, _POLL_DEADLINE_S)
+        self._network.call(self.process, address, poll, ended, _POLL_DEADLINE_S)
 
     # -- the store -------------------------------------------------------------------------------
 
@@ -194,9 +218,9 @@ class CoordinatorProcess:
 
         self._call_store(partial(self._store.missing, effect.new_entries), looked_up)
 
-    def _collect(self, retain: int) -> None:
+    def _collect(self, retain: int, in_use: Set[str]) -> None:
         def collect() -> None:
-            self._store.collect_garbage(retain)
+            self._store.collect_garbage(retain, in_use)
             self._checks.retained()
 
         def ended(result: Any) -> None:

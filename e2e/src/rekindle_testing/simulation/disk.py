@@ -12,7 +12,7 @@ from rekindle.streams.epochs import NO_EPOCH
 
 @dataclass(slots=True)
 class Disk:
-    """The log holds the values of epochs `base` to `last`."""
+    """The log holds the values of epochs `base` to `last`. `discard`: the mark."""
 
     values: dict[int, str] = field(default_factory=dict)
     base: int = 0
@@ -21,10 +21,15 @@ class Disk:
     discard: bool = False
 
     def start_at(self, epoch: int, keep: bool) -> None:
-        """As `OutputLog.start_at`."""
+        """As `OutputLog.start_at`. `keep`: a log that reaches to `epoch` stays, and is compared."""
         if keep and not self.discard and self.last + 1 >= epoch:
             return
         self.values, self.base, self.last = {}, epoch, epoch - 1
+        self.discard = False
+
+    def take(self, base: int, last: int, values: dict[int, str]) -> None:
+        """The log of a partner in place of the own one."""
+        self.values, self.base, self.last = dict(values), base, last
         self.discard = False
 
     def append(self, epoch: int, value: str) -> str:

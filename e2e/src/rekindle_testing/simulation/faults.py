@@ -6,12 +6,12 @@ Design: docs/simulation.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from random import Random
 
-from rekindle_testing.simulation.cluster import SimulatedCluster
+from rekindle_testing.simulation.cluster import OPERATORS, SimulatedCluster
 from rekindle_testing.simulation.network import API, SINKS, STORE
 
 FAULTS_S = 60.0
@@ -19,6 +19,11 @@ FAULTS_S = 60.0
 GROUP_S = 3.0
 LONGEST_S = 25.0
 _SLOWNESS = 30.0
+_ERROR_SHARE = 0.4
+
+
+Struck = tuple[str, Callable[[], None] | None]
+"""What a fault strikes, and how it ends."""
 
 
 class FaultKind(StrEnum):
@@ -27,8 +32,13 @@ class FaultKind(StrEnum):
     CRASH_ENGINE = "a task's engine dies"
     SLOW_TASK = "a task's engine is slow"
     FREEZE_TASK = "a task is frozen"
+    EVICT_TASK = "a task is evicted, or its pod deleted by force"
     KILL_NODE = "a node dies, and another one comes"
+    REBOOT_NODE = "a node restarts, with its disks"
     FREEZE_NODE = "a node is frozen"
+    DRAIN_NODE = "a node is drained"
+    ADD_NODE = "a node comes"
+    STOP_KUBELET = "a kubelet is frozen"
     PARTITION_NODE = "a network partition between a node and all others"
     PARTITION_FROM_API = "a network partition between a node and the API server"
     PARTITION_FROM_STORE = "a network partition between a node and the store"
@@ -37,23 +47,53 @@ class FaultKind(StrEnum):
     STORE_DOWN = "the store is down"
     SINKS_DOWN = "the sinks are down"
     CRASH_COORDINATOR = "the coordinator is killed"
-    SECOND_COORDINATOR = "the coordinator is replaced while it runs"
+    EVICT_COORDINATOR = "the coordinator is evicted"
     FREEZE_COORDINATOR = "the coordinator is frozen"
+    EDIT_REPLICAS = "an operator of the topology has two replicas for a while"
+    EDIT_PRIORITY = "a query has another priority for a while"
+    API_DOWN = "the API server is down"
+    API_ERRORS = "the API server refuses and fails"
+    STALL_WATCHES = "the watches of an operator are stalled"
+    CRASH_OPERATOR = "the operator that leads is killed"
+    FREEZE_OPERATOR = "the operator that leads is frozen"
+    PARTITION_OPERATOR = "a network partition between the operator that leads and the API server"
+    OPERATOR_UNHEARD = "the API server's replies to the operator that leads are lost"
+
+
+_API_FAULTS = frozenset(
+    {
+        FaultKind.API_DOWN,
+        FaultKind.API_ERRORS,
+        FaultKind.STALL_WATCHES,
+        FaultKind.CRASH_OPERATOR,
+        FaultKind.FREEZE_OPERATOR,
+        FaultKind.PARTITION_OPERATOR,
+        FaultKind.OPERATOR_UNHEARD,
+    }
+)
+
+
+_MAY_STAY = (FaultKind.FREEZE_TASK, FaultKind.FREEZE_NODE, FaultKind.PARTITION_NODE)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`target` and `other` choose tasks or nodes: positions in their lists, modulo the length.
-    `seconds`: how long it lasts."""
+    `seconds`: how long it lasts, unless it `stays`: then another node comes instead."""
 
     at: float
     kind: FaultKind
     target: int
     other: int
     seconds: float
+    stays: bool = False
+
+    @property
+    def duration(self) -> str:
+        return "ever" if self.stays else f"{self.seconds:4.1f} s"
 
     def __str__(self) -> str:
-        return f"{self.at:5.2f} s for {self.seconds:4.1f} s: {self.kind} ({self.target})"
+        return f"{self.at:5.2f} s for {self.duration}: {self.kind} ({self.target})"
 
 
 def draw_faults(random: Random) -> list[Fault]:
@@ -72,93 +112,197 @@ def draw_faults(random: Random) -> list[Fault]:
                     round(random.choice((0.3, 1.0, 3.0, LONGEST_S)) * random.uniform(0.5, 1), 2),
                 )
             )
-    return sorted(faults, key=lambda f: f.at)
+    faults.sort(key=lambda f: f.at)
+    if random.random() < 0.5:
+        _let_last_stay(faults)
+    return faults
+
+
+def _let_last_stay(faults: list[Fault]) -> None:
+    """Recovery must not wait for what never comes back. Only one stays, as there is only so much
+    that may be lost for good."""
+    found = [i for i, fault in enumerate(faults) if fault.kind in _MAY_STAY]
+    if found:
+        faults[found[-1]] = replace(faults[found[-1]], stays=True)
 
 
 class Injector:
-    """Begins and ends faults in a cluster. `log` gets a line for each."""
+    """Begins and ends faults in a cluster. `log` gets a line for each. `silent`: what stays so,
+    nodes by their names."""
 
     def __init__(self, cluster: SimulatedCluster, log: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._scheduler = cluster.scheduler
         self._log = log
+        self.silent: set[str] = set()
 
     def plan(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
             self._scheduler.after(fault.at, partial(self._begin, fault))
 
+    @staticmethod
+    def ends_at(faults: Sequence[Fault]) -> float:
+        """A fault that stays is over as soon as it has begun."""
+        return max((f.at + (0.0 if f.stays else f.seconds) for f in faults), default=0.0)
+
     def _begin(self, fault: Fault) -> None:
         what, end = self._inject(fault)
-        self._log(f"{fault.kind} for {fault.seconds} s: {what}")
-        if end is not None:
+        self._log(f"{fault.kind} for {fault.duration}: {what}")
+        if fault.stays:
+            self.silent.add(what)
+            self._cluster.add_node()
+            return
+        is_of_api, calm = fault.kind in _API_FAULTS, self._cluster.api_calm
+        if is_of_api:
+            calm.fault_began()
 
-            def heal() -> None:
+        def heal() -> None:
+            if is_of_api:
+                calm.fault_ended()
+            if end is not None:
                 self._log(f"over: {fault.kind}: {what}")
                 end()
 
-            self._scheduler.after(fault.seconds, heal)
+        self._scheduler.after(fault.seconds, heal)
 
-    def _inject(self, fault: Fault) -> tuple[str, Callable[[], None] | None]:
+    def _inject(self, fault: Fault) -> Struck:
         """What it strikes, and how it ends."""
+        struck = (
+            self._strike_task(fault)
+            or self._strike_node(fault)
+            or self._strike_network(fault)
+            or self._strike_control_plane(fault)
+        )
+        return struck or ("nothing there", None)
+
+    def _strike_task(self, fault: Fault) -> Struck | None:
+        slots = sorted(self._cluster.pods, key=lambda s: s.key)
+        if not slots:
+            return None
+        pod = self._cluster.pods[slots[fault.target % len(slots)]]
+        key = f"{pod.slot.key} incarnation {pod.incarnation}"
+        match fault.kind:
+            case FaultKind.CRASH_TASK:
+                pod.restart()
+                return key, None
+            case FaultKind.STOP_TASK:
+                pod.restart(fault.seconds)
+                return key, None
+            case FaultKind.SLOW_TASK:
+                pod.slowness = _SLOWNESS
+                return key, lambda: setattr(pod, "slowness", 1.0)
+            case FaultKind.CRASH_ENGINE if pod.boot is not None:
+                pod.boot.crash_engine()
+                return key, None
+            case FaultKind.FREEZE_TASK:
+                pod.freeze()
+                return key, pod.thaw
+            case FaultKind.EVICT_TASK:
+                self._cluster.evict(pod, by_force=bool(fault.other % 2))
+                return key, None
+        return None
+
+    def _strike_node(self, fault: Fault) -> Struck | None:
         cluster = self._cluster
         nodes = [n for n in cluster.nodes.values() if n.up]
-        node, other = nodes[fault.target % len(nodes)], nodes[fault.other % len(nodes)]
-        slots = sorted(cluster.pods, key=lambda s: s.key)
-        slot = slots[fault.target % len(slots)] if slots else None
-        pod = cluster.pods[slot] if slot is not None else None
-        coordinator = cluster.coordinator
+        node = nodes[fault.target % len(nodes)]
         match fault.kind:
-            case FaultKind.CRASH_TASK if pod is not None:
-                pod.restart()
-                return pod.slot.key, None
-            case FaultKind.STOP_TASK if pod is not None:
-                pod.restart(fault.seconds)
-                return pod.slot.key, None
-            case FaultKind.SLOW_TASK if pod is not None:
-                pod.slowness = _SLOWNESS
-                return pod.slot.key, lambda: setattr(pod, "slowness", 1.0)
-            case FaultKind.CRASH_ENGINE if pod is not None and pod.boot is not None:
-                pod.boot.crash_engine()
-                return pod.slot.key, None
-            case FaultKind.FREEZE_TASK if pod is not None:
-                pod.freeze()
-                return pod.slot.key, pod.thaw
-            case FaultKind.KILL_NODE:
+            case FaultKind.KILL_NODE if len(nodes) > 1:
                 cluster.kill_node(node)
                 return node.name, cluster.add_node
+            case FaultKind.REBOOT_NODE:
+                node.reboot(fault.seconds)
+                return node.name, None
             case FaultKind.FREEZE_NODE:
-                cluster.freeze_node(node)
-                return node.name, lambda: cluster.thaw_node(node)
+                node.freeze()
+                return node.name, node.thaw
+            case FaultKind.DRAIN_NODE:
+                cluster.drain(node)
+                return node.name, lambda: cluster.cordon(node, False)
+            case FaultKind.ADD_NODE:
+                cluster.add_node()
+                return "", None
+            case FaultKind.STOP_KUBELET:
+                node.kubelet.freeze()
+                return node.name, node.kubelet.thaw
+        return None
+
+    def _strike_network(self, fault: Fault) -> Struck | None:
+        network = self._cluster.network
+        nodes = [n.name for n in self._cluster.nodes.values() if n.up]
+        node, other = nodes[fault.target % len(nodes)], nodes[fault.other % len(nodes)]
+        match fault.kind:
             case FaultKind.PARTITION_NODE:
-                peers = [*(n.name for n in nodes if n is not node), API, STORE, SINKS]
-                links = [link for peer in peers for link in _both_ways(node.name, peer)]
-                return node.name, self._disconnect(links)
+                network.isolate(node)
+                return node, lambda: network.rejoin(node)
             case FaultKind.PARTITION_FROM_API:
-                return node.name, self._disconnect(_both_ways(node.name, API))
+                return node, self._disconnect(_both_ways(node, API))
             case FaultKind.PARTITION_FROM_STORE:
-                return node.name, self._disconnect(_both_ways(node.name, STORE))
+                return node, self._disconnect(_both_ways(node, STORE))
             case FaultKind.PARTITION_PAIR:
-                links = _both_ways(node.name, other.name)
-                return f"{node.name}, {other.name}", self._disconnect(links)
+                return f"{node}, {other}", self._disconnect(_both_ways(node, other))
             case FaultKind.PARTITION_ONE_WAY:
-                return f"{other.name} to {node.name}", self._disconnect([(other.name, node.name)])
+                return f"{other} to {node}", self._disconnect([(other, node)])
+        return None
+
+    def _strike_control_plane(self, fault: Fault) -> Struck | None:
+        cluster, server = self._cluster, self._cluster.server
+        match fault.kind:
             case FaultKind.STORE_DOWN:
                 cluster.store.down = True
                 return STORE, lambda: setattr(cluster.store, "down", False)
             case FaultKind.SINKS_DOWN:
                 cluster.sinks.down = True
                 return SINKS, lambda: setattr(cluster.sinks, "down", False)
-            case FaultKind.CRASH_COORDINATOR if coordinator is not None:
-                coordinator.process.die()
+            case FaultKind.EDIT_REPLICAS:
+                return "", cluster.edit("operators", fault.target, replicas=2)
+            case FaultKind.EDIT_PRIORITY:
+                return "", cluster.edit("queries", fault.target, priority=fault.other)
+            case FaultKind.API_DOWN:
+                server.down = True
+                return API, lambda: setattr(server, "down", False)
+            case FaultKind.API_ERRORS:
+                server.error_share = _ERROR_SHARE
+                return API, lambda: setattr(server, "error_share", 0.0)
+            case FaultKind.STALL_WATCHES:
+                host = OPERATORS[fault.target % len(OPERATORS)]
+                server.stall(host, fault.seconds)
+                return host, None
+        return self._strike_coordinator(fault) or self._strike_operator(fault)
+
+    def _strike_coordinator(self, fault: Fault) -> Struck | None:
+        coordinator = self._cluster.coordinator
+        if coordinator is None:
+            return None
+        match fault.kind:
+            case FaultKind.CRASH_COORDINATOR:
+                coordinator.restart()
                 return str(coordinator.fence), None
-            case FaultKind.SECOND_COORDINATOR:
-                cluster.start_coordinator()
-                return str(len(cluster.coordinators)), None
-            case FaultKind.FREEZE_COORDINATOR if coordinator is not None:
-                coordinator.process.freeze()
-                return str(coordinator.fence), coordinator.process.thaw
-            case _:
-                return "nothing there", None
+            case FaultKind.EVICT_COORDINATOR:
+                self._cluster.evict(coordinator)
+                return str(coordinator.fence), None
+            case FaultKind.FREEZE_COORDINATOR:
+                coordinator.freeze()
+                return str(coordinator.fence), coordinator.thaw
+        return None
+
+    def _strike_operator(self, fault: Fault) -> Struck | None:
+        leader = self._cluster.leader
+        if leader is None:
+            return None
+        host = leader.process.host
+        match fault.kind:
+            case FaultKind.CRASH_OPERATOR:
+                self._cluster.crash_operator(leader, fault.seconds)
+                return host, None
+            case FaultKind.FREEZE_OPERATOR:
+                leader.process.freeze()
+                return host, leader.process.thaw
+            case FaultKind.PARTITION_OPERATOR:
+                return host, self._disconnect(_both_ways(host, API))
+            case FaultKind.OPERATOR_UNHEARD:
+                return host, self._disconnect([(API, host)])
+        return None
 
     def _disconnect(self, links: Sequence[tuple[str, str]]) -> Callable[[], None]:
         network = self._cluster.network
@@ -174,16 +318,3 @@ class Injector:
 
 def _both_ways(one: str, other: str) -> list[tuple[str, str]]:
     return [(one, other), (other, one)]
-
-
-def heal_all(cluster: SimulatedCluster) -> None:
-    """Whatever still lasts is over."""
-    cluster.network.reconnect_all()
-    cluster.store.down = cluster.sinks.down = False
-    for node in cluster.nodes.values():
-        if node.frozen:
-            cluster.thaw_node(node)
-    for pod in cluster.pods.values():
-        pod.thaw()
-    for coordinator in cluster.coordinators:
-        coordinator.process.thaw()

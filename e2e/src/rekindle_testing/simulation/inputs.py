@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from rekindle.coordinator.model import Partition
@@ -26,7 +27,7 @@ from rekindle.streams.reader_core import (
 )
 from rekindle.streams.replica_choice import DeliverEpochs, RoutesChanged
 from rekindle.streams.sunion import Channel
-from rekindle.task.core.inputs import StreamsCore, released_epoch
+from rekindle.task.core.inputs import StreamsCore, released_epoch, released_in_s
 from rekindle.topology.model import Segment
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
 from rekindle_testing.simulation.scheduler import Process
@@ -35,7 +36,7 @@ from rekindle_testing.simulation.values import rows_of, source_value
 READ_EPOCHS = 16
 """Epochs that a call of a reader returns at most."""
 _READ_AHEAD_BYTES = 1 << 20
-_WAKE_S = 0.05
+_LEAST_WAIT_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class ReadReply:
 class SimulatedInputs(Protocol):
     def head(self) -> int: ...
     def take(self, bounds: CallBounds) -> list[EpochInput]: ...
+    def when_ready(self, action: Callable[[], None]) -> None: ...
     def route(self, upstreams: Sequence[Upstream]) -> None: ...
     def unreadable(self) -> tuple[str, ...]: ...
     def problem(self) -> str | None: ...
@@ -69,11 +71,13 @@ class SourceInputs:
 
     def __init__(
         self,
+        process: Process,
         partition: Partition,
         next_epoch: int,
         clock: Callable[[], float],
         epoch_interval_us: int,
     ) -> None:
+        self._process = process
         self._partition = partition
         self._next = next_epoch
         self._clock = clock
@@ -90,6 +94,10 @@ class SourceInputs:
             self._next += 1
         return call.epochs
 
+    def when_ready(self, action: Callable[[], None]) -> None:
+        wait_s = released_in_s(self._next, self._clock(), 0, self._epoch_interval_us)
+        self._process.after(max(_LEAST_WAIT_S, wait_s), action)
+
     def route(self, upstreams: Sequence[Upstream]) -> None:
         """A source has no upstreams."""
 
@@ -105,6 +113,7 @@ class _Reader:
     core: ReaderCore
     channel: Channel
     stream: str
+    wakes_at: float = inf  # when a back-off ends
 
 
 class StreamInputs:
@@ -127,7 +136,7 @@ class StreamInputs:
             self._reader(channel, segment.inputs[channel.input].stream, next_epoch, interval_s)
             for channel in self._core.channels
         ]
-        process.every(_WAKE_S, self._wake)
+        self._taker: Callable[[], None] | None = None
 
     def _reader(self, channel: Channel, stream: str, next_epoch: int, interval_s: float) -> _Reader:
         subscription = Subscription(stream, channel.partition, next_epoch)
@@ -138,8 +147,18 @@ class StreamInputs:
 
     def take(self, bounds: CallBounds) -> list[EpochInput]:
         taken = self._core.take(bounds)
-        self._wake()
+        self._wake_all()
         return taken
+
+    def when_ready(self, action: Callable[[], None]) -> None:
+        """Call it once there is something to take."""
+        self._taker = action
+        self._take_if_ready()
+
+    def _take_if_ready(self) -> None:
+        if self._core.may_take and (taker := self._taker) is not None:
+            self._taker = None
+            taker()
 
     def route(self, upstreams: Sequence[Upstream]) -> None:
         for upstream in upstreams:
@@ -149,6 +168,7 @@ class StreamInputs:
                     upstream.partition,
                 ):
                     self._step(reader, RoutesChanged(upstream.endpoints))
+        self._wake_all()
 
     def unreadable(self) -> tuple[str, ...]:
         return tuple(sorted({a for r in self._readers for a in r.core.choice.unreadable()}))
@@ -156,9 +176,25 @@ class StreamInputs:
     def problem(self) -> str | None:
         return next((p for r in self._readers if (p := r.core.problem()) is not None), None)
 
-    def _wake(self) -> None:
+    def _wake_all(self) -> None:
         for reader in self._readers:
-            self._step(reader, ReaderWoken(self._core.has_buffer_space(reader.channel)))
+            self._wake(reader)
+
+    def _wake(self, reader: _Reader) -> None:
+        """It calls again, now or when a back-off ends."""
+        self._step(reader, ReaderWoken(self._core.has_buffer_space(reader.channel)))
+        wake_at = reader.core.wake_at()
+        if wake_at is None or wake_at >= reader.wakes_at:
+            return
+        reader.wakes_at = wake_at
+
+        def wake() -> None:
+            if reader.wakes_at == wake_at:
+                reader.wakes_at = inf
+                self._wake(reader)
+
+        wait_s = wake_at - self._process.scheduler.now
+        self._process.after(max(_LEAST_WAIT_S, wait_s), wake)
 
     def _step(self, reader: _Reader, event: ReaderEvent, reply: ReadReply | None = None) -> None:
         first = event.epochs[0] if isinstance(event, CallReturned) and event.epochs else 0
@@ -184,7 +220,8 @@ class StreamInputs:
                 truncated = isinstance(result, ReadReply)
                 timed_out = isinstance(result, TimedOut)
                 self._step(reader, CallFailed(call.call, truncated, timed_out))
-            self._step(reader, ReaderWoken(self._core.has_buffer_space(reader.channel)))
+            self._wake_all()
+            self._take_if_ready()
 
         host = call.address.rpartition(":")[0]
         request = ReadRequest(call.incarnation, call.epoch)

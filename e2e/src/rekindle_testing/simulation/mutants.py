@@ -1,4 +1,4 @@
-"""`make mutants`: bugs that are planted in the cores, each of which simulations must find.
+"""`make mutants`: bugs that are planted in the product, each of which simulations must find.
 
 A check that cannot fail proves nothing. Each mutant replaces one decision by a wrong one that a
 person could have written; the seeds run until one of them fails.
@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 from rekindle.coordinator.checkpoints import committer, retention
 from rekindle.coordinator.core import desired_state, state_machine
@@ -29,17 +27,12 @@ from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.sink import SinkCore
 from rekindle.task.core.supervisor import SupervisorCore
 from rekindle_testing.simulation import outside
+from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
+from rekindle_testing.simulation.planting import Mutant, replaced
 from rekindle_testing.simulation.run import simulate
 
 SEEDS = 500
 """Within so many seeds a mutant has to be found."""
-Mutant = Callable[[], AbstractContextManager[object]]
-
-
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
-    """A mutant in which `make` turns the original of an attribute into another one."""
-    original = getattr(owner, name)
-    return partial(patch.object, owner, name, make(original))
 
 
 def _floors_are_positions(floors: Any) -> Any:
@@ -94,13 +87,12 @@ def _saves_too_late(completed: Any) -> Any:
     return wrong
 
 
-def _merges_by_arrival(complete: Any) -> Any:
-    def wrong(self: SUnion) -> Any:
-        inboxes = self._inboxes
-        self._inboxes = dict(sorted(inboxes.items(), key=lambda item: len(item[1].batches)))
-        result = complete(self)
-        self._inboxes = inboxes
-        return result
+def _merges_by_arrival(add: Any) -> Any:
+    """The channel that delivered last comes last."""
+
+    def wrong(self: SUnion, channel: Any, batch: Any) -> Any:
+        self._inboxes[channel] = self._inboxes.pop(channel)
+        return add(self, channel, batch)
 
     return wrong
 
@@ -183,40 +175,37 @@ def _drops_epoch(take: Any) -> Any:
 
 
 MUTANTS: Mapping[str, Mutant] = {
-    "a manifest keeps only the newest entries": _replaced(
+    "a manifest keeps only the newest entries": replaced(
         committer, "keep_entries", _keeps_newest_entries
     ),
-    "a call whose engine died is not made again": _replaced(
-        LoopCore, "_engine_failed", _loses_call
-    ),
-    "an epoch of a large call is dropped": _replaced(StreamsCore, "take", _drops_epoch),
-    "logs are truncated below what a restart needs": _replaced(
+    "a call whose engine died is not made again": replaced(LoopCore, "_engine_failed", _loses_call),
+    "an epoch of a large call is dropped": replaced(StreamsCore, "take", _drops_epoch),
+    "logs are truncated below what a restart needs": replaced(
         state_machine, "floors", _floors_are_positions
     ),
-    "tasks of unknown progress hold nothing": _replaced(retention.Progress, "of", _without_unknown),
-    "positions of tasks hold nothing": _replaced(retention.Progress, "of", _forgets_positions),
-    "a task restores from the newest entry, not from the oldest": _replaced(
+    "tasks of unknown progress hold nothing": replaced(retention.Progress, "of", _without_unknown),
+    "positions of tasks hold nothing": replaced(retention.Progress, "of", _forgets_positions),
+    "a task restores from the newest entry, not from the oldest": replaced(
         state_machine, "oldest", _newest_entry
     ),
-    "entries are committed before the sinks have written": _replaced(
+    "entries are committed before the sinks have written": replaced(
         state_machine, "committable", _commits_unwritten
     ),
-    "a state is saved under another epoch": _replaced(LoopCore, "_call_completed", _saves_too_late),
-    "inputs are merged in the order of arrival": _replaced(
-        SUnion, "_complete_epoch", _merges_by_arrival
-    ),
-    "garbage collection keeps only the newest entries": _replaced(
+    "a state is saved under another epoch": replaced(LoopCore, "_call_completed", _saves_too_late),
+    "inputs are merged in the order of arrival": replaced(SUnion, "add", _merges_by_arrival),
+    "garbage collection keeps only the newest entries": replaced(
         outside, "needed_entries", _keeps_newest_only
     ),
-    "a restarted task gets the restore point of its last boot": _replaced(
+    "a restarted task gets the restore point of its last boot": replaced(
         desired_state.DesiredState, "fields_of", _restores_again
     ),
-    "the newest epoch in a sink counts as one more": _replaced(
+    "the newest epoch in a sink counts as one more": replaced(
         SinkCore, "_first_to_write", _trusts_after
     ),
-    "no task saves checkpoints": _replaced(SupervisorCore, "is_saver", _never_saves),
-    "the state of a large call is lost": _replaced(LoopCore, "_call_completed", _loses_state),
-    "suspicion never ends": _replaced(Membership, "answered", _suspicion_stays),
+    "no task saves checkpoints": replaced(SupervisorCore, "is_saver", _never_saves),
+    "the state of a large call is lost": replaced(LoopCore, "_call_completed", _loses_state),
+    "suspicion never ends": replaced(Membership, "answered", _suspicion_stays),
+    **OPERATOR_MUTANTS,
 }
 
 

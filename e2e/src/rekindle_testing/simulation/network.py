@@ -29,6 +29,10 @@ class Server(Protocol):
     def serve(self, request: Any, reply: Reply) -> None: ...
 
 
+class LivenessProbe:
+    """A request that a process that runs answers with None."""
+
+
 class Refused(Exception):
     """The connection was refused: nothing listens at the host."""
 
@@ -38,12 +42,14 @@ class TimedOut(Exception):
 
 
 class Network:
-    """`servers` by host. Links are between nodes, or hosts outside; each has two directions."""
+    """`servers` by host. Links are between nodes, or hosts outside; each has two directions. The
+    processes of one node always reach each other."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.servers: dict[str, Server] = {}
         self.node_of: dict[str, str] = {}
         self._down: Counter[tuple[str, str]] = Counter()
+        self._isolated: Counter[str] = Counter()
         self._scheduler = scheduler
 
     def disconnect(self, sender: str, receiver: str) -> None:
@@ -53,12 +59,20 @@ class Network:
     def reconnect(self, sender: str, receiver: str) -> None:
         self._down[sender, receiver] -= 1
 
-    def reconnect_all(self) -> None:
-        self._down.clear()
+    def isolate(self, node: str) -> None:
+        """Lose all messages from and to a node, also refusals, until as many calls of `rejoin`."""
+        self._isolated[node] += 1
+
+    def rejoin(self, node: str) -> None:
+        self._isolated[node] -= 1
 
     def is_up(self, sender: str, receiver: str) -> bool:
-        nodes = self.node_of.get(sender, sender), self.node_of.get(receiver, receiver)
-        return self._down[nodes] <= 0
+        one, other = self.node_of.get(sender, sender), self.node_of.get(receiver, receiver)
+        isolated = self._isolated
+        return one == other or not (self._down[one, other] or isolated[one] or isolated[other])
+
+    def is_connected(self, one: str, other: str) -> bool:
+        return self.is_up(one, other) and self.is_up(other, one)
 
     def delay_s(self) -> float:
         scheduler = self._scheduler

@@ -1,12 +1,13 @@
 """What is outside the topology: the checkpoint store and the sinks.
 
 Both are put-if-absent. While one is down, calls fail after a while, or never end; what they had to
-write may be there all the same, as with a real store that does not respond.
+write may be there all the same, at once or some time later, as with a real store that does not
+respond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,13 @@ from rekindle.coordinator.model import Partition
 from rekindle.objects import ObjectInfo
 from rekindle.protocol import CheckpointDone
 from rekindle.task.state import TaskState
+from rekindle_testing.simulation.late import done_though_failed
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 from rekindle_testing.simulation.values import FoldedState
 
 _CALL_S = (0.002, 0.06)
 _FAILS_S = (0.2, 2.0)
-_DONE_THOUGH_FAILED = 0.4
 
 
 class Down(Exception):
@@ -40,13 +41,11 @@ class Outside:
         self._scheduler = scheduler
 
     def serve(self, request: Callable[[], Any], reply: Reply) -> None:
-        random = self._scheduler.random
         if not self.down:
             self._scheduler.after(self._scheduler.between(*_CALL_S), lambda: reply(request()))
             return
-        if random.random() < _DONE_THOUGH_FAILED:
-            request()
-        if random.random() < 0.5:
+        done_though_failed(self._scheduler, request)
+        if self._scheduler.random.random() < 0.5:
             self._scheduler.after(self._scheduler.between(*_FAILS_S), lambda: reply(Down()))
 
 
@@ -91,12 +90,13 @@ class SimulatedStore(Outside):
         known, _ = self.manifests.setdefault(manifest.seq, (manifest, self._scheduler.now))
         return known == manifest and max(self.manifests) == manifest.seq
 
-    def collect_garbage(self, retain: int) -> tuple[str, ...]:
-        """Delete what the newest manifests do not need. Returns the names of deleted entries."""
+    def collect_garbage(self, retain: int, in_use: Set[str]) -> tuple[str, ...]:
+        """Delete what the newest manifests do not need, nor an entry `in_use`. Returns the names of
+        deleted entries."""
         numbers = sorted(self.manifests)[-retain:]
         manifests = [self.manifests[n][0] for n in numbers]
         objects = [ObjectInfo(n, 1, e.saved_at) for n, e in self.entries.items()]
-        needed = needed_entries(objects, manifests)
+        needed = needed_entries(objects, manifests) | (in_use & self.entries.keys())
         objects += [ObjectInfo(manifest_name(n), 1, at) for n, (_, at) in self.manifests.items()]
         garbage = find_garbage(objects, manifests, {name: frozenset() for name in needed})
         names = {info.name for info in garbage}

@@ -5,50 +5,29 @@ Design: docs/simulation.md.
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from rekindle.coordinator.model import Generation, Partition
-from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
+from rekindle.coordinator.model import Partition
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
-from rekindle_testing.simulation.faults import (
-    FAULTS_S,
-    GROUP_S,
-    LONGEST_S,
-    Fault,
-    Injector,
-    draw_faults,
-    heal_all,
-)
+from rekindle_testing.simulation.faults import Fault, Injector, draw_faults
+from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
+from rekindle_testing.simulation.late import LATEST_S
+from rekindle_testing.simulation.operator_checks import OperatorErrors
+from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
+from rekindle_testing.simulation.topologies import INTERVAL_EPOCHS
+from rekindle_testing.simulation.topologies import TOPOLOGIES as SPECS
 
-_HEALED_S = FAULTS_S + GROUP_S + LONGEST_S
 _QUIET_S = 90.0
 """Within so many seconds after the last fault all has to be done."""
 _BEHIND_EPOCHS = 4
-_INTERVAL_EPOCHS = 4
-
-CHAIN = (
-    SimulatedSegment("src"),
-    SimulatedSegment("mid", ("src",), query=True),
-)
-DIAMOND = (
-    SimulatedSegment("src", replicas=2),
-    SimulatedSegment("left", ("src",), partitions=2, replicas=2, query=True),
-    SimulatedSegment("right", ("src",)),
-    SimulatedSegment("both", ("left", "right"), query=True),
-)
-DEEP = (
-    SimulatedSegment("one", partitions=2),
-    SimulatedSegment("two", replicas=2),
-    SimulatedSegment("join", ("one", "two"), partitions=2),
-    SimulatedSegment("last", ("join",), replicas=2, query=True),
-    SimulatedSegment("side", ("two",), query=True),
-)
-TOPOLOGIES = (CHAIN, DIAMOND, DEEP)
+_QUIESCENT_S = 10.0
+"""For so long nothing may change any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +41,7 @@ class Outcome:
     seconds: float
     appended: int
     written: int
+    moved: int
     lines: Sequence[str]
 
 
@@ -70,37 +50,44 @@ class Simulation:
 
     def __init__(self, seed: int, faults: Sequence[Fault] | None = None) -> None:
         random = Random(f"plan {seed}")
-        segments = random.choice(TOPOLOGIES)
+        spec = random.choice(SPECS)
         nodes = random.randint(3, 7)
         drawn = draw_faults(random)
         self.seed = seed
         self.faults = drawn if faults is None else faults
         self.lines: list[str] = []
         self.scheduler = Scheduler(seed)
-        self.generation: Generation = make_generation(segments, interval_epochs=_INTERVAL_EPOCHS)
-        self.cluster = SimulatedCluster(self.scheduler, self.generation, nodes)
-        Injector(self.cluster, self._log).plan(self.faults)
+        self.cluster = SimulatedCluster(self.scheduler, spec, nodes)
+        self.cluster.server.observers.append(self._log_pods)
+        self._injector = Injector(self.cluster, self._log)
+        self._injector.plan(self.faults)
+
+    def _log_pods(self, plural: str, event: ApiEvent) -> None:
+        if plural == PODS and event.type in (ADDED, DELETED):
+            self._log(f"pod {event.raw['metadata']['name']} {event.type.lower()}")
 
     def _log(self, text: str) -> None:
         self.lines.append(f"{self.scheduler.now:7.2f}  {text}")
 
     def run(self) -> Outcome:
         failure, done_after = None, 0.0
+        logger = logging.getLogger("rekindle_operator")
+        errors, level = OperatorErrors(self.cluster.fail), logger.level
+        logger.addHandler(errors)
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
         try:
-            self.scheduler.run_until(_HEALED_S)
-            heal_all(self.cluster)
-            self._log("nothing fails any more")
-            healed_at = self.scheduler.now
-            while (left := self.not_done()) and self.scheduler.now < healed_at + _QUIET_S:
-                self.scheduler.run_until(self.scheduler.now + 0.5)
-            done_after = self.scheduler.now - healed_at
-            if left:
-                failure = f"not done {_QUIET_S:g} s after the last fault: {'; '.join(left)}"
+            failure, done_after = self._run()
         except Violation as violation:
             failure = str(violation)
         except Exception as error:  # of a core: an event that it does not expect
             failure = f"{type(error).__name__}: {error}"
             self._log(traceback.format_exc())
+        finally:
+            logger.removeHandler(errors)
+            logger.setLevel(level)
+            logger.propagate = True
+            self.cluster.end()
         if failure is not None:
             self._log(failure)
         checks = self.cluster.checks
@@ -111,29 +98,95 @@ class Simulation:
             done_after,
             checks.appended_epochs,
             checks.written_epochs,
+            checks.movements,
             self.lines,
         )
 
+    def _run(self) -> tuple[str | None, float]:
+        """What fails in the end, and how long it took until all was done."""
+        self.scheduler.run_until(Injector.ends_at(self.faults))
+        self._log("nothing fails any more")
+        healed_at = self.scheduler.now
+        left, done_at = self.not_done(), healed_at
+        while self.scheduler.now < healed_at + (_QUIET_S if left else LATEST_S):
+            self.scheduler.run_until(self.scheduler.now + 0.5)
+            left = self.not_done()
+            if left:
+                done_at = self.scheduler.now
+        done_after = done_at - healed_at
+        if left:
+            return f"not done {_QUIET_S:g} s after the last fault: {'; '.join(left)}", done_after
+        self._log("all is done")
+        before = self._pod_uids()
+        self.scheduler.run_until(self.scheduler.now + _QUIESCENT_S)
+        if self._pod_uids() != before:
+            return "pods are replaced although all was done", done_after
+        if left := self.not_done():
+            return f"not done any more: {'; '.join(left)}", done_after
+        return None, done_after
+
+    def _pod_uids(self) -> set[str]:
+        return {raw["metadata"]["uid"] for raw in self.cluster.server.objects.all(PODS)}
+
     def not_done(self) -> list[str]:
         """What is missing until all is as if nothing had failed."""
+        return [*self._data_plane_left(), *self._control_plane_left()]
+
+    def _data_plane_left(self) -> list[str]:
         cluster = self.cluster
-        interval_s = cluster.generation.interval_s
-        head = int(self.scheduler.now / interval_s) - _BEHIND_EPOCHS
+        head = (
+            int(self.scheduler.now / (cluster.topology.spec.epoch_interval / 1e6)) - _BEHIND_EPOCHS
+        )
         left = []
-        for segment in cluster.generation.topology.segments:
+        for segment in cluster.topology.segments:
             for index in range(segment.partitions):
                 for query in segment.queries:
                     durable = cluster.sinks.durable(query, Partition(segment.id, index))
                     if durable < head:
                         left.append(f"query {query}/{index} has written {durable} of {head}")
-        for slot, pod in cluster.pods.items():
-            phase = pod.boot.core.status.phase if pod.boot is not None else None
+        for slot in cluster.topology.slots():
+            pod = cluster.pods.get(slot)
+            phase = pod.boot.core.status.phase if pod is not None and pod.boot is not None else None
             if phase != "Live":
-                left.append(f"{slot.key} incarnation {pod.incarnation} is {phase}")
+                left.append(f"{slot.key} is {phase}")
         newest = cluster.store.newest
         committed = newest.epoch if newest is not None else -1
-        if committed < head - 3 * _INTERVAL_EPOCHS:
+        if committed < head - 3 * INTERVAL_EPOCHS:
             left.append(f"committed is {committed} of {head}")
+        return left
+
+    def _control_plane_left(self) -> list[str]:
+        """Of nodes that stay silent nothing is required: their pods cannot end."""
+        cluster, left = self.cluster, []
+        slots = len(cluster.topology.slots())
+        silent = self._injector.silent
+        pods = cluster.server.objects.all(PODS)
+        raws = [raw for raw in pods if raw["spec"].get("nodeName") not in silent]
+        ending = [r["metadata"]["name"] for r in raws if "deletionTimestamp" in r["metadata"]]
+        if ending:
+            left.append(f"Terminating: {ending}")
+        nodes = [node for node in cluster.nodes.values() if node.name not in silent]
+        running = [pod for node in nodes for pod in node.pods.values()]
+        tasks = sum(isinstance(pod, TaskPod) for pod in running)
+        if len(raws) != slots + 1 or (tasks, len(running)) != (slots, slots + 1):
+            left.append(f"{len(raws)} pods, {tasks} tasks, {len(running) - tasks} coordinators")
+        if cluster.leader is None:
+            left.append("no operator leads")
+        (topology,) = cluster.server.objects.all(TOPOLOGIES)
+        status = topology.get("status") or {}
+        if status.get("observedGeneration") != topology["metadata"]["generation"]:
+            left.append("the newest generation is not accepted")
+        if status.get("phase") != "Running":
+            left.append(f"the topology is {status.get('phase')}")
+        states = {q["name"]: q["state"] for q in status.get("queries") or ()}
+        left += [f"query {name} is {state}" for name, state in states.items() if state != "Live"]
+        conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
+        wanted = {"Redundant": "True", "Recovering": "False"}
+        left += [
+            f"{name} is {conditions.get(name)}"
+            for name, value in wanted.items()
+            if conditions.get(name) != value
+        ]
         return left
 
 
@@ -141,7 +194,7 @@ def simulate(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
     return Simulation(seed, faults).run()
 
 
-def shortest(outcome: Outcome) -> Outcome:
+def shrink(outcome: Outcome) -> Outcome:
     """The same failure with fewer faults: each is left out as long as it still fails."""
     best, index = outcome, 0
     while index < len(best.faults):

@@ -44,12 +44,13 @@ class Process:
         self.scheduler = scheduler
         self.host = host
         self.dead = False
-        self._frozen = False
+        self._freezes = 0
         self._missed: list[Action] = []
+        self._on_death: list[Action] = []
 
     @property
     def frozen(self) -> bool:
-        return self._frozen
+        return self._freezes > 0
 
     def after(self, delay_s: float, action: Action) -> None:
         """Do something later, unless the process is dead by then."""
@@ -68,20 +69,30 @@ class Process:
         """Do something now; once it is thawed, if it is frozen."""
         if self.dead:
             return
-        if self._frozen:
+        if self._freezes:
             self._missed.append(action)
         else:
             action()
 
     def freeze(self) -> None:
-        self._frozen = True
+        """Until as many calls of `thaw`."""
+        self._freezes += 1
 
     def thaw(self) -> None:
-        self._frozen = False
+        self._freezes -= 1
+        if self._freezes:
+            return
         missed, self._missed = self._missed, []
         for action in missed:
             self.do(action)
 
+    def on_death(self, action: Action) -> None:
+        self._on_death.append(action)
+
     def die(self) -> None:
+        if self.dead:
+            return
         self.dead = True
         self._missed = []
+        for action in self._on_death:
+            action()

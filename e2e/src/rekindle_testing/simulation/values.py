@@ -1,12 +1,13 @@
 """What a task computes in a simulation, and what it computes in a run without faults.
 
-The state after an epoch is a hash of the state before it and of all its inputs, and the output of
-an epoch is that state. So an epoch that is skipped, repeated, taken in another order or computed
-from the wrong state changes all that comes after it.
+The state after an epoch is a hash of the partition, the state before it and all its inputs, and the
+output of an epoch is that state. So an epoch that is skipped, repeated, taken in another order,
+computed from the wrong state or taken from the wrong partition changes all that comes after it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,6 +32,7 @@ def hash_of(*parts: object) -> str:
     return blake2b(repr(parts).encode(), digest_size=6).hexdigest()
 
 
+@functools.lru_cache(4096)
 def rows_of(text: str) -> pa.Table:
     """Rows that are told apart by a text: one row."""
     return pa.table({"value": [text]})
@@ -45,13 +47,16 @@ def source_value(partition: Partition, epoch: int) -> str:
     return hash_of("source", partition.key, epoch)
 
 
-def fold_epoch(before: str, epoch: int, inputs: Sequence[Sequence[str]]) -> str:
-    """The state after an epoch, and its output. `inputs`: the values of each input, in order."""
-    return hash_of(before, epoch, tuple(map(tuple, inputs)))
+def fold_epoch(
+    partition: Partition, before: str, epoch: int, inputs: Sequence[Sequence[str]]
+) -> str:
+    """The state after an epoch, and its output; those of no two partitions are equal. `inputs`: the
+    values of each input, in order."""
+    return hash_of(partition.key, before, epoch, tuple(map(tuple, inputs)))
 
 
-def fold_input(before: str, epoch: EpochInput) -> str:
-    return fold_epoch(before, epoch.epoch, [values_in(rows) for rows in epoch.inputs])
+def fold_input(partition: Partition, before: str, epoch: EpochInput) -> str:
+    return fold_epoch(partition, before, epoch.epoch, [values_in(rows) for rows in epoch.inputs])
 
 
 class Expected:
@@ -69,7 +74,7 @@ class Expected:
         while len(folds) <= epoch:
             number = len(folds)
             before = folds[-1] if folds else ""
-            folds.append(fold_epoch(before, number, self._inputs(partition, number)))
+            folds.append(fold_epoch(partition, before, number, self._inputs(partition, number)))
         return folds[epoch]
 
     def _inputs(self, partition: Partition, epoch: int) -> list[list[str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -75,6 +76,7 @@ class ClusterCache:
         namespace: str | None,
         clock: Callable[[], float],
         own_node: str = "",
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._own_node = own_node
         self._clock = clock
@@ -100,9 +102,11 @@ class ClusterCache:
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
         selectors = {"label_selector": names.LABEL_TOPOLOGY}
         self.pods = Mirror[PodView](
-            "pods", core.list_pod_for_all_namespaces, pod_view, self.request_pass
+            "pods", core.list_pod_for_all_namespaces, pod_view, self.request_pass, monotonic
         )
-        self.nodes = Mirror[NodeView]("nodes", core.list_node, node_view, self.request_pass)
+        self.nodes = Mirror[NodeView](
+            "nodes", core.list_node, node_view, self.request_pass, monotonic
+        )
         self.generation_records = Mirror[GenerationRecordView](
             "configmaps",
             _in_namespace(
@@ -112,6 +116,7 @@ class ClusterCache:
             ),
             generation_record_view,
             self.request_pass,
+            monotonic,
             **selectors,
         )
         self.leases = Mirror[LeaseView](
@@ -123,6 +128,7 @@ class ClusterCache:
             ),
             lambda raw: lease_view(raw, clock()),
             self.request_pass,
+            monotonic,
             **selectors,
         )
         self._mirrors: tuple[Mirror[Any], ...] = (
@@ -214,7 +220,7 @@ class ClusterCache:
         """Keep the report's age, and since when each suspected task is silent. Times are by this
         process's clock."""
         now = self._clock()
-        self._reports.read(view, now)
+        self._reports.observe(view, now)
         suspected = {
             IncarnationRef(view.uid, t.slot, t.incarnation): max(
                 now - t.silent_s, self._timers_reset_at

@@ -172,6 +172,7 @@ def _kubelet(status: Json) -> Endpoint | None:
 
 
 def lease_view(raw: Json, seen_at: float) -> LeaseView:
+    """`seen_at`: when this process saw the Lease's last renewal."""
     meta = raw["metadata"]
     holder = (raw.get("spec") or {}).get("holderIdentity") or ""
     number = (meta.get("annotations") or {}).get(names.ANNOTATION_REPORT)
@@ -256,13 +257,14 @@ def _slot(labels: Json) -> Slot | None:
 
 
 def _controller(meta: Json) -> str | None:
+    """Uid of the owner that is marked as the controller."""
     owners: Iterable[Json] = meta.get("ownerReferences") or ()
     return next((str(o["uid"]) for o in owners if o.get("controller")), None)
 
 
-def _condition(status: Json, kind: str) -> str | None:
+def _condition(status: Json, condition_type: str) -> str | None:
     conditions: Iterable[Json] = status.get("conditions") or ()
-    return next((str(c["status"]) for c in conditions if c["type"] == kind), None)
+    return next((str(c["status"]) for c in conditions if c["type"] == condition_type), None)
 
 
 def _was_ready(status: Json) -> bool:

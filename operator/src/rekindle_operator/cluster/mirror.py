@@ -58,12 +58,14 @@ class Mirror(Generic[V]):
         list_call: Callable[..., Any],
         view: Callable[[Json], V],
         on_change: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
         **selectors: str,
     ) -> None:
         self.name = name
         self._list_call = list_call
         self._view = view
         self._on_change = on_change
+        self._monotonic = monotonic
         self._selectors = selectors
         self._lock = threading.Lock()
         self._views: dict[tuple[str, str], V] = {}
@@ -71,7 +73,7 @@ class Mirror(Generic[V]):
         self._deleted: deque[str] = deque(maxlen=_MAX_DELETED)
         self._version = 0  # all changes up to this one are known
         self._synced = threading.Event()
-        self._listed_at = self._last_response_at = time.monotonic()
+        self._listed_at = self._last_response_at = monotonic()
         self._informer = SharedInformer(self._request, resync_period=_RELIST_S)  # type: ignore[no-untyped-call]
         for kind, handler in ((ADDED, self._seen), (MODIFIED, self._seen), (DELETED, self._gone)):
             self._informer.add_event_handler(kind, handler)  # type: ignore[no-untyped-call]
@@ -83,7 +85,11 @@ class Mirror(Generic[V]):
     @property
     def age_s(self) -> float:
         """Since the last response or event of the API server."""
-        return time.monotonic() - self._last_response_at
+        return self._monotonic() - self._last_response_at
+
+    def record_response(self) -> None:
+        """The API server has responded, or sent an event."""
+        self._last_response_at = self._monotonic()
 
     def start(self) -> None:
         self._informer.start()  # type: ignore[no-untyped-call]
@@ -134,7 +140,7 @@ class Mirror(Generic[V]):
 
     def _follow(self, event: Json) -> None:
         """The next watch begins after this event."""
-        self._last_response_at = time.monotonic()
+        self.record_response()
         with self._lock:
             self._version = max(self._version, version_of(event))
 
@@ -191,7 +197,7 @@ class Mirror(Generic[V]):
         """The API call behind the informer."""
         try:
             if arguments.get("watch"):
-                if time.monotonic() - self._listed_at >= _RELIST_S:
+                if self._monotonic() - self._listed_at >= _RELIST_S:
                     self.relist()
                 return self._open_watch(arguments)
             items, version = self.relist(**arguments)
@@ -206,7 +212,7 @@ class Mirror(Generic[V]):
         call |= {"resource_version": str(self._version), "timeout_seconds": _WATCH_S}
         response = self._list_call(**call, _request_timeout=(_CONNECT_S, _SILENT_WATCH_S))
         if response.status == 200:
-            self._last_response_at = time.monotonic()
+            self.record_response()
         elif response.status != 410:
             time.sleep(_RETRY_S)
         return response
@@ -222,7 +228,7 @@ class Mirror(Generic[V]):
         version = str(listed["metadata"]["resourceVersion"])
         items: Sequence[Json] = listed.get("items") or []
         self.replace(items, int(version))
-        self._listed_at = self._last_response_at = time.monotonic()
+        self._listed_at = self._last_response_at = self._monotonic()
         return items, version
 
 

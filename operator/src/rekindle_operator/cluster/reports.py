@@ -24,7 +24,7 @@ PREEXISTING_AGE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownReport:
     """`preexisting`: it existed when this process started, and was neither changed nor confirmed
     since."""
 
@@ -37,20 +37,20 @@ class ReportAges:
     """Keyed by the topology's uid. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownReport] = {}
         self._preexisting_leases: dict[str, int] = {}  # versions, by the topology's uid
 
-    def read(self, view: TopologyView, now: float) -> None:
+    def observe(self, view: TopologyView, now: float) -> None:
         """Record the report in the newest version of the topology."""
         known = self._known.get(view.uid)
         if not view.data_plane:
-            self._known.setdefault(view.uid, _Known({}, now))
+            self._known.setdefault(view.uid, _KnownReport({}, now))
         elif known is None:
-            self._known[view.uid] = _Known(
+            self._known[view.uid] = _KnownReport(
                 view.data_plane, now - PREEXISTING_AGE_S, preexisting=True
             )
         elif known.content != view.data_plane:
-            self._known[view.uid] = _Known(view.data_plane, now)
+            self._known[view.uid] = _KnownReport(view.data_plane, now)
 
     def forget(self, uid: str) -> None:
         self._known.pop(uid, None)
@@ -71,7 +71,7 @@ class ReportAges:
             ):
                 continue
             if confirms(lease, known.content):
-                self._known[view.uid] = _Known(known.content, lease.seen_at)
+                self._known[view.uid] = _KnownReport(known.content, lease.seen_at)
         return {uid: known.as_of for uid, known in self._known.items() if known.content}
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rekindle.backoff import BackoffPolicy
 
 _BACKOFF = BackoffPolicy(first_s=300.0, longest_s=3600.0)
-_MAX_RECORDS = 10_000  # those that expire first are dropped
+_MAX_ENTRIES = 10_000  # those that expire first are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Refusals:
 class UnsuitableNodes:
     """Keyed by shape and the node's name."""
 
-    records: Mapping[tuple[str, str], Refusals]
+    refusals: Mapping[tuple[str, str], Refusals]
 
     def with_refusal(
         self, shape: str, node: str, node_uid: str, pod_uid: str, now: float
     ) -> UnsuitableNodes:
-        known = self.records.get((shape, node))
+        known = self.refusals.get((shape, node))
         if known is not None and known.pod_uid == pod_uid:
             return self
         if known is not None and known.node_uid != node_uid:
@@ -46,17 +46,17 @@ class UnsuitableNodes:
         count = (
             known.count + 1 if known is not None and now < known.until + _BACKOFF.longest_s else 1
         )
-        length_s = _BACKOFF.wait_s(count)
-        kept = {k: r for k, r in self.records.items() if now < r.until + _BACKOFF.longest_s}
-        if len(kept) >= _MAX_RECORDS:
+        avoid_s = _BACKOFF.wait_s(count)
+        kept = {k: r for k, r in self.refusals.items() if now < r.until + _BACKOFF.longest_s}
+        if len(kept) >= _MAX_ENTRIES:
             del kept[min(kept, key=lambda k: kept[k].until)]
-        record = Refusals(node_uid, pod_uid, count, now + length_s)
-        return UnsuitableNodes({**kept, (shape, node): record})
+        refusals = Refusals(node_uid, pod_uid, count, now + avoid_s)
+        return UnsuitableNodes({**kept, (shape, node): refusals})
 
     def by_shape(self, uids: Mapping[str, str], now: float) -> dict[str, frozenset[str]]:
         """Names of the nodes to avoid now. `uids`: of the Node objects that there are, by name."""
         found: dict[str, set[str]] = defaultdict(set)
-        for (shape, node), record in self.records.items():
-            if now < record.until and uids.get(node) == record.node_uid:
+        for (shape, node), refusals in self.refusals.items():
+            if now < refusals.until and uids.get(node) == refusals.node_uid:
                 found[shape].add(node)
         return {shape: frozenset(nodes) for shape, nodes in found.items()}

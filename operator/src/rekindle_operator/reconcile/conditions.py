@@ -29,7 +29,7 @@ from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
 _MAX_MESSAGE_CHARS = 1024
-_SHOWN = 10  # names in a message
+_SHOWN_NAMES = 10  # in a message
 _REFUSED = "RefusedByTask"
 _OVERDUE = 3  # checkpoints that are missing
 _NO_REPORT = "NoReport"
@@ -116,7 +116,7 @@ def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Healt
         if context.running is not None:
             message += f" [generation {context.running.generation} keeps running]"
         return Condition("Valid", "False", context.problems[0].reason or "Invalid", message)
-    if not context.is_validated:
+    if not context.validation_ended:
         message = f"generation {generation}: waiting for validation of the spec and its pods"
         return Condition("Valid", "Unknown", "Checking", message)
     refused = _refused_by_tasks(context, states) or _refused_before(context, health)
@@ -128,7 +128,7 @@ def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Healt
 
 
 def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[str]:
-    """How the running pods differ from the spec."""
+    """How the running pods differ from the spec, and what limits them."""
     if context.running is None:
         return
     if context.newer_image:
@@ -151,8 +151,12 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
         pods = sum(s.pod is not None for s in states)
         yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
     conflict = context.report.stream_conflict
-    adopted = not context.newer_image and context.view.spec.get("image") is None
-    if adopted and roll.keeps_older_coordinator(context) and _default_image_conflicts(context):
+    is_default_image = not context.newer_image and context.view.spec.get("image") is None
+    if (
+        is_default_image
+        and roll.keeps_older_coordinator(context)
+        and _default_image_conflicts(context)
+    ):
         # The older coordinator does not know what tasks of the new image speak.
         conflict = (context.report.stream_protocol, STREAM_PROTOCOL)
     if conflict:
@@ -176,7 +180,7 @@ def _older_crd(context: ReconcileContext) -> Iterator[str]:
     """A note if the CRD lacks fields: the API server drops them from the spec, and the operator
     from the status."""
     if missing := context.pass_inputs.snapshot.missing_fields:
-        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        shown = ", ".join(missing[:_SHOWN_NAMES]) + (", ..." if len(missing) > _SHOWN_NAMES else "")
         yield f"the CRD in the cluster is older than the operator and lacks {shown}: upgrade it"
 
 
@@ -194,10 +198,11 @@ def _refused_by_tasks(context: ReconcileContext, states: Sequence[SlotState]) ->
 
 
 def _refused_before(context: ReconcileContext, health: Health) -> str:
-    """A task that starts again reports nothing until it has come as far as before."""
+    """The refusal that the status has, until the queries are live: a task that starts again
+    reports nothing before it has come as far."""
     old = context.last_status.condition("Valid")
-    is_ours = old.reason == _REFUSED and old.observed_generation == context.view.generation
-    return old.message if is_ours and health.queries_live < len(health.queries) else ""
+    is_of_generation = old.reason == _REFUSED and old.observed_generation == context.view.generation
+    return old.message if is_of_generation and health.queries_live < len(health.queries) else ""
 
 
 def _available(context: ReconcileContext, health: Health) -> Condition:
@@ -219,7 +224,7 @@ def _redundant(context: ReconcileContext, states: Sequence[SlotState]) -> Condit
     not_missing = (ReplicaState.LIVE, ReplicaState.UNKNOWN)
     missing = [s.name for s, state in replicas if state not in not_missing]
     if missing or not states:
-        shown = ", ".join(missing[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else "")
+        shown = ", ".join(missing[:_SHOWN_NAMES]) + (" ..." if len(missing) > _SHOWN_NAMES else "")
         return Condition("Redundant", "False", "ReplicasMissing", f"not live: {shown or 'all'}")
     if any(state is ReplicaState.UNKNOWN for _, state in replicas):
         return Condition("Redundant", "Unknown", _NO_REPORT, stale_report_message(context))
@@ -247,8 +252,9 @@ def _consistent(context: ReconcileContext) -> Condition:
 def _recovering(recovery: RecoveryStatus) -> Condition:
     if (active := recovery.active) is None:
         return Condition("Recovering", "False", "Idle", "no recovery is in progress")
-    plan = ", ".join(recovery.plan) or "redundancy only"
-    return Condition("Recovering", "True", active.mode, f"in this order: {plan}")
+    plan = f"in this order: {', '.join(recovery.plan)}"
+    message = plan if recovery.plan else "no query waits; lost replicas are replaced"
+    return Condition("Recovering", "True", active.mode, message)
 
 
 _STORE_PROBLEMS = (
@@ -256,7 +262,8 @@ _STORE_PROBLEMS = (
     CheckpointProblemKind.ENTRIES_REFUSED,
     CheckpointProblemKind.UNRESTORABLE,
 )
-"""Why nothing is committed. A failed garbage collection is no reason, `Stalled` only the effect."""
+"""Why nothing is committed. Of the other kinds GARBAGE_COLLECTION_FAILED is no reason, and STALLED
+only the effect."""
 
 
 def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Condition:

@@ -50,6 +50,7 @@ def preconditions_of(
         view = topologies.get(decision.topology_key)
         if not deletions and not any(_replaces(a) for a in decision.actions):
             continue
+        # A deletion without grace rests on the loss of the node, so the node is read too.
         node_names = {
             pod.node
             for a in deletions

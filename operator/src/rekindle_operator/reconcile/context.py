@@ -58,7 +58,7 @@ class PassInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningGeneration:
+class CompiledGeneration:
     """A generation that runs, or may once it is accepted: its view (spec as recorded), compiled."""
 
     view: TopologyView
@@ -75,9 +75,9 @@ class ReconcileContext:
 
     pass_inputs: PassInputs
     view: TopologyView
-    running: RunningGeneration | None
+    running: CompiledGeneration | None
     problems: tuple[Problem, ...]  # of the newest generation
-    is_validated: bool  # False while the dry run of its pods is pending
+    validation_ended: bool  # False while it is compiled, or its pods' dry run is pending
     generations: Mapping[int, str]  # digests of records, as the status is to list them
     previous_slots: frozenset[str] = (
         frozenset()
@@ -120,23 +120,23 @@ def build_context(
     records = find_generation_records(view, snapshot)
     running = _newest_running(view, records)
     previous_slots = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
-    accepted = _Acceptance(running)
+    acceptance = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
-        accepted = _accept(view, running, records, pass_inputs)
+        acceptance = _accept(view, running, records, pass_inputs)
     is_reported = view.uid in pass_inputs.losses.freshly_reported
     context = ReconcileContext(
         pass_inputs=pass_inputs,
         view=view,
-        running=accepted.running,
-        problems=accepted.problems,
-        is_validated=accepted.is_validated,
-        generations=listed_generations(records, view.generation, accepted.digest),
+        running=acceptance.running,
+        problems=acceptance.problems,
+        validation_ended=acceptance.validation_ended,
+        generations=listed_generations(records, view.generation, acceptance.digest),
         previous_slots=previous_slots,
-        newer_image=_newer_image(view, accepted.running, settings.pods),
+        newer_image=_newer_image(view, acceptance.running, settings.pods),
         stale_since=None if is_reported else snapshot.report_times.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
     )
-    return context, [*accepted.actions, *_unused_records(context, records)]
+    return context, [*acceptance.actions, *_unused_records(context, records)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +144,16 @@ class _Acceptance:
     """Whether the newest generation was accepted; `running`: the generation that runs now;
     `digest`: of the record, if this pass accepts the generation."""
 
-    running: RunningGeneration | None
+    running: CompiledGeneration | None
     problems: tuple[Problem, ...] = ()
-    is_validated: bool = True
+    validation_ended: bool = True
     actions: tuple[Action, ...] = ()
     digest: str = ""
 
 
 def _accept(
     view: TopologyView,
-    running: RunningGeneration | None,
+    running: CompiledGeneration | None,
     records: GenerationRecords,
     pass_inputs: PassInputs,
 ) -> _Acceptance:
@@ -163,12 +163,12 @@ def _accept(
     try:
         compiled = compile_spec(view.name, view.spec)
     except StillCompiling:
-        return _Acceptance(running, is_validated=False)
+        return _Acceptance(running, validation_ended=False)
     match compiled:
         case Rejected(problems):
             return _Acceptance(running, problems)
         case Compiled(topology):
-            candidate = RunningGeneration(view, topology)
+            candidate = CompiledGeneration(view, topology)
     refused = policy_problems(view.spec, defaults.policy) or task_limit_problems(
         len(tuple(topology.slots())), defaults.policy
     )
@@ -183,17 +183,17 @@ def _accept(
     if isinstance(dry_run, Problem):
         return _Acceptance(running, (dry_run,))
     if result is None:
-        return _Acceptance(running, is_validated=False, actions=(dry_run,))
+        return _Acceptance(running, validation_ended=False, actions=(dry_run,))
     return _Acceptance(running, result.problems, actions=(dry_run,))
 
 
 def _record(
-    candidate: RunningGeneration,
-    running: RunningGeneration | None,
+    candidate: CompiledGeneration,
+    running: CompiledGeneration | None,
     records: GenerationRecords,
     defaults: PodDefaults,
 ) -> _Acceptance:
-    """Of a generation that may run. A record that exists already is never replaced."""
+    """Accept a generation that may run: create its record, unless it exists. None is replaced."""
     manifest = generation_record(candidate.view, defaults.image)
     digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
     existing = records.of_generation(candidate.generation)
@@ -206,7 +206,7 @@ def _record(
 
 
 def _newer_image(
-    view: TopologyView, running: RunningGeneration | None, defaults: PodDefaults
+    view: TopologyView, running: CompiledGeneration | None, defaults: PodDefaults
 ) -> str:
     """The operator's default, where the generation that runs has recorded another one."""
     if running is None or running.generation != view.generation:
@@ -215,7 +215,7 @@ def _newer_image(
     return "" if running.view.spec.get("image", wanted) == wanted else wanted
 
 
-def _newest_running(view: TopologyView, records: GenerationRecords) -> RunningGeneration | None:
+def _newest_running(view: TopologyView, records: GenerationRecords) -> CompiledGeneration | None:
     """None also if another version of the operator accepted what this one cannot compile: its pods
     stay unchanged. With an older record they would be deleted. Raises StillCompiling."""
     if not records.accepted:
@@ -223,12 +223,12 @@ def _newest_running(view: TopologyView, records: GenerationRecords) -> RunningGe
     accepted = as_of_generation(view, records.accepted[-1])
     match compile_spec(view.name, accepted.spec):
         case Compiled(topology):
-            return RunningGeneration(accepted, topology)
+            return CompiledGeneration(accepted, topology)
         case Rejected():
             return None
 
 
-def _dry_run(candidate: RunningGeneration, defaults: PodDefaults) -> DryRunPods | Problem:
+def _dry_run(candidate: CompiledGeneration, defaults: PodDefaults) -> DryRunPods | Problem:
     """A problem if a pod cannot be rendered: the fields of `podTemplate.spec` are not checked
     before, and may have any value."""
     view, pods = candidate.view, []

@@ -205,6 +205,7 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
 def _make_plan(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
     plan_inputs = [n.plan_input for n in needs]
     states = [s for plan_input in plan_inputs for s in plan_input.states]
+    # Their pods reserve capacity until they are deleted, which this pass does.
     cancelled = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.counts_as_failure}
     coordinators = [n.coordinator.pod for n in needs if n.coordinator.pod is not None]
     return plan_all(plan_inputs, measure_capacity(pass_inputs, cancelled, coordinators))
@@ -240,8 +241,8 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
         serving = still_needed(context, states, plan_input.surplus)
         actions += unneeded_pods(context, states, serving)
 
-    positions = {ranked.key: n for n, ranked in enumerate((*plan.starting_now, *plan.waiting))}
-    order = ranks(plan_input, positions) | {a.name: FIRST for a in coordinator.create}
+    plan_order = {ranked.key: n for n, ranked in enumerate((*plan.starting_now, *plan.waiting))}
+    order = ranks(plan_input, plan_order) | {a.name: FIRST for a in coordinator.create}
     return TopologyActions(key, tuple(actions), ranks=order)
 
 

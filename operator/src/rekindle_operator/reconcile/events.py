@@ -27,13 +27,14 @@ from rekindle_operator.topology_status import (
     TopologyStatus,
 )
 
-_NOTE_LIMIT = 1000
+_MAX_NOTE_BYTES = 1024  # of UTF-8; the API server refuses longer notes
 _NO_RECOVERY = RecoveryEntry(started_at="")
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Of one pass over one topology: the status before and after, and the decisions."""
+    """Of one pass over one topology: the status before and after, and the decisions. `states`: of
+    its slots."""
 
     context: ReconcileContext
     states: Sequence[SlotState]
@@ -47,7 +48,7 @@ class PassResult:
 
     @property
     def newest_recovery(self) -> RecoveryEntry:
-        """The newest recovery."""
+        """In progress or not; an empty one if there was none."""
         return self.new.recovery.newest or _NO_RECOVERY
 
     @property
@@ -57,6 +58,8 @@ class PassResult:
 
 @dataclass(frozen=True, slots=True)
 class EventText:
+    """`action`, `reason`, `note`: fields of the Event. `dedup_key`: equal for equal Events."""
+
     warning: bool
     reason: str
     action: str
@@ -82,7 +85,6 @@ def build_events(result: PassResult) -> list[EmitEvent]:
 
 
 def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
-    note = text.note
     return EmitEvent(
         namespace=context.view.namespace,
         topology=context.view.name,
@@ -90,9 +92,17 @@ def _event(context: ReconcileContext, text: EventText) -> EmitEvent:
         warning=text.warning,
         reason=text.reason,
         action=text.action,
-        note=note if len(note) <= _NOTE_LIMIT else note[: _NOTE_LIMIT - 4] + " ...",
+        note=shortened(text.note),
         dedup_key=text.dedup_key,
     )
+
+
+def shortened(note: str) -> str:
+    """At most as long as the note of an Event may be."""
+    encoded = note.encode()
+    if len(encoded) <= _MAX_NOTE_BYTES:
+        return note
+    return encoded[: _MAX_NOTE_BYTES - 4].decode(errors="ignore") + " ..."
 
 
 def _validity(result: PassResult) -> Iterator[EventText]:
@@ -133,7 +143,7 @@ def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
         has_partner = (state.slot.segment, state.slot.partition) in running
         dedup_key = f"{state.slot.key} {state.pod.incarnation}"
         if state.loss is Loss.DIVERGED:
-            note = f"{state.name} disagrees with its partner and is replaced from the partner"
+            note = f"{state.name}: {state.loss.value}; it is replaced"
             yield EventText(True, "Diverged", "Replace", note, dedup_key)
         elif has_partner and state.pod.node is not None:
             note = f"{state.name}: {state.loss.value}; its partner takes over"
@@ -209,6 +219,9 @@ def _query_event(
         case QueryChange.RESTORING:
             note = f"{query.name} is being restored; it waits for {query.waiting_for}"
             return EventText(False, announced, "Recover", note, dedup_key)
+        case QueryChange.TENTATIVE:
+            note = f"{query.name} goes on without an input; it waits for {query.waiting_for}"
+            return EventText(True, announced, "Assess", note, dedup_key)
         case QueryChange.LIVE:
             live_after = next(
                 (q.live_after for q in result.newest_recovery.queries if q.name == query.name), ""

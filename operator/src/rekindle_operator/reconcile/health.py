@@ -15,6 +15,7 @@ from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import PodView
+from rekindle_operator.dataplane import TaskReport
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import QueryState
@@ -43,7 +44,7 @@ class ReplicaState(IntEnum):
     WAITING = auto()  # for a node
 
 
-_REPORTED: Mapping[TaskPhase, ReplicaState] = {
+_STATE_BY_TASK_PHASE: Mapping[TaskPhase, ReplicaState] = {
     TaskPhase.WAITING: ReplicaState.STARTING,
     TaskPhase.RESTORING: ReplicaState.RESTORING,
     TaskPhase.CATCHING_UP: ReplicaState.CATCHING_UP,
@@ -62,7 +63,7 @@ _QUERY_STATE: Mapping[ReplicaState, QueryState] = {
     ReplicaState.WAITING: QueryState.WAITING,
 }
 
-_MISSING: Mapping[ReplicaState, str] = {
+_WAITING_FOR: Mapping[ReplicaState, str] = {
     ReplicaState.CATCHING_UP: "catch-up of",
     ReplicaState.RESTORING: "state restore of",
     ReplicaState.STARTING: "start of tasks of",
@@ -76,7 +77,8 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class QueryHealth:
-    """`waiting_for` names what is missing; empty: nothing."""
+    """`waiting_for` names what is missing; empty: nothing. `durable_epoch`: the newest one that is
+    in the sink for good; `lag_s`: how far the sink is behind the sources."""
 
     name: str
     priority: int
@@ -146,7 +148,7 @@ def _state_of_pod(context: ReconcileContext, slot: Slot, pod: PodView) -> Replic
     task = context.report.task(slot.key, pod.incarnation)
     if task is None or task.suspected or task.phase is None:
         return ReplicaState.STARTING
-    return _REPORTED[task.phase]
+    return _STATE_BY_TASK_PHASE[task.phase]
 
 
 def still_needed(
@@ -175,11 +177,21 @@ def _query(
     needed = {key: state for key, state in partitions.items() if key[0] in names}
     worst = max(needed.values(), default=ReplicaState.WAITING)
     worst_names = [f"{names[s]}/{p}" for (s, p), state in needed.items() if state is worst]
-    reasons = sorted({_reason(context, s) for s in states if _is_of(s, needed)} - {""})
+    reasons = sorted({_reason(context, s) for s in states if _is_needed(s, needed)} - {""})
     if over_namespace_limit:
         reasons.insert(0, _OVER_NAMESPACE_LIMIT)
     report = context.report.queries.get(query.name)
     lag_s = report.lag_s if report and context.stale_since is None else None
+    queried = context.running.topology.queried_segment(query).id
+    has_output = all(s is ReplicaState.LIVE for (of, _), s in needed.items() if of == queried)
+    missing = _missing_inputs(context, [s for s in states if _is_needed(s, needed)], names)
+    if has_output and missing:
+        waiting_for = "; ".join(
+            filter(None, (missing, _waiting_for(context, worst, worst_names, reasons)))
+        )
+        durable_epoch = report.durable_epoch if report else None
+        state = QueryState.TENTATIVE
+        return QueryHealth(query.name, query.priority, state, waiting_for, durable_epoch, lag_s)
     is_behind = lag_s is not None and lag_s > _live_within_s(context, query.name)
     if worst is ReplicaState.LIVE and is_behind:
         worst, worst_names = ReplicaState.CATCHING_UP, [f"the sink of {query.name}"]
@@ -191,6 +203,27 @@ def _query(
         durable_epoch=report.durable_epoch if report else None,
         lag_s=lag_s,
     )
+
+
+def _missing_inputs(
+    context: ReconcileContext, states: Iterable[SlotState], names: Mapping[str, str]
+) -> str:
+    """What the partitions lack whose output is tentative: no live replica has stable output. Empty
+    if there are none."""
+    live: dict[Partition, list[TaskReport]] = defaultdict(list)
+    for state in states:
+        if replica_state(context, state) is ReplicaState.LIVE and state.pod is not None:
+            task = context.report.task(state.slot.key, state.pod.incarnation)
+            if task is not None:
+                live[state.slot.segment, state.slot.partition].append(task)
+    found = []
+    for (segment, partition), tasks in sorted(live.items()):
+        if all(task.tentative for task in tasks):
+            inputs = sorted({name for task in tasks for name in task.missing_inputs})
+            what = f"input {', '.join(inputs)}" if inputs else "the correction"
+            found.append(f"{what} of {names[segment]}/{partition}")
+    more = " ..." if len(found) > _SHOWN_PARTITIONS else ""
+    return ", ".join(found[:_SHOWN_PARTITIONS]) + more
 
 
 def _live_within_s(context: ReconcileContext, query: str) -> float:
@@ -211,7 +244,7 @@ def stale_report_message(context: ReconcileContext) -> str:
     return f"no report from the coordinator since {rfc3339(context.stale_since)}"
 
 
-def _is_of(state: SlotState, needed: Mapping[Partition, ReplicaState]) -> bool:
+def _is_needed(state: SlotState, needed: Mapping[Partition, ReplicaState]) -> bool:
     return (state.slot.segment, state.slot.partition) in needed
 
 
@@ -231,4 +264,4 @@ def _waiting_for(
     if worst is ReplicaState.UNKNOWN:
         return f"{stale_report_message(context)}; the state of {shown} is unknown"
     detail = f" ({reasons[0][:_REASON_LIMIT]})" if reasons else ""
-    return f"{_MISSING[worst]} {shown}{detail}"
+    return f"{_WAITING_FOR[worst]} {shown}{detail}"

@@ -75,6 +75,7 @@ class QueryChange(StrEnum):
 
     LOST = "QueryLost"
     RESTORING = "QueryRestoring"
+    TENTATIVE = "QueryTentative"
     LIVE = "QueryLive"
 
 
@@ -86,14 +87,25 @@ _FROM_NOT_RUNNING: Mapping[QueryState, Changes] = {
     QueryState.UNKNOWN: (),
     QueryState.RESTORING: (QueryChange.RESTORING,),
     QueryState.CATCHING_UP: (QueryChange.RESTORING,),
+    QueryState.TENTATIVE: (QueryChange.TENTATIVE,),
     QueryState.LIVE: (QueryChange.LIVE,),
 }
-_FROM_STARTING: Mapping[QueryState, Changes] = {
+_FROM_RESTORING: Mapping[QueryState, Changes] = {
     QueryState.WAITING: (),
     QueryState.FAILED: (),
     QueryState.UNKNOWN: (),
     QueryState.RESTORING: (),
     QueryState.CATCHING_UP: (),
+    QueryState.TENTATIVE: (QueryChange.TENTATIVE,),
+    QueryState.LIVE: (QueryChange.LIVE,),
+}
+_FROM_TENTATIVE: Mapping[QueryState, Changes] = {
+    QueryState.WAITING: (QueryChange.LOST,),
+    QueryState.FAILED: (QueryChange.LOST,),
+    QueryState.UNKNOWN: (),
+    QueryState.RESTORING: (QueryChange.LOST, QueryChange.RESTORING),
+    QueryState.CATCHING_UP: (),  # corrected, and its sink is behind
+    QueryState.TENTATIVE: (),
     QueryState.LIVE: (QueryChange.LIVE,),
 }
 _FROM_LIVE: Mapping[QueryState, Changes] = {
@@ -102,6 +114,7 @@ _FROM_LIVE: Mapping[QueryState, Changes] = {
     QueryState.UNKNOWN: (),
     QueryState.RESTORING: (QueryChange.LOST, QueryChange.RESTORING),
     QueryState.CATCHING_UP: (QueryChange.RESTORING,),
+    QueryState.TENTATIVE: (QueryChange.TENTATIVE,),
     QueryState.LIVE: (QueryChange.LIVE,),  # after its state was unknown
 }
 
@@ -109,8 +122,9 @@ QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
     None: _FROM_NOT_RUNNING,  # it has no state yet
     QueryState.WAITING: _FROM_NOT_RUNNING,
     QueryState.FAILED: _FROM_NOT_RUNNING,
-    QueryState.RESTORING: _FROM_STARTING,
-    QueryState.CATCHING_UP: _FROM_STARTING,
+    QueryState.RESTORING: _FROM_RESTORING,
+    QueryState.CATCHING_UP: _FROM_RESTORING,
+    QueryState.TENTATIVE: _FROM_TENTATIVE,
     QueryState.LIVE: _FROM_LIVE,
     QueryState.UNKNOWN: _FROM_NOT_RUNNING,  # of a query that was live before, see `query_changes`
 }

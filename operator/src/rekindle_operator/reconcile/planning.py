@@ -34,7 +34,8 @@ _MAX_REFUSALS = 2  # attempts; a quota may refuse the first until this pass has 
 
 @dataclass(frozen=True, slots=True)
 class PodCandidate:
-    """A slot that needs a node; `pod` is its gated pod, None before its creation."""
+    """A slot that needs a node; `pod` is its gated pod, None before its creation. The `group` of
+    `to_place` is its partition: replicas of one never share a node."""
 
     state: SlotState
     to_place: PodToPlace
@@ -48,7 +49,7 @@ class PlanInput:
     context: ReconcileContext
     states: tuple[SlotState, ...]
     replacements: tuple[TaskReplacement, ...] = ()
-    surplus: tuple[PodView, ...] = ()  # replicas that serve until others do
+    surplus: tuple[PodView, ...] = ()  # replicas that an edit removes, until others serve
     candidates: Mapping[str, PodCandidate] = field(default_factory=dict)  # by slot key
 
 
@@ -57,6 +58,8 @@ def partition_key(uid: str, slot: Slot) -> str:
 
 
 def with_candidates(plan_input: PlanInput) -> PlanInput:
+    """With the slots that are about to have a pod, or have a gated one. A pod avoids nodes that
+    are unsuitable for pods of its shape."""
     uid, pass_inputs = plan_input.context.view.uid, plan_input.context.pass_inputs
     usable, unsuitable = pass_inputs.losses.usable_nodes, pass_inputs.snapshot.unsuitable
     manifests = {m.state.slot.key: m.create.manifest for m in plan_input.replacements}
@@ -75,8 +78,8 @@ def with_candidates(plan_input: PlanInput) -> PlanInput:
         if state.uncreated_pod is not None and state.uncreated_pod.attempts >= _MAX_REFUSALS:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
-        elif bad := unsuitable.get(shape):
-            to_place = replace(to_place, avoid=still_avoided(to_place, bad, usable))
+        elif refused_by := unsuitable.get(shape):
+            to_place = replace(to_place, avoid=still_avoided(to_place, refused_by, usable))
         found[key] = PodCandidate(state, to_place, pod)
     return replace(plan_input, candidates=found)
 
@@ -150,14 +153,14 @@ def _add_queries(
 ) -> None:
     assert plan_input.context.running is not None
     uid, topology = plan_input.context.view.uid, plan_input.context.running.topology
-    held = {partition_key(uid, s.slot) for s in plan_input.states if s.holds_capacity}
-    held |= {partition_key(uid, p.slot) for p in plan_input.surplus if p.slot is not None}
+    placed = {partition_key(uid, s.slot) for s in plan_input.states if s.holds_capacity}
+    placed |= {partition_key(uid, p.slot) for p in plan_input.surplus if p.slot is not None}
     first_replicas: dict[str, PodCandidate] = {}  # of partitions that have none, by partition
     for candidate in sorted(
         plan_input.candidates.values(), key=lambda c: (c.pod is None, c.state.slot)
     ):
         key = candidate.to_place.group
-        if key not in held:
+        if key not in placed:
             first_replicas.setdefault(key, candidate)
     pods_to_place |= {key: c.to_place for key, c in first_replicas.items()}
     highest_priority: dict[str, int] = defaultdict(int)
@@ -215,19 +218,19 @@ def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
     return found
 
 
-def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> dict[str, PlanRank]:
-    """By pod name, what the plan starts first. `positions`: queries (or whole topologies, under "")
-    in the order of the plan."""
+def ranks(plan_input: PlanInput, plan_order: Mapping[tuple[str, str], int]) -> dict[str, PlanRank]:
+    """By pod name, what the plan starts first. `plan_order`: queries (or whole topologies, under
+    "") in the order of the plan."""
     if plan_input.context.running is None or not plan_input.candidates:
         return {}
     key, topology = plan_input.context.view.key, plan_input.context.running.topology
     best: dict[str, int] = {}
     for query in topology.spec.queries:
-        position = positions.get((key, query.name), positions.get((key, ""), len(positions)))
+        position = plan_order.get((key, query.name), plan_order.get((key, ""), len(plan_order)))
         for segment in topology.needed_segments(query):
             best[segment.id] = min(position, best.get(segment.id, position))
     names = {m.state.slot.key: m.create.name for m in plan_input.replacements}
-    seen = {
+    placed = {
         partition_key(plan_input.context.view.uid, s.slot)
         for s in plan_input.states
         if s.holds_capacity
@@ -238,6 +241,6 @@ def ranks(plan_input: PlanInput, positions: Mapping[tuple[str, str], int]) -> di
     ):
         slot, group = candidate.state.slot, candidate.to_place.group
         name = candidate.pod.name if candidate.pod is not None else names[slot.key]
-        found[name] = PlanRank(int(group in seen), best.get(slot.segment, len(positions)))
-        seen.add(group)
+        found[name] = PlanRank(int(group in placed), best.get(slot.segment, len(plan_order)))
+        placed.add(group)
     return found

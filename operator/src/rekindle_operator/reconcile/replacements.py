@@ -153,16 +153,17 @@ def suspend_pods(context: ReconcileContext) -> list[Action]:
 def terminating_on_lost_nodes(snapshot: Snapshot, losses: LossAssessment) -> Sequence[DeletePod]:
     """Pods whose end no kubelet confirms: Terminating ones on a lost node, and pods there of a
     topology that is being deleted."""
-    deleted = {t.uid for t in snapshot.topologies if t.deleting}
+    deleting = {t.uid for t in snapshot.topologies if t.deleting}
     return [
         DeletePod(p.namespace, p.name, p.uid, p.version, 0, "its node is lost")
         for p in snapshot.pods
         if p.topology is not None
         and losses.is_on_lost_node(p)
-        and (p.terminating or p.owner_uid in deleted)
+        and (p.terminating or p.owner_uid in deleting)
     ]
 
 
 def _delete(pod: PodView, losses: LossAssessment, grace_s: int | None, why: str) -> DeletePod:
+    """`grace_s`: None: the pod's own."""
     grace_s = 0 if losses.is_on_lost_node(pod) else grace_s
     return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, why)

@@ -15,8 +15,8 @@ from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Segment, Slot
 from rekindle_operator.cluster.model import IncarnationRef, PodView, UncreatedPod
 from rekindle_operator.reconcile.context import (
+    CompiledGeneration,
     ReconcileContext,
-    RunningGeneration,
     partition_and_replica,
 )
 from rekindle_operator.reconcile.phases import BEFORE_RUNNING, SlotEvent, SlotPhase, next_slot_phase
@@ -210,7 +210,7 @@ def _used_by_removed_slots(context: ReconcileContext, slots: Iterable[Slot]) -> 
 
 
 def _template_digests(
-    running: RunningGeneration, segments: Mapping[str, Segment], settings: Settings
+    running: CompiledGeneration, segments: Mapping[str, Segment], settings: Settings
 ) -> Callable[[str], str]:
     """The template digest of pods of a segment that would be created now; computed on demand."""
 

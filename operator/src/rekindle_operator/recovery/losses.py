@@ -49,7 +49,7 @@ class Loss(StrEnum):
     REFUSED = "the kubelet of its node refused it"
     CANNOT_START = "its containers cannot start on its node"
     CRASHING = "its containers keep failing on its node"
-    DIVERGED = "its output differs from the other replica's"
+    DIVERGED = "its results differ from others of its partition"
     OUTDATED = "the topology was edited before it had started"
     ROLLED = "a roll replaces it"
 

@@ -17,7 +17,7 @@ from rekindle_operator.cluster.model import NodeView, Toleration
 from rekindle_operator.recovery.affinity import Term, matches
 
 _SEARCH_STEPS = 2000  # of the exact search that follows when the simple rule fails
-_SEARCH_PODS = 16
+_SEARCH_PODS = 16  # with more pods there is no search
 
 
 @dataclass(frozen=True, slots=True)

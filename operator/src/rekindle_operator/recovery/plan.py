@@ -76,8 +76,9 @@ def make_plan(
     capacity: Capacity,
 ) -> Plan:
     """`pods`: what would meet each need. Placements never exceed the capacity (I6). No query that
-    stays waiting fits into what remains (I8). Spares never change where the pods go, and a spare
-    that finds no node does not change where the other spares go."""
+    stays waiting fits into what remains (I8). Pods go elsewhere because of spares only if more
+    spares find a node then: packed tightly, not spread. A spare that finds no node does not change
+    where the other spares go."""
     possible = [d for d in queries if all(capacity.fits(pods[need]) for need in d.needs)]
     needed = {need: pods[need] for d in possible for need in sorted(d.needs)}
     if (placement := pack(needed.values(), capacity, PackingRule.SPREAD)) is not None:
@@ -93,6 +94,7 @@ def make_plan(
     reserved_pods = [pods[n] for n in sorted(missing) if pods[n].key not in nodes]
     met = {need for d in queries if d not in waiting for need in d.needs}
     nodes = _with_spares(placement, spares, met, reserved_pods)
+    # By the default rule, TIGHT: it may leave a node for more spares.
     tight_placement = pack(needed.values(), capacity) if len(met) == len(needed) else None
     if tight_placement is not None and len(nodes) < len(met) + len(spares):
         with_tight = _with_spares(tight_placement, spares, met, reserved_pods)
@@ -223,6 +225,7 @@ class _Reserved:
 
     @classmethod
     def of(cls, reserved_pods: Sequence[PodToPlace], capacity: Capacity) -> _Reserved:
+        # Pods that differ only in their identity are counted together.
         alike = Counter(replace(pod, key="", group="", replica=0) for pod in reserved_pods)
         by_node = {
             name: total(

@@ -1,9 +1,9 @@
 """Pods that cannot start on their node: which of them are replaced on another one. Pure.
 
-A node that refused a shape of pod is avoided by pods of that shape for a while. Once three nodes
-could not start it, the pod itself is the reason (a bad image, too little memory): it stays where it
-is, with the kubelet's back-off. While a node prepares a pod (volumes, network, image) no container
-status has a reason, and a large image takes long to pull: that has a longer timeout.
+A node that refused a shape of pod is avoided by pods of that shape for a while. Once three other
+nodes could not start it, the pod itself is the reason (a bad image, too little memory): it stays
+where it is, with the kubelet's back-off. While a node prepares a pod (volumes, network, image) no
+container status has a reason, and a large image takes long to pull: that has a longer timeout.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -59,9 +59,11 @@ class StartFailures:
         return pod.uid in since and self._now - since[pod.uid] >= limit_s
 
     def _may_start_elsewhere(self, pod: PodView, node: str) -> bool:
-        bad = self._snapshot.unsuitable.get(pod.shape, frozenset())
-        if node not in bad:
-            bad |= {node}
+        unsuitable = self._snapshot.unsuitable.get(pod.shape, frozenset())
+        if node not in unsuitable:
+            unsuitable |= {node}
             if self._unsuitable.setdefault(pod.shape, node) != node:
                 return False
-        return len(bad) <= _MAX_NODES and not self._assessment.usable_nodes.keys() <= bad
+        return (
+            len(unsuitable) <= _MAX_NODES and not self._assessment.usable_nodes.keys() <= unsuitable
+        )

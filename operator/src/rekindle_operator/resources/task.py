@@ -93,7 +93,11 @@ def task_template_digest(
     """Digest of all that an edit can change for tasks of this segment (its id covers what its nodes
     compute). Without the generation's number: an edit of a priority does not affect tasks."""
     merged = _merged(view, topology, segment, 0, defaults)
-    return template_digest({"pod": merged, "conf": view.spec.get("sparkConf") or {}})
+    parts: dict[str, Any] = {"pod": merged, "conf": view.spec.get("sparkConf") or {}}
+    if topology.spec.max_delay is not None:  # tasks of others have neither
+        availability = topology.spec.availability.model_dump()
+        parts["consistency"] = [topology.spec.max_delay, availability]
+    return template_digest(parts)
 
 
 def _merged(

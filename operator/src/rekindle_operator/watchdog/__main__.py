@@ -29,7 +29,7 @@ from rekindle_operator.watchdog.core import (
 )
 
 _PROBE_TIMEOUT_S = 1.0
-_MAX_EXTRA_HOSTS = 8
+_MAX_EXTRA_HOSTS = 8  # that are probed to find out whether probes work at all
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Settings:
 
     namespace: str
     helm_release: str
-    lease: str
+    lease: str  # its name
     identity: str = "watchdog"
     own_host: str = ""  # its own node, whose kubelet responds even without a network
     kubelet_port: int = 10250
@@ -155,8 +155,8 @@ class Watchdog:
         labels = [item["metadata"].get("labels") or {} for item in items]
         matches = [one.get(names.LABEL_OPERATOR_RELEASE) == settings.helm_release for one in labels]
         pods = with_reused_host_ips(read_pod(item) for item in items)
-        own = [pod for pod, match in zip(pods, matches, strict=True) if match]
-        return own, hosts - {"", settings.own_host}
+        operator_pods = [pod for pod, match in zip(pods, matches, strict=True) if match]
+        return operator_pods, hosts - {"", settings.own_host}
 
     def _probe(self, pods: list[OperatorPod], hosts: set[str]) -> dict[str, bool]:
         """Probe in parallel, since probes of lost nodes last until their timeout. Until a kubelet

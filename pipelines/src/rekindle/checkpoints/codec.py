@@ -96,6 +96,8 @@ def manifest_seq(name: str) -> int | None:
 
 
 def input_identity_name(operator: str) -> str:
+    """The object with the files that a source was first read from
+    (`rekindle.connectors.input_identity`)."""
     return f"sources/{operator}.json"
 
 

@@ -24,7 +24,7 @@ from weakref import ref
 from rekindle.backoff import BackoffPolicy
 from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.failure import DiskFull
-from rekindle.engine.state.remote import AwaitedRun, Source
+from rekindle.engine.state.remote import AwaitedRun, RunFetcher
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.workers import CallTimer, Worker
 
@@ -217,8 +217,8 @@ class Fetch:
             for name, (awaited, _) in objects.items()
         }
 
-    def source(self, name: str) -> Source:
-        return _ObjectSource(self, name)
+    def fetcher(self, name: str) -> RunFetcher:
+        return _ObjectFetcher(self, name)
 
     def start(self) -> None:
         numbers = range(min(PARALLEL, len(self._awaited)))
@@ -359,7 +359,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class _ObjectSource:
+class _ObjectFetcher:
     owner: Fetch
     name: str
 

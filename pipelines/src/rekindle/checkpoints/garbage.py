@@ -30,14 +30,14 @@ def find_garbage(
 
     `manifests` are the retained ones; `references` gives, for each of their entries and for each
     entry that is pending (saved, newer than its partition's committed one), the state objects it
-    names. An object is kept if it is one of these, if it is newer than any retained manifest, or if
-    it belongs to an epoch after its partition's committed one: a save in progress. Objects with
-    unknown names are kept.
+    names. An object is kept if it is one of these, if it is not older than the oldest retained
+    manifest, or if it belongs to an epoch after its partition's committed one: a save in progress.
+    Objects with unknown names are kept.
     """
     if not manifests:
         return []
     kept = {manifest_name(m.seq) for m in manifests}
-    oldest = min((o.modified for o in objects if o.name in kept), default=float("-inf"))
+    oldest_modified = min((o.modified for o in objects if o.name in kept), default=float("-inf"))
     lowest_seq = min(m.seq for m in manifests)
     needed = kept | references.keys() | frozenset().union(*references.values())
     newest = max(manifests, key=lambda m: m.seq)
@@ -51,7 +51,7 @@ def find_garbage(
         )
 
     def is_garbage(info: ObjectInfo) -> bool:
-        if info.name in needed or info.modified >= oldest:
+        if info.name in needed or info.modified >= oldest_modified:
             return False
         seq = manifest_seq(info.name)
         if seq is not None:
@@ -59,10 +59,10 @@ def find_garbage(
         if log := logs.get(info.name):
             old = log.incarnation < newest_spilled_incarnation[log.key, log.replica]
             return old or log.key not in newest.entries
-        saved = parse_entry_name(info.name) or parse_state_name(info.name)
-        if saved is None:
+        parsed = parse_entry_name(info.name) or parse_state_name(info.name)
+        if parsed is None:
             return False
-        return saved.epoch <= committed[saved.key]
+        return parsed.epoch <= committed[parsed.key]
 
     order = {"manifests": 0, "entries": 1, "state": 2, "logs": 3}
     return sorted(
@@ -85,7 +85,7 @@ def needed_entries(objects: Iterable[ObjectInfo], manifests: Sequence[Manifest])
     if manifests:
         committed = _committed_epochs(max(manifests, key=lambda m: m.seq))
         for info in objects:
-            saved = parse_entry_name(info.name)
-            if saved is not None and saved.epoch > committed[saved.key]:
+            parsed = parse_entry_name(info.name)
+            if parsed is not None and parsed.epoch > committed[parsed.key]:
                 entries.add(info.name)
     return entries

@@ -59,7 +59,7 @@ class ManifestStore:
         self._manifests: dict[int, Manifest] = {}
         self._full_scan_at: float | None = None
         self._known_refusals = 0
-        self._suspects: frozenset[str] = frozenset()
+        self._reported_lost: frozenset[str] = frozenset()
         # written by it, and read by both: what is being deleted, which no entry may need that is
         # committed now; needed state objects that were missing, or damaged, at the last collection
         self._deleting: frozenset[str] = frozenset()
@@ -154,11 +154,11 @@ class ManifestStore:
         retain: int,
         full_scan: bool = False,
         in_use: AbstractSet[str] = frozenset(),
-        suspects: AbstractSet[str] = frozenset(),
+        reported_lost: AbstractSet[str] = frozenset(),
     ) -> int:
         """Delete what neither the newest `retain` manifests nor a pending entry need, nor an entry
         `in_use`, which a task still reads. Returns the number of objects. If an entry cannot be
-        read, no state is deleted, and UnreadableObject is raised in the end. `suspects`: state
+        read, no state is deleted, and UnreadableObject is raised in the end. `reported_lost`: state
         objects that tasks found damaged or missing; those that are needed are read, and again by
         each call as long as they are damaged; if they are many, by each listing of the whole store.
 
@@ -168,11 +168,11 @@ class ManifestStore:
         list the whole store: for state without an entry, for spilled logs, and for what is missing.
         Sets `unrestorable`.
         """
-        self._suspects |= suspects  # until a call comes so far that it looks at them
+        self._reported_lost |= reported_lost  # until a call comes so far that it looks at them
         began, full_scan_at = self._clock(), self._full_scan_at
         due = full_scan_at is None or began - full_scan_at >= FULL_SCAN_S
         refusals = self._refusals  # read once: one that comes later is for the next call
-        more_may_be_missing = not self._suspects <= self._present(self._suspects, 0)
+        more_may_be_missing = not self._reported_lost <= self._present(self._reported_lost, 0)
         full_scan = full_scan or due or refusals != self._known_refusals or more_may_be_missing
         self._known_refusals = refusals
         self._full_scan_at = None  # a failure may leave state whose entry is deleted
@@ -193,8 +193,8 @@ class ManifestStore:
         references = {name: self._references.get(name, frozenset()) for name in entries}
         garbage = find_garbage(objects, manifests, references)
         if not full_scan:
-            needless = self._needed_by(garbage, before)
-            objects += [info for info in needless if info.name not in names]
+            needed_by_garbage = self._needed_by(garbage, before)
+            objects += [info for info in needed_by_garbage if info.name not in names]
             garbage = find_garbage(objects, manifests, references)
         if unreadable is not None:
             garbage = [info for info in garbage if not info.name.startswith("state/")]
@@ -269,11 +269,11 @@ class ManifestStore:
         if missing and (listed is not None or len(missing) <= _MAX_LOOK_UPS):
             missing -= self._present(missing, 0)
         self._missing = missing
-        known, suspects = self._damaged & needed, (self._suspects & needed) - missing
+        known, to_read = self._damaged & needed, (self._reported_lost & needed) - missing
         if listed is not None or len(known) <= _MAX_READS:
-            known, suspects = frozenset(), (known | suspects) - missing
-        self._damaged = known | frozenset(name for name in suspects if self._is_damaged(name))
-        self._suspects = frozenset()
+            known, to_read = frozenset(), (known | to_read) - missing
+        self._damaged = known | frozenset(name for name in to_read if self._is_damaged(name))
+        self._reported_lost = frozenset()
         lost = {
             name: _lost(refs, missing, self._damaged) for name, refs in self._references.items()
         }

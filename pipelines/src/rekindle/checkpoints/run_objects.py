@@ -38,7 +38,7 @@ class RunObjects:
         self._store = store
         self._uid = uid
         self._files = files
-        self._token = uuid.uuid4().hex[:12]
+        self._token = uuid.uuid4().hex[:12]  # of this process, in the names of objects
 
     def write(self, saved: CheckpointName, operator: str, runs: Sequence[Run]) -> tuple[str, int]:
         """Runs of one schema. The object's name and size. Raises StoreError."""
@@ -50,7 +50,8 @@ class RunObjects:
         return name, len(data)
 
     def read(self, name: str, batches: Set[int]) -> tuple[ObjectFacts, dict[int, Run]]:
-        """Some of the runs. Raises ObjectMissing, UnreadableObject, StoreError, DiskFull."""
+        """The runs of these batches of the object. Raises ObjectMissing, UnreadableObject,
+        StoreError, DiskFull."""
         path = f"{self._uid}/{name}"
         where = f"{self._store.url}: {path}"
         data = self._store.read(path)
@@ -66,8 +67,8 @@ class RunObjects:
         )
         runs = {batch: Run(table) for batch, table in enumerate(tables) if batch in batches}
         if self._files is not None and runs:
-            moved = self._files.write(schema, list(runs.values()))
-            runs = dict(zip(runs, moved, strict=True))
+            in_files = self._files.write(schema, list(runs.values()))
+            runs = dict(zip(runs, in_files, strict=True))
         return facts, runs
 
     def fill(self, name: str, awaited: AwaitedRuns) -> None:
@@ -84,10 +85,10 @@ class RunObjects:
             awaited_run.arrive(runs[batch])
 
 
-def encode_runs(tables: Sequence[pa.Table], topology: str = "") -> bytes:
+def encode_runs(tables: Sequence[pa.Table], topology_uid: str = "") -> bytes:
     """Runs of one schema as an Arrow IPC file, a batch each; its metadata has the topology and the
     state format."""
-    metadata = {_TOPOLOGY: topology, _STATE_FORMAT: str(STATE_FORMAT)}
+    metadata = {_TOPOLOGY: topology_uid, _STATE_FORMAT: str(STATE_FORMAT)}
     schema = tables[0].schema.with_metadata(metadata)
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, schema, options=_OPTIONS) as writer:
@@ -97,12 +98,12 @@ def encode_runs(tables: Sequence[pa.Table], topology: str = "") -> bytes:
     return sink.getvalue()
 
 
-def decode_runs(data: bytes, topology: str = "") -> list[pa.Table]:
+def decode_runs(data: bytes, topology_uid: str = "") -> list[pa.Table]:
     """Raises ArrowInvalid, OSError, or ValueError if it belongs to another topology."""
     reader = pa.ipc.open_file(pa.BufferReader(data))
     owner = (reader.schema.metadata or {}).get(_TOPOLOGY, b"").decode()
-    if topology and owner and owner != topology:
-        raise ValueError(f"it belongs to topology {owner}, not to {topology}")
+    if topology_uid and owner and owner != topology_uid:
+        raise ValueError(f"it belongs to topology {owner}, not to {topology_uid}")
     batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
     return [pa.Table.from_batches([b]).replace_schema_metadata(None) for b in batches]
 

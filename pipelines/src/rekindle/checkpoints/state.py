@@ -44,17 +44,20 @@ from rekindle.objects import to_json
 OBJECT_BYTES = 8 << 20
 """Size of an object's runs in memory; PARALLEL of them are in memory at a time."""
 LIVE_SHARE = 0.1
-"""If a smaller share of an object's rows is live, its runs are written again."""
-REMEMBERED = 64
+"""If a smaller share of an object's rows is in runs that the state still has, these are written
+again."""
+MAX_REMEMBERED_ENTRIES = 64
 """Entries whose objects can be referred to."""
 
 _Place = tuple[str, int]
-"""The name of an object, and the number of a batch."""
+"""The name of an object, and the number of a batch in it; in a `layout.Place` the object has a
+number."""
 
 
 @dataclass(slots=True)
 class _RemoteObject:
-    """`closes_at`: the first pane of its runs that is live."""
+    """An object whose runs are fetched. Objects are fetched in the order of `closes_at`, the first
+    live pane of their runs."""
 
     nbytes: int
     awaited: dict[int, AwaitedRun] = field(default_factory=dict)
@@ -79,7 +82,7 @@ class StateStore:
         self._fetch_bytes = fetch_bytes
         self._objects = RunObjects(store, uid, files)
         self._places: WeakKeyDictionary[RunId, dict[str, int]] = WeakKeyDictionary()
-        self._known: dict[str, layout.ObjectFacts] = {}  # of the objects in _places
+        self._object_facts: dict[str, layout.ObjectFacts] = {}  # of the objects in _places
         self._entries: list[tuple[int, frozenset[str]]] = []
 
     def save(
@@ -168,13 +171,13 @@ class StateStore:
         expected: dict[str, _RemoteObject] = {}
         for operator, names in entry.objects.items():
             with self._layout_errors(entry, operator):
-                found = entry.layouts[operator]
-                objects = layout.objects(found)
+                operator_layout = entry.layouts[operator]
+                objects = layout.objects(operator_layout)
                 if objects is None:
-                    runs = self._read_at_once(found, names)
+                    runs = self._read_at_once(operator_layout, names)
                 else:
-                    runs = self._remote_runs(found, names, objects, fetch, expected)
-                states[operator] = layout.decode(found, runs)
+                    runs = self._remote_runs(operator_layout, names, objects, fetch, expected)
+                states[operator] = layout.decode(operator_layout, runs)
         closing = sorted(expected.items(), key=lambda item: item[1].closes_at)
         fetch.expect({name: (remote.awaited, remote.nbytes) for name, remote in closing})
         self._remember(entry.epoch, entry.objects)
@@ -182,37 +185,37 @@ class StateStore:
 
     def _remote_runs(
         self,
-        found: Mapping[str, Any],
+        operator_layout: Mapping[str, Any],
         names: Sequence[str],
         objects: Sequence[layout.ObjectFacts],
         fetch: Fetch,
         expected: dict[str, _RemoteObject],
     ) -> dict[layout.Place, Run]:
         runs: dict[layout.Place, Run] = {}
-        self._known.update(zip(names, objects, strict=True))
-        for (at, batch), facts in layout.facts(found, objects):
+        self._object_facts.update(zip(names, objects, strict=True))
+        for (at, batch), facts in layout.facts(operator_layout, objects):
             name = names[at]
-            awaited = AwaitedRun(facts, fetch.source(name))
+            awaited = AwaitedRun(facts, fetch.fetcher(name))
             run = runs[at, batch] = RemoteRun(awaited)
             remote = expected.setdefault(name, _RemoteObject(objects[at].nbytes))
             remote.awaited[batch] = awaited
             remote.closes_at = min(remote.closes_at, facts.extent[0])
-            self._place(name, {batch: run})
+            self._record_places(name, {batch: run})
         return runs
 
     def _read_at_once(
-        self, found: Mapping[str, Any], names: Sequence[str]
+        self, operator_layout: Mapping[str, Any], names: Sequence[str]
     ) -> dict[layout.Place, Run]:
         """The runs of an entry that does not say how large they are."""
         wanted: dict[int, set[int]] = {}
-        for at, batch in layout.places(found):
+        for at, batch in layout.places(operator_layout):
             wanted.setdefault(at, set()).add(batch)
         with ThreadPoolExecutor(PARALLEL) as pool:
             read = list(pool.map(lambda at: self._objects.read(names[at], wanted[at]), wanted))
         runs: dict[layout.Place, Run] = {}
         for at, (facts, of_object) in zip(wanted, read, strict=True):
-            self._known[names[at]] = facts
-            self._place(names[at], of_object)
+            self._object_facts[names[at]] = facts
+            self._record_places(names[at], of_object)
             runs.update(((at, batch), run) for batch, run in of_object.items())
         return runs
 
@@ -253,8 +256,8 @@ class StateStore:
             done = list(pool.map(lambda p: self._objects.write(checkpoint, *p), packs))
         for (_, runs), (name, _) in zip(packs, done, strict=True):
             rows, nbytes = (sum(run.rows for run in runs), sum(run.nbytes for run in runs))
-            self._known[name] = layout.ObjectFacts(rows, nbytes, runs[0].schema)
-            self._place(name, dict(enumerate(runs)))
+            self._object_facts[name] = layout.ObjectFacts(rows, nbytes, runs[0].schema)
+            self._record_places(name, dict(enumerate(runs)))
             places.update((run.id, (name, batch)) for batch, run in enumerate(runs))
         return places, sum(size for _, size in done)
 
@@ -270,7 +273,11 @@ class StateStore:
             for name in names.intersection(places):  # one, or none
                 found[run.id] = (name, places[name])
                 live[name] = live.get(name, 0) + run.rows
-        kept = {name for name, rows in live.items() if rows >= LIVE_SHARE * self._known[name].rows}
+        kept = {
+            name
+            for name, rows in live.items()
+            if rows >= LIVE_SHARE * self._object_facts[name].rows
+        }
         return {run: place for run, place in found.items() if place[0] in kept}
 
     def _describe(
@@ -285,15 +292,15 @@ class StateStore:
             return numbers[name], batch
 
         return tuple(names), layout.encode(
-            operator_state, place, [self._known[name] for name in names]
+            operator_state, place, [self._object_facts[name] for name in names]
         )
 
-    def _place(self, name: str, runs: Mapping[int, Run]) -> None:
+    def _record_places(self, name: str, runs: Mapping[int, Run]) -> None:
         for batch, run in runs.items():
             self._places.setdefault(run.id, {})[name] = batch
 
     def _remember(self, epoch: int, objects: Mapping[str, Iterable[str]]) -> None:
-        if len(self._entries) == REMEMBERED:
+        if len(self._entries) == MAX_REMEMBERED_ENTRIES:
             # Not the oldest, which is committed next: sinks must have its epochs first.
             self._entries.pop()
         self._entries.append((epoch, frozenset(n for names in objects.values() for n in names)))
@@ -304,7 +311,9 @@ class StateStore:
         them."""
         self._entries = [known for known in self._entries if known[0] >= epoch]
         kept = frozenset[str]().union(*(names for _, names in self._entries))
-        self._known = {name: facts for name, facts in self._known.items() if name in kept}
+        self._object_facts = {
+            name: facts for name, facts in self._object_facts.items() if name in kept
+        }
         for run, places in list(self._places.items()):
             if not kept.issuperset(places):
                 self._places[run] = {name: at for name, at in places.items() if name in kept}

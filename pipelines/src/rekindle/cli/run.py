@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
                 until_epoch=args.until_epoch,
                 epochs_per_call=args.epochs_per_job,
                 spark=SparkStart(args.master, log, cache_root(os.environ) / ARCHIVE_DIRECTORY),
-                report=display.report,
+                on_event=display.report,
             )
     except InvalidTopology as error:
         count = len(error.problems)

@@ -1,4 +1,4 @@
-"""Describes the input of a run before it starts, and warns of what is hardly intended. Pure.
+"""Describes the input of a run before it starts, and warns of what is probably not intended. Pure.
 
 A number that is read in another unit gives times far in the past or future: the run succeeds, and
 its windows are of no use. A replay that is too slow is noticed after days only.
@@ -13,9 +13,9 @@ import numpy as np
 from rekindle.cli.formatting import readable_duration
 from rekindle.reference import OpenedSource, SourcesOpened
 
-_FROM_US = int(np.datetime64("1980-01-01", "us").astype(np.int64))
-_TO_US = int(np.datetime64("2100-01-01", "us").astype(np.int64))
-_MANY_EPOCHS = 1_000_000
+_PLAUSIBLE_FROM_US = int(np.datetime64("1980-01-01", "us").astype(np.int64))
+_PLAUSIBLE_UNTIL_US = int(np.datetime64("2100-01-01", "us").astype(np.int64))
+_TOO_MANY_EPOCHS = 1_000_000
 
 
 def describe_input(opened: SourcesOpened) -> list[str]:
@@ -48,9 +48,9 @@ def _unlikely(source: OpenedSource) -> Iterator[str]:
         "check the unit in eventTime.expression: timestamp_seconds, timestamp_millis, "
         "timestamp_micros"
     )
-    if last_us < _FROM_US:
+    if last_us < _PLAUSIBLE_FROM_US:
         yield f"all event times are before 1980; {hint}"
-    elif last_us >= _TO_US:
+    elif last_us >= _PLAUSIBLE_UNTIL_US:
         yield f"it has event times after 2099; {hint}"
 
 
@@ -64,7 +64,7 @@ def _slow(source: OpenedSource, opened: SourcesOpened) -> Iterator[str]:
     if source.last_epoch is None or source.replay_speed is None:
         return
     epochs = min(source.last_epoch, opened.last_epoch) + 1
-    if epochs >= _MANY_EPOCHS:
+    if epochs >= _TOO_MANY_EPOCHS:
         field, value = source.replay_speed
         yield (
             f"{field} {value:g} makes {epochs:,} epochs, which take {_duration(epochs, opened)} in "

@@ -27,6 +27,7 @@ _STYLES = {
     "Live": "green",
     "Running": "green",
     "CatchingUp": "yellow",
+    "Tentative": "yellow",
     "Restoring": "yellow",
     "Starting": "yellow",
     "Recovering": "yellow",

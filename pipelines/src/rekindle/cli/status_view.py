@@ -26,11 +26,13 @@ _HEALTHY = {
     "Checkpointed": "True",
     "Degraded": "False",
 }
+"""The status of each condition, by its type, when all is well."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """One replica of one partition. `phase` is empty if the coordinator does not report it."""
+    """One replica of one partition; `name`: the numbers of both. `phase` is empty if the
+    coordinator does not report it."""
 
     name: str
     phase: str
@@ -113,17 +115,17 @@ class StatusView:
 
 
 def read_status(
-    document: Json,
+    resource: Json,
     topology: Topology | None,
     pods: Iterable[Json] = (),
     events: Iterable[Json] = (),
 ) -> StatusView:
-    """`document`: the StreamTopology; `topology`: its compiled spec, None if that fails; `pods`:
+    """`resource`: the StreamTopology; `topology`: its compiled spec, None if that fails; `pods`:
     of its tasks; `events`: about it."""
-    meta, status = _mapping(document.get("metadata")), _mapping(document.get("status"))
+    meta, status = _mapping(resource.get("metadata")), _mapping(resource.get("status"))
     data_plane = _mapping(status.get("dataPlane"))
     segments = _segments(status, data_plane, topology, list(pods))
-    queries = _queries(document, status, topology, segments)
+    queries = _queries(resource, status, topology, segments)
     shown = {s.name for q in queries for s in q.segments}
     return StatusView(
         name=_text(meta.get("name")),
@@ -220,13 +222,13 @@ def _task(name: str, report: Json, reserved: int | None, pod: Json) -> TaskLine:
 
 
 def _queries(
-    document: Json,
+    resource: Json,
     status: Json,
     topology: Topology | None,
     segments: Mapping[str, SegmentLine],
 ) -> tuple[QueryLine, ...]:
     """By descending priority. Before there is a status, those of the spec."""
-    reported = _mappings(status, "queries") or _mappings(_mapping(document.get("spec")), "queries")
+    reported = _mappings(status, "queries") or _mappings(_mapping(resource.get("spec")), "queries")
     specs = {q.name: q for q in topology.spec.queries} if topology is not None else {}
     lines = []
     for query in reported:
@@ -285,11 +287,11 @@ def _last_plan(events: Iterable[Json], since: datetime | None) -> tuple[datetime
 
 def _conditions(status: Json) -> Iterable[ConditionLine]:
     for condition in _mappings(status, "conditions"):
-        kind, value = _text(condition.get("type")), _text(condition.get("status"))
-        if value == _HEALTHY.get(kind, value):
+        condition_type, value = _text(condition.get("type")), _text(condition.get("status"))
+        if value == _HEALTHY.get(condition_type, value):
             continue
         yield ConditionLine(
-            kind, value, _text(condition.get("reason")), _text(condition.get("message"))
+            condition_type, value, _text(condition.get("reason")), _text(condition.get("message"))
         )
 
 

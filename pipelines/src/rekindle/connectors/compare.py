@@ -26,7 +26,7 @@ from rekindle.topology.spec import QuerySpec
 
 FileKey = tuple[str, int, int]  # query, partition, epoch
 
-SHOWN = 5
+MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def compare_sinks(
         repeated=repeated,
         differing=differing,
         files=tuple(files),
-        examples=tuple(examples[:SHOWN]),
+        examples=tuple(examples[:MAX_EXAMPLES]),
     )
 
 
@@ -148,10 +148,10 @@ def _examples(
     moved: int,
 ) -> list[str]:
     where = f"{key[0]} partition {key[1]} epoch {key[2]}"
-    found = [f"{where}: expected {line}" for line in list(missing)[:SHOWN]]
+    found = [f"{where}: expected {line}" for line in list(missing)[:MAX_EXAMPLES]]
     found += [
         f"{where}: {'again' if expected_counts[line] else 'unexpected'} {line}"
-        for line in list(extra)[:SHOWN]
+        for line in list(extra)[:MAX_EXAMPLES]
     ]
     return found or [f"{where}: {moved} rows in a different order"]
 

@@ -80,19 +80,19 @@ def first_unconvertible(column: pa.Array, target: pa.DataType, rules: TextRules)
 
 def convert(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
     """Raises ValueError or ArrowNotImplementedError."""
-    source, t = column.type, pa.types
-    if source == target:
+    given, t = column.type, pa.types
+    if given == target:
         return column
-    if t.is_struct(source) and t.is_struct(target):
+    if t.is_struct(given) and t.is_struct(target):
         return _structs(column, target, rules)
-    if _is_list(source) and _is_list(target):
+    if _is_list(given) and _is_list(target):
         return _lists(column, target, rules)
-    if t.is_string(source) or t.is_large_string(source):
+    if t.is_string(given) or t.is_large_string(given):
         return _texts(column, target, rules)
-    if t.is_timestamp(source) and t.is_timestamp(target):
+    if t.is_timestamp(given) and t.is_timestamp(target):
         return _cast_zone(column, target)
     converted = pc.cast(column, target)
-    if t.is_floating(source) and t.is_floating(target):
+    if t.is_floating(given) and t.is_floating(target):
         _refuse_new_infinities(converted, lambda: pc.is_inf(column))
     return converted
 
@@ -160,14 +160,14 @@ def _timestamps(column: pa.Array, target: pa.DataType) -> pa.Array:
     zoned = pc.and_(
         pc.match_substring_regex(text, _DATE_AND_TIME), pc.match_substring_regex(text, _ZONED)
     )
-    nothing = pa.scalar(None, text.type)
+    null = pa.scalar(None, text.type)
     expanded = pc.match_substring_regex(text, _EXPANDED_YEAR)
-    four_digit = pc.if_else(expanded, nothing, text)
-    with_zone = pc.cast(pc.if_else(zoned, four_digit, nothing), _UTC)
-    without = pc.cast(pc.if_else(zoned, nothing, four_digit), pa.timestamp("us"))
+    four_digit = pc.if_else(expanded, null, text)
+    with_zone = pc.cast(pc.if_else(zoned, four_digit, null), _UTC)
+    without = pc.cast(pc.if_else(zoned, null, four_digit), pa.timestamp("us"))
     times = pc.coalesce(with_zone, pc.assume_timezone(without, "UTC"))
     if pc.any(expanded).as_py():
-        texts = pc.replace_substring_regex(pc.if_else(expanded, text, nothing), r"(?i)Z$", "")
+        texts = pc.replace_substring_regex(pc.if_else(expanded, text, null), r"(?i)Z$", "")
         times = pc.coalesce(times, _parse_expanded(texts, "us").cast(_UTC))
     return _cast_zone(times, target)
 
@@ -176,11 +176,11 @@ def _dates(column: pa.Array, target: pa.DataType) -> pa.Array:
     expanded = pc.match_substring_regex(column, _EXPANDED_YEAR)
     if not pc.any(expanded).as_py():
         return pc.cast(column, target)
-    nothing = pa.scalar(None, column.type)
-    days = pc.cast(_parse_expanded(pc.if_else(expanded, column, nothing), "D"), pa.int32()).cast(
+    null = pa.scalar(None, column.type)
+    days = pc.cast(_parse_expanded(pc.if_else(expanded, column, null), "D"), pa.int32()).cast(
         target
     )
-    return pc.coalesce(pc.cast(pc.if_else(expanded, nothing, column), target), days)
+    return pc.coalesce(pc.cast(pc.if_else(expanded, null, column), target), days)
 
 
 def _parse_expanded(texts: pa.Array, unit: str) -> pa.Array:

@@ -53,16 +53,17 @@ class QuoteDetector:
         self._file = file
         self._quote = dialect.quote.encode() if dialect.quote else None
         self._quote_byte = ord(dialect.quote or "\0")
-        self._can_follow = ascii_bytes and dialect.escape is None
+        self._can_track = ascii_bytes and dialect.escape is None
         self._separators = np.frombuffer(f"{dialect.delimiter}\r\n".encode(), np.uint8)
         self._inside = False  # a quoted value
         self._before = self._separators[-1:]  # the last byte that was read
-        self._closed_last = False  # by that byte
+        self._closed_last = False  # whether that byte ended a quoted value
         self._needs_check = False
 
     @property
     def needs_check(self) -> bool:
-        """So far. A reader may not wait for the read that says that the file has ended."""
+        """So far; also while a quoted value is open, since a reader may stop before the read that
+        would say that the file has ended."""
         return self._needs_check or self._inside
 
     @property
@@ -75,13 +76,13 @@ class QuoteDetector:
     def read(self, size: int = -1) -> bytes:
         data: bytes = self._file.read(size)
         if self._quote is not None and not self._needs_check:
-            if self._can_follow:
-                self._needs_check = not self._follow(np.frombuffer(data, np.uint8))
+            if self._can_track:
+                self._needs_check = not self._track_quotes(np.frombuffer(data, np.uint8))
             else:
                 self._needs_check = self._quote in data
         return data
 
-    def _follow(self, data: npt.NDArray[np.uint8]) -> bool:
+    def _track_quotes(self, data: npt.NDArray[np.uint8]) -> bool:
         """Whether each quote in the next bytes begins or ends a value; none: the end of the
         file."""
         if not len(data):

@@ -32,7 +32,7 @@ from rekindle.objects import Objects, Retry, to_json
 
 T = TypeVar("T")
 
-FOLDER = "_rekindle"
+EPOCH_RANGES_FOLDER = "_rekindle"
 KEPT = 3
 """Number of ranges that are not deleted; only the newest one is needed."""
 _FORMAT = 1
@@ -69,7 +69,7 @@ class EpochRanges:
     def __init__(self, objects: Objects, retry: Retry, query: str, mine: Definition) -> None:
         self._objects = objects
         self._retry = retry
-        self._prefix = f"{FOLDER}/{query}/"
+        self._prefix = f"{EPOCH_RANGES_FOLDER}/{query}/"
         self._query = query
         self._mine = mine
         self._held: _Range | None = None

@@ -69,7 +69,7 @@ class OrderedInput:
         if not all(unit.own for unit in self.units):
             own = np.repeat([u.own for u in self.units], [u.rows for u in self.units])
             order = (np.cumsum(own) - 1)[order[own[order]]]
-        return None if _is_ascending(order) else order
+        return None if _is_identity(order) else order
 
     def portions(self) -> Iterator[tuple[int, int]]:
         """Ranges of places in the order, of at most PORTION_ROWS rows."""
@@ -90,7 +90,8 @@ class OrderedInput:
         return found
 
 
-def _is_ascending(order: Int64s) -> bool:
+def _is_identity(order: Int64s) -> bool:
+    """Whether a permutation changes nothing."""
     return bool(np.array_equal(order, np.arange(len(order))))
 
 
@@ -134,7 +135,7 @@ class OrderCheck:
             return
         key = batch.column(self._order_by)
         rows = key if self._last is None else pa.concat_arrays([self._last, key])
-        if key.null_count or not _is_ascending(_sorted(rows)):
+        if key.null_count or not _is_identity(_sorted(rows)):
             raise NotInOrder
         self._last = key.slice(len(key) - 1)
 

@@ -35,10 +35,10 @@ BATCH_BYTES = 16 * 1024**2
 BATCH_ROWS = 65_536
 _BUFFER_BYTES = 256 << 10
 _DICTIONARY_ROWS = 64
-"""With so many rows comes all of a dictionary."""
-_SHOWN_MEMBERS = 3
-_PARSERS = (ValueError, csv.Error, pa.ArrowException)
-_DECOMPRESSORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+"""Any batch of a column carries its whole dictionary; so few rows are read to get it."""
+_SHOWN_ENTRIES = 3
+_PARSER_ERRORS = (ValueError, csv.Error, pa.ArrowException)
+_DECOMPRESSION_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ def read_batches(
     groups: RowGroupSelection = ALL_ROW_GROUPS,
     first_row: int = 0,
 ) -> NumberedBatches:
-    """The rows of one file in file order, of exactly `schema`: those in `groups`, only of Parquet
-    without the first `first_row` of them. Raises SourceFailed."""
+    """The rows of one file in file order, of exactly `schema`: those in `groups`. Of a Parquet file
+    the first `first_row` of these are left out; other formats ignore it. Raises SourceFailed."""
     where = f"source {source}: {path}"
     with source_errors(where):
         yield from _batches(fs, path, options, schema, where, groups, first_row)
@@ -158,11 +158,11 @@ def source_errors(where: str) -> Iterator[None]:
         raise
     except UnicodeDecodeError as e:
         raise SourceFailed(f"{where}: some text is not UTF-8; write the file in UTF-8") from e
-    except _DECOMPRESSORS as e:
+    except _DECOMPRESSION_ERRORS as e:
         raise SourceFailed(
             f"{where}: {_message(e)}; the file is damaged or incomplete: copy it again"
         ) from e
-    except _PARSERS as e:
+    except _PARSER_ERRORS as e:
         raise SchemaMismatch(f"{where}: {_message(e)}; correct the file or the schema") from e
     except Exception as e:  # errors of botocore and aiohttp are not OSErrors
         raise SourceFailed(
@@ -188,10 +188,10 @@ def _batches(
         return
     match options.format:
         case "csv":
-            _require_one_member(fs, path, where)
+            _require_one_entry(fs, path, where)
             raw = numbered(read_csv(fs, path, options, schema, where))
         case "json":
-            _require_one_member(fs, path, where)
+            _require_one_entry(fs, path, where)
             raw = numbered(_json_batches(fs, path, schema, where))
         case "parquet":
             raw = _parquet_batches(fs, path, schema, where, groups, first_row)
@@ -211,14 +211,14 @@ def numbered(batches: Iterator[pa.RecordBatch]) -> NumberedBatches:
         row += batch.num_rows
 
 
-def _require_one_member(fs: Any, path: str, where: str) -> None:
+def _require_one_entry(fs: Any, path: str, where: str) -> None:
     """fsspec reads the first file of a zip archive and ignores the others."""
     if not path.lower().endswith(".zip"):
         return
     with fs.open(path, "rb") as f, zipfile.ZipFile(f) as archive:
         names = archive.namelist()
     if len(names) != 1:
-        listed = f": {', '.join(names[:_SHOWN_MEMBERS])}" if names else ""
+        listed = f": {', '.join(names[:_SHOWN_ENTRIES])}" if names else ""
         raise SchemaMismatch(
             f"{where}: the archive has {len(names)} entries{listed}; a zip archive of a source has "
             "one file and no folder: unpack it"
@@ -252,7 +252,7 @@ def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator
 
 
 def _parquet_batches(
-    fs: Any, path: str, schema: pa.Schema, where: str, groups: RowGroupSelection, skipped: int
+    fs: Any, path: str, schema: pa.Schema, where: str, groups: RowGroupSelection, to_skip: int
 ) -> NumberedBatches:
     with fs.open(path, "rb") as f:
         file = _opened_parquet(f, where)
@@ -264,15 +264,15 @@ def _parquet_batches(
             first, row = row, row + in_group
             if group not in groups:
                 continue
-            if skipped >= in_group:
-                skipped -= in_group
+            if to_skip >= in_group:
+                to_skip -= in_group
                 continue
             with _row_group_errors(where, file, group):
                 rows = _rows_of_a_batch(f, file, group, schema.names)
                 for batch in file.iter_batches(rows, columns=schema.names, row_groups=[group]):
-                    if skipped < batch.num_rows:
-                        yield first + skipped, batch.select(schema.names).slice(skipped)
-                    skipped = max(0, skipped - batch.num_rows)
+                    if to_skip < batch.num_rows:
+                        yield first + to_skip, batch.select(schema.names).slice(to_skip)
+                    to_skip = max(0, to_skip - batch.num_rows)
                     first += batch.num_rows
 
 
@@ -312,20 +312,21 @@ def _opened_parquet(file: Any, where: str) -> pq.ParquetFile:
         ) from e
 
 
-def _rows_of_a_batch(opened: Any, file: pq.ParquetFile, group: int, columns: list[str]) -> int:
+def _rows_of_a_batch(raw_file: Any, file: pq.ParquetFile, group: int, columns: list[str]) -> int:
     """Rows for each batch, within BATCH_ROWS and BATCH_BYTES."""
     found = file.metadata.row_group(group)
     bytes_of_row = max(1, found.total_byte_size // max(1, found.num_rows))
     rows: int = max(1, min(BATCH_ROWS, BATCH_BYTES // bytes_of_row))
-    repeated = _bytes_of_repeated_values(opened, file, group, columns, rows)
+    repeated = _bytes_of_repeated_values(raw_file, file, group, columns, rows)
     return max(1, min(rows, BATCH_BYTES // max(1, repeated)))
 
 
 def _bytes_of_repeated_values(
-    opened: Any, file: pq.ParquetFile, group: int, columns: list[str], rows: int
+    raw_file: Any, file: pq.ParquetFile, group: int, columns: list[str], rows: int
 ) -> int:
-    """The most that texts of a row may take which are in dictionaries: the file has each value
-    once, however often it occurs, and so have sizes in its metadata."""
+    """An upper bound of what the dictionary-encoded texts of one row take. Sizes in the metadata do
+    not show it: the file has each value of a dictionary once, however often it occurs. Columns
+    that cannot exceed BATCH_BYTES in `rows` rows are left out."""
     found = file.metadata.row_group(group)
     chunks = {
         chunk.path_in_schema: -(-chunk.num_values // max(1, found.num_rows))
@@ -339,7 +340,7 @@ def _bytes_of_repeated_values(
         return 0
     paths = list(chunks)
     reader = pq.ParquetFile(  # with a buffer it does not read all of a column
-        opened, metadata=file.metadata, read_dictionary=paths, buffer_size=_BUFFER_BYTES
+        raw_file, metadata=file.metadata, read_dictionary=paths, buffer_size=_BUFFER_BYTES
     )
     size = 0
     for path, values_of_row in chunks.items():
@@ -350,11 +351,11 @@ def _bytes_of_repeated_values(
 
 def _longest(array: pa.Array) -> int:
     """Bytes of the longest value of the dictionaries in an array."""
-    kind, t = array.type, pa.types
-    if t.is_dictionary(kind):
+    data_type, t = array.type, pa.types
+    if t.is_dictionary(data_type):
         return int(pc.max(pc.binary_length(array.dictionary)).as_py() or 0)
-    if t.is_struct(kind):
-        return max((_longest(array.field(n)) for n in range(kind.num_fields)), default=0)
+    if t.is_struct(data_type):
+        return max((_longest(array.field(n)) for n in range(data_type.num_fields)), default=0)
     return _longest(array.values) if hasattr(array, "values") else 0
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.connectors.epoch_ranges import FOLDER, Definition, EpochRanges
+from rekindle.connectors.epoch_ranges import EPOCH_RANGES_FOLDER, Definition, EpochRanges
 from rekindle.connectors.json_lines import same_lines
 from rekindle.connectors.json_writer import UnencodableValue, encode_lines
 from rekindle.connectors.sink import SinkContext
@@ -263,7 +263,7 @@ def _claim(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
             "use another url, or remove the old output if nobody needs it"
         )
     if isinstance(objects, LocalObjects):
-        for directory in ("", FOLDER):
+        for directory in ("", EPOCH_RANGES_FOLDER):
             objects.remove_stale_temps(directory)
     return objects
 

@@ -36,7 +36,7 @@ from rekindle.connectors.prepared import (
     IN_PLACE,
     DamagedRows,
     MappedRows,
-    Prepared,
+    PreparedSource,
     Rows,
     load,
 )
@@ -70,7 +70,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
     file_stem = prefix + fingerprint(job, found)
     rows, index = work_dir / f"{file_stem}.arrow", work_dir / f"{file_stem}.index"
 
-    def prepare_again() -> Prepared:
+    def prepare_again() -> PreparedSource:
         try:
             work_dir.mkdir(parents=True, exist_ok=True)
             for left in work_dir.glob(f".{prefix}*"):
@@ -89,11 +89,11 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
 
     still_unchanged = partial(require_unchanged, job, found)
 
-    def repair() -> Prepared:
+    def repair() -> PreparedSource:
         still_unchanged()  # else what is wrong with the new files would be reported
         return prepare_again()
 
-    def open_rows(prepared: Prepared) -> Rows:
+    def open_rows(prepared: PreparedSource) -> Rows:
         if prepared.rows is not None:
             return MappedRows(prepared.rows)
         return open_in_place(job, fs, found, prepared.index.schema.metadata[IN_PLACE])
@@ -119,10 +119,10 @@ class FilesSource:
     def __init__(
         self,
         job: Job,
-        prepared: Prepared,
+        prepared: PreparedSource,
         lateness_us: int,
-        open_rows: Callable[[Prepared], Rows],
-        repair: Callable[[], Prepared],
+        open_rows: Callable[[PreparedSource], Rows],
+        repair: Callable[[], PreparedSource],
         require_unchanged: Callable[[], None],
     ) -> None:
         self._name = job.name
@@ -133,7 +133,7 @@ class FilesSource:
         self._require_unchanged = require_unchanged
         self._take(prepared)
 
-    def _take(self, prepared: Prepared) -> None:
+    def _take(self, prepared: PreparedSource) -> None:
         self._rows, index = self._open_rows(prepared), prepared.index
         self.input = _input_of(prepared)
         self._event_time_range_us: list[int | None] = json.loads(index.schema.metadata[EXTENT_KEY])
@@ -213,7 +213,7 @@ class FilesSource:
         return max(newest - self._lateness_us, NO_WATERMARK)
 
 
-def _input_of(prepared: Prepared) -> tuple[InputFile, ...]:
+def _input_of(prepared: PreparedSource) -> tuple[InputFile, ...]:
     return decode_input_files(prepared.index.schema.metadata[INPUT_KEY])
 
 

@@ -80,38 +80,42 @@ def _texts(array: pa.Array) -> pa.Array:
 
 def _non_null(array: pa.Array) -> pa.Array:
     """The JSON text of each value; of a NULL anything, also NULL."""
-    kind, t = array.type, pa.types
-    if t.is_integer(kind) or t.is_boolean(kind):
+    data_type, t = array.type, pa.types
+    if t.is_integer(data_type) or t.is_boolean(data_type):
         return array.cast(pa.string())
-    if t.is_floating(kind):
+    if t.is_floating(data_type):
         return _doubles(array)
-    if t.is_string(kind) or t.is_large_string(kind):
+    if t.is_string(data_type) or t.is_large_string(data_type):
         return _strings(array)
-    if t.is_timestamp(kind) and kind.tz in (None, "UTC") and kind.unit != "ns":
-        return _timestamps(array.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()), bool(kind.tz))
-    if t.is_date32(kind):
+    if t.is_timestamp(data_type) and data_type.tz in (None, "UTC") and data_type.unit != "ns":
+        return _timestamps(
+            array.cast(pa.timestamp("us", data_type.tz)).cast(pa.int64()), bool(data_type.tz)
+        )
+    if t.is_date32(data_type):
         return _dates(array.cast(pa.int32()).cast(pa.int64()))
-    if t.is_decimal(kind):
+    if t.is_decimal(data_type):
         return _by_value(array, lambda value: f'"{value}"')
-    if t.is_binary(kind) or t.is_large_binary(kind):
+    if t.is_binary(data_type) or t.is_large_binary(data_type):
         return _by_value(array, lambda value: f'"{base64.b64encode(value).decode()}"')
-    if t.is_struct(kind) and kind.num_fields:
-        names = [field.name for field in kind]
+    if t.is_struct(data_type) and data_type.num_fields:
+        names = [field.name for field in data_type]
         return _object(names, [_texts(child) for child in array.flatten()])
-    if t.is_map(kind):
-        if _holds_null_type(kind):
+    if t.is_map(data_type):
+        if _holds_null_type(data_type):
             return _by_value(array, json_value)
-        entry = pa.struct([pa.field("k", kind.key_type, nullable=False), ("v", kind.item_type)])
+        entry = pa.struct(
+            [pa.field("k", data_type.key_type, nullable=False), ("v", data_type.item_type)]
+        )
         return _lists(array.cast(pa.list_(entry)), _pairs)
-    if t.is_list(kind) or t.is_large_list(kind):
+    if t.is_list(data_type) or t.is_large_list(data_type):
         return _lists(array, _texts)
     return _by_value(array, json_value)
 
 
-def _holds_null_type(kind: pa.DataType) -> bool:
+def _holds_null_type(data_type: pa.DataType) -> bool:
     """Of a column without a type, such as Spark's empty arrays; Arrow cannot cast lists of it."""
-    children = (kind.field(n).type for n in range(kind.num_fields))
-    return pa.types.is_null(kind) or any(_holds_null_type(child) for child in children)
+    children = (data_type.field(n).type for n in range(data_type.num_fields))
+    return pa.types.is_null(data_type) or any(_holds_null_type(child) for child in children)
 
 
 def _by_value(array: pa.Array, encode: Callable[[Any], str]) -> pa.Array:

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSource:
     """`rows` is memory-mapped, None if the rows stay in the input; `index` has a row for each epoch
     that has rows in any partition."""
 
@@ -160,7 +160,7 @@ def _checksum(index: pa.Table, metadata: dict[bytes, bytes]) -> bytes:
     return digest.hexdigest().encode()
 
 
-def load(rows: Path, index: Path) -> Prepared | None:
+def load(rows: Path, index: Path) -> PreparedSource | None:
     """The prepared source; None if it is absent or damaged."""
     if not index.exists():
         return None
@@ -168,7 +168,7 @@ def load(rows: Path, index: Path) -> Prepared | None:
         found = open_memory_mapped(index)
         metadata = found.schema.metadata or {}
         if metadata.get(_CHECKSUM) == _checksum(found.replace_schema_metadata(None), metadata):
-            return Prepared(None if IN_PLACE in metadata else open_memory_mapped(rows), found)
+            return PreparedSource(None if IN_PLACE in metadata else open_memory_mapped(rows), found)
         problem: object = "its checksum does not match"
     except (OSError, pa.ArrowException) as error:
         problem = error

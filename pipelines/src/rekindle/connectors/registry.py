@@ -35,7 +35,7 @@ def open_source(
 ) -> ReplayableSource:
     """A partition of the source of `node`. Its prepared files are in `work_dir` and are reused
     after a restart. With `memory`, an epoch of computed rows that would be too large is refused
-    beforehand. `verified`: see `SourceContext`.
+    beforehand. `verified`: each cut verifies a checksum of its rows (see `SourceContext`).
 
     Raises SourceFailed, which names the file, row and column where it can.
     """

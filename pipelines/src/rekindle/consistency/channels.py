@@ -59,5 +59,5 @@ class ChannelState:
 
     def is_corrected(self, through: int, next_epoch: int) -> bool:
         """Whether the upstream has all stable epochs through `through`, or has ended a correction
-        that contains `next_epoch`."""
-        return self.stable >= through or self.corrected_through >= next_epoch
+        that contains `next_epoch`, and still has all of it: it may be another replica now."""
+        return self.stable >= through or self.stable >= self.corrected_through >= next_epoch

@@ -3,8 +3,9 @@
 It decides which epochs are processed on the stable branch, and when an epoch is processed without
 an input that is missing, on a fork of the stable state. The stable branch is never rolled back:
 when the inputs are corrected it goes on where it stopped, and its epochs replace the tentative
-ones. One call of the engine is in progress at a time; new input goes first. While one of two
-replicas stabilizes, its partner serves readers and postpones its own stabilization (`partners`).
+ones. One call of the engine is in progress at a time; while both branches want it, each has it for
+as long as the other. While one of two replicas stabilizes, its partner serves readers and postpones
+its own stabilization (`partners`).
 Does not know the engine, the log, or who delivers batches.
 
 Design: docs/design/consistency.md.
@@ -77,6 +78,7 @@ class StableCall:
 @dataclass(frozen=True, slots=True)
 class TentativeCall:
     due_at: float
+    began_at: float
     attempt: int
     epoch: int
 
@@ -99,6 +101,8 @@ class ConsistencyCore:
         self._call: StableCall | TentativeCall | None = None
         self._due: tuple[int, float] | None = None  # the epoch that is due, and since when
         self._progress_at = -math.inf  # when the stable branch last got input or processed an epoch
+        self._waiting_since = math.inf  # since when complete epochs wait for the end of a failure
+        self._lead_s = 0.0  # how much longer than the fork the stable branch has had the engine
         self._corrected_through: int | None = None  # by the inputs, if less than was tentative
         self._now = -math.inf
 
@@ -144,6 +148,7 @@ class ConsistencyCore:
         """Raises InvalidTransition, InvalidInput, Diverged."""
         self._now = now
         effects = self._handle(event, now)
+        self._note_waiting(now)
         match self.state:
             case ConsistencyState.UP_FAILURE:
                 effects += self._try_to_stabilize(now)
@@ -172,7 +177,8 @@ class ConsistencyCore:
                 self.machine.step(ConsistencyEvent.TENTATIVE_PROCESSED)
                 self._tentative_processed(attempt, epoch, now)
             case PostponementRequested(replica, lease_s):
-                promised = self._partners.requested(replica, lease_s, self.state, now)
+                corrects = self.state is ConsistencyState.STABILIZATION and not self._caught_up()
+                promised = self._partners.requested(replica, lease_s, corrects, now)
                 self.machine.step(ConsistencyEvent.POSTPONEMENT_REQUESTED)
                 return [AnswerPartner(promised, lease_s)]
             case PromiseEnded():
@@ -213,13 +219,16 @@ class ConsistencyCore:
         self.stable_epoch = through
         self._progress_at = now
         self._inputs.live.advance(self._live_epoch())
+        took_s = now - call.began_at
+        self._lead_s = min(self._lead_s + took_s, took_s)
         if self.state is ConsistencyState.STABLE:
-            self._deadlines.processed(now - call.began_at)
+            self._deadlines.processed(took_s)
 
     def _tentative_processed(self, attempt: int, epoch: int, now: float) -> None:
         call, self._call = self._call, None
         if not isinstance(call, TentativeCall) or (attempt, epoch) != (call.attempt, call.epoch):
             raise InvalidInput(f"tentative epoch {epoch} was processed, the call was {call}")
+        self._lead_s -= now - call.began_at
         self._deadlines.processed(now - call.due_at)
 
     # -- from UP_FAILURE to STABILIZATION --------------------------------------------------------
@@ -227,7 +236,8 @@ class ConsistencyCore:
     def _try_to_stabilize(self, now: float) -> list[ConsistencyEffect]:
         """Not while an epoch is being processed: UNDO follows what it undoes."""
         corrected = self._inputs.are_corrected(self._tentative_through(), self.stable_epoch + 1)
-        if self._call is not None or not corrected:
+        waited = now >= self._waiting_since + self._deadlines.stable_wait_s
+        if self._call is not None or not (corrected or waited):
             return []
         match self._partners.permission(now):
             case Permission.WAIT:
@@ -238,6 +248,10 @@ class ConsistencyCore:
             case Permission.BEGIN:
                 return self._stabilize(now)
 
+    def _note_waiting(self, now: float) -> None:
+        waits = self.state is ConsistencyState.UP_FAILURE and self._inputs.has_ready
+        self._waiting_since = min(self._waiting_since, now) if waits else math.inf
+
     def _tentative_through(self) -> int:
         """The newest epoch that has to be corrected."""
         last = self._fork.last if self._fork is not None else self.stable_epoch
@@ -246,14 +260,19 @@ class ConsistencyCore:
     def _stabilize(self, now: float) -> list[ConsistencyEffect]:
         self.machine.step(ConsistencyEvent.INPUTS_CORRECTED)
         self._progress_at = now
-        self._corrected_through = self._inputs.corrected_through(self._tentative_through())
+        self._lead_s = 0.0
+        self._corrected_through = self._inputs.corrected_through(
+            self._tentative_through(), self.stable_epoch + 1
+        )
         return [EmitUndo(self.stable_epoch + 1), *self._inputs.read_again()]
 
     # -- the end of STABILIZATION ----------------------------------------------------------------
 
     def _follow_stabilization(self, now: float) -> list[ConsistencyEffect]:
         effects: list[ConsistencyEffect] = []
-        if self._partners.renewal_due(now):
+        if self._caught_up():
+            effects += self._end_postponement(now)
+        elif self._partners.renewal_due(now):
             self._partners.asked(now)
             effects.append(RequestPostponement(self._partners.lease_s))
         fork = self._fork
@@ -261,13 +280,28 @@ class ConsistencyCore:
             return effects
         if fork is not None and fork.last <= self.stable_epoch:
             effects += self._drop_fork()
-        if self._call is not None or self._inputs.has_ready:
+        if self._call is not None:
+            return effects
+        if self._is_reconciled(now):
+            return [*effects, *self._end(ConsistencyEvent.RECONCILED, now)]
+        if self._inputs.has_ready:
             return effects
         if self._is_interrupted() or now >= self._stalled_at():
             return [*effects, *self._fail_again(now)]
-        if self._fork is None and self._deadlines.deadline(self.stable_epoch + 1) > now:
-            return [*effects, *self._end(ConsistencyEvent.RECONCILED, now)]
         return effects
+
+    def _is_reconciled(self, now: float) -> bool:
+        """The stable branch has passed the fork, one call may have all that upstreams can deliver
+        (an engine that is as fast as its input always has one to do), and no input is overdue."""
+        behind = self._inputs.deliverable_through - self.stable_epoch
+        fits = behind <= self._settings.max_call_epochs
+        overdue = self._deadlines.deadline(self._inputs.next_epoch) <= now
+        return self._fork is None and fits and not overdue
+
+    def _caught_up(self) -> bool:
+        """All that is complete is corrected, and an upstream does not have the next epoch."""
+        idle = not isinstance(self._call, StableCall) and not self._inputs.has_ready
+        return idle and self._inputs.are_missing_upstream()
 
     def _is_interrupted(self) -> bool:
         """An input was corrected only in part before it failed again, and that part is done."""
@@ -291,8 +325,10 @@ class ConsistencyCore:
     def _end(self, event: ConsistencyEvent, now: float) -> list[ConsistencyEffect]:
         self.machine.step(event)
         self._corrected_through = None
-        effects: list[ConsistencyEffect] = [EmitReconciliationDone(self.stable_epoch)]
-        return [*effects, EndPostponement()] if self._partners.ended(now) else effects
+        return [EmitReconciliationDone(self.stable_epoch), *self._end_postponement(now)]
+
+    def _end_postponement(self, now: float) -> list[ConsistencyEffect]:
+        return [EndPostponement()] if self._partners.ended(now) else []
 
     def _drop_fork(self) -> list[ConsistencyEffect]:
         assert self._fork is not None
@@ -303,18 +339,23 @@ class ConsistencyCore:
     # -- which epoch next ------------------------------------------------------------------------
 
     def _schedule(self, now: float) -> list[ConsistencyEffect]:
-        """New input goes first, where the stable branch is not there yet."""
         self._note_due(now)
         if self._call is not None:
             return []
-        is_failure = self.state is ConsistencyState.UP_FAILURE
-        is_stable_next = self._fork is None and self._inputs.has_ready and not is_failure
-        if self._due is None or is_stable_next:
+        if self._due is None or self._is_stable_next(self._due[0], now):
             return self._process_stable(now)
         effects: list[ConsistencyEffect] = []
         if self.state is ConsistencyState.STABILIZATION and self._fork is None:
             effects += self._fail_again(now)  # the stable branch is here, and an input is missing
         return [*effects, *self._process_tentative(now)]
+
+    def _is_stable_next(self, due: int, now: float) -> bool:
+        """Whether complete epochs go before the epoch of the fork that is due: if there is no fork
+        yet, if it has had the engine for longer, or if it is too late for new results."""
+        if self.state is ConsistencyState.UP_FAILURE or not self._inputs.has_ready:
+            return False
+        late = now > self._deadlines.first_arrival(due) + self._deadlines.stable_wait_s
+        return self._fork is None or self._lead_s < 0 or late
 
     def _process_stable(self, now: float) -> list[ConsistencyEffect]:
         if self.state is ConsistencyState.UP_FAILURE or not self._inputs.has_ready:
@@ -340,7 +381,7 @@ class ConsistencyCore:
         formed, present = self._inputs.live.form(epoch, fork.watermark)
         fork.last, fork.watermark = epoch, formed.watermark
         self._inputs.live.advance(epoch + 1)
-        self._call = TentativeCall(due, fork.attempt, epoch)
+        self._call = TentativeCall(due, now, fork.attempt, epoch)
         return [*effects, ProcessTentative(fork.attempt, formed, present)]
 
     def _live_epoch(self) -> int:
@@ -371,13 +412,17 @@ class ConsistencyCore:
             case ConsistencyState.UP_FAILURE:
                 return self._settings.during_failure
             case ConsistencyState.STABILIZATION:
-                partner_serves = self._partners.served(now)
-                return Policy.SUSPEND if partner_serves else self._settings.during_stabilization
+                policy = self._settings.during_stabilization
+                suspended = policy is Policy.SUSPEND or self._partners.served(now)
+                if suspended and self._caught_up():
+                    return Policy.DELAY  # nothing is left to correct: it is a failure as before
+                return Policy.SUSPEND if suspended else policy
 
     def _wakes(self) -> list[float]:
         wakes = [self._due_at(self._live_epoch(), self._now)]
         if self.state is not ConsistencyState.STABLE:
             wakes += self._partners.wakes()
+            wakes.append(self._waiting_since + self._deadlines.stable_wait_s)
         if self.state is ConsistencyState.STABILIZATION:
             wakes.append(self._stalled_at())
         return wakes

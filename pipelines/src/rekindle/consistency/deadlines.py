@@ -2,7 +2,9 @@
 
 An epoch waits min(alpha * X, X - p99) from the moment when something of it arrived first: X is
 `maxDelay`, alpha is `availability.delayFraction`, p99 is of the time from when an epoch is due to
-when it is out. What is remembered is bounded: of epochs whose wait is over only that it is.
+when it is out. X - p99 counts as X / 4 at least: an engine that is too slow for X must not have
+tentative epochs to compute as well, only because channels deliver one after another. What is
+remembered is bounded: of epochs whose wait is over only that it is.
 
 Design: docs/design/consistency.md#deadlines.
 Paper: DPC (Balazinska et al. 2005), sections 2 and 3.3.
@@ -16,6 +18,11 @@ from collections import deque
 
 SAMPLES = 128
 """Processing times of which p99 is taken."""
+LEAST_WAIT = 0.25
+"""Of X - p99, as a fraction of X."""
+STABLE_WAIT = 4.0
+"""How many X complete epochs wait for the end of a failure."""
+LEAST_STABLE_WAIT_S = 10.0
 
 
 class Deadlines:
@@ -32,11 +39,15 @@ class Deadlines:
 
     @property
     def wait_s(self) -> float:
-        if self.max_delay_s is None:
+        x = self.max_delay_s
+        if x is None:
             return math.inf
-        return max(
-            0.0, min(self._delay_fraction * self.max_delay_s, self.max_delay_s - self._p99_s)
-        )
+        return min(self._delay_fraction * x, max(x - self._p99_s, LEAST_WAIT * x))
+
+    @property
+    def stable_wait_s(self) -> float:
+        """How long tentative epochs may hold up complete ones."""
+        return max(STABLE_WAIT * (self.max_delay_s or 0.0), LEAST_STABLE_WAIT_S)
 
     @property
     def newest(self) -> int:
@@ -44,6 +55,9 @@ class Deadlines:
         return self._epochs[-1] if self._epochs else self._expired_through
 
     def processed(self, took_s: float) -> None:
+        """Of a task that is not Live yet, `maxDelay` is infinite: its calls are larger."""
+        if self.max_delay_s is None:
+            return
         self._took_s.append(took_s)
         ordered = sorted(self._took_s)
         self._p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1]

@@ -44,6 +44,11 @@ class Inputs:
         return self._union.next_epoch
 
     @property
+    def deliverable_through(self) -> int:
+        """The newest stable epoch that the upstreams of all channels can deliver."""
+        return min(channel.stable for channel in self.channels.values())
+
+    @property
     def has_ready(self) -> bool:
         """Whether complete epochs wait for the stable branch."""
         return bool(self._ready)
@@ -130,10 +135,13 @@ class Inputs:
         corrected = (c.is_corrected(through, next_epoch) for c in self.channels.values())
         return self.is_full() or all(corrected)
 
-    def corrected_through(self, through: int) -> int | None:
-        """How far a correction that upstreams have ended reaches; None if it is all."""
-        ended = [c.corrected_through for c in self.channels.values() if c.stable < through]
-        return None if self.is_full() else min(ended, default=None)
+    def corrected_through(self, through: int, next_epoch: int) -> int | None:
+        """How far a correction that upstreams have ended reaches; None if it is all, or not all of
+        them have ended one."""
+        channels = self.channels.values()
+        if not all(c.is_corrected(through, next_epoch) for c in channels):
+            return None
+        return min((c.corrected_through for c in channels if c.stable < through), default=None)
 
     def are_missing_upstream(self) -> bool:
         """Whether an upstream does not have the next epoch either."""

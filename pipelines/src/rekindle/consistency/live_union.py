@@ -39,12 +39,12 @@ class _Inbox:
 
 
 class LiveUnion:
-    """`schemas`: of each input, for one of which no channel is there."""
+    """`schemas`: of each input, for one of which no channel has ever been there."""
 
     def __init__(
         self, inputs: Sequence[Sequence[int]], schemas: Sequence[pa.Schema], next_epoch: int
     ) -> None:
-        self._schemas = schemas
+        self._schemas = list(schemas)
         self._next_epoch = next_epoch
         self._inboxes = {
             Channel(i, p): _Inbox(next_epoch - 1)
@@ -61,6 +61,7 @@ class LiveUnion:
         known = inbox.batches.get(batch.epoch)
         if known is None or _version(known) < _version(batch):
             inbox.put(batch)
+            self._schemas[channel.input] = batch.rows.schema
 
     def undo(self, channel: Channel, from_epoch: int) -> None:
         """Drop the tentative batches of a channel, from an epoch on."""

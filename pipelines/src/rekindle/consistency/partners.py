@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from enum import Enum, auto
 
-from rekindle.consistency.states import ConsistencyState
-
 ANSWER_S = 1.0
 """How long an answer is waited for."""
 RETRY_S = 1.0
@@ -69,12 +67,11 @@ class Partners:
         times = [self._promised_until, self._served_until, self._retry_at, self._renew_at()]
         return [*times, self._asked_at + ANSWER_S] if self._asked_at is not None else times
 
-    def requested(self, by: int, lease_s: float, state: ConsistencyState, now: float) -> bool:
-        """Whether this replica promises to serve."""
+    def requested(self, by: int, lease_s: float, corrects: bool, now: float) -> bool:
+        """Whether this replica promises to serve; `corrects`: whether it has epochs to correct, so
+        that new input waits."""
         goes_first = self._asked_at is not None and self._replica < by
-        if state is ConsistencyState.STABILIZATION or (
-            state is ConsistencyState.UP_FAILURE and goes_first
-        ):
+        if corrects or goes_first:
             return False
         self._asked_at = None
         self._promised_until = max(self._promised_until, now + lease_s)

@@ -13,13 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rekindle.protocol import ConsistencyState as ConsistencyState
 from rekindle.transitions import StateMachine, Table
-
-
-class ConsistencyState(StrEnum):
-    STABLE = "STABLE"  # all output is stable, or corrected
-    UP_FAILURE = "UP_FAILURE"  # inputs are missing or tentative; output is tentative
-    STABILIZATION = "STABILIZATION"  # all inputs are corrected; output is being corrected
 
 
 class ConsistencyEvent(StrEnum):
@@ -31,7 +26,7 @@ class ConsistencyEvent(StrEnum):
     STABLE_PROCESSED = "stable epochs processed"
     TENTATIVE_PROCESSED = "tentative epoch processed"
     TENTATIVE_DUE = "tentative epoch due"  # it cannot be delayed any longer, or need not be
-    INPUTS_CORRECTED = "inputs corrected"
+    INPUTS_CORRECTED = "inputs corrected"  # or complete epochs have waited too long for that
     INPUT_FAILED_AGAIN = "input failed again"  # before all output was corrected
     RECONCILED = "reconciled"  # all output is corrected, and no input is overdue
     POSTPONEMENT_REQUESTED = "postponement requested"
@@ -94,7 +89,7 @@ ROWS: Mapping[ConsistencyState, Mapping[ConsistencyEvent, Row]] = {
         _E.TENTATIVE_PROCESSED: Row(_STABILIZATION, "3.4", "it is out"),
         _E.INPUT_FAILED_AGAIN: Row(_FAILURE, "3.4, 3.5", "REC_DONE before new tentative epochs"),
         _E.RECONCILED: Row(_STABLE, "3.4", "REC_DONE; drop the fork"),
-        _E.POSTPONEMENT_REQUESTED: Row(_STABILIZATION, "3.4", "refuse"),
+        _E.POSTPONEMENT_REQUESTED: Row(_STABILIZATION, "3.4", "refuse, unless all is corrected"),
         _E.PARTNER_PROMISED: Row(_STABILIZATION, "3.4", "its lease is renewed"),
         _E.PARTNER_REFUSED: Row(_STABILIZATION, "3.4", "its lease runs out"),
     },

@@ -207,6 +207,8 @@ class TaskReport:
     problem: str | None = None
     refused: str | None = None
     saving_fails: bool | None = None  # True: `problem` says why it saves no checkpoints
+    output_state: str | None = None  # None: STABLE
+    missing_inputs: tuple[str, ...] = ()  # streams without which its output is tentative
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,13 +287,13 @@ class WriteManifest:
 class CollectGarbage:
     """Delete what the newest `retain` manifests do not need, nor an entry `in_use`, which a task
     still reads. `full_scan`: this collection lists the whole store, to find what is missing;
-    `suspects`: it reads these state objects, which tasks found damaged or missing. The shell feeds
-    GarbageCollected."""
+    `reported_lost`: it reads these state objects, which tasks found damaged or missing. The shell
+    feeds GarbageCollected."""
 
     retain: int
     full_scan: bool = False
     in_use: frozenset[str] = frozenset()
-    suspects: frozenset[str] = frozenset()
+    reported_lost: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,4 +317,22 @@ class StepDown:
     reason: str
 
 
-Effect = ReadNewestManifest | WriteManifest | CollectGarbage | ApplyStatus | PollNow | StepDown
+@dataclass(frozen=True, slots=True)
+class NoteMovement:
+    """For the log: the state movement to a newcomer has another phase, and why."""
+
+    slot: Slot
+    incarnation: int
+    phase: str
+    reason: str = ""
+
+
+Effect = (
+    ReadNewestManifest
+    | WriteManifest
+    | CollectGarbage
+    | ApplyStatus
+    | PollNow
+    | NoteMovement
+    | StepDown
+)

@@ -28,10 +28,10 @@ HIGH, LOW = "__h", "__l"
 """Suffixes of a partial's name for its two sums."""
 
 
-def is_wide(kind: pa.DataType, merge: str) -> bool:
+def is_wide(data_type: pa.DataType, merge: str) -> bool:
     """Whether a partial of this type may overflow. In Spark, SUM of DECIMAL(p) has p + 10 digits,
     and 38 at most."""
-    return merge == "sum" and pa.types.is_decimal(kind) and kind.precision == MAX_DIGITS
+    return merge == "sum" and pa.types.is_decimal(data_type) and data_type.precision == MAX_DIGITS
 
 
 def split_sum(partial: Partial, scale: int) -> tuple[Partial, Partial]:
@@ -64,10 +64,10 @@ def shape_results(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
     """Names and types of a window's partials after combining the sums."""
     scales = dict(shape.wide_sums)
     found: list[tuple[str, pa.DataType]] = []
-    for name, kind, _ in shape.partials:
+    for name, data_type, _ in shape.partials:
         whole = name.removesuffix(HIGH).removesuffix(LOW)
         if whole not in scales:
-            found.append((name, kind))
+            found.append((name, data_type))
         elif name.endswith(HIGH):
             found.append((whole, pa.decimal128(MAX_DIGITS, scales[whole])))
     return found

@@ -90,7 +90,7 @@ class SparkStarting:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Reported after each batch of epochs: `rows` read from the sources so far, in `seconds`."""
+    """Reported after each call: `rows` read from the sources so far, in `seconds`."""
 
     epoch: int
     last_epoch: int
@@ -124,7 +124,7 @@ def run_reference(
     until_epoch: int | None = None,
     epochs_per_call: int = EPOCHS_PER_CALL,
     spark: SparkStart = SparkStart(),
-    report: OnRunEvent = lambda event: None,
+    on_event: OnRunEvent = lambda event: None,
     make_chain: MakeChain | None = None,
 ) -> ReferenceResult:
     """Run to the end of all inputs, or to `until_epoch`.
@@ -147,10 +147,11 @@ def run_reference(
         last = last_epoch_to_run(sources, until_epoch)
         _require_no_output(topology)  # before Spark starts, which takes seconds
         opened = tuple(
-            _opened(topology, name, sources) for name in dict.fromkeys(n for n, _ in sources)
+            _describe_source(topology, name, sources)
+            for name in dict.fromkeys(n for n, _ in sources)
         )
-        report(SourcesOpened(opened, last, topology.spec.epoch_interval))
-        make = make_chain or stack.enter_context(_spark_chains(topology, spark, work, report))
+        on_event(SourcesOpened(opened, last, topology.spec.epoch_interval))
+        make = make_chain or stack.enter_context(_spark_chains(topology, spark, work, on_event))
         execution = Execution(topology, make, _sinks(topology))
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
@@ -161,9 +162,9 @@ def run_reference(
             for batch in batches:
                 write(execution.run_call(batch))
                 reported, rows = batch.epochs[-1], rows + batch.rows
-                report(Progress(reported, last, rows, time.monotonic() - started))
+                on_event(Progress(reported, last, rows, time.monotonic() - started))
         if reported < last:
-            report(Progress(last, last, rows, time.monotonic() - started))
+            on_event(Progress(last, last, rows, time.monotonic() - started))
         seconds = time.monotonic() - started
     urls = _output_urls(topology)
     return ReferenceResult(
@@ -196,7 +197,7 @@ def _open_sources(
     return sources
 
 
-def _opened(
+def _describe_source(
     topology: Topology, name: str, sources: Mapping[SourcePartition, ReplayableSource]
 ) -> OpenedSource:
     spec = topology.nodes[name].spec
@@ -215,10 +216,10 @@ def _opened(
 def _sinks(topology: Topology) -> QuerySinkOpener:
     queries = {query.name: query for query in topology.spec.queries}
 
-    def opened(name: str, partition: int, schema: pa.Schema) -> Sink:
+    def open_query_sink(name: str, partition: int, schema: pa.Schema) -> Sink:
         return open_sink(name, queries[name].sink, partition, f"reference-{topology.name}", schema)
 
-    return opened
+    return open_query_sink
 
 
 def _output_urls(topology: Topology) -> dict[str, str]:
@@ -229,11 +230,11 @@ def _output_urls(topology: Topology) -> dict[str, str]:
 
 def _require_no_output(topology: Topology) -> None:
     urls = _output_urls(topology)
-    opened = _sinks(topology)
+    open_query_sink = _sinks(topology)
     for segment in topology.segments:
         schema = arrow_schema(topology.nodes[segment.name].schema)
         for query, partition in itertools.product(segment.queries, range(segment.partitions)):
-            if opened(query, partition, schema).last_epoch() != NO_EPOCH:
+            if open_query_sink(query, partition, schema).last_epoch() != NO_EPOCH:
                 raise RekindleError(
                     f"query {query}: {urls.get(query, 'its sink')} holds output of an earlier "
                     "run, which is never replaced; choose another --output, or remove it"
@@ -242,7 +243,7 @@ def _require_no_output(topology: Topology) -> None:
 
 @contextlib.contextmanager
 def _spark_chains(
-    topology: Topology, spark: SparkStart, work: Path, report: OnRunEvent
+    topology: Topology, spark: SparkStart, work: Path, on_event: OnRunEvent
 ) -> Iterator[MakeChain]:
     """Makes chains on one Spark session, which is not started if no segment has an operator."""
     from rekindle.engine.passthrough import PassThroughChain
@@ -258,7 +259,7 @@ def _spark_chains(
 
     conf = {"spark.log.level": "ERROR", **topology.spec.spark_conf}
     archive = cached_archive(spark.archives, jvm_spec(conf)) if spark.archives else None
-    report(SparkStarting(archive is not None))
+    on_event(SparkStarting(archive is not None))
     try:
         with keeping_signal_handlers():  # PySpark's SIGINT handler would wait for a busy JVM
             session = start_session(

@@ -1,8 +1,6 @@
-"""The branches of an output log: the stable one, and a tentative one for each attempt. Pure.
+"""A branch of an output log: consecutive epochs in extents (log files) of its own. Pure.
 
-A branch is a sequence of consecutive epochs in extents (log files) of its own, so that dropping it
-touches no other. A tentative branch forks from the stable one after an epoch: up to there it reads
-the stable epochs, above it only its own, however far the stable branch gets meanwhile.
+The stable branch is one, and each attempt of a tentative one, so that dropping it touches no other.
 
 Paper: DPC (Balazinska et al. 2005), section 3.3. Design: docs/design/streams.md#branches.
 """
@@ -57,7 +55,7 @@ class Branch(Generic[E]):
             raise ValueError(f"epoch {extent.first} cannot follow {self.next_epoch - 1}")
         self._extents.append(extent)
 
-    def holding(self, epoch: int) -> E | None:
+    def find(self, epoch: int) -> E | None:
         """The extent with this epoch, if there is one."""
         if not self.base <= epoch < self.next_epoch:
             return None
@@ -77,32 +75,3 @@ class Branch(Generic[E]):
         if not self._extents:
             self._begin = begin
         return dropped
-
-
-class Branches(Generic[E]):
-    """The stable branch of a log, and the tentative ones by their attempt."""
-
-    def __init__(self) -> None:
-        self.stable: Branch[E] = Branch(0)
-        self._tentative: dict[int, Branch[E]] = {}
-        self._forked_after: dict[int, int] = {}
-
-    def fork(self, attempt: int, after: int) -> Branch[E]:
-        """A tentative branch that follows stable epoch `after`. Raises ValueError."""
-        if attempt < 1 or attempt in self._forked_after:
-            raise ValueError(f"attempt {attempt} cannot begin a branch")
-        if not self.stable.base - 1 <= after < self.stable.next_epoch:
-            raise ValueError(f"a branch cannot follow epoch {after}, which the log does not hold")
-        self._tentative[attempt] = Branch(after + 1)
-        self._forked_after[attempt] = after
-        return self._tentative[attempt]
-
-    def holding(self, attempt: int, epoch: int) -> E | None:
-        """The extent with this epoch, as the branch sees it. Raises KeyError if it was dropped."""
-        stable = epoch <= self._forked_after[attempt]
-        return (self.stable if stable else self._tentative[attempt]).holding(epoch)
-
-    def drop(self, attempt: int) -> list[E]:
-        """Forget a tentative branch; returns its extents. Raises KeyError."""
-        del self._forked_after[attempt]
-        return list(self._tentative.pop(attempt).extents)

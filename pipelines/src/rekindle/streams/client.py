@@ -90,7 +90,7 @@ class StreamClient:
                 raise failure
             await self.close()  # the rest of the response may still come
         assert decoder.progress is not None
-        return ReadResponse(decoder.progress, tuple(decoder.epochs))
+        return ReadResponse(decoder.progress, tuple(decoder.epochs), decoder.live)
 
     async def _receive(self, request: ReadRequest, decoder: ResponseDecoder) -> None:
         if self._session is None:

@@ -13,20 +13,30 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Hashable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from rekindle.errors import BelowFloor
 from rekindle.exchange.routing import Share
 from rekindle.exchange.shuffle import Split, SplitCache, split
 from rekindle.streams import records
+from rekindle.streams.epochs import NO_EPOCH, Kind
 from rekindle.streams.io_thread import SLICE_S, CallThread
+from rekindle.streams.live_history import Position, Run
+from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch
 from rekindle.streams.memory_budget import MemoryBudget
-from rekindle.streams.wire import MAX_PART_BYTES, ReadRequest, epoch_frame
+from rekindle.streams.wire import (
+    MAX_PART_BYTES,
+    ReadRequest,
+    control_frame,
+    epoch_frame,
+    live_marks,
+)
 from rekindle.table_memory import object_bytes
 
 SPLIT_CACHE_BYTES = 16 << 20
@@ -72,7 +82,40 @@ class EpochLots:
     async def read(self, log: OutputLog, request: ReadRequest) -> AsyncGenerator[Lot]:
         """The lots of a call. The first one has an epoch, if there is one. Raises BelowFloor,
         LogCorrupt, StoreError."""
-        call = _Call(log, request)
+        lots = self._read(_Call(log, request))
+        async with contextlib.aclosing(lots):
+            async for lot in lots:
+                yield lot
+
+    async def read_live(self, output: LiveOutput, request: ReadRequest) -> AsyncGenerator[Lot]:
+        """As `read`, of a live request: all kinds in their order."""
+        call, from_epoch = _Call(output.log, request), request.from_epoch
+        position = position_in(output, request)
+        while not call.full and (following := output.next(position, from_epoch)) is not None:
+            run, log = following
+            if run.is_control:
+                yield [(control_frame(run.kind, run.first, run.segment), None)]
+                call.took(None)
+                position = Position(run.segment + 1, NO_EPOCH)
+                continue
+            call.turn_to(log, run)
+            lots = self._read(call)
+            try:
+                async with contextlib.aclosing(lots):
+                    async for lot in lots:
+                        yield lot
+            except BelowFloor:
+                if run.kind is Kind.STABLE:
+                    raise
+                # Tentative epochs were dropped meanwhile: the reader goes on behind them.
+            read_any = call.epoch > run.first
+            if read_any:
+                from_epoch = call.epoch - (run.kind is Kind.TENTATIVE)
+            gone = not read_any and not call.full
+            position = Position(run.segment, run.last + 1 if gone else call.epoch)
+
+    async def _read(self, call: _Call) -> AsyncGenerator[Lot]:
+        log = call.log
         while not call.complete:
             if (spilled := log.spilled(call.epoch)) is not None:
                 name, size = spilled
@@ -140,7 +183,8 @@ class EpochLots:
                 divided = self._split(call, call.share, epoch, payload)
                 split_bytes = divided.nbytes
                 rows, checksum = _encode(divided[call.share.index])
-            lot.append((epoch_frame(epoch, watermark, digest, rows, checksum), rows))
+            frame = epoch_frame(epoch, watermark, digest, rows, checksum, marks=call.marks)
+            lot.append((frame, rows))
             call.took(rows, split_bytes)
             if time.monotonic() >= ends_at:
                 break
@@ -174,7 +218,9 @@ class EpochLots:
                 if reservation is not None and not parts:  # nothing else of the epoch
                     self._budget.shrink(reservation, 0 if rows is None else rows.size)
                 call.took(rows, 0 if number else split_bytes, epochs=number + 1 == count)
-                frame = epoch_frame(epoch, watermark, digest, rows, checksum, number, count)
+                frame = epoch_frame(
+                    epoch, watermark, digest, rows, checksum, number, count, call.marks
+                )
                 yield [(frame, rows)]
 
     def _split(self, call: _Call, share: Share, epoch: int, payload: pa.Buffer) -> Split:
@@ -191,8 +237,14 @@ def _portion(call: _Call, read: _Read) -> list[EncodedEpoch]:
     return read(call.epoch, LARGE_BYTES, 1)
 
 
+def position_in(output: LiveOutput, request: ReadRequest) -> Position | None:
+    """Where a live request goes on; None if it begins, as it does in another process."""
+    at = request.live
+    return Position(at.segment, at.epoch) if at is not None and at.boot == output.boot else None
+
+
 def _split_key(log: OutputLog, share: Share, epoch: int) -> Hashable:
-    return log.stream, log.partition, epoch, share.key_by, share.partitions
+    return log.stream, log.partition, log.attempt, epoch, share.key_by, share.partitions
 
 
 class _Call:
@@ -204,7 +256,10 @@ class _Call:
         self.share = request.share
         self.epoch = request.from_epoch  # the next one
         self.left = request.max_bytes
-        self.complete = False
+        self.through: int | None = None  # the last one of a run; None: all that there are
+        self.marks: Mapping[str, Any] | None = None  # of the frames
+        self.full = False  # nothing else may be sent
+        self.complete = False  # or nothing else of this run
         self.portion: list[EncodedEpoch] = []
         """Epochs that have been read to be divided, the next one last."""
         self._object_bytes = object_bytes(len(log.schema))
@@ -216,15 +271,23 @@ class _Call:
         """Whether it has been sent an epoch."""
         return self._epochs > 0
 
+    def turn_to(self, log: OutputLog, run: Run) -> None:
+        """The next epochs are of another branch."""
+        self.log, self.epoch, self.through = log, run.first, run.last
+        self.marks = live_marks(run.kind, run.attempt, run.segment)
+        self.complete = self.full
+        self.portion.clear()
+
     def take(self, portion: list[EncodedEpoch]) -> Lot:
         """The frames of epochs that are sent as they are."""
         lot: Lot = []
         for epoch, watermark, digest, payload, checksum in portion:
             if self._epochs and self.left < self._bytes(payload):
-                self.complete = True
+                self.complete = self.full = True
             if self.complete:
                 break
-            lot.append((epoch_frame(epoch, watermark, digest, payload, checksum), payload))
+            frame = epoch_frame(epoch, watermark, digest, payload, checksum, marks=self.marks)
+            lot.append((frame, payload))
             self.took(payload)
         return lot
 
@@ -237,6 +300,8 @@ class _Call:
         if self._epochs == READ_EPOCHS or (
             self._epochs and min(self.left, self._split_bytes_left) <= 0
         ):
+            self.complete = self.full = True
+        elif self.through is not None and self.epoch > self.through:
             self.complete = True
 
     def _bytes(self, payload: pa.Buffer | None) -> int:

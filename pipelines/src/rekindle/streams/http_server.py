@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from rekindle.streams.connections import IDLE_S, Close, Connections, limits
-from rekindle.streams.sockets import descriptors, set_options
+from rekindle.streams.sockets import raise_descriptor_limit, set_options
 
 SEND_BYTES = 128 << 10
 """What is written at once, and what waits in this process for the kernel's buffer."""
@@ -72,7 +72,9 @@ class HttpServer(web.Server):
             max_line_size=_MAX_LINE_BYTES,
             max_field_size=_MAX_LINE_BYTES,
         )
-        self.limits: Connections[web.RequestHandler] = Connections(*limits(descriptors()))
+        self.limits: Connections[web.RequestHandler] = Connections(
+            *limits(raise_descriptor_limit())
+        )
         self._listening: socket.socket | None = None
         self._connecting: set[asyncio.Task[None]] = set()
         self._transports: dict[web.RequestHandler, asyncio.Transport] = {}

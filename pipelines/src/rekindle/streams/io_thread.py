@@ -116,6 +116,10 @@ class CallThread:
         """Calls that have not begun."""
         return len(self._calls)
 
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     async def run(self, function: Callable[[], T]) -> T:
         """Call a function in the thread, and wait for its result. One that has not begun when this
         is cancelled is not called."""

@@ -30,7 +30,7 @@ from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
 from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch, Reading, View
-from rekindle.streams.records import DamagedRecord, Record
+from rekindle.streams.records import DamagedRecord, Record, RecordKind
 from rekindle.streams.tail import append_epoch
 
 LOG_FILE_BYTES = 16 << 20
@@ -62,6 +62,15 @@ class Result:
     watermark: int
 
 
+class LogPin:
+    """Who has it may read the log from `base` on until it is unpinned."""
+
+    __slots__ = ("base",)
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+
 class OutputLog:
     """Consecutive epochs `base..last`. Thread-safe: one appender, many readers."""
 
@@ -76,10 +85,14 @@ class OutputLog:
         spill: Spill | None = None,
         spill_prefix: str = "",
         file_bytes: int = LOG_FILE_BYTES,
+        attempt: int = 0,
     ) -> None:
+        """`attempt`: of a tentative branch; 0: the stable one."""
         self.stream = stream
         self.partition = partition
         self.schema = schema
+        self.attempt = attempt
+        self._kind = Kind.TENTATIVE if attempt else Kind.STABLE
         self._directory = directory
         self._budget = budget
         self._spill = spill
@@ -92,6 +105,7 @@ class OutputLog:
         self._closed = False
         self._listeners: list[Callable[[], None]] = []
         self._floor = NO_EPOCH
+        self._pins: set[LogPin] = set()
         self.damage: str | None = None
         """Damage that a read found; the log has to be reopened, which truncates it there."""
         self._fetched = FetchedFiles(FETCHED_BYTES)
@@ -131,11 +145,14 @@ class OutputLog:
 
     def results(self, from_epoch: int) -> dict[int, Result]:
         """Digest and watermark of each epoch that it holds, from an epoch on. Raises LogCorrupt."""
-        found: dict[int, Result] = {}
-        epoch = max(self.base, from_epoch)
-        while part := dict(self._results(epoch)):
-            found |= part
-            epoch = max(part) + 1
+        return {epoch: result for epoch, result, _ in self.contents(max(self.base, from_epoch))}
+
+    def contents(self, from_epoch: int) -> list[tuple[int, Result, int]]:
+        """As `results`, and the bytes of each epoch's encoded rows."""
+        found: list[tuple[int, Result, int]] = []
+        while part := list(self._results(from_epoch)):
+            found += part
+            from_epoch = part[-1][0] + 1
         return found
 
     def wait_for(self, epoch: int, timeout_s: float) -> bool:
@@ -158,7 +175,7 @@ class OutputLog:
         """Name and bytes of the object that has the epoch, if it is in the store, which may be
         slow."""
         with self._changed:
-            file = self._stable.holding(epoch)
+            file = self._stable.find(epoch)
             return None if file is None or file.spilled is None else (file.spilled, file.size)
 
     def read(self, from_epoch: int, max_bytes: int) -> list[EpochBatch]:
@@ -261,7 +278,9 @@ class OutputLog:
     def _decoded(self, encoded: EncodedEpoch) -> EpochBatch:
         epoch, watermark, digest, payload, _ = encoded
         rows = self._no_rows if payload is None else records.decode_rows(payload)
-        return EpochBatch(self.stream, self.partition, epoch, watermark, rows, digest)
+        return EpochBatch(
+            self.stream, self.partition, epoch, watermark, rows, digest, self._kind, self.attempt
+        )
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -283,8 +302,11 @@ class OutputLog:
         was truncated is ignored. Raises Diverged, LogFull, LogCorrupt once damage was found;
         after OSError the log is unchanged.
         """
-        if batch.kind is not Kind.STABLE:
-            raise ValueError(f"only stable epochs enter the output log, not {batch.kind}")
+        if (batch.kind, batch.attempt) != (self._kind, self.attempt):
+            raise ValueError(
+                f"only {self._kind.lower()} epochs of attempt {self.attempt} enter this log, not "
+                f"{batch.kind} ones of attempt {batch.attempt}"
+            )
         with self._appending:
             if batch.epoch <= self.last:
                 self._compare(batch)
@@ -296,7 +318,14 @@ class OutputLog:
                 self._refuse_damage()
                 file = self._writable(batch.epoch)
                 payload = records.encode_rows(batch.rows)
-                appended = append_epoch(file.tail, batch.watermark, batch.digest, payload)
+                appended = append_epoch(
+                    file.tail,
+                    batch.watermark,
+                    batch.digest,
+                    payload,
+                    RecordKind.TENTATIVE if self.attempt else RecordKind.STABLE,
+                    self.attempt,
+                )
                 file.write(appended)
                 with self._changed:
                     if file is not self._stable.newest:
@@ -305,15 +334,39 @@ class OutputLog:
                     self._notify()
         return True
 
-    def truncate(self, floor: int) -> None:
-        """Epochs at or below `floor` are no longer needed: remove the files that have no others."""
+    def pin(self) -> LogPin:
+        """Keep all that the log holds now, whatever is truncated, until `unpin`."""
+        with self._writing, self._changed:
+            pin = LogPin(self._stable.base)
+            self._pins.add(pin)
+            return pin
+
+    def unpin(self, pin: LogPin) -> None:
+        """What was not truncated because of it is so with the next floor."""
         with self._writing:
+            self._pins.discard(pin)
+
+    def truncate(self, floor: int) -> None:
+        """Epochs at or below `floor` are no longer needed: remove the files that have no others,
+        and none that is pinned."""
+        with self._writing:
+            floor = min([floor, *(pin.base - 1 for pin in self._pins)])
             with self._changed:
                 self._floor = max(self._floor, floor)
                 gone = self._stable.drop_through(floor)
                 self._notify()
             self._remove_files(gone)
         self._remove_spilled(gone)
+
+    def drop_oldest(self) -> bool:
+        """Remove the oldest file, unless it is the newest, too. Returns whether one was removed."""
+        with self._writing:
+            with self._changed:
+                files = self._stable.extents
+                gone = self._stable.drop_through(files[0].last) if len(files) > 1 else []
+                self._notify()
+            self._remove_files(gone)
+        return bool(gone)
 
     def close(self) -> None:
         with self._changed:
@@ -335,7 +388,7 @@ class OutputLog:
     ) -> tuple[LogFile, View] | None:
         """Where this epoch is; None if there is no such epoch, or its file is not fetched."""
         with self._changed:
-            file = self._stable.holding(epoch)
+            file = self._stable.find(epoch)
             if file is None:
                 return None
             growing = file.tail.growing
@@ -388,19 +441,19 @@ class OutputLog:
         if self.damage is not None:
             raise LogCorrupt(self.damage)
 
-    def _results(self, epoch: int) -> Iterator[tuple[int, Result]]:
+    def _results(self, epoch: int) -> Iterator[tuple[int, Result, int]]:
         """Results from an epoch on, of one file at most. Raises LogCorrupt."""
         with self._changed:
-            file = self._stable.holding(epoch)
+            file = self._stable.find(epoch)
             outline = file.path if file is not None and file.spilled is not None else None
         if file is None:
             return
         try:
             found = self._records(epoch) if outline is None else read_outline(outline)
             for record, changes in found:
-                first = max(epoch, record.epoch)
+                first, size = max(epoch, record.epoch), 0 if record.empty else record.length
                 for at, watermark in enumerate(records.watermarks(changes, record, first), first):
-                    yield at, Result(record.digest, watermark)
+                    yield at, Result(record.digest, watermark), size
         except FileNotFoundError:  # truncated meanwhile
             return
         except DamagedRecord as damage:
@@ -414,7 +467,7 @@ class OutputLog:
                 yield record, found[1].watermark_changes(record)
 
     def _compare(self, batch: EpochBatch) -> None:
-        _, mine = next(self._results(batch.epoch), (batch.epoch, None))
+        _, mine, _ = next(self._results(batch.epoch), (batch.epoch, None, 0))
         if mine is None:  # truncated
             return
         if (mine.digest, mine.watermark) != (batch.digest, batch.watermark):

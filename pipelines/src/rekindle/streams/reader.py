@@ -21,9 +21,9 @@ from typing import Protocol
 
 from rekindle.backoff import Backoff
 from rekindle.errors import BelowFloor, EpochTooLarge, RekindleError
-from rekindle.protocol import Endpoint
+from rekindle.protocol import ConsistencyState, Endpoint
 from rekindle.streams.client import StreamClient
-from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.io_thread import IoThread
 from rekindle.streams.reader_core import (
     WAIT_S,
@@ -31,6 +31,7 @@ from rekindle.streams.reader_core import (
     CallFailed,
     CallLost,
     CallReturned,
+    LiveReturned,
     ReadEpochs,
     ReaderCore,
     ReaderEvent,
@@ -38,7 +39,13 @@ from rekindle.streams.reader_core import (
     Subscription,
 )
 from rekindle.streams.replica_choice import DeliverEpochs, RoutesChanged, SwitchReplica
-from rekindle.streams.wire import CallTimedOut, ReadRequest, ReadResponse, StreamRefused
+from rekindle.streams.wire import (
+    CallTimedOut,
+    ReadRequest,
+    ReadResponse,
+    StreamProgress,
+    StreamRefused,
+)
 from rekindle.workers import BACKOFF
 
 REQUEST_BYTES = 8 << 20
@@ -70,9 +77,12 @@ class PartitionReader:
         connect: Callable[[str], Client] = StreamClient,
         on_fatal: Callable[[Exception], None] = lambda error: None,
         request_bytes: int = REQUEST_BYTES,
+        on_progress: Callable[[StreamProgress], None] | None = None,
     ) -> None:
         """`on_fatal` is called with errors that no other replica and no retry can avoid.
-        `request_bytes`: requested in one call, which returns one epoch at least."""
+        `request_bytes`: requested in one call, which returns one epoch at least; `on_progress` is
+        called with that of a replica, before its epochs are delivered."""
+        self._on_progress = on_progress
         self.subscription = subscription
         self._io = io
         self._on_fatal = on_fatal
@@ -262,15 +272,39 @@ class PartitionReader:
             WAIT_S,
             s.share,
             call.incarnation,
+            call.position,
         )
         return await client.read(request, call.deadline_s)
 
     def _received(self, call: ReadEpochs, response: ReadResponse) -> None:
-        epochs = tuple(batch.epoch for batch in response.epochs)
-        self._step(CallReturned(call.call, response.progress.head, epochs), response.epochs)
+        progress = response.progress
+        state = ConsistencyState.STABLE if progress.live is None else progress.live.state
+        if self._on_progress is not None:
+            self._on_progress(progress)
+        if self.subscription.live:
+            self._live_received(call, response, state)
+        else:
+            epochs = tuple(batch.epoch for batch in response.epochs)
+            self._step(CallReturned(call.call, progress.head, epochs, state), response.epochs)
         if self._problem is not None:
             self._problem = None
             self._backoff.succeeded()
+
+    def _live_received(
+        self, call: ReadEpochs, response: ReadResponse, state: ConsistencyState
+    ) -> None:
+        """Deliver what comes in the order of the replica's output, and is not older than what has
+        come."""
+        next_epoch, newest = call.epoch, NO_EPOCH
+        for batch in response.epochs:
+            if batch.kind in (Kind.UNDO, Kind.RECONCILIATION_DONE):
+                self._deliver(batch)
+            elif batch.epoch >= next_epoch:
+                newest = batch.epoch
+                next_epoch = newest + (batch.kind is Kind.STABLE)
+                self._deliver(batch)
+        head = response.progress.head
+        self._step(LiveReturned(call.call, head, state, next_epoch, newest, response.live))
 
     def _failed(self, call: ReadEpochs, error: Exception) -> None:
         self._leave_client()

@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from rekindle.exchange.routing import Share
+from rekindle.protocol import ConsistencyState
 from rekindle.streams import replica_choice
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.replica_choice import (
     DeliverEpochs,
     EpochsReceived,
+    LiveReceived,
     ReplicaChoice,
     RoutesChanged,
     SwitchReplica,
 )
+from rekindle.streams.wire import LivePosition
 
 WAIT_S = 0.5
 GRACE_S = 1.0
@@ -36,12 +39,14 @@ _REPORTED_FAILURES = 8
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What one reader reads: a stream partition, or a share of it, from an epoch on."""
+    """What one reader reads: a stream partition, or a share of it, from an epoch on. `live`: also
+    tentative epochs, UNDO and REC_DONE, in the order of a replica's output."""
 
     stream: str
     partition: int
     from_epoch: int
     share: Share | None = None
+    live: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,25 @@ class ReaderWoken:
 @dataclass(frozen=True, slots=True)
 class CallReturned:
     """`epochs`: those that the call returned; `head`: the newest epoch that is released to the
-    replica."""
+    replica; `state`: of its output."""
 
     call: int
     head: int
     epochs: tuple[int, ...]
+    state: ConsistencyState = ConsistencyState.STABLE
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReturned:
+    """A live call returned; `position`: where the next one goes on at this replica, if it has
+    returned anything; `next_epoch`: the first one needed, `newest`: the newest one returned."""
+
+    call: int
+    head: int
+    state: ConsistencyState
+    next_epoch: int
+    newest: int
+    position: LivePosition | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +106,7 @@ class ReadEpochs:
     incarnation: int | None  # as the routes say
     epoch: int
     deadline_s: float
+    position: LivePosition | None = None  # of a live call
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +114,7 @@ class AbandonCall:
     """Cancel the call in progress."""
 
 
-ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | CallFailed | CallLost
+ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | LiveReturned | CallFailed | CallLost
 ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
 
 
@@ -107,8 +127,11 @@ class ReaderCore:
         stall_s: float,
         draw: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        self.choice = ReplicaChoice(subscription.from_epoch, stall_s, draw)
+        self.choice = ReplicaChoice(subscription.from_epoch, stall_s, draw, live=subscription.live)
         self.head = NO_EPOCH
+        self._live = subscription.live
+        self._newest = subscription.from_epoch - 1  # that a live call has returned
+        self._position: tuple[str, LivePosition] | None = None  # in the output of a replica
         self._name = f"{subscription.stream}/{subscription.partition}"
         self._incarnations: dict[str, int] = {}  # by address
         self._calls = 0
@@ -122,13 +145,14 @@ class ReaderCore:
                 return self._routes_changed(event, now)
             case ReaderWoken(has_buffer_space):
                 return self._woken(has_buffer_space, now)
-            case CallReturned(number, head, epochs):
+            case CallReturned(number, head, epochs, state):
                 call = self._ended(number)
                 if call is None:
                     return []
-                self._reported = self._failure = None
-                self.head = max(self.head, head)
+                self._responded(call, head, state, now)
                 return self.choice.step(EpochsReceived(call.address, epochs), now)
+            case LiveReturned():
+                return self._live_returned(event, now)
             case CallFailed():
                 return self._call_failed(event, now)
             case CallLost():
@@ -161,6 +185,31 @@ class ReaderCore:
             return f"{where} cannot be read from any replica; the latest error: {self._failure}"
         return None
 
+    def _responded(self, call: ReadEpochs, head: int, state: ConsistencyState, now: float) -> None:
+        self._reported = self._failure = None
+        self.head = max(self.head, head)
+        self.choice.note_state(call.address, state, now)
+
+    def _live_returned(self, event: LiveReturned, now: float) -> Sequence[ReaderEffect]:
+        call = self._ended(event.call)
+        if call is None:
+            return []
+        self._responded(call, event.head, event.state, now)
+        self._newest = max(self._newest, event.newest)
+        if event.position is not None:
+            self._position = call.address, event.position
+        new = event.position is not None or event.next_epoch > call.epoch
+        return self.choice.step(LiveReceived(call.address, event.next_epoch, new), now)
+
+    def _live_position(self, address: str) -> LivePosition | None:
+        """Of another replica only what is above the newest epoch is read (section 3.5)."""
+        if not self._live:
+            return None
+        if self._position is not None and self._position[0] != address:
+            self._position = None
+            self.choice.next_epoch = max(self.choice.next_epoch, self._newest + 1)
+        return self._position[1] if self._position is not None else LivePosition()
+
     def _routes_changed(self, event: RoutesChanged, now: float) -> list[ReaderEffect]:
         self._incarnations = {e.address: e.incarnation for e in event.endpoints}
         before = self.choice.current
@@ -176,12 +225,14 @@ class ReaderCore:
         effects: list[ReaderEffect] = [*self.choice.wake(now)]
         if (address := self.choice.current) is not None and has_buffer_space:
             self._calls += 1
+            position = self._live_position(address)
             self._call = ReadEpochs(
                 self._calls,
                 address,
                 self._incarnations.get(address),
                 self.choice.next_epoch,
                 self._deadline_s(self.choice.timeouts_at(address)),
+                position,
             )
             effects.append(self._call)
         return effects

@@ -58,6 +58,9 @@ class RecordKind(IntEnum):
     WINDOW_CHECKPOINT = 5  # checkpoint of an open window after its epoch
 
 
+NO_DIGEST = "0" * 32
+"""Of tentative epochs, which nobody compares."""
+
 _KINDS = {int(kind): kind for kind in RecordKind}
 
 

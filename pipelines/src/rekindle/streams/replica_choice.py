@@ -6,7 +6,9 @@ stays with one as long as it can, because switching costs a connection. It leave
 - that failed a call, or no longer has the epoch,
 - that the coordinator suspects, while another one is not suspected,
 - that returned nothing new for `stall_s`, while another one can be tried,
-- that lags, while another one does not and has not failed or stalled recently.
+- that lags, while another one does not and has not failed or stalled recently,
+- whose output is not STABLE, for one whose output is; or else, to read tentative results, for one
+  in UP_FAILURE. Who reads stable epochs prefers one that corrects itself, if it has to choose.
 
 A replica that failed is not called again before its back-off is over, unless it has a new
 incarnation.
@@ -23,9 +25,21 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
-from rekindle.protocol import Endpoint
+from rekindle.protocol import ConsistencyState, Endpoint
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0, jitter=0.5)
+STATE_MEMORY_S = 2.0
+"""What a replica itself has said of its output is newer than what the routes say for this long."""
+_LIVE_PREFERENCE = [
+    ConsistencyState.STABLE,
+    ConsistencyState.UP_FAILURE,
+    ConsistencyState.STABILIZATION,
+]
+_STABLE_PREFERENCE = [  # of one in UP_FAILURE they stand still
+    ConsistencyState.STABLE,
+    ConsistencyState.STABILIZATION,
+    ConsistencyState.UP_FAILURE,
+]
 FAILURE_MEMORY_S = 30.0
 """A replica that failed or stalled is not preferred to a lagging one for this long."""
 
@@ -43,6 +57,16 @@ class EpochsReceived:
 
     address: str
     epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReceived:
+    """A live call returned; `next_epoch`: the first one needed after it; `new`: whether it brought
+    anything."""
+
+    address: str
+    next_epoch: int
+    new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +93,7 @@ class SwitchReplica:
     epoch: int
 
 
-Event = RoutesChanged | EpochsReceived | CallFailed
+Event = RoutesChanged | EpochsReceived | LiveReceived | CallFailed
 Effect = DeliverEpochs | SwitchReplica
 
 
@@ -80,7 +104,7 @@ class _ReplicaHealth:
     failures: int = 0
     retry_at: float = 0.0
     truncated: bool = False
-    left_at: float = -math.inf  # the last failure, or stall
+    failed_at: float = -math.inf  # the last failure, or stall
 
 
 class ReplicaChoice:
@@ -89,14 +113,22 @@ class ReplicaChoice:
     these has not responded in time since."""
 
     def __init__(
-        self, next_epoch: int, stall_s: float, draw: Callable[[], float] = lambda: 1.0
+        self,
+        next_epoch: int,
+        stall_s: float,
+        draw: Callable[[], float] = lambda: 1.0,
+        *,
+        live: bool = False,
     ) -> None:
-        """`draw`: of the jitter of back-offs, from 0 to 1."""
+        """`draw`: of the jitter of back-offs, from 0 to 1; `live`: tentative results are read."""
+        self._live = live
+        self._states: dict[str, tuple[ConsistencyState, float]] = {}  # what replicas said, and when
         self._draw = draw
         self.next_epoch = next_epoch
         self.current: str | None = None
         self.timeouts = 0
-        self._in_time: set[str] = set()  # addresses that have responded since they last did not
+        # Addresses that have responded since `next_epoch` advanced and since their last timeout.
+        self._in_time: set[str] = set()
         self._stall_s = stall_s
         self._endpoints: tuple[Endpoint, ...] = ()
         self._health: dict[tuple[str, int], _ReplicaHealth] = {}
@@ -137,9 +169,19 @@ class ReplicaChoice:
                 known = {(e.address, e.incarnation) for e in endpoints}
                 self._health = {k: s for k, s in self._health.items() if k in known}
                 self._in_time &= {address for address, _ in known}
+                self._states = {
+                    e.address: self._states[e.address]
+                    for e in endpoints
+                    if e.address in self._states
+                }
                 return self._choose(now)
             case EpochsReceived(address, epochs):
                 return self._epochs_received(address, epochs, now)
+            case LiveReceived(address, next_epoch, new):
+                self._responded(address)
+                if not new:
+                    return self._nothing_new(address, now)
+                return [*self._progressed(next_epoch, now)]
             case CallFailed(address, truncated, timed_out):
                 unsuspected = any(e.address == address and not e.suspected for e in self._endpoints)
                 if timed_out:
@@ -155,15 +197,24 @@ class ReplicaChoice:
         if new and new != tuple(range(self.next_epoch, self.next_epoch + len(new))):
             self._record_failure(address, False, now)  # a gap: the replica violates the protocol
             return self._choose(now)
+        self._responded(address)
+        if new:
+            return [DeliverEpochs(new), *self._progressed(new[-1] + 1, now)]
+        return self._nothing_new(address, now)
+
+    def _responded(self, address: str) -> None:
         for endpoint in self._endpoints:
             if endpoint.address == address:
                 self._health.pop((address, endpoint.incarnation), None)
-        if new:
-            self.next_epoch = new[-1] + 1
-            self.timeouts = 0
-            self._in_time.clear()
-            self._progress_at = now
-            return [DeliverEpochs(new), *self._choose(now)]
+
+    def _progressed(self, next_epoch: int, now: float) -> list[Effect]:
+        self.next_epoch = next_epoch
+        self.timeouts = 0
+        self._in_time.clear()
+        self._progress_at = now
+        return self._choose(now)
+
+    def _nothing_new(self, address: str, now: float) -> list[Effect]:
         self._in_time.add(address)
         if all(e.address in self._in_time for e in self._endpoints):
             self.timeouts = 0
@@ -172,20 +223,46 @@ class ReplicaChoice:
             others = [e for e in self._available(now) if e.address != address]
             if others:
                 for health in self._health_of_address(address):
-                    health.left_at = now
-                return self._switch(self._best(others), now)
+                    health.failed_at = now
+                return self._switch(self._best(others, now), now)
         return self._choose(now)
 
     def _choose(self, now: float) -> list[Effect]:
         available = self._available(now)
         current = next((e for e in available if e.address == self.current), None)
         if current is not None and (not current.suspected or all(e.suspected for e in available)):
-            better = [e for e in available if current.lagging and self._keeps_up(e, now)]
-            return self._switch(self._best(better), now) if better else []
-        return self._switch(self._best(available) if available else None, now)
+            better = [
+                e
+                for e in available
+                if (current.lagging or self._is_better(e, current, now)) and self._keeps_up(e, now)
+            ]
+            return self._switch(self._best(better, now), now) if better else []
+        return self._switch(self._best(available, now) if available else None, now)
+
+    def note_state(self, address: str, state: ConsistencyState, now: float) -> None:
+        """What a replica has said of its output."""
+        if state is not ConsistencyState.STABLE or self._states:
+            self._states[address] = (state, now)
+
+    def _state_of(self, endpoint: Endpoint, now: float) -> ConsistencyState:
+        state, at = self._states.get(endpoint.address, (endpoint.state, now))
+        known = endpoint.address == self.current or now - at < STATE_MEMORY_S
+        return state if known else endpoint.state
+
+    def _is_better(self, endpoint: Endpoint, current: Endpoint, now: float) -> bool:
+        """Whether the output of another replica is STABLE, or UP_FAILURE to read it live, and that
+        of the current one is not."""
+        states = self._state_of(endpoint, now), self._state_of(current, now)
+        if states[1] is ConsistencyState.STABLE:
+            return False
+        stable = states[0] is ConsistencyState.STABLE
+        return stable or (self._live and self._rank(states[0]) < self._rank(states[1]))
+
+    def _rank(self, state: ConsistencyState) -> int:
+        return (_LIVE_PREFERENCE if self._live else _STABLE_PREFERENCE).index(state)
 
     def _keeps_up(self, endpoint: Endpoint, now: float) -> bool:
-        healthy = now - self._health_of(endpoint).left_at >= FAILURE_MEMORY_S
+        healthy = now - self._health_of(endpoint).failed_at >= FAILURE_MEMORY_S
         return healthy and not endpoint.suspected and not endpoint.lagging
 
     def _switch(self, to: Endpoint | None, now: float) -> list[Effect]:
@@ -196,8 +273,12 @@ class ReplicaChoice:
         self._progress_at = now
         return [SwitchReplica(address, self.next_epoch)]
 
-    def _best(self, endpoints: Sequence[Endpoint]) -> Endpoint:
-        return min(endpoints, key=lambda e: (e.suspected, self._health_of(e).failures))
+    def _best(self, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
+        def rank(endpoint: Endpoint) -> tuple[bool, int, int]:
+            state = self._rank(self._state_of(endpoint, now))
+            return endpoint.suspected, state, self._health_of(endpoint).failures
+
+        return min(endpoints, key=rank)
 
     def _available(self, now: float) -> list[Endpoint]:
         return [e for e in self._endpoints if self._health_of(e).retry_at <= now]
@@ -210,7 +291,7 @@ class ReplicaChoice:
             health.failures += 1
             health.truncated = truncated
             health.retry_at = now + _BACKOFF.wait_s(health.failures, self._draw())
-            health.left_at = now
+            health.failed_at = now
 
     def _health_of_address(self, address: str) -> list[_ReplicaHealth]:
         return [

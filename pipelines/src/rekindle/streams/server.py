@@ -1,8 +1,9 @@
 """Serves the epochs of a task's log to other tasks: one event loop for all connections.
 
 A call is bounded: it waits at most MAX_WAIT_S for its first epoch, without a thread, and is woken
-by the log; then it sends until `max_bytes`. `epoch_lots` reads the epochs, `response_body` sends
-them. The loop works for a few milliseconds at a time.
+by the log; then it sends until `max_bytes`. `epoch_lots` reads the epochs, in lots of bounded size,
+`response_body` sends them. A *live* request is for all output of a task, also tentative (`wire`).
+The loop works for a few milliseconds at a time.
 
 Knows logs, not engines; the reader decides which replica to call, and when.
 
@@ -16,17 +17,24 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
+import pyarrow as pa
 from aiohttp import web
 
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.exchange.routing import Share
+from rekindle.exchange.state_mover.messages import DonorMessage, NewcomerMessage
 from rekindle.identity import Identity
-from rekindle.streams.epoch_lots import EpochLots, Lot
+from rekindle.protocol import ConsistencyState
+from rekindle.streams.epoch_lots import EpochLots, Lot, position_in
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.http_server import HttpServer
 from rekindle.streams.io_thread import STOP_S, IoThread
+from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
+from rekindle.streams.movement_wire import STATE_PATH, reply_frame, request_of
 from rekindle.streams.response_body import ResponseBody
 from rekindle.streams.sockets import listen
 from rekindle.streams.wire import (
@@ -46,6 +54,11 @@ MAX_WAIT_S = 1.0
 MAX_CALL_S = 90.0
 """Readers have given up long before."""
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_INVALID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+StateServer = Callable[[DonorMessage], AbstractAsyncContextManager[NewcomerMessage | None]]
+"""The donor's answer to a message, None if it has none yet; it may hold memory until it is sent."""
 
 
 class _Refusal(Exception):
@@ -60,47 +73,93 @@ class _Refusal(Exception):
 
 
 class _Served:
-    """A log, its head, and the calls that wait for it; but for `changed` of the event loop."""
+    """A log, its head, and the calls that wait for it. Used in the event loop, but for `_changed`.
+    `output`: of a task whose output may be tentative."""
 
-    def __init__(self, log: OutputLog, head: Callable[[], int], io: IoThread) -> None:
+    def __init__(
+        self, log: OutputLog, head: Callable[[], int], io: IoThread, output: LiveOutput | None
+    ) -> None:
         self.log = log
         self.head = head
+        self.output = output
         self.schema = log.schema.serialize()
         self._io = io
-        self._waiting: dict[asyncio.Future[None], int] = {}
+        self._waiting_for_epoch: dict[asyncio.Future[None], int] = {}
+        self._waiting_until: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._notified = False
         log.listen(self._changed)
+        if output is not None:
+            output.listen(self._changed)
+
+    async def wait(self, request: ReadRequest, timeout_s: float) -> None:
+        """Wait until there is something for a request. If output may be tentative, also until
+        its state changes: a reader hears at once that it has to ask for live output."""
+        output = self.output
+        if output is None:
+            await self.wait_for(request.from_epoch, timeout_s)
+        elif request.live is not None:
+            position = position_in(output, request)
+            await self._wait_until(
+                lambda: output.next(position, request.from_epoch) is not None, timeout_s
+            )
+        else:
+            log, before = self.log, _reported(output)
+            await self._wait_until(
+                lambda: log.last >= request.from_epoch or _reported(output) != before, timeout_s
+            )
+
+    async def _wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_until[waiting] = ready
+        try:
+            if timeout_s > 0 and not ready():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await waiting
+        finally:
+            del self._waiting_until[waiting]
 
     async def wait_for(self, epoch: int, timeout_s: float) -> None:
         """Wait until the log has the epoch."""
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[None] = loop.create_future()
-        self._waiting[waiting] = epoch  # before the look at the log, whose thread looks at this
+        self._waiting_for_epoch[waiting] = (
+            epoch  # before the look at the log, whose thread looks at this
+        )
         try:
             if self.log.last < epoch and timeout_s > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(timeout_s):
                         await waiting
         finally:
-            del self._waiting[waiting]
+            del self._waiting_for_epoch[waiting]
 
     def wake_all(self) -> None:
-        for waiting in self._waiting:
+        for waiting in (*self._waiting_for_epoch, *self._waiting_until):
             if not waiting.done():
                 waiting.set_result(None)
 
     def _changed(self) -> None:
         """From the thread that has changed the log."""
-        if self._waiting and not self._notified:
+        if (self._waiting_for_epoch or self._waiting_until) and not self._notified:
             self._notified = True
             self._io.call(self._wake)
 
     def _wake(self) -> None:
         self._notified = False
         last = self.log.last
-        for waiting, epoch in self._waiting.items():
+        for waiting, epoch in self._waiting_for_epoch.items():
             if epoch <= last and not waiting.done():
                 waiting.set_result(None)
+        for waiting, ready in self._waiting_until.items():
+            if not waiting.done() and ready():
+                waiting.set_result(None)
+
+
+def _reported(output: LiveOutput) -> tuple[ConsistencyState, bool, int]:
+    """What a reader of stable epochs is told even if there is no further one."""
+    report = output.report
+    return report.state, report.tentative > output.log.last, report.corrected
 
 
 class StreamServer:
@@ -121,6 +180,7 @@ class StreamServer:
         self._incarnation = incarnation
         self._logs: dict[tuple[str, int], _Served] = {}
         self._lots = EpochLots()
+        self._state: StateServer | None = None
         self._stopped = False
         self._socket = listen(address, port)
         self.port: int = self._socket.getsockname()[1]
@@ -129,8 +189,22 @@ class StreamServer:
         self._io.start()
         self._io.call(self._http.listen, self._socket)
 
-    def serve_log(self, log: OutputLog, head: Callable[[], int] = lambda: NO_EPOCH) -> None:
-        self._logs[(log.stream, log.partition)] = _Served(log, head, self._io)
+    def serve_log(
+        self,
+        log: OutputLog,
+        head: Callable[[], int] = lambda: NO_EPOCH,
+        output: LiveOutput | None = None,
+    ) -> None:
+        """`output`: of the log, if it may be tentative."""
+        self._logs[(log.stream, log.partition)] = _Served(log, head, self._io, output)
+
+    def serve_state(self, answer: StateServer) -> None:
+        """`answer` is called in the server's event loop."""
+        self._state = answer
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function in the server's event loop, soon."""
+        self._io.call(function, *arguments)
 
     def stop(self) -> None:
         """End all calls, close all connections, end the threads."""
@@ -138,6 +212,8 @@ class StreamServer:
         logs, self._logs = self._logs, {}
         for served in logs.values():
             served.log.close()
+            if served.output is not None:
+                served.output.close()
         self._io.call(self._close, list(logs.values()))
         self._io.stop()
         self._socket.close()
@@ -166,11 +242,11 @@ class StreamServer:
             self._http.limits.idle(connection, self._io.loop.time())
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
-        request = await self._request(http)
-        if not self._http.admit(http):
-            most = self._http.limits.max_admitted
-            text = f"{most} readers have connections; raise the limit of open files of this task"
-            raise _Refusal(503, StreamUnavailable(text), close=True)
+        message = await self._message(http)
+        if http.path == STATE_PATH:
+            return await self._respond_with_state(http, message)
+        request = _parsed(ReadRequest.of, message)
+        self._admit_connection(http)
         served = self._logs.get((request.stream, request.partition))
         if served is None:
             stream = f"{request.stream}/{request.partition}"
@@ -180,10 +256,14 @@ class StreamServer:
         log = served.log
         if request.share is not None:
             _require_columns(request.share, log)
-        await served.wait_for(request.from_epoch, min(request.wait_s, MAX_WAIT_S))
+        await served.wait(request, min(request.wait_s, MAX_WAIT_S))
         if self._stopped:
             raise _Refusal(503, StreamUnavailable("this task is stopping"))
-        lots = self._lots.read(log, request)
+        output = served.output
+        if output is None or request.live is None:
+            lots = self._lots.read(log, request)
+        else:
+            lots = self._lots.read_live(output, request)
         async with contextlib.aclosing(lots):
             first: Lot
             try:
@@ -193,7 +273,8 @@ class StreamServer:
             except RekindleError as error:
                 raise _Refusal(503, error) from error
             body = ResponseBody(http)
-            progress = StreamProgress(log.base, log.last, max(served.head(), log.last))
+            report = output.report if output is not None else None
+            progress = StreamProgress(log.base, log.last, max(served.head(), log.last), report)
             sender = MessageIdentity.of(self._identity, self._incarnation)
             await body.add(first_frame(sender, progress, served.schema), None)
             if first:
@@ -206,25 +287,42 @@ class StreamServer:
                 _log.warning("a response ends early: %s", error)
         return await body.end(last_frame())
 
-    async def _request(self, http: web.BaseRequest) -> ReadRequest:
+    async def _respond_with_state(
+        self, http: web.BaseRequest, message: dict[str, Any]
+    ) -> web.StreamResponse:
+        request = _parsed(request_of, message)
+        self._admit_connection(http)
+        if self._state is None:
+            raise _Refusal(503, StreamUnavailable("this task has no state to give (yet)"))
+        sender = MessageIdentity.of(self._identity, self._incarnation)
+        async with self._state(request) as reply:
+            frame, data = reply_frame(reply, sender)
+            body = ResponseBody(http)
+            await body.add(frame, pa.py_buffer(data) if data else None)
+            return await body.end(b"")
+
+    def _admit_connection(self, http: web.BaseRequest) -> None:
+        if not self._http.admit(http):
+            most = self._http.limits.max_admitted
+            text = f"{most} readers have connections; raise the limit of open files of this task"
+            raise _Refusal(503, StreamUnavailable(text), close=True)
+
+    async def _message(self, http: web.BaseRequest) -> dict[str, Any]:
+        """The JSON of a request that is for this task."""
         if not self._identity.accepts(http.headers.get("Authorization")):
             raise _Refusal(401, StreamRefused("this port needs the topology's token"))
-        if http.method != "POST" or http.path != PATH:
-            raise _Refusal(404, StreamUnavailable(f"only POST {PATH} is served here"))
+        if http.method != "POST" or http.path not in (PATH, STATE_PATH):
+            text = f"only POST {PATH} and {STATE_PATH} are served here"
+            raise _Refusal(404, StreamUnavailable(text))
         body = b""
         while chunk := await http.content.read(MAX_REQUEST_BYTES + 1 - len(body)):
             body += chunk
         if len(body) > MAX_REQUEST_BYTES:
             raise _Refusal(413, ValueError(f"a request has at most {MAX_REQUEST_BYTES} bytes"))
-        try:
-            message = json.loads(body)
-            # Before the rest: a request of another release may have other fields.
-            self._admit(MessageIdentity.read(message))
-            return ReadRequest.of(message)
-        except (
-            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
-        ) as error:  # fmt: skip
-            raise _Refusal(400, ValueError(f"not a valid request: {error!r}")) from error
+        message: dict[str, Any] = _parsed(json.loads, body)
+        # Before the rest: a request of another release may have other fields.
+        self._admit(_parsed(MessageIdentity.read, message))
+        return message
 
     def _admit(self, sender: MessageIdentity) -> None:
         """Refuse requests that are not for this task."""
@@ -236,6 +334,13 @@ class StreamServer:
         if meant is not None and self._incarnation is not None and meant != self._incarnation:
             reason = f"it is for incarnation {meant}, this is {self._incarnation}"
             raise _Refusal(410, StreamUnavailable(f"request refused: {reason}"))
+
+
+def _parsed(parse: Callable[[Any], _T], content: Any) -> _T:
+    try:
+        return parse(content)
+    except _INVALID as error:
+        raise _Refusal(400, ValueError(f"not a valid request: {error!r}")) from error
 
 
 def _require_columns(share: Share, log: OutputLog) -> None:

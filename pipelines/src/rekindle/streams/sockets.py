@@ -21,9 +21,10 @@ GONE_AFTER_S = 10
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
 
-def descriptors() -> int:
-    """How many this process may have open, after its own limit has been raised as far as it may:
-    it is 1,024 by default, for the sake of programs that use `select`."""
+def raise_descriptor_limit() -> int:
+    """Raise this process's own limit of open descriptors as far as it may, at most to
+    MAX_DESCRIPTORS; returns the limit. It is 1,024 by default, for the sake of programs that use
+    `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -64,6 +65,6 @@ def set_options(connected: socket.socket) -> None:
                 connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _set_buffers(of: socket.socket) -> None:
-    of.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-    of.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+def _set_buffers(target: socket.socket) -> None:
+    target.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    target.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)

@@ -91,7 +91,7 @@ class SUnion:
         if batch.kind is not Kind.STABLE:
             raise TentativeRefused(
                 f"epoch {batch.epoch} of stream {batch.stream}/{batch.partition} is {batch.kind}; "
-                f"this version supports only stable epochs"
+                f"only stable epochs are merged here"
             )
         if batch.epoch < self.next_epoch:
             return []

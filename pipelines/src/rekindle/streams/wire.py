@@ -7,6 +7,11 @@ frames of epochs, from the one requested on without a gap; the payload is an Arr
 rows, nothing without rows. A large epoch may come in `parts`, each a stream of its own. The last
 frame says that the response ends, since a connection may end anywhere.
 
+A *live* request is for all output of a task that may be tentative, in its order: its frames have a
+`kind` and the `segment` from which the next call goes on, there are gaps, and UNDO and REC_DONE
+have frames without rows. A peer that does not know them responds with stable epochs alone, and a
+reader that does not ask gets no others.
+
 Requests and first frames carry the topology's UID, the incarnation and the version of this
 protocol: addresses are reused, and stream ids do not contain the topology. Fields that a peer does
 not know are ignored. Knows neither sockets nor logs.
@@ -30,7 +35,8 @@ import pyarrow as pa
 from rekindle.errors import RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.identity import STREAM_VERSIONS, UNVERSIONED, Identity, Versions, incompatible
-from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.protocol import ConsistencyState
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.log_reading import READ_EPOCHS
 
 PATH = "/v3/epochs"
@@ -75,11 +81,12 @@ class MessageIdentity:
 
     @staticmethod
     def read(message: Mapping[str, Any]) -> MessageIdentity:
+        """Raises ValueError, TypeError."""
         return MessageIdentity(
             message.get("topology", ""),
             message.get("incarnation"),
-            message.get("protocol", UNVERSIONED),
-            message.get("oldest", UNVERSIONED),
+            int(message.get("protocol", UNVERSIONED)),
+            int(message.get("oldest", UNVERSIONED)),
         )
 
     def message(self) -> dict[str, Any]:
@@ -99,9 +106,25 @@ class MessageIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class LivePosition:
+    """Where a live reader goes on: in a segment of the output of one process, with an epoch.
+    Without `boot` it begins."""
+
+    boot: str = ""
+    segment: int = 0
+    epoch: int = NO_EPOCH
+
+    @staticmethod
+    def of(message: Mapping[str, Any]) -> LivePosition:
+        """Raises ValueError, KeyError, TypeError."""
+        return LivePosition(str(message["boot"]), int(message["segment"]), int(message["epoch"]))
+
+
+@dataclass(frozen=True, slots=True)
 class ReadRequest:
     """Epochs of a stream partition from `from_epoch` on: one at least, no other after `max_bytes`.
-    If there is none yet, the response waits `wait_s` for it."""
+    If there is none yet, the response waits `wait_s` for it. `live`: all kinds, after a
+    position."""
 
     stream: str
     partition: int
@@ -110,6 +133,7 @@ class ReadRequest:
     wait_s: float = 0.0
     share: Share | None = None
     incarnation: int | None = None
+    live: LivePosition | None = None
 
     def message(self, identity: Identity) -> dict[str, Any]:
         message: dict[str, Any] = {
@@ -121,6 +145,8 @@ class ReadRequest:
         }
         if self.share is not None:
             message["share"] = asdict(self.share)
+        if self.live is not None:
+            message["live"] = asdict(self.live)
         return message | MessageIdentity.of(identity, self.incarnation).message()
 
     @staticmethod
@@ -135,6 +161,7 @@ class ReadRequest:
         wait_s = float(message.get("wait_s", 0.0))
         if not math.isfinite(wait_s):
             raise ValueError(f"a wait of {wait_s} s")
+        live = message.get("live")
         return ReadRequest(
             str(message["stream"]),
             int(message["partition"]),
@@ -143,31 +170,63 @@ class ReadRequest:
             wait_s,
             share,
             message.get("incarnation"),
+            None if live is None else LivePosition.of(live),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
     """Progress of a replica: the epochs in its log, and its head: the newest epoch that was
-    released to it (by time, or by its own upstreams); `released` on the wire."""
+    released to it (by time, or by its own upstreams); `released` on the wire. `live`: of one whose
+    output may be tentative."""
 
     base: int
     last: int
     head: int
+    live: LiveReport | None = None
 
     @staticmethod
     def of(header: Mapping[str, Any]) -> StreamProgress:
         """From the header of a response's first frame."""
-        return StreamProgress(int(header["base"]), int(header["last"]), int(header["released"]))
+        live = header.get("live")
+        return StreamProgress(
+            int(header["base"]),
+            int(header["last"]),
+            int(header["released"]),
+            None if live is None else LiveReport.of(live),
+        )
 
-    def header(self) -> dict[str, int]:
-        return {"base": self.base, "last": self.last, "released": self.head}
+    def header(self) -> dict[str, Any]:
+        header: dict[str, Any] = {"base": self.base, "last": self.last, "released": self.head}
+        return header if self.live is None else header | {"live": asdict(self.live)}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReport:
+    """What readers hear of a task's output with each response. `boot`: of its process; `tentative`:
+    the newest tentative epoch that is not corrected; `corrected`: of the newest REC_DONE."""
+
+    boot: str
+    state: ConsistencyState = ConsistencyState.STABLE
+    tentative: int = NO_EPOCH
+    corrected: int = NO_EPOCH
+
+    @staticmethod
+    def of(message: Mapping[str, Any]) -> LiveReport:
+        """Raises ValueError, KeyError, TypeError."""
+        state = ConsistencyState(message["state"])
+        return LiveReport(
+            str(message["boot"]), state, int(message["tentative"]), int(message["corrected"])
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ReadResponse:
+    """`live`: where a live reader goes on after these epochs and controls."""
+
     progress: StreamProgress
     epochs: tuple[EpochBatch, ...]
+    live: LivePosition | None = None
 
 
 CheckSize = Callable[[int, int], None]
@@ -191,12 +250,24 @@ def epoch_frame(
     checksum: int,
     part: int = 0,
     parts: int = 1,
+    marks: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """What precedes the payload, which the caller sends after it."""
+    """What precedes the payload, which the caller sends after it. `marks`: `live_marks`."""
     header: dict[str, Any] = {"epoch": epoch, "watermark": watermark, "digest": digest}
     if parts > 1:
         header |= {"part": part, "parts": parts}
+    if marks is not None:
+        header |= marks
     return _frame(header, payload, checksum)
+
+
+def live_marks(kind: Kind, attempt: int, segment: int) -> dict[str, Any]:
+    """Of the frames of a live response."""
+    return {"kind": kind, "attempt": attempt, "segment": segment}
+
+
+def control_frame(kind: Kind, epoch: int, segment: int) -> bytes:
+    return epoch_frame(epoch, 0, "", None, 0, marks=live_marks(kind, 0, segment))
 
 
 LAST_FRAME_HEADER = {"end": True}
@@ -230,6 +301,7 @@ class ResponseDecoder:
         self.progress: StreamProgress | None = None
         self.epochs: list[EpochBatch] = []
         """Those that have arrived whole."""
+        self.live: LivePosition | None = None
         self.ended = False
         self._request = request
         self._identity = identity
@@ -309,6 +381,10 @@ class ResponseDecoder:
         _require_types(header)
         epoch, part, parts = header["epoch"], header.get("part", 0), header.get("parts", 1)
         expected = self._request.from_epoch + len(self.epochs)
+        if self._request.live is not None:
+            expected = epoch  # there are gaps
+        elif header.get("kind", Kind.STABLE) != Kind.STABLE:
+            raise self._wrong(f"a {header['kind']} of epoch {epoch}, which was not requested")
         if epoch != expected or part != len(self._parts) or not part < parts:
             raise self._wrong(f"part {part} of {parts} of epoch {epoch} instead of {expected}")
         if size < 0 or (not size and parts > 1):
@@ -367,7 +443,7 @@ class ResponseDecoder:
             rows = pa.Table.from_arrays(rows.columns, schema=self._schema)
         self._received += self._epoch_bytes
         self._parts, self._epoch_bytes = [], 0
-        request = self._request
+        request, kind = self._request, Kind(header.get("kind", Kind.STABLE))
         self.epochs.append(
             EpochBatch(
                 request.stream,
@@ -376,10 +452,21 @@ class ResponseDecoder:
                 header["watermark"],
                 rows,
                 header["digest"],
-                Kind(header.get("kind", Kind.STABLE)),
+                kind,
                 header.get("attempt", 0),
             )
         )
+        if request.live is not None:
+            self._note_position(kind, header)
+
+    def _note_position(self, kind: Kind, header: Mapping[str, Any]) -> None:
+        """A replica that does not report its output has stable epochs alone."""
+        assert self.progress is not None
+        report, epoch, segment = self.progress.live, header["epoch"], header.get("segment", 0)
+        if kind in (Kind.UNDO, Kind.RECONCILIATION_DONE):
+            segment, epoch = segment + 1, NO_EPOCH - 1
+        if report is not None:
+            self.live = LivePosition(report.boot, segment, epoch + 1)
 
     def _name(self, epoch: int) -> str:
         return f"epoch {epoch} of stream {self._request.stream}/{self._request.partition}"
@@ -399,14 +486,22 @@ def _empty_table(schema: pa.Schema) -> pa.Table:
     return schema.empty_table()
 
 
-_TYPES = {"epoch": int, "watermark": int, "digest": str, "part": int, "parts": int, "attempt": int}
+_TYPES = {
+    "epoch": int,
+    "watermark": int,
+    "digest": str,
+    "part": int,
+    "parts": int,
+    "attempt": int,
+    "segment": int,
+}
+_OPTIONAL = ("part", "parts", "attempt", "segment")
 
 
 def _require_types(header: Mapping[str, Any]) -> None:
     """Of an epoch. Raises KeyError, TypeError, ValueError."""
     for name, expected in _TYPES.items():
-        optional = name in ("part", "parts", "attempt")
-        value = header.get(name, 0) if optional else header[name]
+        value = header.get(name, 0) if name in _OPTIONAL else header[name]
         if type(value) is not expected:
             raise TypeError(f"{name} is {value!r}")
     for name in ("epoch", "watermark"):

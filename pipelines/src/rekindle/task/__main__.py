@@ -10,8 +10,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-import rekindle.early_exit  # these two before the slow imports
-import rekindle.task.block_pandas
+import rekindle.early_exit  # first: SIGTERM ends the process during the slow imports, too
+import rekindle.task.block_pandas  # before pyarrow, which would import pandas
 from rekindle.errors import RekindleError
 from rekindle.identity import TOKEN_VARIABLE
 from rekindle.json_logs import configure_logging

@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rekindle.arrow_types import arrow_schema
+from rekindle.consistency.messages import ConsistencySettings, Policy
 from rekindle.engine.memory import DEFAULT_LIMIT_BYTES, MemoryPlan, plan_memory
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
+from rekindle.exchange.routing import partitions_read
 from rekindle.identity import TOKEN_VARIABLE, Identity
 from rekindle.protocol import TaskRef
 from rekindle.topology.compile import compile_topology
@@ -55,8 +58,34 @@ class TaskConfig:
         return self.data / "log" / self.uid / self.segment.stream / str(self.ref.partition)
 
     @property
+    def attempts_file(self) -> Path:
+        """Numbers of tentative branches that this pod has used."""
+        return self.data / "attempts" / self.uid / f"{self.segment.stream}-{self.ref.partition}"
+
+    @property
+    def tentative_directory(self) -> Path:
+        """Of tentative branches of the output log; a marked log is deleted with it."""
+        return self.log_directory / "tentative"
+
+    @property
     def epoch_interval_us(self) -> int:
         return self.topology.spec.epoch_interval
+
+    def consistency(self, first_attempt: int) -> ConsistencySettings:
+        """Of a task that reads streams. Live epochs are buffered, too, within the same memory."""
+        spec, segment = self.topology.spec, self.segment
+        max_delay_us, availability = spec.max_delay, spec.availability
+        return ConsistencySettings(
+            inputs=[partitions_read(i, self.ref.partition) for i in segment.inputs],
+            schemas=[arrow_schema(i.schema) for i in segment.inputs],
+            max_delay_s=None if max_delay_us is None else max_delay_us / 1e6,
+            delay_fraction=availability.delay_fraction,
+            during_failure=Policy(availability.during_failure),
+            during_stabilization=Policy(availability.during_stabilization),
+            first_attempt=first_attempt,
+            replica=self.ref.replica,
+            read_ahead_bytes=self.memory.read_ahead_bytes * 2 // 3,
+        )
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> TaskConfig:

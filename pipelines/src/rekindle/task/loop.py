@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import pyarrow as pa
 
+from rekindle.engine.bounds import CallBounds
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, EpochOutput
@@ -24,10 +26,12 @@ from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
+from rekindle.task.core.branches import Taken
 from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
-    VALID,
+    VALID_EVENTS,
     AppendEpochs,
+    AppendTentative,
     AttemptFailed,
     CallCompleted,
     CheckpointReached,
@@ -46,6 +50,9 @@ from rekindle.task.core.loop import (
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
+    TentativeAppended,
+    TentativeCompleted,
+    TentativeFailed,
 )
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.earlier_boots import EarlierBoots
@@ -57,6 +64,7 @@ RELEASED_BYTES = 4 << 20
 long."""
 
 _log = logging.getLogger(__name__)
+_ENDS_CALL = (EngineRestarted, TentativeAppended, TentativeFailed)
 _TRANSIENT = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
 """Errors after which the same step is retried; they are reported."""
 
@@ -71,6 +79,21 @@ class EngineRestarter(Protocol):
     def restart(self, spark_job_input_bytes: int) -> Chain:
         """The chain in a new engine. Raises EngineUnavailable."""
         ...
+
+
+class Branches(Protocol):
+    """The inputs of a task whose output may be tentative, and the branches of its output."""
+
+    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken:
+        """No epochs unless something is there in time."""
+        ...
+
+    def stable_processed(self, through: int) -> None: ...
+    def append(self, attempt: int, output: EpochOutput) -> None:
+        """Raises OSError."""
+        ...
+
+    def tentative_completed(self, completed: TentativeCompleted) -> None: ...
 
 
 class EpochLoop:
@@ -91,10 +114,15 @@ class EpochLoop:
         engine: EngineRestarter | None = None,
         call_size_file: CallSizeFile | None = None,
         earlier: EarlierBoots | None = None,
+        branches: Branches | None = None,
     ) -> None:
         self._core = LoopCore(
-            state, checkpoint_interval_epochs, sizes or CallSizes.of(plan_memory())
+            state,
+            checkpoint_interval_epochs,
+            sizes or CallSizes.of(plan_memory()),
+            branches=branches is not None,
         )
+        self._branches = branches
         self._chain = chain
         self._inputs = inputs
         self._log = log
@@ -128,7 +156,7 @@ class EpochLoop:
             event = self._perform(request, timeout_s)
             self._step(event)
             nothing_taken = isinstance(event, EpochsTaken) and not event.epochs
-            if self._completed or nothing_taken or isinstance(event, EngineRestarted):
+            if self._completed or nothing_taken or isinstance(event, _ENDS_CALL):
                 break
         return self._completed
 
@@ -150,19 +178,30 @@ class EpochLoop:
 
     def _apply(self, effect: LoopEffect) -> None:
         match effect:
-            case TakeEpochs() | ProcessEpochs() | AppendEpochs() | RestartEngine():
+            case (
+                TakeEpochs()
+                | ProcessEpochs()
+                | AppendEpochs()
+                | AppendTentative()
+                | RestartEngine()
+            ):
                 self._pending_request = effect
             case SetProblem(subject, problem):
                 if problem is not None:
                     _log.warning("%s: %s", subject, problem.message)
-                self._status.problem(subject, problem)
+                self._status.set_problem(subject, problem)
             case EpochComputed(epoch, digest, chained):
                 self._status.computed(epoch, digest, chained)
             case CallCompleted(epochs, took_s):
                 self._completed = len(epochs)
                 self._status.processed(epochs[-1].epoch, took_s)
+                if self._branches is not None:
+                    self._branches.stable_processed(epochs[-1].epoch)
                 if sum(e.nbytes for e in epochs) > RELEASED_BYTES:
                     pa.default_memory_pool().release_unused()  # otherwise the process keeps it
+            case TentativeCompleted():
+                assert self._branches is not None, "only branches give tentative epochs"
+                self._branches.tentative_completed(effect)
             case CheckpointReached(state):
                 self._save(state)
             case GiveUp(error):
@@ -175,10 +214,16 @@ class EpochLoop:
         them."""
         try:
             match request:
+                case TakeEpochs(bounds) if self._branches is not None:
+                    return self._branches.next_call(bounds, timeout_s)
                 case TakeEpochs(bounds):
                     return EpochsTaken(self._inputs.take(bounds, timeout_s))
+                case ProcessEpochs() if request.attempt:
+                    return self._process_tentative(request)
                 case ProcessEpochs():
-                    return self._process(request)
+                    return self._process(request, self._call_size_file)
+                case AppendTentative():
+                    return self._append_tentative(request)
                 case AppendEpochs(outputs):
                     return self._append(outputs)
                 case RestartEngine(spark_job_input_bytes):
@@ -188,9 +233,8 @@ class EpochLoop:
         except _TRANSIENT as error:
             return AttemptFailed(str(error))
 
-    def _process(self, call: ProcessEpochs) -> LoopEvent:
+    def _process(self, call: ProcessEpochs, file: CallSizeFile | None) -> LoopEvent:
         size = CallSize(len(call.epochs), sum(e.nbytes for e in call.epochs))
-        file = self._call_size_file
         if file is not None:
             file.begin(size)
         succeeded = None
@@ -205,6 +249,32 @@ class EpochLoop:
         finally:
             if file is not None:
                 file.end(succeeded)
+
+    def _process_tentative(self, call: ProcessEpochs) -> LoopEvent:
+        """Whatever is wrong with it, the stable version of the epoch may be another. Rows that it
+        drops do not count, and the size of later calls does not depend on it."""
+        counts = {name: replace(rows) for name, rows in self._chain.dropped.items()}
+        self._status.dropped = counts  # a counter that falls would be a restart
+        try:
+            return self._process(call, None)
+        except StateLost:
+            raise
+        except Exception as error:
+            return TentativeFailed(str(error))
+        finally:
+            for name, rows in counts.items():
+                dropped = self._chain.dropped[name]
+                dropped.late, dropped.null_event_time = rows.late, rows.null_event_time
+            self._status.dropped = self._chain.dropped
+
+    def _append_tentative(self, request: AppendTentative) -> LoopEvent:
+        assert self._branches is not None, "only branches give tentative epochs"
+        try:
+            check_columns(request.output.epoch, request.output.rows)
+            self._branches.append(request.attempt, request.output)
+        except Exception as error:
+            return TentativeFailed(str(error))
+        return TentativeAppended()
 
     def _append(self, outputs: Sequence[EpochOutput]) -> EpochsAppended:
         """Append all outputs; the event of the last one."""
@@ -241,7 +311,7 @@ class EpochLoop:
 
     def _find_dead_engine(self) -> None:
         """Find an engine that died while it was idle."""
-        idle = EngineDied in VALID[self._core.phase]
+        idle = EngineDied in VALID_EVENTS[self._core.phase]
         if idle and self._engine is not None and (error := self._engine.lost()) is not None:
             self._step(EngineDied(str(error)))
 

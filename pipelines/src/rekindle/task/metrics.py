@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rekindle.protocol import TaskPhase, TaskRef
+from rekindle.protocol import ConsistencyState, TaskPhase, TaskRef
 from rekindle.task.core.status import TaskStatus
 
 
@@ -47,13 +47,18 @@ class TaskCollector(Collector):
             ),
             (
                 "rekindle_task_snapshot_bytes",
-                "State that checkpoints in progress keep beyond the newest",
+                "State that checkpoints and partners keep beyond the newest",
                 self._status.snapshot_bytes(),
             ),
             (
                 "rekindle_task_unreadable_peers",
                 "Upstream replicas that cannot be read",
                 len(response.unreadable),
+            ),
+            (
+                "rekindle_task_tentative_epoch",
+                "Newest tentative epoch that is not corrected, or -1",
+                response.tentative_epoch,
             ),
             (
                 "rekindle_task_problem",
@@ -67,6 +72,10 @@ class TaskCollector(Collector):
             ),
         ):
             yield self._gauge(name, text, value)
+        state_text = "1 for the current state of the output"
+        for state in ConsistencyState:
+            is_in = int(state == response.consistency)
+            yield self._gauge("rekindle_task_output_state", state_text, is_in, state=state)
         for phase in TaskPhase:
             is_in = int(phase == response.phase)
             yield self._gauge("rekindle_task_phase", "1 for the current phase", is_in, phase=phase)

@@ -26,13 +26,13 @@ class PollHandler:
         ref: TaskRef,
         make_response: Callable[[int], PollResponse],
         identity: Identity | None = None,
-        fences: FenceFile | None = None,
+        fence_file: FenceFile | None = None,
     ) -> None:
         self._identity = identity or Identity()
         self._make_response = make_response
         self._lock = threading.Lock()
-        self._fences = fences
-        self._stored_fence = fences.read() if fences is not None else NO_FENCE
+        self._fence_file = fence_file
+        self._stored_fence = fence_file.read() if fence_file is not None else NO_FENCE
         self._core = PollCore(ref, self._identity, self._stored_fence)
         self.failure_reported = False
         """Whether a response has reported to a coordinator that this task failed."""
@@ -55,9 +55,9 @@ class PollHandler:
         return response
 
     def _store_fence(self) -> None:
-        if self._fences is None or self._stored_fence == self._core.fence:
+        if self._fence_file is None or self._stored_fence == self._core.fence:
             return
-        if self._fences.write(self._core.fence):
+        if self._fence_file.write(self._core.fence):
             self._stored_fence = self._core.fence
 
     @property

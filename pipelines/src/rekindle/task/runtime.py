@@ -22,6 +22,7 @@ from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.registry import open_sink
 from rekindle.connectors.sink import Sink
 from rekindle.errors import NotDeterministic, OperatorRefused
+from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.protocol import (
     CONTROL_PORT,
     STREAM_PORT,
@@ -31,28 +32,33 @@ from rekindle.protocol import (
     TaskProblem,
 )
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
+from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
 from rekindle.task.core.events import Woken
+from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
     DiscardLog,
     EndProcess,
     FailureReported,
-    KeepDigests,
     NoteCommitted,
     PollAccepted,
     ProcessPhase,
+    ReportDigests,
     RouteInputs,
     RunLoop,
     SetSinks,
     SinksProgressed,
     Started,
+    StartMoved,
     StartTask,
+    StateMoved,
     StopRequested,
     StopSinks,
     SupervisorCore,
@@ -68,6 +74,8 @@ from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import Inputs
 from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
+from rekindle.task.moving.donor import StateDonor
+from rekindle.task.moving.newcomer import StateNewcomer
 from rekindle.task.poll_handler import PollHandler
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
@@ -91,6 +99,9 @@ class Running:
     saver: CheckpointSaver
     loop: EpochLoop
     loop_thread: threading.Thread
+    donor: StateDonor  # without partners too: it may get some while it runs
+    branched: BranchedInputs | None = None  # the inputs, if output may be tentative
+    output: LiveOutput | None = None
 
 
 class TaskRuntime:
@@ -104,6 +115,7 @@ class TaskRuntime:
         self._applied: PollRequest | None = None
         self._running: Running | None = None
         self._exit_status = 0
+        self._moved = False  # whether it starts from a partner's state
         self._store = TaskStore(config)
         self.status = TaskStatus(
             config.ref,
@@ -137,6 +149,11 @@ class TaskRuntime:
         )
         self._engine = EngineStarter(config)
         self._startup = Startup(config, self._store, self._engine, self.status)
+        self._movement = MovementPart(config.ref, self.status.boot_id)
+        self._newcomer = StateNewcomer(
+            self._movement, config.identity, config.data / "moved", self._startup.install
+        )
+        self.status.movement = self._movement_report
 
     def stop(self) -> None:
         self._stopping = True
@@ -181,8 +198,27 @@ class TaskRuntime:
             yield FailureReported()
         else:
             if (desired := self._new_poll()) is not None:
-                yield PollAccepted(desired)
+                yield PollAccepted(self._follow_movement(desired))
+                running = self._running
+                if running is not None and running.branched is not None:
+                    running.branched.hear_partner(desired.partner, self.status.boot_id)
+            if (moved := self._newcomer.installed) is not None and not self._moved:
+                self._moved = True
+                yield StateMoved(moved.moved.state.epoch)
             yield self._progress()
+
+    def _follow_movement(self, desired: PollRequest) -> PollRequest:
+        """What of a poll the task may follow."""
+        running = self._running
+        if running is not None and desired.movement is not None:
+            running.donor.release(desired.movement.release)
+        return self._newcomer.follow(desired, running.log.base if running is not None else None)
+
+    def _movement_report(self) -> MovementReport:
+        running = self._running
+        newcomer, holds = self._newcomer.report()
+        donates = running.donor.sessions if running is not None else ()
+        return MovementReport(newcomer, holds, donates, self.status.moved_through)
 
     def _progress(self) -> SupervisorEvent:
         running = self._running
@@ -192,9 +228,19 @@ class TaskRuntime:
             return Woken()
         self._note_fetched(running)
         self.status.update_phase()
+        running.donor.tick()
+        if running.branched is not None:
+            self._note_output(running.branched)
         if running.earlier.compare_from is not None and running.sinks.compared():
             running.earlier.stop_comparing()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
+
+    def _note_output(self, branched: BranchedInputs) -> None:
+        if self.status.phase is TaskPhase.LIVE:
+            branched.become_live()
+        else:
+            branched.wait_for_heads()
+        branched.report(self.status)
 
     def _note_fetched(self, running: Running) -> None:
         fetch = self._startup.fetch
@@ -233,6 +279,14 @@ class TaskRuntime:
                 self.status.restoring = restore.object
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 self._startup.begin(restore)
+                self._newcomer.stop()
+            case StartMoved(epoch):
+                assert self._newcomer.installed is not None
+                self.status.restored_from = self.status.moved_through = epoch
+                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                self._startup.begin_moved(self._newcomer.installed)
+                self._newcomer.installed = None  # it would keep what the task drops from it
+                self._newcomer.stop()
             case RouteInputs(upstreams) if running is None:
                 self._startup.route(upstreams)
             case DiscardLog():
@@ -246,7 +300,7 @@ class TaskRuntime:
                     running.sinks.stop()
             case EndProcess():
                 self._end(effect)
-            case KeepDigests(epochs):
+            case ReportDigests(epochs):
                 self.status.request_digests(epochs)
             case _:
                 assert running is not None, "the core has started the task"
@@ -268,7 +322,9 @@ class TaskRuntime:
                 running.saver.refuse(refused)
                 self.status.committed(point.epoch if point is not None else NO_EPOCH)
             case TruncateLog(floor):
-                running.log.truncate(floor)
+                running.log.truncate(self._newcomer.floor(floor))
+                if running.output is not None:
+                    running.output.truncate(floor)
             case RunLoop():
                 running.loop_thread.start()
 
@@ -280,7 +336,8 @@ class TaskRuntime:
 
     def _with_components(self, started: Prepared) -> Running:
         state, log = started.state, started.log
-        sinks = SinkWriters(log, state.epoch, self._open_sink, started.earlier.compare_from)
+        through, compare_from = started.written_through, started.earlier.compare_from
+        sinks = SinkWriters(log, through, self._open_sink, compare_from)
         saver = CheckpointSaver(self._store)
         if self.status.restoring is not None:
             saver.state_incomplete()
@@ -300,16 +357,30 @@ class TaskRuntime:
             engine=self._engine,
             call_size_file=call_size_file,
             earlier=started.earlier,
+            branches=started.branched,
         )
         self.status.snapshots = lambda: saver.held(loop.state.operators)
         self.status.engine_epoch = state.epoch
         self.status.dropped = started.chain.dropped
         self.status.components = TaskComponents(log, started.inputs, sinks, saver)
-        self._server.serve_log(log, started.inputs.head)
+        self._server.serve_log(log, started.inputs.head, started.output)
         self.status.step(TaskEvent.STARTED)
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
-        return Running(log, started.inputs, started.earlier, sinks, saver, loop, thread)
+        replica, boot = self._movement.replica, self.status.boot_id
+        donor = StateDonor(replica, boot, lambda: loop.state, log, saver, self._server)
+        return Running(
+            log,
+            started.inputs,
+            started.earlier,
+            sinks,
+            saver,
+            loop,
+            thread,
+            donor,
+            started.branched,
+            started.output,
+        )
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
@@ -362,8 +433,10 @@ class TaskRuntime:
                     "not all sinks have written the newest epochs; the restarted task writes them"
                 )
             running.sinks.stop()
+            running.donor.stop(STOP_S / 5)
             running.inputs.close()
             running.saver.stop(end.saver_s)
+        self._newcomer.stop()
         self._server.stop()
         # A JVM that does not respond must not block the exit of the process: it ends with it.
         engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)

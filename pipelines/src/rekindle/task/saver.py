@@ -30,7 +30,7 @@ from rekindle.task.core.saver import (
     StateIncomplete,
     StateReached,
 )
-from rekindle.task.core.snapshots import Held
+from rekindle.task.core.snapshots import Held, Holder, Snapshot
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer, Worker
 
@@ -56,7 +56,8 @@ class CheckpointSaver:
         self._next_save: SaveState | None = None
         self._reusable: tuple[str, Entry] | None = None  # the entry that was loaded last
         self._stopping = False
-        self._worker = Worker("checkpoints", self._run).start()
+        self._worker = Worker("checkpoints", self._run)
+        self._worker.start()  # it uses all of the above
 
     @property
     def problem(self) -> str | None:
@@ -92,6 +93,20 @@ class CheckpointSaver:
         """What checkpoints in progress keep beyond the newest state."""
         with self._changed:
             return self._core.snapshots.held(newest)
+
+    def pin(self, state: TaskState) -> Snapshot:
+        """Keep a state for a partner. Raises SnapshotsFull."""
+        with self._changed:
+            return self._core.snapshots.take(Holder.PARTNER, state)
+
+    def unpin(self, snapshot: Snapshot) -> None:
+        with self._changed:
+            self._core.snapshots.release(snapshot.name)
+
+    def kept_bytes(self, snapshot: Snapshot, newest: TaskState) -> int:
+        """What it keeps beyond the newest state."""
+        held = self.held(newest.operators)
+        return sum(h.nbytes for h in held if h.name == snapshot.name)
 
     def done(self) -> tuple[CheckpointDone, ...]:
         """Saved and not yet committed, oldest first."""

@@ -29,7 +29,6 @@ from rekindle.task.core.sink import (
     EpochWritten,
     LogGrew,
     OpenSink,
-    PauseChanged,
     SinkCore,
     SinkEffect,
     SinkEvent,
@@ -38,13 +37,17 @@ from rekindle.task.core.sink import (
     StopWriter,
     WriteEnded,
     WriteEpochs,
+    WriteLimitChanged,
     assignment_changes,
 )
 from rekindle.workers import CallTimer, Worker
 
 READ_BYTES = 8 << 20
+"""Of the log in one call of a sink."""
 WAIT_S = 0.25
+"""Longest wait for an epoch or a retry before the core is asked again."""
 PAUSED_S = 0.05
+"""The same if the core does not wait for an epoch, such as while writing is paused."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +68,8 @@ class SinkWriter:
         self._lock = threading.RLock()
         self._pending_call: SinkEffect | None = None
         self._stopping = threading.Event()
-        self._worker = Worker(f"sink-{self._query}", self._run).start()
+        self._worker = Worker(f"sink-{self._query}", self._run)
+        self._worker.start()  # it uses all of the above
 
     @property
     def problem(self) -> str | None:
@@ -164,7 +168,8 @@ class SinkWriter:
 
 
 class SinkWriters:
-    """The sinks that the coordinator has assigned to this task."""
+    """The sinks that the coordinator has assigned to this task. Epochs up to `restored_from` are
+    durable. From `compare_from` on, files of earlier boots are compared; None: they are not."""
 
     def __init__(
         self,
@@ -177,7 +182,7 @@ class SinkWriters:
         self._compare_from = compare_from
         self._restored_from = restored_from
         self._open = open_sink
-        self._through: int | None = None
+        self._through: int | None = None  # see `pause_after`
         self._writers: dict[str, SinkWriter] = {}
 
     def assign(self, sinks: Iterable[SinkAssignment]) -> None:
@@ -199,7 +204,7 @@ class SinkWriters:
         """Write no epoch above this; None: all. For epochs about which replicas disagree."""
         self._through = through
         for writer in self._writers.values():
-            writer.step(PauseChanged(through))
+            writer.step(WriteLimitChanged(through))
 
     def progress(self) -> tuple[SinkProgress, ...]:
         return tuple(w.core.progress() for w in self._writers.values())

@@ -9,10 +9,12 @@ Design: docs/design/task.md#start.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.connectors.registry import open_source
@@ -22,7 +24,10 @@ from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
+from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
+from rekindle.task.attempts import AttemptFile
+from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.core.events import SetProblem, Woken
@@ -34,6 +39,7 @@ from rekindle.task.core.start import (
     StartCore,
     StartEvent,
     StartRequested,
+    StateArrived,
     StepFailed,
     StepSucceeded,
 )
@@ -42,6 +48,8 @@ from rekindle.task.discard import discard_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
+from rekindle.task.moving.newcomer import Installed
+from rekindle.task.moving.pieces import Moved, install
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
 from rekindle.topology.model import Node
@@ -56,13 +64,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Arguments of the epoch loop after the start."""
+    """Arguments of the epoch loop after the start. `written_through`: what sinks certainly have."""
 
     state: TaskState
     inputs: Inputs
     chain: Chain
     log: OutputLog
     earlier: EarlierBoots
+    written_through: int
+    branched: BranchedInputs | None = None  # the inputs, if output may be tentative
+    output: LiveOutput | None = None
 
 
 class Startup:
@@ -84,12 +95,39 @@ class Startup:
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
         status.slow_start = lambda: self._calls.problem
+        self._installed: Installed | None = None
+        self._installing = threading.Lock()  # held while another thread writes the log
+        self._begun = False
         self.fetch: Fetch | None = None
         """What is not here of the restored state."""
 
     def begin(self, point: RestorePoint) -> None:
         """Raises the error that prevents the start, as does `go_on`."""
+        self._begun = True
         self._step(StartRequested(point))
+
+    def begin_moved(self, installed: Installed) -> None:
+        """With a partner's state. Raises as `begin`."""
+        self._begun = True
+        self._state, self._installed = installed.moved.state, installed
+        self._step(StateArrived())
+
+    def install(self, stored: Path) -> Installed:
+        """Make state and log of what has arrived; by another thread. Raises NotMovable, DiskFull,
+        LogCorrupt, StoreError, OSError."""
+        chain = self._engine.chain.result()
+        operators = [self._config.topology.nodes[n].id for n in self._config.segment.nodes]
+        found = install(stored, self._config.run_files, operators)
+        with self._installing:
+            log = self._open_log(chain)
+            try:
+                directory = self._config.log_directory
+                earlier = found.write_log(log, directory, lambda: self._begun)
+                moved = Moved(found.state, found.base, found.digest(log))
+            except BaseException:
+                log.close()
+                raise
+        return Installed(moved, log, earlier)
 
     def route(self, upstreams: Sequence[Upstream]) -> None:
         """The newest routes, with which inputs are read ahead while the engine starts."""
@@ -111,7 +149,7 @@ class Startup:
         for effect in self._core.step(event, time.monotonic()):
             match effect:
                 case SetProblem(subject, problem):
-                    self._status.problem(subject, problem)
+                    self._status.set_problem(subject, problem)
                 case RestoreState(point):
                     self._step(self._restore(point))
                 case OpenInputs():
@@ -154,17 +192,40 @@ class Startup:
         restored, chain = self._restored(), self._engine.chain.result()
         assert self._inputs is not None, "the inputs are open"
         state = replace(restored, operators=chain.align_state(restored.operators))
-        self._state = None  # it would keep what the task drops from it
-        directory = self._config.log_directory
-        if discard_marked(directory):
-            _log.warning("the output log was discarded: its epochs are computed again")
-        log = self._open_log(chain)
-        alone = self._config.segment.replicas == 1
-        earlier = continue_log(log, directory, state.epoch, alone)
-        return Prepared(state, self._inputs, chain, log, earlier)
+        moved, written_through = self._installed, state.epoch
+        self._state = self._installed = None  # they would keep what the task drops from it
+        if moved is not None:
+            log, earlier, written_through = moved.log, moved.earlier, moved.moved.base - 1
+        else:
+            with self._installing:
+                log, earlier = self._continue_log(chain, state.epoch)
+        started = Prepared(state, self._inputs, chain, log, earlier, written_through)
+        if not isinstance(self._inputs, BranchedInputs):
+            return started
+        output = LiveOutput(log, self._config.tentative_directory, self._status.boot_id)
+        self._inputs.attach(output)
+        return replace(started, branched=self._inputs, output=output)
 
-    def _subscribe(self, state: TaskState) -> StreamInputs:
+    def _continue_log(self, chain: Chain, after: int) -> tuple[OutputLog, EarlierBoots]:
+        log = self._open_log(chain)
+        partnerless = self._config.segment.replicas == 1
+        return log, continue_log(log, self._config.log_directory, after, partnerless)
+
+    def _subscribe(self, state: TaskState) -> StreamInputs | BranchedInputs:
         config = self._config
+        if config.topology.spec.max_delay is not None:
+            attempts = AttemptFile(config.attempts_file)
+            return BranchedInputs(
+                config.segment,
+                config.ref.partition,
+                config.consistency(attempts.first),
+                state.epoch + 1,
+                state.watermark,
+                stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
+                connect=partial(StreamClient, identity=config.identity),
+                check_size=partial(check_size, memory=config.memory),
+                attempts=attempts,
+            )
         return StreamInputs(
             config.segment,
             config.ref.partition,
@@ -197,6 +258,8 @@ class Startup:
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config
+        if discard_marked(config.log_directory):
+            _log.warning("the output log was discarded: its epochs are computed again")
         return OutputLog(
             config.log_directory,
             config.segment.stream,

@@ -17,7 +17,12 @@ from rekindle.timeline.history import ClusterEvent, History, StateChange
 
 Json = Mapping[str, Any]
 
-_STATES = {"QueryLost": "Waiting", "QueryRestoring": "Restoring", "QueryLive": "Live"}
+_STATES = {
+    "QueryLost": "Waiting",
+    "QueryRestoring": "Restoring",
+    "QueryTentative": "Tentative",
+    "QueryLive": "Live",
+}
 _NOTES = {
     "CoordinatorReplaced": "coordinator replaced",
     "Suspended": "suspended",

@@ -29,6 +29,7 @@ _PLACEHOLDER = "placeholder"
 _GRAPH_REASONS = frozenset({"UnknownInput", "Unused", "Cycle", "DuplicateName", "UnreadInput"})
 _FIELDS = frozenset(field.alias or name for name, field in TopologySpec.model_fields.items())
 _NAMES = frozenset({"name", "inputs", "from", "sources", "operators", "queries"})
+"""Fields that are names, or hold objects with names."""
 _CONSEQUENCES = {
     "spec.epochInterval": frozenset({"NotAMultiple"}),
     "spec.checkpoint.interval": frozenset({"NotAMultiple"}),
@@ -123,11 +124,11 @@ def _is_consequence(
     at = _parts(problem.path)
     if at[:1] == ["metadata"]:
         return True
-    if any(at[: len(b)] == b or b[: len(at)] == at for b in unparsable_paths):
+    if any(at[: len(bad)] == bad or bad[: len(at)] == at for bad in unparsable_paths):
         return True
     if problem.reason in _GRAPH_REASONS and any(map(_may_hold_names, unparsable_paths)):
         return True
-    if any(problem.reason in _CONSEQUENCES.get(".".join(b), ()) for b in unparsable_paths):
+    if any(problem.reason in _CONSEQUENCES.get(".".join(bad), ()) for bad in unparsable_paths):
         return True
     return _node_of(at) in _affected(spec, unparsable_paths)
 
@@ -147,9 +148,9 @@ def _affected(spec: TopologySpec, unparsable_paths: Sequence[Sequence[str]]) -> 
     """Paths of the sources, operators and queries with unparsable fields, and of all that read
     them."""
     paths = {"/".join(_parts(path)): node.name for path, node in nodes_with_paths(spec)}
-    names = {paths[n] for b in unparsable_paths if (n := _node_of(b)) in paths}
+    names = {paths[n] for bad in unparsable_paths if (n := _node_of(bad)) in paths}
     edges = edges_of(spec)
-    affected = {_node_of(b) for b in unparsable_paths} - {""}
+    affected = {_node_of(bad) for bad in unparsable_paths} - {""}
     affected |= {path for path, name in paths.items() if names & nodes_and_ancestors(edges, [name])}
     for at, query in enumerate(spec.queries):
         if names & nodes_and_ancestors(edges, [query.from_]):
@@ -158,6 +159,7 @@ def _affected(spec: TopologySpec, unparsable_paths: Sequence[Sequence[str]]) -> 
 
 
 def _node_of(parts: Sequence[str]) -> str:
+    """Path of the source, operator or query that has the field; "" if none has."""
     return "/".join(parts[:3]) if len(parts) >= 3 and parts[1] in _NAMES else ""
 
 

@@ -1,6 +1,6 @@
 """Finds all problems of a topology, each with its field path: `validate`.
 
-The API server checks shapes and single fields; this also checks the graph, the SQL and what this
+The API server checks types and single fields; this also checks the graph, the SQL and what this
 version supports. Without a cluster it is the only check, so it repeats those of the API server.
 
 Design: docs/design/compilation.md#validation.

@@ -22,7 +22,7 @@ from rekindle_testing.embedded.kubelet_node import commands, files, mounts
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import fingerprint
 from rekindle_testing.embedded.kubelet_node.images import pause_archive
-from rekindle_testing.embedded.kubelet_node.network import child_of, wait_while_running
+from rekindle_testing.embedded.kubelet_node.network import child_of, wait_until
 from rekindle_testing.embedded.processes import ChildProcesses, Process
 from rekindle_testing.progress import OnProgress, no_progress
 
@@ -35,7 +35,7 @@ _METADATA = "io.containerd.metadata.v1.bolt/meta.db"
 _BLOBS = "io.containerd.content.v1.content/blobs/sha256"
 _IMPORT_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 60.0
-_NAMESPACES = (
+_UNSHARE_COMMAND = (
     *("unshare", "--pid", "--mount", "--ipc", "--propagation", "private", "--mount-proc"),
     *("--fork", "--kill-child=KILL", "--"),
 )
@@ -148,9 +148,9 @@ def _unpack(archives: Sequence[Path], directory: Path, snapshotter: str) -> None
     config = directory / "containerd.toml"
     config.write_text(files.containerd_config_without_cri(directory / _ROOT, snapshotter))
     with ChildProcesses(directory / "logs") as children:
-        command = [*_NAMESPACES, "sh", "-c", _RUN_CONTAINERD, "sh", str(config)]
+        command = [*_UNSHARE_COMMAND, "sh", "-c", _RUN_CONTAINERD, "sh", str(config)]
         wrapper = children.start("containerd", command, commands.environment())
-        wait_while_running(wrapper, "serves", lambda: _serves(wrapper))
+        wait_until(wrapper, "serves", lambda: _serves(wrapper))
         pid = child_of(wrapper)
         if pid is not None:
             for archive in archives:

@@ -18,10 +18,10 @@ from typing import Any
 
 from rekindle_testing.embedded.process_node import syscalls
 
-# So that a program that cannot start does not occupy a core.
+# So that a program that cannot start does not occupy a CPU.
 RESTART_DELAY_S = 1.0
 
-_WATCHED = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2}
+_HANDLED_SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2}
 _TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _MS_SHARED = 1 << 20
@@ -31,7 +31,7 @@ _RUN_DIRECTORY = Path("/run/rekindle")
 _COPIED_ON_WRITE = ("/var/lib", "/var/log")
 _NETWORK_SETTINGS = ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables")
 
-Config = dict[str, Any]
+Config = dict[str, Any]  # `KubeletNode._init_config`
 
 
 class _Program:
@@ -70,13 +70,13 @@ def main(config_path: str) -> None:
     _overlay_sysctls(config["sysctls"])
     _await("the network", Path(config["network_ready"]).exists)
     for setting in _NETWORK_SETTINGS:
-        _set_network(setting)
+        _enable_network_setting(setting)
     programs = {
         name: _Program(name, argv, config["logs"]) for name, argv in config["programs"].items()
     }
     programs["containerd"].start()
     _await("containerd", lambda: _accepts(config["containerd_socket"]))
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     for program in programs.values():
         program.start()
     _run(programs)
@@ -86,7 +86,7 @@ def _run(programs: dict[str, _Program]) -> None:
     while True:
         # A program may have ended before its signal was waited for.
         _reap(programs)
-        match signal.sigwait(_WATCHED):
+        match signal.sigwait(_HANDLED_SIGNALS):
             case signal.SIGUSR1:
                 programs["kubelet"].kill()
             case signal.SIGUSR2:
@@ -155,7 +155,7 @@ def _overlay_sysctls(values: dict[str, int]) -> None:
             syscalls.bind(str(overlaid), str(sysctl_file))
 
 
-def _set_network(name: str) -> None:
+def _enable_network_setting(name: str) -> None:
     file = Path("/proc/sys/net") / name
     # Without br_netfilter there is no second one; then pods of one node cannot reach each other
     # through a Service.

@@ -1,8 +1,8 @@
 """What connects the nodes of one cluster with each other and with the machine.
 
 A bridge in a network namespace of its own, the switch, with a port for each node and one for the
-machine. So the machine has one link and its routes more, and its firewall sees nothing of what
-nodes say to each other. Knows nothing about Kubernetes.
+machine. So the machine only gets one more link and its routes, and its firewall sees no packet
+between nodes. Knows nothing about Kubernetes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _BRIDGE = "nodes"
 # States of a port as the kernel numbers them. A disabled one drops packets in silence, while a
 # link that is down would be noticed by the node's kernel.
 _DISABLED, _FORWARDING = "0", "3"
+# Joins the control groups whose lists of processes are the files "$@".
 _JOIN_AND_SLEEP = 'for file in "$@"; do echo 0 > "$file" || exit; done; exec sleep infinity'
 
 
@@ -199,7 +200,7 @@ class NodeNetwork:
             commands.environment(),
         )
         self._switch = switch
-        wait_while_running(switch, "has its namespace", lambda: _sleeps(child_of(switch)))
+        wait_until(switch, "has its namespace", lambda: _sleeps(child_of(switch)))
         commands.ip(
             [
                 "link set lo up",
@@ -241,7 +242,9 @@ def child_of(wrapper: Process) -> int | None:
     return int(children[0]) if children else None
 
 
-def wait_while_running(wrapper: Process, what: str, condition: Callable[[], bool]) -> None:
+def wait_until(wrapper: Process, what: str, condition: Callable[[], bool]) -> None:
+    """Wait for a condition on a process; raises KubeletNodeError if the process ends first, or at
+    the timeout."""
     deadline = time.monotonic() + _TIMEOUT_S
     while not condition():
         if wrapper.exit_code is not None:

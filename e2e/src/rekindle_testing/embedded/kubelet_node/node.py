@@ -20,8 +20,8 @@ from rekindle_testing.embedded.kubelet_node import cgroups, commands, files, ima
 from rekindle_testing.embedded.kubelet_node.addresses import NodeAddresses
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate
-from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_while_running
-from rekindle_testing.embedded.kubelet_node.state_file import DATA, Cgroup, Directory
+from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_until
+from rekindle_testing.embedded.kubelet_node.state_file import DATA_DIRECTORY_NAME, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.node_in_api import NodeInApi
 from rekindle_testing.embedded.process_node.quantities import parse_millis, parse_rounded_up
@@ -35,7 +35,7 @@ _BOOTSTRAP = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from rekindle_testing.embedded.kubelet_node.init import main; main(sys.argv[2])"
 )
-_NAMESPACES = (
+_UNSHARE_COMMAND = (
     *("unshare", "--pid", "--net", "--mount", "--uts", "--ipc"),
     *("--propagation", "private", "--mount-proc", "--fork", "--kill-child=KILL", "--"),
 )
@@ -56,7 +56,8 @@ class Cluster(Protocol):
 
 
 class KubeletNode:
-    """One node. `cpu` and `memory` are what pods may request, by default all of the machine.
+    """One node. `cpu` and `memory` are what pods may request, by default all of the machine;
+    `pods`: how many it may run.
 
     `directory` must not exist; in it are `data`, which is deleted with the node, and `logs`,
     which are kept. `archives` are images in files, as `docker save` writes them; they are unpacked
@@ -82,7 +83,7 @@ class KubeletNode:
         self.name = name
         self.zone = zone
         self.directory = directory.absolute()
-        self.data = self.directory / DATA
+        self.data = self.directory / DATA_DIRECTORY_NAME
         self.logs = self.directory / "logs"
         self.log = self.logs / "kubelet.log"
         self.api = NodeInApi(name, cluster.kubeconfig)
@@ -95,7 +96,7 @@ class KubeletNode:
         self._binaries = binaries
         self._addresses = network.reserve()
         self._cgroup = f"{network.cgroup}/{name}"
-        self._wrapper: Process | None = None
+        self._wrapper: Process | None = None  # `unshare`, which waits for the init
         self._template: ImageStoreTemplate | None = None
         self._is_disconnected = False
 
@@ -121,9 +122,9 @@ class KubeletNode:
         config.write_text(json.dumps(self._init_config(binaries, template)))
         python = [sys.executable, "-S", "-E", "-c", _BOOTSTRAP, str(_IMPORT_ROOT), str(config)]
         self._wrapper = wrapper = self._network.children.start(
-            self.name, [*_NAMESPACES, *python], commands.environment()
+            self.name, [*_UNSHARE_COMMAND, *python], commands.environment()
         )
-        wait_while_running(wrapper, "has its namespaces", lambda: child_of(wrapper) is not None)
+        wait_until(wrapper, "has its namespaces", lambda: child_of(wrapper) is not None)
         self._network.attach(self._addresses, self.init_pid)
         self._network_ready.touch()
 
@@ -171,7 +172,8 @@ class KubeletNode:
         return self.data / "kubelet" / "pods"
 
     def volume(self, pod_uid: str, name: str) -> Path:
-        """Directory of a pod's emptyDir, as this machine sees it: not if it is in memory."""
+        """Directory of a pod's emptyDir, as this machine sees it; one in memory is mounted in the
+        node alone."""
         return self.volumes / pod_uid / "volumes" / "kubernetes.io~empty-dir" / name
 
     def tag_image(self, image: str, tag: str) -> None:
@@ -186,7 +188,7 @@ class KubeletNode:
         """Like a power failure: SIGKILL to all at once, and the disk is lost. Another node may get
         the address, unless it is reserved for this one until `stop`."""
         if self._wrapper is not None and self._network.is_running:
-            # Silence first: nobody hears a machine that is switched off close its connections.
+            # Disconnect first: a machine without power does not close its connections.
             self._network.disconnect(self._addresses)
             # The init alone: the kernel kills the rest, and the wrapper waits for the end of all.
             if (init := child_of(self._wrapper)) is not None:

@@ -101,8 +101,8 @@ def kill(names: Iterable[str]) -> None:
 
 
 def _remove_cgroups(names: list[str]) -> None:
-    """Also of a process that joins meanwhile: it was started by one that was killed just then.
-    If it comes later, there is nothing to join, and it ends."""
+    """Remove the cgroups, and kill what joins one meanwhile: it was started by a process that was
+    killed just then. If it comes later, there is nothing to join, and it ends."""
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         kill(names)

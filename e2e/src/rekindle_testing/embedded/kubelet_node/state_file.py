@@ -51,7 +51,8 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 _OWN_CGROUP = re.compile(r"rekindle-kubelet-\d+(/[a-z0-9][a-z0-9.-]*)?")
 _OWN_LINK = re.compile(r"rk\d+")
-DATA = "data"
+DATA_DIRECTORY_NAME = "data"
+"""Name of the directory of a node's data: only directories of this name are deleted."""
 
 
 def is_ours(resource: HostResource) -> bool:
@@ -64,7 +65,12 @@ def is_ours(resource: HostResource) -> bool:
             return _OWN_LINK.fullmatch(name) is not None
         case Directory(path):
             parts = Path(path).parts
-            return len(parts) > 2 and parts[0] == "/" and parts[-1] == DATA and ".." not in parts
+            return (
+                len(parts) > 2
+                and parts[0] == "/"
+                and parts[-1] == DATA_DIRECTORY_NAME
+                and ".." not in parts
+            )
 
 
 def to_line(resource: HostResource) -> str:
@@ -117,7 +123,8 @@ class StateFile:
             raise KubeletNodeError(f"{self.path}: {error}") from error
 
     def record(self, *resources: HostResource) -> None:
-        """Durable against the end of this process; a crash of the machine takes the rest along."""
+        """Durable against the end of this process, not of the machine, which ends cgroups and
+        links."""
         for resource in resources:
             if not is_ours(resource):
                 raise KubeletNodeError(f"{resource} cannot belong to a kubelet node")

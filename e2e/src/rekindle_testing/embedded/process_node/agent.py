@@ -72,7 +72,7 @@ class Agent:
             tasks.create_task(self._node.keep_lease())
             tasks.create_task(self._node.keep_reporting())
             tasks.create_task(self._follow_pods())
-            tasks.create_task(self._watch_memory())
+            tasks.create_task(self._enforce_memory_limits())
 
     async def _register(self) -> None:
         while True:
@@ -173,7 +173,8 @@ class Agent:
 
     # --- memory -----------------------------------------------------------
 
-    async def _watch_memory(self) -> None:
+    async def _enforce_memory_limits(self) -> None:
+        """Kill containers whose processes use more than their limit, as the kernel would."""
         while True:
             await asyncio.sleep(self._settings.timing.memory_sample_s)
             limited = [
@@ -189,7 +190,9 @@ class Agent:
             for container, limit in limited:
                 if container.attempt is None:
                     continue
-                if tree.exceeds(tree.descendants(container.attempt.shim), parse_rounded_up(limit)):
+                if tree.exceeds(
+                    tree.descendants(container.attempt.shim_pid), parse_rounded_up(limit)
+                ):
                     container.kill("OOMKilled")
 
 

@@ -73,7 +73,7 @@ class ApiClient:
     async def replace(self, path: str, body: Json) -> Json:
         return await self._call("PUT", path, body)
 
-    async def merge(self, path: str, body: Json) -> Json:
+    async def merge_patch(self, path: str, body: Json) -> Json:
         return await self._call("PATCH", path, body, kind=_MERGE)
 
     async def strategic_merge_patch(self, path: str, body: Json) -> Json:

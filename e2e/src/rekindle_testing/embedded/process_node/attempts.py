@@ -1,7 +1,9 @@
 """One attempt at a container: its directory, its shim, its exit.
 
 All state is in the directory, so that a restarted agent can adopt an attempt: `lock`
-is locked while the shim runs and contains its pid, `exit.json` is its result.
+is locked while the shim runs and contains its pid. The agent writes `spec.json`, which the shim
+reads, and `reason`; the shim writes `state.json`, with the container's pid, and `exit.json`, the
+result.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Attempt:
         self.started_at = time.time()
         self._on_exit = on_exit
         self._pidfd: int | None = None
-        self._shim = 0
+        self._shim_pid = 0
         self._found_ended_at: float | None = None
 
     @classmethod
@@ -57,10 +59,10 @@ class Attempt:
         argv = [sys.executable, "-S", "-E", "-c", _BOOTSTRAP, str(_IMPORT_ROOT), str(directory)]
         # In its own session: pods outlive the agent.
         # Signals are blocked until the shim can forward them: before, they would kill it.
-        attempt._shim = os.posix_spawn(
+        attempt._shim_pid = os.posix_spawn(
             argv[0], argv, {}, setsid=True, setsigmask=[signal.SIGTERM, signal.SIGUSR1]
         )
-        attempt._watch(os.pidfd_open(attempt._shim))
+        attempt._watch(os.pidfd_open(attempt._shim_pid))
         return attempt
 
     @classmethod
@@ -69,10 +71,10 @@ class Attempt:
         attempt = cls(directory, on_exit)
         made_at = directory.stat().st_mtime
         attempt.started_at = attempt._read("spec.json").get("started_at", made_at)
-        attempt._shim = attempt._find_shim()
-        if attempt._shim:
+        attempt._shim_pid = attempt._find_shim()
+        if attempt._shim_pid:
             with contextlib.suppress(ProcessLookupError):
-                attempt._watch(os.pidfd_open(attempt._shim))
+                attempt._watch(os.pidfd_open(attempt._shim_pid))
         return attempt
 
     @property
@@ -80,8 +82,9 @@ class Attempt:
         return self._pidfd is not None
 
     @property
-    def shim(self) -> int:
-        return self._shim
+    def shim_pid(self) -> int:
+        """0 if there is none."""
+        return self._shim_pid
 
     @property
     def pid(self) -> int | None:
@@ -149,7 +152,7 @@ class Attempt:
         self._pidfd = None
         # An adopted shim is a child of the init, which reaps it.
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._shim, 0)
+            os.waitpid(self._shim_pid, 0)
         self._on_exit()
 
     def _read(self, name: str) -> dict[str, Any]:

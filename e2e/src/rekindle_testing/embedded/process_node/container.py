@@ -139,6 +139,7 @@ class Container:
         return ended is not None and ended.exit_code == 0
 
     def failed_probe(self) -> ProbeKind | None:
+        """The kind of the probe that requires a restart of the running container."""
         if not self.running or self._stopping is not None:
             return None
         states = self._probe_states

@@ -61,7 +61,7 @@ class EventRecorder:
                     return
                 seen.written_at = now
                 change = {"count": seen.count, "lastTimestamp": rfc3339(now)}
-                await self._api.merge(f"{path}/{seen.name}", change)
+                await self._api.merge_patch(f"{path}/{seen.name}", change)
                 return
             name = f"{meta['name'][:200]}.{time.time_ns():x}"
             self._seen[key] = _Seen(name, 1, now)

@@ -18,7 +18,7 @@ from rekindle_testing.embedded.process_node import syscalls
 # So that an agent that cannot start does not occupy a core.
 RESTART_DELAY_S = 0.5
 
-_WATCHED = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2}
+_HANDLED_SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2}
 
 
 class _Agent:
@@ -60,14 +60,14 @@ class _Agent:
 
 
 def main(config_path: str) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     config = json.loads(Path(config_path).read_text())
     syscalls.make_mounts_private()
     syscalls.mount("proc", "/proc", "proc")
     agent = _Agent(config["agent"], config["agent_log"])
     agent.start()
     while True:
-        match signal.sigwait(_WATCHED):
+        match signal.sigwait(_HANDLED_SIGNALS):
             case signal.SIGUSR1:
                 agent.kill()
             case signal.SIGUSR2:

@@ -4,7 +4,7 @@ Runs outside the node, so that it can kill a frozen one.  It ends the node when 
 process that started it has ended.  After the end of the node it deletes its data
 directory, control group and firewall table.
 Standard library only, and nothing of Kubernetes: started as
-`python -S -E -c BOOTSTRAP launcher CONFIG`.
+`python -S -E -c BOOTSTRAP launcher IMPORT_ROOT CONFIG` (see `node.py`, which also writes CONFIG).
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def _give_up_pid_namespace() -> None:
 
 
 def _become_init(config: Config) -> None:
+    """Pid 1 of the node (`init.py`), which starts the agent."""
     syscalls.die_with_parent(signal.SIGKILL)
     # Not shared with the launcher: the node's mounts end with the node.
     syscalls.unshare(syscalls.CLONE_NEWNS)

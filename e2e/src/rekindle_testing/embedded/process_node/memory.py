@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessTree:
@@ -21,10 +21,10 @@ class ProcessTree:
 
     def descendants(self, pid: int) -> list[int]:
         found: list[int] = []
-        front = [pid]
-        while front:
-            front = [child for parent in front for child in self._children.get(parent, ())]
-            found += front
+        frontier = [pid]
+        while frontier:
+            frontier = [child for parent in frontier for child in self._children.get(parent, ())]
+            found += frontier
         return found
 
     def exceeds(self, pids: Iterable[int], limit_bytes: int) -> bool:
@@ -35,17 +35,17 @@ class ProcessTree:
         cheap one is above the limit.
         """
         pids = list(pids)
-        if sum(self._resident(pid) for pid in pids) <= limit_bytes:
+        if sum(self._resident_bytes(pid) for pid in pids) <= limit_bytes:
             return False
-        return sum(self._proportional(pid) for pid in pids) > limit_bytes
+        return sum(self._proportional_bytes(pid) for pid in pids) > limit_bytes
 
-    def _resident(self, pid: int) -> int:
+    def _resident_bytes(self, pid: int) -> int:
         try:
-            return int((self._proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
+            return int((self._proc / str(pid) / "statm").read_text().split()[1]) * _PAGE_BYTES
         except (OSError, IndexError):
             return 0
 
-    def _proportional(self, pid: int) -> int:
+    def _proportional_bytes(self, pid: int) -> int:
         try:
             text = (self._proc / str(pid) / "smaps_rollup").read_text()
         except OSError:

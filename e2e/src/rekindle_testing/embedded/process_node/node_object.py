@@ -109,7 +109,7 @@ class NodeObject:
         except ApiError as error:
             if error.status != 409:
                 raise
-            node = await self._api.merge(self._node_path, {"metadata": {"labels": labels}})
+            node = await self._api.merge_patch(self._node_path, {"metadata": {"labels": labels}})
         self._uid = node["metadata"]["uid"]
         for condition in (node.get("status") or {}).get("conditions") or []:
             if condition["type"] == "Ready" and condition["status"] != "True":
@@ -146,7 +146,7 @@ class NodeObject:
             "renewTime": stamp,
         }
         try:
-            await self._api.merge(f"{self._leases}/{self._settings.name}", {"spec": spec})
+            await self._api.merge_patch(f"{self._leases}/{self._settings.name}", {"spec": spec})
         except ApiError as error:
             if error.status != 404:
                 raise

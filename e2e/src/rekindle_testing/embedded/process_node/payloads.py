@@ -62,8 +62,8 @@ def payload(
     downward_values: DownwardValues,
 ) -> Payload:
     """`tokens`: path of the projection -> token."""
-    holder: Json = volume.get("projected") or volume_sources(volume)[0][1]
-    default = holder.get("defaultMode") or _DEFAULT_MODE
+    volume_source: Json = volume.get("projected") or volume_sources(volume)[0][1]
+    default = volume_source.get("defaultMode") or _DEFAULT_MODE
     files: Payload = {}
     for kind, source in volume_sources(volume):
         if kind == "serviceAccountToken":
@@ -91,6 +91,7 @@ def write(directory: Path, files: Payload) -> None:
     version.mkdir(parents=True, exist_ok=True)
     before = current.resolve() if current.exists() else None
     draft = directory / "..data_new"
+    draft.unlink(missing_ok=True)  # of a writer that was killed
     draft.symlink_to(version.name)
     draft.replace(current)
     tops = {Path(name).parts[0] for name in files}

@@ -19,6 +19,7 @@ class PodObject:
         self._uid = meta["uid"]
         self._path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
         self._published: Json | None = None
+        # Of the newest status: transition times in the next one go on from them.
         self.conditions: list[Json] = (pod.get("status") or {}).get("conditions") or []
 
     def republish_if_overwritten(self, pod: Json) -> None:

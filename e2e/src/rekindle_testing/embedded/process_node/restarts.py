@@ -17,7 +17,7 @@ class BackoffPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How one attempt at a container ended; times are seconds since the epoch."""
+    """How one attempt at a container ended; times are seconds since 1970."""
 
     exit_code: int
     signal: int

@@ -14,6 +14,7 @@ from typing import Any
 from rekindle_testing.embedded.process_node import syscalls
 
 Spec = dict[str, Any]
+"""Made by `containers.shim_spec`."""
 
 # File systems with files of users: an overlay shows one file system and none of those
 # mounted below it.
@@ -48,32 +49,36 @@ def _overlay(spec: Spec) -> tuple[str, list[str]]:
     """The path of the new root, or an empty string if overlays are not permitted."""
     root: str = spec["root"]
     overlays = Path(spec["overlays"])
-    for point in ("/", *_storage_below_root(spec["data_directory"])):
-        name = point.strip("/").replace("/", "_") or "root"
-        upper, work = overlays / name / "upper", overlays / name / "work"
+    mountinfo = Path("/proc/self/mountinfo").read_text()
+    below_root = storage_below_root(mountinfo, spec["data_directory"])
+    for number, mount_point in enumerate(("/", *below_root)):
+        upper, work = overlays / str(number) / "upper", overlays / str(number) / "work"
         upper.mkdir(parents=True)
         work.mkdir()
-        target = root if point == "/" else root + point
-        data = f"lowerdir={point},upperdir={upper},workdir={work}"
+        target = root if mount_point == "/" else root + mount_point
+        data = f"lowerdir={mount_point},upperdir={upper},workdir={work}"
         try:
             syscalls.mount("overlay", target, "overlay", 0, data)
         except OSError as error:
-            if point == "/":
+            if mount_point == "/":
                 return "", [f"no overlay, the container writes to the machine's files: {error}"]
     return root, []
 
 
-def _storage_below_root(data_directory: str) -> list[str]:
-    points = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+def storage_below_root(mountinfo: str, data_directory: str) -> list[str]:
+    """The mount points of disks that the container sees through overlays of their own."""
+    without_overlay = (*_WITHOUT_OVERLAY, data_directory)
+    mount_points = []
+    for line in mountinfo.splitlines():
         before, after = line.split(" - ", 1)
-        point = before.split()[4].replace("\\040", " ")
+        mount_point = before.split()[4].replace("\\040", " ")
         kind = after.split()[0]
         read_only = "ro" in before.split()[5].split(",")
-        skipped = read_only or point == "/" or point.startswith((*_WITHOUT_OVERLAY, data_directory))
-        if kind in _STORAGE and not skipped and "," not in point and ":" not in point:
-            points.append(point)
-    return sorted(set(points))
+        hidden = any(f"{mount_point}/".startswith(f"{folder}/") for folder in without_overlay)
+        skipped = read_only or hidden or mount_point == "/"
+        if kind in _STORAGE and not skipped and "," not in mount_point and ":" not in mount_point:
+            mount_points.append(mount_point)
+    return sorted(set(mount_points))
 
 
 def make_devices(directory: str) -> None:
@@ -91,12 +96,12 @@ def make_devices(directory: str) -> None:
 
 
 def _bind(source: str, target: str, read_only: bool) -> None:
-    point = Path(target)
+    mount_point = Path(target)
     if Path(source).is_dir():
-        point.mkdir(parents=True, exist_ok=True)
+        mount_point.mkdir(parents=True, exist_ok=True)
     else:
-        point.parent.mkdir(parents=True, exist_ok=True)
-        point.touch()
+        mount_point.parent.mkdir(parents=True, exist_ok=True)
+        mount_point.touch()
     syscalls.bind(source, target, read_only=read_only)
 
 

@@ -21,14 +21,15 @@ from typing import NoReturn
 
 from rekindle_testing.embedded.process_node import rootfs, syscalls
 
-_LINE_LIMIT = 16 * 1024
+_MAX_LINE_BYTES = 16 * 1024
 # Time for the last output of the container's descendants after its end.
 _DRAIN_S = 1.0
 _MAX_MESSAGE_BYTES = 4096
 
 
 class Log:
-    """The container's output in the format of CRI logs: `time stream tag line`."""
+    """The container's output in the format of CRI logs: `time stream tag line`. Tag F: a full line,
+    or its end; P: a part of a line."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
@@ -40,9 +41,9 @@ class Log:
         *lines, rest = (self._rest[stream] + data).split(b"\n")
         for line in lines:
             self._write(stream, b"F", line)
-        while len(rest) >= _LINE_LIMIT:
-            self._write(stream, b"P", rest[:_LINE_LIMIT])
-            rest = rest[_LINE_LIMIT:]
+        while len(rest) >= _MAX_LINE_BYTES:
+            self._write(stream, b"P", rest[:_MAX_LINE_BYTES])
+            rest = rest[_MAX_LINE_BYTES:]
         self._rest[stream] = rest
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ def _become_container(
         syscalls.die_with_parent(signal.SIGKILL)
         os.setsid()
         for limitation in rootfs.enter_root(spec):
-            # Still the agent's log, not the container's.
+            # What this machine does not support. Still the agent's log, not the container's.
             os.write(2, f"{spec['hostname']}: {limitation}\n".encode())
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for name, number in (("stdout", 1), ("stderr", 2)):

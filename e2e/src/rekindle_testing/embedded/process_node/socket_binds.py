@@ -1,4 +1,4 @@
-"""Restricts a pod to its own address: a bind to every address becomes one to the pod's.
+"""Restricts a pod to its own address: a bind to the wildcard address becomes one to the pod's.
 
 All pods share the machine's loopback, so two that listen on 0.0.0.0:8080 would
 conflict.  A small BPF program on the pod's control group rewrites such a bind of a
@@ -19,6 +19,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+# Constants of linux/bpf.h without their prefixes, such as BPF_PROG_TYPE_.
 _CALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _PROG_LOAD, _PROG_ATTACH = 5, 8
 _CGROUP_SOCK_ADDR = 18
@@ -41,9 +42,10 @@ def create_restricted_cgroup(cgroup: Path, address: str) -> None:
 
 
 def restrict_bind(cgroup: Path, address: str) -> None:
-    """For new sockets of the group's processes; OSError if it is not permitted."""
+    """Redirect wildcard binds of new sockets of the group's processes to this address. Raises
+    OSError if that is not permitted."""
     word = int.from_bytes(socket.inet_aton(address), "little", signed=True)
-    # An IPv6 socket on every address takes IPv4 too: it gets the mapped address.
+    # An IPv6 socket on the wildcard address takes IPv4 too: it gets the IPv4-mapped address.
     mapped = (0, 0, int.from_bytes(b"\0\0\xff\xff", "little", signed=True), word)
     descriptor = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -54,12 +56,13 @@ def restrict_bind(cgroup: Path, address: str) -> None:
 
 
 def _program(fields: list[int], values: Iterable[int]) -> bytes:
-    """`if TCP, a port is named and all fields are 0: fields = values`, and allow."""
+    """`if TCP, a port is named and all fields are 0: fields = values`, and allow. `fields`: offsets
+    in struct bpf_sock_addr."""
     rewrite = b"".join(
         _instruction(_MOVE, _R2, immediate=value) + _instruction(_STORE, _R1, _R2, field)
         for field, value in zip(fields, values, strict=True)
     )
-    left = len(rewrite) // 8
+    left = len(rewrite) // 8  # instructions after the test
     # Each test jumps over what follows it, to the end.
     checks = [(_TYPE, _JUMP_NOT_EQUAL, int(socket.SOCK_STREAM)), (_PORT, _JUMP_EQUAL, 0)]
     checks += [(field, _JUMP_NOT_EQUAL, 0) for field in fields]

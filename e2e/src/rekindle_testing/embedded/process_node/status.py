@@ -15,14 +15,15 @@ from rekindle_testing.embedded.process_node.restarts import Exit
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """One container as the status shows it; exactly one of the three states is set."""
+    """One container as the status shows it. At most one of the three states is set; with none, its
+    volumes are not prepared yet."""
 
     name: str
     image: str
     running_since: float | None = None
     ended: Exit | None = None
-    waiting: tuple[str, str] | None = None
-    last: Exit | None = None
+    waiting: tuple[str, str] | None = None  # reason, message
+    last: Exit | None = None  # the newest exit before this state
     restarts: int = 0
     started: bool = False
     ready: bool = False
@@ -38,7 +39,8 @@ class PodView:
     pod_ip: str
     host_ip: str
     start_time: float
-    # Set for a pod that was refused or evicted: phase Failed, whatever its containers do.
+    # Reason and message, for a pod that was refused or evicted: phase Failed, whatever its
+    # containers do.
     failure: tuple[str, str] | None = None
     volumes_ready: bool = True
     conditions: Sequence[Json] = field(default_factory=tuple)
@@ -72,7 +74,7 @@ def is_contradicted(published: Json, seen: Json) -> bool:
     """Whether another client changed a condition that the node had set."""
     own = {c["type"]: c["status"] for c in published["conditions"]}
     others = {c["type"]: c["status"] for c in seen.get("conditions") or []}
-    return any(others.get(kind, value) != value for kind, value in own.items())
+    return any(others.get(condition_type, value) != value for condition_type, value in own.items())
 
 
 def phase(restart_policy: str, view: PodView) -> str:
@@ -108,7 +110,10 @@ def conditions(pod: Json, view: PodView, now: float) -> list[Json]:
         _condition("Initialized", uninitialized, "ContainersNotInitialized", "incomplete"),
     ]
     if ended:
-        computed += [(kind, False, completed, "") for kind in ("ContainersReady", "Ready")]
+        computed += [
+            (condition_type, False, completed, "")
+            for condition_type in ("ContainersReady", "Ready")
+        ]
     else:
         containers = _condition("ContainersReady", unready, "ContainersNotReady", "unready")
         gates = [g["conditionType"] for g in pod["spec"].get("readinessGates") or []]
@@ -171,30 +176,30 @@ def _terminated(ended: Exit, container_id: str) -> Json:
 
 
 def _condition(
-    kind: str, lacking: Sequence[str], reason: str, word: str
+    condition_type: str, lacking: Sequence[str], reason: str, word: str
 ) -> tuple[str, bool, str, str]:
     if not lacking:
-        return kind, True, "", ""
-    return kind, False, reason, f"containers with {word} status: [{' '.join(lacking)}]"
+        return condition_type, True, "", ""
+    return condition_type, False, reason, f"containers with {word} status: [{' '.join(lacking)}]"
 
 
-def _status_of(pod: Json, kind: str) -> str:
+def _status_of(pod: Json, condition_type: str) -> str:
     for condition in pod.get("status", {}).get("conditions") or []:
-        if condition["type"] == kind:
+        if condition["type"] == condition_type:
             return str(condition["status"])
     return "Unknown"
 
 
 def _with_times(condition: tuple[str, bool, str, str], before: Sequence[Json], now: float) -> Json:
-    kind, value, reason, message = condition
+    condition_type, value, reason, message = condition
     status = "True" if value else "False"
     changed = rfc3339(now)
     for old in before:
-        if old["type"] == kind and old["status"] == status:
+        if old["type"] == condition_type and old["status"] == status:
             changed = old.get("lastTransitionTime") or changed
-    # Empty strings clear a reason that an earlier status had.
+    # null, in a patch, removes a reason that an earlier status had.
     return {
-        "type": kind,
+        "type": condition_type,
         "status": status,
         "lastTransitionTime": changed,
         "reason": reason or None,

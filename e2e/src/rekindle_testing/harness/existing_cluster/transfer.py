@@ -25,7 +25,7 @@ from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.harness.existing_cluster import in_pod
 from rekindle_testing.waiting import wait_for
 
-_MAP_PART_BYTES = 700_000  # of an archive in a ConfigMap
+_CONFIG_MAP_PART_BYTES = 700_000  # of an archive in a ConfigMap
 _LOG_PART_BYTES = 4_000_000  # of an archive in a log, which has it in base64
 _ENDED = ("Succeeded", "Failed")
 
@@ -37,7 +37,7 @@ class TransferError(Exception):
 
 
 class Volume:
-    """`read_log`: returns the log of a pod, by its name."""
+    """The volume of a claim. `read_log`: returns the log of a pod, by its name."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Volume:
         content = io.BytesIO()
         with tarfile.open(fileobj=content, mode="w:gz") as tar:
             tar.add(base / path, arcname=path)
-        parts = list(_split(content.getvalue(), _MAP_PART_BYTES))
+        parts = list(_split(content.getvalue(), _CONFIG_MAP_PART_BYTES))
         number = next(self._numbers)
         config_maps = [f"transfer-{number}-{i:04}" for i in range(len(parts))]
         try:

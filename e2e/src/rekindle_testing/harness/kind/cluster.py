@@ -1,7 +1,7 @@
 """Rekindle on a cluster of its own that kind makes, and deletes at the end.
 
-One cluster at a time on a machine, of a fixed name: the lock says whether its owner lives, so what
-a run has left that was killed is deleted by the next one.
+One cluster at a time on a machine, of a fixed name: the lock says whether its owner lives. So the
+next run deletes what a killed one has left.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _READY_TIMEOUT_S = 180
 
 
 class KindCluster(Cluster):
-    """From `start` (or `with`) to `stop`. `nodes`: how many workers, which are all that fails."""
+    """From `start` (or `with`) to `stop`. `nodes`: how many workers; only these fail."""
 
     namespace = NAMESPACE
     operator_namespace = OPERATOR_NAMESPACE
@@ -58,7 +58,7 @@ class KindCluster(Cluster):
         self._settings = settings
         self._node_count = nodes
         self._on_progress = on_progress
-        self._dead: list[KindNode] = []
+        self._killed: list[KindNode] = []
         self._images = settings.images
         self._cleanup = contextlib.ExitStack()
         self._programs = ClusterPrograms(self.kubeconfig)
@@ -156,15 +156,15 @@ class KindCluster(Cluster):
 
     def kill_nodes(self, names: list[str]) -> None:
         docker("kill", *names)
-        self._dead += [self.nodes.pop(name) for name in names]
+        self._killed += [self.nodes.pop(name) for name in names]
 
     def add_node(self) -> str:
         """The node that was killed first starts again, with its name and its disk."""
-        if not self._dead:
+        if not self._killed:
             raise UnsupportedByCluster(
                 "kind adds no nodes to a cluster; those that were killed run again"
             )
-        node = self._dead.pop(0)
+        node = self._killed.pop(0)
         before = self._renewed_at(node.name)
         node.start()
 
@@ -190,7 +190,8 @@ class KindCluster(Cluster):
 
 
 def configuration(workers: int, shared: Path) -> dict[str, Any]:
-    """Of kind: every node has the shared directory, and workers are in three zones."""
+    """The configuration file of kind: every node has the shared directory, and workers are in three
+    zones."""
     mounts = [{"hostPath": str(shared), "containerPath": _SHARED}]
     nodes: list[dict[str, Any]] = [{"role": "control-plane", "extraMounts": mounts}]
     for number in range(workers):

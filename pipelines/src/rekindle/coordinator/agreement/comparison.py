@@ -9,7 +9,11 @@ of them is replaced, so that a third node decides. A replica that contradicts it
 the same way, if another one repeats itself. If all contradict themselves, or a new node agrees with
 none, the operator is not deterministic, and the dispute stays open.
 
-Design: docs/design/coordinator.md#when-replicas-disagree.
+A computation that has started from a partner's state is a copy: up to there it has the partner's
+results. It is no witness of them, and no party to a dispute; when any result of its partition is
+found to be untrusted it computes again.
+
+Design: docs/design/coordinator.md#when-replicas-disagree, docs/design/state-movement.md#agreement.
 """
 
 from __future__ import annotations
@@ -45,8 +49,16 @@ class UntrustedOutput:
 
 @dataclass(slots=True)
 class _Record:
+    """`copied_through`: it has started from a partner's state after this epoch; `may_copy`: no
+    partner was found to be untrusted since its first response. `agreed`: the newest epoch at which
+    another one had its result; `witnessed`: two that count had."""
+
     by: Computation
     digests: dict[int, EpochDigests]
+    copied_through: int | None = None
+    may_copy: bool = True
+    agreed: int = NO_EPOCH
+    witnessed: int = NO_EPOCH
 
 
 class DigestComparison:
@@ -55,7 +67,8 @@ class DigestComparison:
 
     def __init__(self) -> None:
         self._records: dict[Partition, dict[Slot, _Record]] = {}
-        self._agreed: dict[Partition, int] = {}
+        self._witnessed: dict[Partition, int] = {}
+        self._committed: dict[Partition, int] = {}
         self._diverged: dict[Slot, Divergence] = {}
         self._disputes: dict[Partition, Dispute] = {}
         self._restarts: dict[Slot, Computation] = {}
@@ -81,14 +94,19 @@ class DigestComparison:
         disputed = partition_of(slot) in self._disputes
         return disputed or slot in self._diverged or slot in self._restarts
 
-    def must_restart(self, slot: Slot) -> str | None:
+    def boot_to_restart(self, slot: Slot) -> str | None:
         """The id of the boot of a slot's task that has to compute again; None if it need not."""
         found = self._restarts.get(slot)
         return found.boot if found is not None else None
 
-    def agreed(self, partition: Partition) -> int:
-        """The newest epoch on which two computations of a partition agreed."""
-        return self._agreed.get(partition, NO_EPOCH)
+    def witnessed(self, partition: Partition) -> int:
+        """The newest epoch on which two computations of a partition agreed that are no copies."""
+        return self._witnessed.get(partition, NO_EPOCH)
+
+    def agrees_through(self, slot: Slot) -> int:
+        """The newest epoch at which another computation had the result of this slot's boot."""
+        record = self._records.get(partition_of(slot), {}).get(slot)
+        return record.agreed if record is not None else NO_EPOCH
 
     def take_untrusted(self) -> list[UntrustedOutput]:
         """Untrusted output that was found since the last call."""
@@ -107,10 +125,20 @@ class DigestComparison:
         for partition in [p for p in self._disputes if replicas.get(p, 0) < 2]:
             self._end(partition, DisputeEvent.NOT_COMPARED)
 
+    def committed(self, partition: Partition, epoch: int) -> None:
+        """A checkpoint is committed: nothing up to this epoch will be computed again."""
+        self._committed[partition] = epoch
+
     def observed(
-        self, by: Computation, digests: Mapping[int, EpochDigests], restored_from: int | None = None
+        self,
+        by: Computation,
+        digests: Mapping[int, EpochDigests],
+        restored_from: int | None = None,
+        copied_through: int | None = None,
     ) -> bool:
-        """Process the digests of a computation; True if the state of any replica changed."""
+        """Process the digests of a computation; True if the state of any replica changed.
+        `restored_from`: the epoch of the checkpoint with which it started; `copied_through`: of the
+        partner's state."""
         before = (dict(self._diverged), dict(self._disputes), dict(self._restarts))
         if self._restarts.get(by.slot) == by:
             return False  # it is about to end
@@ -119,6 +147,8 @@ class DigestComparison:
         self._restarts.pop(by.slot, None)
         partition = partition_of(by.slot)
         fresh = self._record(by, digests)
+        if copied_through is not None and not self._start_copy(by, copied_through):
+            return True
         self._decide(partition, by, restored_from)
         for epoch in fresh:
             if partition not in self._disputes:
@@ -140,6 +170,20 @@ class DigestComparison:
                 del record.digests[epoch]
         return sorted(fresh)
 
+    def _start_copy(self, by: Computation, through: int) -> bool:
+        """A newcomer has got a partner's state; False if that may be of an untrusted one, so that
+        it computes again. It has responded before, without state."""
+        partition = partition_of(by.slot)
+        record = self._records[partition][by.slot]
+        if record.copied_through is not None:
+            return True
+        record.copied_through = through
+        trusted = record.may_copy and partition not in self._disputes
+        if not trusted and self._is_copy(partition, by):
+            self.discard([by])
+            return False
+        return True
+
     def result_contradicted(self, by: Computation, epoch: int) -> bool:
         """A replica computed another result than an earlier boot of it had in its log, which
         readers may have used. True if this is new."""
@@ -158,6 +202,7 @@ class DigestComparison:
             return False
         self._inherited[by.slot] = by
         partition = partition_of(by.slot)
+        self._discard_copies(partition)
         if not disputed:
             self.discard([by])
         elif partition in self._disputes or not self._has_partners(by.slot):
@@ -173,6 +218,10 @@ class DigestComparison:
         """A replica saved another state at `epoch` than the committed checkpoint has."""
         message = f"its state after epoch {epoch} differs from the checkpoint's"
         self._mark_diverged(slot, incarnation, message)
+        partition = partition_of(slot)
+        if self._discard_copies(partition):  # which alone have compared its results
+            after = min(self.witnessed(partition), epoch)
+            self._untrusted.append(UntrustedOutput(partition, after))
 
     def discard(self, computations: Iterable[Computation]) -> None:
         """These may have read a wrong epoch: they compute again, and their results are
@@ -243,21 +292,64 @@ class DigestComparison:
             if epoch in record.digests and slot not in self._diverged
         ]
         groups = _equal_results(results)
+        witnesses = [self._witnesses(partition, group) for group in groups]
         if len(groups) < 2:
-            if _has_agreement([digests for _, digests in results]):
-                self._agreed[partition] = max(epoch, self.agreed(partition))
+            self._agree(partition, epoch, results)
             return
-        after = min(self.agreed(partition), epoch - 1)
+        after = min(self.witnessed(partition), epoch - 1)
         self._untrusted.append(UntrustedOutput(partition, after))
-        sizes = sorted(len(group) for group in groups)
-        if sizes[-1] > max(1, sizes[-2]):
-            right = max(groups, key=len)
-            wrong = [by for group in groups if group is not right for by, _ in group]
+        sizes = sorted(witnesses)
+        right = groups[witnesses.index(sizes[-1])] if sizes[-1] > max(1, sizes[-2]) else []
+        copies = self._discard_copies(partition, right)
+        left = [(by, digests) for by, digests in results if by not in copies]
+        if right:
+            wrong = [by for by, digests in left if (by, digests) not in right]
             self._mark_all_diverged(wrong, epoch, right[0][0])
-            return
-        digest_name = groups[0][0][1].difference(groups[1][0][1]) or "digest"
-        self._disputes[partition] = Dispute(partition, after, epoch, digest_name, tuple(results))
-        self._requested_at.pop(partition, None)
+        elif left:
+            digest_name = groups[0][0][1].difference(groups[1][0][1]) or "digest"
+            self._disputes[partition] = Dispute(partition, after, epoch, digest_name, tuple(left))
+            self._requested_at.pop(partition, None)
+
+    def _agree(self, partition: Partition, epoch: int, results: Sequence[Result]) -> None:
+        """These results have no comparable differences."""
+        records = self._records[partition]
+        agreeing = [
+            by for by, digests in results if any(_agree(digests, d) for b, d in results if b != by)
+        ]
+        counted = bool(agreeing) and self._witnesses(partition, results) > 1
+        if counted:
+            self._witnessed[partition] = max(epoch, self.witnessed(partition))
+        for by in agreeing:
+            record = records[by.slot]
+            record.agreed = max(epoch, record.agreed)
+            record.witnessed = max(epoch, record.witnessed) if counted else record.witnessed
+
+    def _witnesses(self, partition: Partition, group: Sequence[Result]) -> int:
+        """How many of these equal results count. A copy does not; one of the group does."""
+        copies = sum(self._is_copy(partition, by) for by, _ in group)
+        return max(1, len(group) - copies)
+
+    def _is_copy(self, partition: Partition, by: Computation) -> bool:
+        """Whether it repeats results that may be computed again, and that it has not in common with
+        two others."""
+        record = self._records[partition].get(by.slot)
+        if record is None or record.by != by or record.copied_through is None:
+            return False
+        committed = self._committed.get(partition, NO_EPOCH)
+        return record.copied_through > max(record.witnessed, committed)
+
+    def _discard_copies(
+        self, partition: Partition, right: Sequence[Result] = ()
+    ) -> list[Computation]:
+        """Results of this partition are untrusted: copies compute again, except those that are
+        known to be right, and so do newcomers that turn out to be copies. Returns the copies."""
+        records = self._records.get(partition, {}).values()
+        spared = [by for by, _ in right]
+        copies = [r.by for r in records if r.by not in spared and self._is_copy(partition, r.by)]
+        for record in records:
+            record.may_copy = False
+        self.discard(copies)
+        return copies
 
     def _decide(self, partition: Partition, by: Computation, restored_from: int | None) -> None:
         """Decide the partition's dispute by a computation that is not a party to it."""
@@ -280,7 +372,7 @@ class DigestComparison:
         wrong = [other for other, agrees in same if agrees is False]
         if right:
             self._end(partition, DisputeEvent.MATCHED)
-            self._agreed[partition] = max(dispute.epoch, self.agreed(partition))
+            self._witnessed[partition] = max(dispute.epoch, self.witnessed(partition))
             self._mark_all_diverged(wrong, dispute.epoch, by)
         elif wrong:
             self._continue(dispute.with_difference(by, found, own))
@@ -336,11 +428,6 @@ def _equal_results(results: Sequence[Result]) -> list[list[Result]]:
     return groups
 
 
-def _has_agreement(digests: Sequence[EpochDigests]) -> bool:
-    """Whether two of them agree, in the chained digest or in that of the epoch."""
-    return any(
-        one.agrees(two, digest_name)
-        for at, one in enumerate(digests)
-        for two in digests[at + 1 :]
-        for digest_name in ("chained", "digest")
-    )
+def _agree(one: EpochDigests, two: EpochDigests) -> bool:
+    """Whether two results agree, in the chained digest or in that of the epoch."""
+    return any(one.agrees(two, digest_name) for digest_name in ("chained", "digest"))

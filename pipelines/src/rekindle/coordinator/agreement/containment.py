@@ -37,16 +37,16 @@ class Containment:
         none, and neither does a task that has to compute again."""
         if slot in self.comparison.diverged:
             return NO_EPOCH
-        is_to_restart = self.comparison.must_restart(slot) is not None
+        is_to_restart = self.comparison.boot_to_restart(slot) is not None
         return self._sinks_through.get(partition_of(slot), NO_EPOCH if is_to_restart else None)
 
     def disputed_epochs(self, partition: Partition) -> tuple[int, ...]:
         dispute = self.comparison.disputes.get(partition)
         return () if dispute is None else (dispute.epoch,)
 
-    def must_restart(self, slot: Slot) -> str | None:
+    def boot_to_restart(self, slot: Slot) -> str | None:
         """The id of the boot that has to compute again."""
-        return self.comparison.must_restart(slot)
+        return self.comparison.boot_to_restart(slot)
 
     # --- events ---
 
@@ -75,7 +75,13 @@ class Containment:
     ) -> bool:
         """Compare the digests of a response; True if the state of any replica changed."""
         by = Computation(slot, response.task.incarnation, response.boot_id)
-        changed = self.comparison.observed(by, epoch_digests(response), response.restored_from)
+        manifest = committer.own_manifest
+        entries = manifest.entries.get(partition_of(slot).key) if manifest is not None else None
+        if entries:
+            self.comparison.committed(partition_of(slot), entries[0].epoch)  # the newest one
+        copied = response.movement.moved_through if response.movement is not None else None
+        restored_from = response.restored_from if copied is None else None
+        changed = self.comparison.observed(by, epoch_digests(response), restored_from, copied)
         if response.contradiction is not None:
             changed |= self.comparison.result_contradicted(by, response.contradiction.epoch)
         for done in response.checkpoints:
@@ -110,6 +116,20 @@ class Containment:
         self._contain(tasks, graph, committer)
         return True
 
+    def restart(self, tasks: Iterable[Task]) -> None:
+        """These compute again, for a reason that concerns nobody's results."""
+        self.comparison.discard(by for task in tasks for by in _computations(task))
+
+    def update(self, graph: Graph | None) -> None:
+        """Compute from the disputes up to which epoch sinks may write."""
+        self._sinks_through = {}
+        if graph is None:
+            return
+        for dispute in self.comparison.disputes.values():
+            for partition in (dispute.partition, *downstream(graph, dispute.partition)):
+                known = self._sinks_through.get(partition, dispute.agreed_through)
+                self._sinks_through[partition] = min(known, dispute.agreed_through)
+
     def request_recomputation(
         self, tasks: Membership, is_suspected: TaskPredicate, now: float
     ) -> None:
@@ -131,15 +151,17 @@ class Containment:
         is_suspected: TaskPredicate,
     ) -> list[CheckpointDone]:
         """The entries of a task that may be committed: none of an untrusted replica, and only those
-        that each other Live replica agrees with, unless that replica is far behind."""
+        that two replicas have computed, or that each other Live one agrees with, copies too, unless
+        it is far behind. A donor and its copy that agree are not enough: a third one, a few epochs
+        behind, may show that both are wrong."""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
         through = self._sinks_through.get(partition)
         kept = [d for d in done if through is None or d.epoch <= through]
-        agreed = self.comparison.agreed(partition)
+        witnessed = self.comparison.witnessed(partition)
         others = [
-            t.response.stable_epoch
+            (t.response.stable_epoch, self.comparison.agrees_through(t.slot))
             for t in replicas.get(partition, ())
             if t.slot != slot and t.response and t.phase == TaskPhase.LIVE and not is_suspected(t)
             if t.response.chained  # without digests there is nothing to agree with
@@ -147,7 +169,11 @@ class Containment:
         return [
             d
             for d in kept
-            if d.epoch <= agreed or all(other < d.epoch - AGREEMENT_WAIT_EPOCHS for other in others)
+            if d.epoch <= witnessed
+            or all(
+                reached < d.epoch - AGREEMENT_WAIT_EPOCHS or d.epoch <= agreed
+                for reached, agreed in others
+            )
         ]
 
     # --- report ---
@@ -193,16 +219,6 @@ class Containment:
                 for by in _computations(task)
             )
         self.update(graph)
-
-    def update(self, graph: Graph | None) -> None:
-        """Compute from the disputes up to which epoch sinks may write."""
-        self._sinks_through = {}
-        if graph is None:
-            return
-        for dispute in self.comparison.disputes.values():
-            for partition in (dispute.partition, *downstream(graph, dispute.partition)):
-                known = self._sinks_through.get(partition, dispute.agreed_through)
-                self._sinks_through[partition] = min(known, dispute.agreed_through)
 
 
 def _computations(task: Task) -> list[Computation]:

@@ -96,7 +96,7 @@ class Committer:
         self._store_problem: CheckpointProblem | None = None
         self._garbage_problem: CheckpointProblem | None = None
         self._restore_failed = False
-        self._suspects: frozenset[str] = frozenset()  # no collection has looked at them
+        self._reported_lost: frozenset[str] = frozenset()  # no collection has looked at them
         self._looked_at: frozenset[str] = frozenset()  # by the last collection
         self.generation_problems: tuple[str, ...] = ()
         self.newest: Manifest | None = None
@@ -228,7 +228,7 @@ class Committer:
         """A task found a state object of its restore point damaged or missing: a collection looks
         at it, soon."""
         if name not in self._looked_at:
-            self._suspects |= {name}
+            self._reported_lost |= {name}
 
     def garbage_collected(self, problem: str | None, unrestorable: Mapping[str, str]) -> bool:
         """Whether other entries than before cannot be restored."""
@@ -292,16 +292,16 @@ class Committer:
         return [proposal]
 
     def _collect_garbage_when_due(self, retain: int, now: float) -> list[Effect]:
-        interval_s = _GARBAGE_INTERVAL_S if self._suspects else _MAX_GARBAGE_INTERVAL_S
+        interval_s = _GARBAGE_INTERVAL_S if self._reported_lost else _MAX_GARBAGE_INTERVAL_S
         if self.own_manifest is None or now - self._garbage_collected_at < interval_s:
             return []
         return self._collect_garbage(retain, now)
 
     def _collect_garbage(self, retain: int, now: float) -> list[Effect]:
         full_scan, self._restore_failed = self._restore_failed, False
-        self._looked_at, self._suspects = self._suspects, frozenset()
+        self._looked_at, self._reported_lost = self._reported_lost, frozenset()
         self._garbage_collected_at = now
-        return [CollectGarbage(retain, full_scan, suspects=self._looked_at)]
+        return [CollectGarbage(retain, full_scan, reported_lost=self._looked_at)]
 
     def covers(self, generation: Generation) -> bool:
         """Whether the start of this generation is committed, so that its tasks may begin."""

@@ -98,7 +98,7 @@ class _Starter:
         return GenerationStart(
             entries=self._entries,
             queries=self._query_starts(),
-            migrations=tuple(a for a in self._migrations if self._keeps(a)),
+            migrations=tuple(m for m in self._migrations if self._keeps(m)),
             problems=tuple(dict.fromkeys(self._problems)),  # once for all partitions of a source
         )
 
@@ -181,9 +181,9 @@ class _Starter:
         }
 
     def _query_start(self, query: QuerySpec, segment: Segment) -> QueryStart:
-        parts = [Partition(segment.id, i) for i in range(segment.partitions)]
-        fresh = [p for p in parts if p.key not in self._previous.entries]
-        state_is_migrated = all(self._predecessors(p) for p in fresh)
+        partitions = [Partition(segment.id, i) for i in range(segment.partitions)]
+        new_partitions = [p for p in partitions if p.key not in self._previous.entries]
+        state_is_migrated = all(self._predecessors(p) for p in new_partitions)
         known = self._previous.queries.get(query.name)
         definition = definition_of(query, segment)
         if known is not None and known.identity == query.identity and state_is_migrated:
@@ -191,7 +191,7 @@ class _Starter:
                 return known
             if not known.definition:  # written by a release without definitions
                 return replace(known, definition=definition)
-        if fresh and not state_is_migrated:
-            first = max(self._entries[p.key][0].epoch for p in parts) + 1
+        if new_partitions and not state_is_migrated:
+            first = max(self._entries[p.key][0].epoch for p in partitions) + 1
             return query_start(query, self._generation, first)
         return query_start(query, self._generation, self._start + 1)

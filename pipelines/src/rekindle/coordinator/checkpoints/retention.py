@@ -23,6 +23,7 @@ from rekindle.coordinator.tasks.membership import Task
 from rekindle.protocol import TaskPhase
 
 Refs = tuple[EntryRef, ...]
+"""Of one partition, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,11 @@ class Progress:
         unknown: set[Partition] = set()
         for task in tasks:
             partition = task.partition
-            if task.unknown:
+            if task.unknown:  # it may run, and has not responded
                 unknown.add(partition)
             elif task.position is not None:
                 positions[partition] = (*positions.get(partition, ()), task.position)
+                # Before it has started, its position is its restore point.
                 if task.phase in (TaskPhase.WAITING, TaskPhase.RESTORING):
                     restoring[partition] = (*restoring.get(partition, ()), task.position)
         return cls(positions, restoring, frozenset(unknown))
@@ -91,11 +93,11 @@ def keep_entries(
     for partition in reversed(graph.partitions):
         refs = available[partition]
         wanted = {refs[0]}
-        wanted |= {_at_or_before(refs, point) for point in progress.restoring.get(partition, ())}
+        wanted |= {_at_or_before(refs, e) for e in progress.restoring.get(partition, ())}
         for consumer in graph.consumers[partition]:
-            points = {ref.epoch for ref in kept[consumer.key]}
-            points |= {p for p in progress.positions.get(consumer, ()) if p < max(points)}
-            wanted |= {_at_or_before(refs, point) for point in points}
+            epochs = {ref.epoch for ref in kept[consumer.key]}
+            epochs |= {p for p in progress.positions.get(consumer, ()) if p < max(epochs)}
+            wanted |= {_at_or_before(refs, e) for e in epochs}
             if consumer in progress.unknown:
                 wanted |= {r for r in previous.get(partition.key, ()) if r in refs}
         kept[partition.key] = tuple(sorted(wanted, key=lambda r: -r.epoch))

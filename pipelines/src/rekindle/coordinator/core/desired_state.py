@@ -14,8 +14,8 @@ from rekindle.coordinator.checkpoints.sinks import assigned_sinks, durable_epoch
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task, TaskPredicate
-from rekindle.coordinator.tasks.routes import saver, upstreams
-from rekindle.protocol import PollRequest, RestorePoint, TaskPhase, TaskRef
+from rekindle.coordinator.tasks.routes import partner, saver, upstreams
+from rekindle.protocol import Partner, PollRequest, RestorePoint, TaskPhase, TaskRef
 
 
 def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequest:
@@ -44,6 +44,7 @@ class DesiredState:
     falls_behind: Callable[[Task], bool]
     containment: Containment
     is_refused: Callable[[str], bool]
+    has_partners: bool  # whether replicas stabilize one after another
 
     def fields_of(self, task: Task) -> dict[str, object]:
         """The fields of `PollRequest` for a task, except those that `ask_only` sets."""
@@ -63,8 +64,12 @@ class DesiredState:
             "refused": self._refused(task, committed.object),
             "sinks_through": self.containment.sinks_through(task.slot),
             "digests_of": self.containment.disputed_epochs(task.partition),
-            "recompute": self.containment.must_restart(task.slot),
+            "partner": self._partner(task, replicas),
+            "recompute": self.containment.boot_to_restart(task.slot),
         }
+
+    def _partner(self, task: Task, replicas: list[Task]) -> Partner | None:
+        return partner(task.slot, replicas, self.is_suspected) if self.has_partners else None
 
     def _refused(self, task: Task, committed: str | None) -> tuple[str, ...]:
         saved = task.response.checkpoints if task.response is not None else ()

@@ -27,6 +27,7 @@ from rekindle.coordinator.model import (
 )
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
+from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
 
@@ -38,6 +39,7 @@ _STOPPED_S = 5.0
 _STOPPED_EPOCHS = 3
 _MAX_MESSAGES = 32
 MAX_CHECKPOINT_PROBLEMS = 8
+_MAX_MISSING = 16
 
 
 class HeadHistory:
@@ -174,7 +176,7 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
     response = task.response
     if response is None:
         return report
-    problem = response.problem
+    problem, stable = response.problem, response.consistency is ConsistencyState.STABLE
     return replace(
         report,
         stable_epoch=response.stable_epoch,
@@ -182,6 +184,8 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         problem=_bounded(_problem_text(problem.operator, problem.message)) if problem else None,
         refused=problem.refused if problem else None,
         saving_fails=True if problem and problem.saving else None,
+        output_state=None if stable else response.consistency,
+        missing_inputs=response.missing[:_MAX_MISSING],
     )
 
 

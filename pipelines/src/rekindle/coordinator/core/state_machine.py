@@ -26,6 +26,7 @@ from rekindle.coordinator.core.report import (
     build_report,
     rfc3339,
 )
+from rekindle.coordinator.core.state_movements import StateMovements
 from rekindle.coordinator.model import (
     CheckpointProblem,
     CollectGarbage,
@@ -52,6 +53,7 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
+from rekindle.coordinator.tasks.input_gaps import InputGaps
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
 from rekindle.coordinator.tasks.routes import (
     mixed_engines,
@@ -77,6 +79,8 @@ class Coordinator:
         self.membership = Membership()
         self.committer = Committer(fence)
         self.containment = Containment()
+        self.movements = StateMovements(fence)
+        self._input_gaps = InputGaps()
         self._wall_s = wall_s
         self._generation: Generation | None = None
         self._graph: Graph | None = None
@@ -195,8 +199,24 @@ class Coordinator:
         self._settle(now)
         if self._settled:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
+            self._restart_after_gaps(now)
+        moved = self._observe_movements(now)
         self._update_derived()
-        return [PollNow(slot) for task in silent for slot in self._consumer_slots(task)]
+        return [*moved, *(PollNow(slot) for task in silent for slot in self._consumer_slots(task))]
+
+    def _restart_after_gaps(self, now: float) -> None:
+        if self._graph is not None and self.ready:
+            tasks = (task for task in self.membership if not self.is_suspected(task))
+            found = self._input_gaps.find(tasks, self._graph.inputs, self._replicas, now)
+            self.containment.restart(found)
+
+    def _observe_movements(self, now: float) -> list[Effect]:
+        if not self._settled or self._graph is None:
+            return []
+        is_untrusted = self.containment.comparison.is_untrusted
+        return self.movements.observe(
+            self.membership, self._graph, self.is_suspected, lambda t: is_untrusted(t.slot), now
+        )
 
     def _poll_answered(self, event: PollAnswered, now: float) -> list[Effect]:
         task, response = self.membership.find(event.slot, event.incarnation), event.response
@@ -204,12 +224,13 @@ class Coordinator:
             return []
         if response.fence > self.fence:
             return [StepDown(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
-        first = task.response is None
+        first, before = task.response is None, task.response
         if response.phase is TaskPhase.FAILED and task.restores:
             self.committer.restore_failed()
         if response.lost is not None:
             self.committer.object_lost(response.lost)
         news = self.membership.answered(task, response, now)
+        self.movements.answered(before, response)
         if first:
             self.containment.first_response(task, self._graph)
         if news:
@@ -219,7 +240,10 @@ class Coordinator:
         if self._is_source(event.slot):
             self._heads.advanced(partition_of(event.slot), response.head_epoch, now)
         self._compare(event.slot, response)
-        return self._assign_restore(task)
+        effects = self._assign_restore(task)
+        if before is not None and (before.asks, before.answer) != (response.asks, response.answer):
+            effects = [*effects, PollNow(replace(event.slot, replica=event.slot.replica ^ 1))]
+        return effects
 
     def _compare(self, slot: Slot, response: PollResponse) -> None:
         partition = partition_of(slot)
@@ -246,11 +270,14 @@ class Coordinator:
 
         It is the oldest entry kept for its partition, so that the task can compute all that its
         readers may need. It does not change during this boot. While all its entries are known to
-        be unrestorable it waits for a replica that saves one.
+        be unrestorable it waits for a replica that saves one. A task that may get its state from a
+        partner gets none before that has failed (docs/design/state-movement.md).
         """
         manifest = self.committer.restorable_manifest
         waits = task.response is not None and task.response.phase == TaskPhase.WAITING
         if not waits or task.assigned is not None or manifest is None or not self.ready:
+            return []
+        if not self.movements.may_restore(task, self._replicas.get(task.partition, [])):
             return []
         refs = self.committer.restorable(manifest.entries.get(task.partition.key, ()))
         if not refs:
@@ -317,7 +344,11 @@ class Coordinator:
         if not self.ready or manifest is None or graph is None:
             self._floors = {}
             return
-        self._floors = floors(graph, manifest, Progress.of(self.membership))
+        self._floors = floors(graph, manifest, self._progress())
+
+    def _progress(self) -> Progress:
+        """What tasks have and load, and what newcomers will need."""
+        return self.movements.with_holds(Progress.of(self.membership))
 
     def _commit_inputs(self) -> CommitInputs | None:
         if not self._settled or self._generation is None or self._graph is None:
@@ -325,7 +356,7 @@ class Coordinator:
         return CommitInputs(
             generation=self._generation,
             graph=self._graph,
-            progress=Progress.of(self.membership),
+            progress=self._progress(),
             running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
             head_epoch=self.membership.newest_epoch(),
             started=self.membership.started(),
@@ -405,8 +436,15 @@ class Coordinator:
             self._falls_behind,
             self.containment,
             self.committer.is_refused,
+            self._has_partners,
         )
-        return poll.model_copy(update=desired.fields_of(task))
+        movement = self.movements.directive_for(task, self.membership)
+        return poll.model_copy(update={**desired.fields_of(task), "movement": movement})
+
+    @property
+    def _has_partners(self) -> bool:
+        generation = self._generation
+        return generation is not None and generation.topology.spec.max_delay is not None
 
     def _falls_behind(self, task: Task) -> bool:
         if self._generation is None:

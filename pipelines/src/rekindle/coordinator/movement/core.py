@@ -20,13 +20,14 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from rekindle.coordinator.checkpoints.retention import Progress as RetentionProgress
-from rekindle.coordinator.model import Partition, PollNow, partition_of
+from rekindle.coordinator.model import NoteMovement, Partition, PollNow, partition_of
 from rekindle.coordinator.movement.choice import choose, usable_donors, waits_for_inputs
 from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import Movement, MovementLimits, has_left
-from rekindle.coordinator.movement.views import Directive, ReplicaView, Views
-from rekindle.exchange.state_mover.messages import Replica, Session, Version
+from rekindle.coordinator.movement.views import ReplicaView, Views
+from rekindle.exchange.state_mover.messages import Directive, Replica, Session, Version
 from rekindle.protocol import TaskPhase
+from rekindle.topology.model import Slot
 
 _IN_SESSION = (
     MovementPhase.QUEUED,
@@ -56,18 +57,6 @@ class TimePassed:
 MovementCoreEvent = ReplicasObserved | TimePassed
 
 
-# -- effects -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class NoteMovement:
-    """For log and report: a newcomer's phase has changed, and why."""
-
-    replica: Replica
-    phase: MovementPhase
-    reason: str = ""
-
-
 MovementEffect = PollNow | NoteMovement
 
 
@@ -81,6 +70,7 @@ class MovementCore:
         self._views = Views()
         self._wanted: Mapping[str, int] = {}
         self._movements: dict[Replica, Movement] = {}
+        self._spent: dict[Slot, int] = {}  # attempts of boots that ended before they were Live
         self._directives: dict[Replica, Directive] = {}
 
     def step(self, event: MovementCoreEvent, now: float) -> list[MovementEffect]:
@@ -92,7 +82,7 @@ class MovementCore:
                 pass
             case _:
                 assert_never(event)
-        before = {replica: m.phase for replica, m in self._movements.items()}
+        before = {r: m.phase for r, m in self._movements.items() if m.attempts}
         self._follow(now)
         effects = [*self._notes(before)]
         directives = self._make_directives()
@@ -100,16 +90,16 @@ class MovementCore:
         self._directives = directives
         return [*effects, *(PollNow(r.slot) for r in sorted(changed, key=lambda r: r.slot.key))]
 
-    # -- read when a poll is made, and for floors --------------------------------------------------
+    # -- read when a poll is made, and for floors and manifests ------------------------------------
 
     def directive_for(self, replica: Replica) -> Directive:
         """What polls tell a replica now; an empty one if there is nothing to tell."""
         return self._directives.get(replica, Directive())
 
     def with_holds(self, progress: RetentionProgress) -> RetentionProgress:
-        """The progress from which floors are computed, with the holds of sessions: what a newcomer
-        may need is kept as if it had that position already, and everything while that is not
-        known."""
+        """The progress from which floors and manifests are made, with the holds of sessions: what a
+        newcomer may need is kept as if it had that position already, and everything while that is
+        not known."""
         positions = {p: [*at] for p, at in progress.positions.items()}
         for view in self._views:
             for hold in view.holds:
@@ -131,6 +121,18 @@ class MovementCore:
         """None if it has had state since this coordinator knows it."""
         movement = self._movements.get(replica)
         return movement.phase if movement is not None else None
+
+    @property
+    def active(self) -> bool:
+        """Whether a newcomer is queued or in a session."""
+        return any(m.phase in _IN_SESSION for m in self._movements.values())
+
+    def may_restore(self, replica: Replica, boot: str) -> bool | None:
+        """Whether this boot of a newcomer may get a restore point; None if it is not known."""
+        movement = self._movements.get(replica)
+        if movement is None or movement.boot != boot:
+            return None
+        return movement.phase is MovementPhase.RESTORING
 
     def redundancy(self, partition: Partition) -> int:
         """How many replicas of a partition count."""
@@ -156,7 +158,8 @@ class MovementCore:
         self._end_gone()
         for view in self._views:
             if view.boot is not None and view.waits and self._views.is_current(view):
-                known = Movement(view.replica, view.boot, now, Version(self._fence, 0))
+                spent, none = self._spent.get(view.slot, 0), Version(self._fence, 0)
+                known = Movement(view.replica, view.boot, now, none, attempts=spent)
                 self._movements.setdefault(view.replica, known)
         for movement, view in self._with_views():
             self._follow_one(movement, view, now)
@@ -167,6 +170,8 @@ class MovementCore:
             view = self._views.get(movement.replica)
             other_boot = view is not None and view.boot not in (None, movement.boot)
             if view is None or other_boot or not self._views.is_current(view):
+                if not movement.was_live and movement.attempts:
+                    self._spent[movement.replica.slot] = movement.attempts
                 movement.machine.step(MovementEvent.ENDED)
                 del self._movements[movement.replica]
 
@@ -183,18 +188,20 @@ class MovementCore:
                 yield movement, view
 
     def _follow_one(self, movement: Movement, view: ReplicaView, now: float) -> None:
-        phase = movement.phase
-        if phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT):
+        has_started = movement.phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT)
+        if not has_started and view.restored_from is not None:
+            movement.machine.step(MovementEvent.STARTED)
+            has_started = True
+        if has_started:
             is_live = view.phase is TaskPhase.LIVE
-            if is_live and phase is MovementPhase.STARTED:
+            if is_live and movement.phase is MovementPhase.STARTED:
                 movement.machine.step(MovementEvent.CAUGHT_UP)
-            elif not is_live and phase is MovementPhase.REDUNDANT:
+                movement.was_live = True
+                self._spent.pop(movement.replica.slot, None)
+            elif not is_live and movement.phase is MovementPhase.REDUNDANT:
                 movement.machine.step(MovementEvent.FELL_BEHIND)
             return
-        if view.restored_from is not None:
-            movement.machine.step(MovementEvent.STARTED)
-            return
-        if phase is MovementPhase.QUEUED:
+        if movement.phase is MovementPhase.QUEUED:
             self._adopt(movement, view, now)
         if movement.phase is MovementPhase.HOLDING:
             self._confirm(movement, now)
@@ -238,6 +245,8 @@ class MovementCore:
             if movement.phase is not MovementPhase.QUEUED:
                 continue
             donors = usable_donors(view, self._views, movement.failed)
+            if now - movement.known_since >= self._limits.silent_s:
+                donors = [donor for donor in donors if not donor.suspected]
             exhausted = movement.attempts >= self._limits.attempts or not donors
             if exhausted or now - movement.known_since >= self._limits.wait_s:
                 movement.machine.step(MovementEvent.EXHAUSTED)
@@ -257,9 +266,13 @@ class MovementCore:
         """Newcomers get orders, upstream replicas register holds, and release what nobody needs."""
         found: dict[Replica, Directive] = {}
         for movement in self._movements.values():
+            if movement.phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT):
+                continue
             restores = movement.phase is MovementPhase.RESTORING
             abandoned = None if movement.order is not None else movement.abandoned
-            found[movement.replica] = Directive(movement.order, abandoned, restores)
+            found[movement.replica] = Directive(
+                order=movement.order, abandoned=abandoned, may_restore=restores
+            )
         register: dict[Replica, list[Session]] = {}
         for movement in self._movements.values():
             if movement.phase.holds and movement.session is not None:
@@ -287,8 +300,13 @@ class MovementCore:
         return view.boot is None or not has_left(view, session)
 
     def _notes(self, before: Mapping[Replica, MovementPhase]) -> Iterator[NoteMovement]:
+        """Of newcomers that have, or had, a session."""
         for replica, movement in self._movements.items():
-            if before.get(replica) is not movement.phase:
-                yield NoteMovement(replica, movement.phase, movement.reason)
+            if movement.attempts and before.get(replica) is not movement.phase:
+                yield _note(replica, movement.phase, movement.reason)
         for replica in before.keys() - self._movements.keys():
-            yield NoteMovement(replica, MovementPhase.GONE)
+            yield _note(replica, MovementPhase.GONE)
+
+
+def _note(replica: Replica, phase: MovementPhase, reason: str = "") -> NoteMovement:
+    return NoteMovement(replica.slot, replica.incarnation, phase, reason)

@@ -24,8 +24,9 @@ class MovementLimits:
     """When an attempt, and when all of them, end.
 
     `holds_s`: until all upstream replicas have confirmed. `stall_s`: without progress, until all is
-    stored. `session_s`: of one attempt. `attempts`: of one boot of a newcomer. `wait_s`: for the
-    inputs' newcomers and for a free donor, all attempts included. `per_donor`: sessions at a time.
+    stored. `session_s`: of one attempt. `attempts`: of a slot, until a newcomer is Live.
+    `wait_s`: for the inputs' newcomers and for a free donor, all attempts included. `silent_s`: for
+    a donor that does not respond. `per_donor`: sessions at a time.
     """
 
     holds_s: float = 15.0
@@ -33,6 +34,7 @@ class MovementLimits:
     session_s: float = 600.0
     attempts: int = 2
     wait_s: float = 900.0
+    silent_s: float = 5.0
     per_donor: int = 1
 
 
@@ -54,8 +56,9 @@ class Movement:
     began_at: float = 0.0
     progress_at: float = 0.0
     reason: str = ""
+    was_live: bool = False
     machine: StateMachine[MovementPhase, MovementEvent] = field(init=False)
-    _marker: tuple[NewcomerPhase, int] | None = None
+    _marker: tuple[NewcomerPhase, int, int] | None = None
 
     def __post_init__(self) -> None:
         name = f"newcomer {self.replica.slot.key}, incarnation {self.replica.incarnation}"
@@ -111,12 +114,16 @@ class Movement:
         if progress is not None and progress.phase is NewcomerPhase.FAILED:
             return progress.message
         if self.phase is MovementPhase.MOVING:
-            marker = (progress.phase, progress.stored) if progress is not None else None
+            marker = None
+            if progress is not None:
+                marker = progress.phase, progress.stored, progress.prepared
             if marker != self._marker:
                 self._marker, self.progress_at = marker, now
         installs = progress is not None and progress.phase is NewcomerPhase.INSTALLING
         if (lost := self._why_donor_is_lost(views, installs)) is not None:
             return lost
+        if (missing := self._why_unreadable(views, progress)) is not None:
+            return missing
         if self.phase is MovementPhase.HOLDING and now - self.began_at >= limits.holds_s:
             return f"not all upstream replicas confirmed its hold within {limits.holds_s:g} s"
         moves = self.phase is MovementPhase.MOVING and not installs
@@ -130,6 +137,18 @@ class Movement:
         """What the newcomer reports of this session."""
         progress = view.newcomer.progress if view.newcomer is not None else None
         return progress if progress is not None and progress.session == self.session else None
+
+    def _why_unreadable(self, views: Views, progress: Progress | None) -> str | None:
+        """No replica of an input has the first epoch that the newcomer would read."""
+        first = self.needed
+        if progress is not None and progress.epoch is not None:
+            first = progress.epoch + 1
+        sources = views.inputs.get(self.partition, ())
+        for source, replicas in zip(sources, views.upstream(self.partition), strict=True):
+            bases = [view.log_base for view in replicas if view.log_base is not None]
+            if first is not None and bases and min(bases) > first and len(bases) == len(replicas):
+                return f"input {source.key} begins at epoch {min(bases)}, and it needs {first}"
+        return None
 
     def _why_donor_is_lost(self, views: Views, installs: bool) -> str | None:
         """`installs`: the newcomer has all that it needs of the donor."""

@@ -15,15 +15,14 @@ from rekindle.coordinator.model import Partition, partition_of
 from rekindle.exchange.state_mover.messages import (
     Hold,
     NewcomerReport,
-    Order,
     Replica,
     Session,
-    Version,
 )
 from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot
 
 DonorBoot = tuple[Replica, str | None]
+"""A replica and which boot of it was the donor; None: it had not responded yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,9 @@ class ReplicaView:
     `serves`: readers may read from it; assumed of one that was once ready and has not responded.
     `trusted`: it is no party to a dispute and has not diverged. `retiring`: it is to be replaced
     and still runs, as on a node that is drained. `epoch`: of its newest state. `restored_from`: the
-    epoch of the state with which this boot started; None while it has none.
+    epoch of the state with which this boot started; None while it has none. `log_base`: the lowest
+    epoch of its output log; None if it is not known. `holds`: for which sessions it truncates no
+    log (`state_mover.messages.Hold`); `donates`: for which it keeps state.
     """
 
     slot: Slot
@@ -47,6 +48,7 @@ class ReplicaView:
     retiring: bool = False
     epoch: int = -1
     restored_from: int | None = None
+    log_base: int | None = None
     engine: str = ""
     newcomer: NewcomerReport | None = None
     holds: tuple[Hold, ...] = ()
@@ -102,19 +104,3 @@ class Views:
     def is_current(self, view: ReplicaView) -> bool:
         """Whether no newer incarnation has replaced it, or it hands over to that one."""
         return view.retiring or view.incarnation == self._newest[view.slot]
-
-
-@dataclass(frozen=True, slots=True)
-class Directive:
-    """What polls tell one replica about state movements.
-
-    `order`: for a newcomer. `abandoned`: it starts from no session up to this version.
-    `may_restore`: it may get a restore point. `register`: holds, for an upstream replica.
-    `release`: sessions whose holds, or whose pinned state, nobody needs.
-    """
-
-    order: Order | None = None
-    abandoned: Version | None = None
-    may_restore: bool = False
-    register: tuple[Session, ...] = ()
-    release: tuple[Session, ...] = ()

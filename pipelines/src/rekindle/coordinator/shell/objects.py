@@ -120,6 +120,8 @@ def _task(task: TaskReport) -> Json:
         "problem": task.problem,
         "refused": task.refused,
         "savingFails": task.saving_fails,
+        "outputState": task.output_state,
+        "missingInputs": list(task.missing_inputs) or None,
     }
     return _without_none(document)
 

@@ -26,6 +26,7 @@ from rekindle.coordinator.model import (
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
+    NoteMovement,
     PodsListed,
     PollNow,
     ReadNewestManifest,
@@ -56,12 +57,12 @@ class Process:
         self._api = api
         self.core = Coordinator(
             settings.incarnation,
-            wall_s=time.time() - time.monotonic(),
+            wall_s=time.time() - time.monotonic(),  # when the monotonic clock was zero
             topology=settings.topology_uid,
         )
         self._metrics = Metrics(self.core)
         self._store = CheckpointStore(settings.topology_uid, settings.store_timeout_s)
-        self._store_is_known = False
+        self._store_id_is_known = False
         self._status = StatusWriter(api, settings, self.feed)
         observe = self._metrics.observe_poll
         self._pollers = Pollers(settings, self._next_poll, self.feed, observe, self._done)
@@ -129,6 +130,9 @@ class Process:
                 self._status.offer(report)
             case PollNow(slot=slot):
                 self._pollers.poll_now(slot)
+            case NoteMovement(slot, incarnation, phase, reason):
+                what = f"state movement to {slot.key}, incarnation {incarnation}: {phase}"
+                _log.info("%s%s", what, f": {reason}" if reason else "")
             case StepDown(reason=reason):
                 _log.error("fenced: %s", reason)
                 self._exit_code = FENCED
@@ -143,9 +147,9 @@ class Process:
 
     async def _read(self) -> None:
         try:
-            if not self._store_is_known:
+            if not self._store_id_is_known:
                 self._store.require_store_id(await store_id_from_status(self._api, self._settings))
-                self._store_is_known = True
+                self._store_id_is_known = True
             self.feed(ManifestRead(await self._store.newest(), self._store.id))
         except RekindleError as error:
             self._store_failed(error)

@@ -160,7 +160,8 @@ class LeaseKeeper:
         while True:
             began = time.monotonic()
             try:
-                await self._renew()
+                async with asyncio.timeout(self._settings.lease_timeout_s):
+                    await self._renew()
             except RETRIABLE_ERRORS as error:
                 self._held = None
                 _log.warning("lease: %r", error)

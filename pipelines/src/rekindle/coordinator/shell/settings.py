@@ -31,7 +31,9 @@ class Settings:
     tick_s: float = 0.1
     generation_check_s: float = 1.0
     lease_renew_s: float = 1.0  # each renewal names the report that is still valid
-    lease_renew_suspecting_s: float = 0.5  # the operator counts a silence up to the last renewal
+    # While a task is suspected: the operator counts its silence up to the last renewal.
+    lease_renew_suspecting_s: float = 0.5
+    lease_timeout_s: float = 3.0  # of a renewal: if one is lost, there is time for another
     lease_duration_s: int = 6  # the operator replaces a coordinator whose Lease is older
     store_timeout_s: float = 10.0
 

@@ -82,7 +82,11 @@ class CheckpointStore:
         manifests = await self._run("opening it", lambda m, _: m)
         await asyncio.wrap_future(
             self._garbage_thread.submit(
-                manifests.collect_garbage, what.retain, what.full_scan, what.in_use, what.suspects
+                manifests.collect_garbage,
+                what.retain,
+                what.full_scan,
+                what.in_use,
+                what.reported_lost,
             )
         )
 

@@ -154,11 +154,15 @@ class Membership:
         return task
 
     def answered(self, task: Task, response: PollResponse, now: float) -> bool:
-        """Process a response; True if it must be reported at once (responds again, new phase)."""
+        """Process a response; True if it must be reported at once (responds again, new phase,
+        output of another state)."""
         previous = task.response
         rebooted = previous is not None and previous.boot_id != response.boot_id
         is_urgent = (
-            task.suspected or rebooted or previous is None or previous.phase != response.phase
+            task.suspected
+            or rebooted
+            or previous is None
+            or (previous.phase, previous.consistency) != (response.phase, response.consistency)
         )
         if task.last_response_at is not None and now - task.last_response_at <= _MAX_REGULAR_GAP_S:
             task.gaps.append(now - task.last_response_at)

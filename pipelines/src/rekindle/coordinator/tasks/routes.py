@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
-from rekindle.protocol import Endpoint, PollResponse, TaskPhase, Upstream
+from rekindle.protocol import ConsistencyState, Endpoint, Partner, PollResponse, TaskPhase, Upstream
 from rekindle.topology.model import Slot
 
 _LAG_STEPS_S = (2.0, 10.0, 60.0)
@@ -83,6 +83,25 @@ def mixed_engines(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partitio
     return found
 
 
+def partner(slot: Slot, replicas: Sequence[Task], is_suspected: TaskPredicate) -> Partner | None:
+    """The other one of two replicas that stabilize one after another, if it serves: 0 and 1, 2 and
+    3, and so on, so that each is the partner of its partner."""
+    for task in replicas:
+        response = task.response
+        if (
+            task.slot.replica == slot.replica ^ 1
+            and response is not None
+            and not is_suspected(task)
+        ):
+            return Partner(
+                replica=task.slot.replica,
+                boot=response.boot_id,
+                asks=response.asks,
+                answer=response.answer,
+            )
+    return None
+
+
 def running(
     replicas: dict[Partition, list[Task]], is_suspected: TaskPredicate
 ) -> frozenset[Partition]:
@@ -102,11 +121,15 @@ def running(
 def saver(replicas: list[Task], is_suspected: TaskPredicate) -> Slot | None:
     """The replica that saves a partition's checkpoints: the lowest index that is Live, otherwise
     CatchingUp, one that has all of its state if possible, because others report nothing that they
-    save; None while no replica serves."""
+    save, and one that did not get it from a partner, because others do not know what is in the
+    store, and save all of it; None while no replica serves."""
 
-    def preference(task: Task) -> tuple[bool, bool, int]:
-        reads = task.response is not None and task.response.restoring is not None
-        return task.phase != TaskPhase.LIVE, reads, task.slot.replica
+    def preference(task: Task) -> tuple[bool, bool, bool, int]:
+        response = task.response
+        reads = response is not None and response.restoring is not None
+        report = response.movement if response is not None else None
+        moved = report is not None and report.moved_through is not None
+        return task.phase != TaskPhase.LIVE, reads, moved, task.slot.replica
 
     responding = [t for t in replicas if t.response is not None and not is_suspected(t)]
     best = min(responding, key=preference, default=None)
@@ -131,6 +154,7 @@ def _endpoints(tasks: list[Task], mine: int, is_suspected: TaskPredicate) -> tup
             incarnation=task.pod.incarnation,
             suspected=is_suspected(task),
             lagging=task.response is not None and _lags(task.response, live),
+            state=task.response.consistency if task.response else ConsistencyState.STABLE,
         )
         for task in sorted(tasks, key=preference)
     )

@@ -74,7 +74,7 @@ class Analyzer:
                     Step(begin=None, sql_nodes=(node,), end=None), node.inputs, node.name
                 )
             case WindowSpec() as window:
-                return self._finals(window_node(node, window, self._topology))
+                return self._window_output(window_node(node, window, self._topology))
             case unknown:
                 assert_never(unknown)
 
@@ -92,17 +92,17 @@ class Analyzer:
             k for k in window.keys if pa.types.is_floating(_type(input_schema, k, window))
         )
         window, partial, wide_sums = self._partials(window, floats)
-        kinds = tuple(_type(input_schema, k, window) for k in window.keys)
+        key_types = tuple(_type(input_schema, k, window) for k in window.keys)
         partials = tuple(
             (p.name, partial.field(p.name).type, p.merge) for p in window.decomposition.partials
         )
-        for kind in kinds + tuple(t for _, t, _ in partials):
-            if pa.types.is_nested(kind):
+        for data_type in key_types + tuple(t for _, t, _ in partials):
+            if pa.types.is_nested(data_type):
                 name = window.node.name
-                message = f"operator {name}: {kind} can be neither a key nor an aggregate"
+                message = f"operator {name}: {data_type} can be neither a key nor an aggregate"
                 raise OperatorRefused(message, name)
         assert partial.get_field_index(ROW_COUNT) >= 0
-        shape = WindowShape(window.windows, kinds, partials, wide_sums)
+        shape = WindowShape(window.windows, key_types, partials, wide_sums)
         return WindowAnalysis(window, shape, floats)
 
     def _partials(
@@ -130,21 +130,21 @@ class Analyzer:
         spec = window.node.spec
         assert isinstance(spec, OperatorSpec)
         assert spec.window is not None
-        added = dict(summed_arguments(spec.window.aggregate))
-        if not added:
+        summed = dict(summed_arguments(spec.window.aggregate))
+        if not summed:
             return
         name, source = window.node.name, window.node.inputs[0]
         columns = ", ".join(
-            f"{time_without_date_as_null(sql)} AS a{i}" for i, sql in enumerate(added.values())
+            f"{time_without_date_as_null(sql)} AS a{i}" for i, sql in enumerate(summed.values())
         )
         text = f"SELECT {columns} FROM {quote(source)}"
-        kinds = self._analyze_sql(text, {source: input_schema}, name)
-        for call, kind in zip(added, kinds.types, strict=True):
-            if not can_be_summed(topology_type(kind)):
-                problem = not_a_number(call, str(kind))
+        arguments = self._analyze_sql(text, {source: input_schema}, name)
+        for call, data_type in zip(summed, arguments.types, strict=True):
+            if not can_be_summed(topology_type(data_type)):
+                problem = not_a_number(call, str(data_type))
                 raise OperatorRefused(f"operator {name}: {problem.message}; {problem.hint}", name)
 
-    def _finals(self, window: WindowNode) -> pa.Schema:
+    def _window_output(self, window: WindowNode) -> pa.Schema:
         shape = self.window(window).shape
         bounds = [(n, TIMESTAMP) for n in (START, END)]
         keys = zip(shape.key_names, shape.keys, strict=True)

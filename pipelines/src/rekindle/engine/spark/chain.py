@@ -71,6 +71,8 @@ class _StepQueries:
 
 @dataclass(slots=True)
 class _CallHistory:
+    """What earlier calls have found."""
+
     hash_bytes: dict[str, int] = field(default_factory=dict)
     """By window operator: largest input for which its hash map was never full."""
     dropped: dict[str, DroppedRows] = field(default_factory=dict)
@@ -114,7 +116,7 @@ class SparkChain:
 
     def _prepare(self, step: Step, analyzer: Analyzer) -> _StepQueries:
         shape, float_keys = None, frozenset[str]()
-        if step.end is not None:
+        if step.end is not None:  # the window whose partial aggregates it computes
             facts = analyzer.window(step.end)
             shape, float_keys = facts.shape, facts.float_keys
             self._history.dropped[step.end.node.name] = DroppedRows()
@@ -215,7 +217,7 @@ class SparkChain:
         size = sum(t.nbytes for t in views.values())
         if self._uses_hash_aggregation(prepared, size):
             rows = self._sql_runner.run_in_order(prepared.texts[Aggregation.HASHED], views, what)
-            if rows is not None:
+            if rows is not None:  # None: its hash map was full
                 return rows
             self._history.hash_bytes[prepared.step.operators] = size - 1
         text = prepared.texts[self._method or self._sort_aggregation(views)]
@@ -238,7 +240,7 @@ class SparkChain:
     def _uses_hash_aggregation(self, prepared: _StepQueries, size: int) -> bool:
         if self._method is not None or prepared.shape is None:
             return False
-        if not all(_can_hash(kind) for _, kind, _ in prepared.shape.partials):
+        if not all(_can_hash(data_type) for _, data_type, _ in prepared.shape.partials):
             return False
         return size <= self._history.hash_bytes.get(prepared.step.operators, HASH_BYTES)
 
@@ -270,17 +272,21 @@ def _input_names(segment: Segment) -> list[str]:
     return [segment.nodes[0]] if segment.is_source else [i.name for i in segment.inputs]
 
 
-def _divided(views: Mapping[str, pa.Table], parts: int) -> Iterator[dict[str, pa.Table]]:
-    """The only view, divided into parts of equal row counts, in order."""
-    ((name, table),) = views.items()
+def _divided(tables: Mapping[str, pa.Table], parts: int) -> Iterator[dict[str, pa.Table]]:
+    """The only input of a divisible step, in parts of equal row counts, in order."""
+    ((name, table),) = tables.items()
     rows = -(-table.num_rows // parts)
     for start in range(0, table.num_rows, rows):
         yield {name: table.slice(start, rows)}
 
 
-def _can_hash(kind: pa.DataType) -> bool:
+def _can_hash(data_type: pa.DataType) -> bool:
     """Whether Spark can use hash aggregation for a partial of this type."""
-    return not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind))
+    return not (
+        pa.types.is_string(data_type)
+        or pa.types.is_binary(data_type)
+        or pa.types.is_null(data_type)
+    )
 
 
 def _check_order(epochs: Sequence[EpochInput]) -> None:
@@ -294,7 +300,8 @@ def _same(table: pa.Table) -> pa.Table:
 
 
 def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInput]) -> pa.Table:
-    """What `output_sql` selects from: system columns, the window's bounds, keys and partials."""
+    """What `steps.output_sql` selects from: system columns; the bounds, keys and partials of a
+    window."""
     before = {e.epoch: e.watermark_before for e in epochs}
     numbers = closed.column(EPOCH).to_numpy()
     start = closed.column(PANE).to_numpy()
@@ -306,8 +313,8 @@ def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInp
     }
     results = shape_results(shape)
     rest = [*shape.key_names, *(name for name, _ in results)]
-    kinds = [*shape.keys, *(kind for _, kind in results)]
+    data_types = [*shape.keys, *(data_type for _, data_type in results)]
     closed = combine_all_sums(closed, shape)
     table = pa.table({**columns, **{name: closed.column(name) for name in rest}})
-    fields = [*list(table.schema)[: len(columns)], *map(pa.field, rest, kinds)]
+    fields = [*list(table.schema)[: len(columns)], *map(pa.field, rest, data_types)]
     return table.cast(all_nullable(pa.schema(fields)), safe=False)

@@ -153,6 +153,7 @@ class PlannedQuery:
         self._rdd = frame._jdf.toArrowBatchRdd()
         self._context = frame.sparkSession.sparkContext._jsc.sc()
         self._collect = _jvm(frame.sparkSession).PythonRDD.collectAndServe
+        # What the plan was made with: empty batches.
         self._empty_values = {name: found[0].values() for name, found in partitions.items()}
 
     @cached_property
@@ -187,6 +188,7 @@ class PlannedQuery:
 
 
 def _put(partition: JavaObject, batches: JavaObject) -> None:
+    """Replace the rows of an RDD's partition: by the setter of its Scala variable `values`."""
     getattr(partition, "values_$eq")(batches)
 
 
@@ -215,7 +217,7 @@ def _is_stateless(plan: JavaObject) -> bool:
 
 
 def _partitions(frame: DataFrame) -> list[JavaObject]:
-    """Of the collection from which a frame was created."""
+    """The partitions of the RDD from which a frame was created; they contain its rows."""
     rdd = frame._jdf.queryExecution().analyzed().rdd()
     while not (dependencies := rdd.dependencies()).isEmpty():
         rdd = dependencies.head().rdd()

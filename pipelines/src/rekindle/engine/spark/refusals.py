@@ -58,10 +58,10 @@ def refused_column(schema: StructType) -> str | None:
     """A message about the first column of an unsupported type, with a hint; None if there is
     none."""
     for field in schema.fields:
-        kind = _refused_type(field.dataType)
-        if kind is not None:
-            name = kind.simpleString()
-            return f"column {field.name} has the type {name}, {_instead(kind)}"
+        refused = _refused_type(field.dataType)
+        if refused is not None:
+            name = refused.simpleString()
+            return f"column {field.name} has the type {name}, {_instead(refused)}"
     return None
 
 
@@ -89,23 +89,23 @@ def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
     )
 
 
-def _refused_type(kind: DataType) -> DataType | None:
-    match kind:
+def _refused_type(data_type: DataType) -> DataType | None:
+    match data_type:
         case ArrayType():
-            return _refused_type(kind.elementType)
+            return _refused_type(data_type.elementType)
         case StructType():
-            found = (_refused_type(field.dataType) for field in kind.fields)
-            return next((k for k in found if k is not None), None)
+            found = (_refused_type(field.dataType) for field in data_type.fields)
+            return next((t for t in found if t is not None), None)
         case StringType():
-            return None if kind.isUTF8BinaryCollation() else kind
+            return None if data_type.isUTF8BinaryCollation() else data_type
         case _:
-            return None if type(kind) in _SUPPORTED_SCALARS else kind
+            return None if type(data_type) in _SUPPORTED_SCALARS else data_type
 
 
-def _instead(kind: DataType) -> str:
-    if isinstance(kind, StringType):
+def _instead(data_type: DataType) -> str:
+    if isinstance(data_type, StringType):
         return "which is not supported; remove the collation with COLLATE UTF8_BINARY"
-    hint = hint_for(kind.simpleString())
+    hint = hint_for(data_type.simpleString())
     return f"which is not supported; {hint}" if hint else "which is not supported"
 
 
@@ -125,10 +125,10 @@ def _casts_to_timestamp(tree: Any) -> Iterator[tuple[dict[str, Any], dict[str, A
 
 def _is_safe(cast: dict[str, Any], operand: dict[str, Any]) -> bool:
     """Whether the type of the operand shows that no string is cast."""
-    kind = operand.get("dataType")
-    if kind == "string" and operand["class"].endswith(".Literal"):
+    data_type = operand.get("dataType")
+    if data_type == "string" and operand["class"].endswith(".Literal"):
         return re.match(STARTS_WITH_YEAR, str(operand.get("value"))) is not None
-    return kind is not None and "string" not in json.dumps(kind)
+    return data_type is not None and "string" not in json.dumps(data_type)
 
 
 def _texts_as_timestamp(plan: JavaObject) -> Iterator[str]:
@@ -144,17 +144,17 @@ def _texts_in(expression: JavaObject) -> Iterator[str]:
     target = expression.dataType().catalogString() if class_name(expression) == "Cast" else ""
     if _TIMESTAMP_TYPE.search(target):
         operand = expression.child()
-        kind = operand.dataType().catalogString()
-        timestamps = len(_TIMESTAMP_TYPE.findall(kind))
+        operand_type = operand.dataType().catalogString()
+        timestamps = len(_TIMESTAMP_TYPE.findall(operand_type))
         adds_timestamp = timestamps < len(_TIMESTAMP_TYPE.findall(target))
-        if "string" in kind and adds_timestamp and not _has_date(operand):
+        if "string" in operand_type and adds_timestamp and not _has_date(operand):
             yield str(operand.sql())
     for child in each(expression.children()):
         yield from _texts_in(child)
 
 
-def _has_date(text: JavaObject) -> bool:
+def _has_date(expression: JavaObject) -> bool:
     """Whether it is a literal with a date, or a guarded expression."""
-    if class_name(text) == "Literal":
-        return re.match(STARTS_WITH_YEAR, str(text.value())) is not None
-    return class_name(text) == "CaseWhen" and STARTS_WITH_YEAR in str(text.sql())
+    if class_name(expression) == "Literal":
+        return re.match(STARTS_WITH_YEAR, str(expression.value())) is not None
+    return class_name(expression) == "CaseWhen" and STARTS_WITH_YEAR in str(expression.sql())

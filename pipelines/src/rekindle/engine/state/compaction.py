@@ -1,9 +1,10 @@
 """Folds deltas into pages of the base, and joins deltas. Pure.
 
 Compaction changes where rows are and never what they add up to: a page is replaced by the left fold
-of its rows and of *all* its rows in later deltas. It spends what `append` has credited, so that its
-cost does not depend on the size of the state. It reads no run that is not here yet (see
+of its rows and of *all* its rows in later deltas. It spends what `append` has credited, in rows, so
+that its cost does not depend on the size of the state. It reads no run that is not here yet (see
 `engine.state.remote`): their pages are compacted once they are, or once too much waits for that.
+`OperatorState` says what `through`, `pending` and `restored` are.
 
 Design: docs/decisions/0044-window-state.md, docs/decisions/0048-lazy-restore.md.
 """
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from rekindle.engine.state.operator import (
     COMPACTION_RATIO,
-    LIVE_ROWS,
+    ROWS_PER_LIVE_ROW,
     Delta,
     OperatorState,
     Page,
@@ -49,7 +50,7 @@ PAGE_ROWS = 4096
 """Rows of a page when it is cut; one with twice as many is cut again."""
 PAGE_BYTES = 512 << 10
 """Pages of wide rows have fewer: a page is folded in memory, and several are when they are read."""
-BURST_PAGES = 16
+EXTRA_PAGES = 16
 """Pages that a call compacts, at most, beyond twice what it has to: credit may have waited for runs
 that were not here."""
 WAITING_BYTES = 64 << 20
@@ -61,7 +62,7 @@ SINGLE_DELTAS, JOINED_DELTAS = 32, 512
 of the next level, so that reading does not search too many."""
 JOIN_BYTES = 16 << 20
 """Deltas that are joined to one; larger ones are not copied."""
-PRUNED_PAGES = 64
+PRUNE_SCAN_PAGES = 64
 """Size of the deltas whose live rows are counted in one call, in pages."""
 
 
@@ -96,7 +97,7 @@ def compact(shape: RunShape, state: OperatorState) -> OperatorState:
 def _most_credit(state: OperatorState) -> int:
     """What one call may spend on more than one page."""
     newest = state.deltas[-1].run.rows
-    return 2 * int(COMPACTION_RATIO * newest) + BURST_PAGES * 2 * PAGE_ROWS
+    return 2 * int(COMPACTION_RATIO * newest) + EXTRA_PAGES * 2 * PAGE_ROWS
 
 
 def _can_be_compacted(state: OperatorState) -> npt.NDArray[np.bool_]:
@@ -178,7 +179,7 @@ def _prune(state: OperatorState) -> OperatorState:
     """Without dead rows, if they are most: of deltas that are needed for a few rows of pages which
     are hardly worth a compaction. A part of the deltas in each call."""
     rows = sum(delta.run.rows for delta in state.deltas)
-    if rows <= LIVE_ROWS * int(state.pending.sum()) + 4 * PAGE_ROWS:
+    if rows <= ROWS_PER_LIVE_ROW * int(state.pending.sum()) + 4 * PAGE_ROWS:
         return state
     deltas: list[Delta | None] = list(state.deltas)
     first, seen = state.seq % len(deltas), 0
@@ -187,11 +188,11 @@ def _prune(state: OperatorState) -> OperatorState:
         if not delta.run.is_here:
             continue
         live = _live(state, delta)
-        if live.num_rows * LIVE_ROWS < delta.run.rows:
+        if live.num_rows * ROWS_PER_LIVE_ROW < delta.run.rows:
             fresh = replace(delta, run=Run(live.combine_chunks()))
             deltas[at] = fresh if live.num_rows else None
         seen += delta.run.rows
-        if seen > PRUNED_PAGES * PAGE_ROWS:
+        if seen > PRUNE_SCAN_PAGES * PAGE_ROWS:
             break
     return replace(state, deltas=tuple(d for d in deltas if d is not None))
 

@@ -27,7 +27,7 @@ from rekindle.engine.state.runs import BUCKETS, Int64s, Run
 
 COMPACTION_RATIO = 1.6
 """Rows that are compacted for each row that is appended."""
-LIVE_ROWS = 3
+ROWS_PER_LIVE_ROW = 3
 """Deltas have at most this many rows for each live one, and some pages."""
 NO_PANE, END_OF_PANES = -(2**63), 2**63 - 1
 
@@ -218,7 +218,7 @@ def _live_part(delta: Delta, first_us: int) -> Delta:
     if run.extent[0] >= first_us or not run.is_here:
         return delta
     first, rows = run.position(first_us, 0), run.rows
-    if (rows - first) * LIVE_ROWS >= rows:
+    if (rows - first) * ROWS_PER_LIVE_ROW >= rows:
         return delta
     return replace(delta, run=Run(copy_rows(run.table, first, rows)))
 

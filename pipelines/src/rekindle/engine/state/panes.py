@@ -1,4 +1,4 @@
-"""Combines the panes of an operator's state to windows. Pure, but for the files of tree nodes.
+"""Combines the panes of an operator's state into windows. Pure, but for the files of tree nodes.
 
 A window of many panes is combined from the nodes of a tree: tree node (0, i) is pane i, and tree
 node (l, i) the panes from i * FAN_OUT^l on, FAN_OUT^l of them. A tree node is the left fold of its
@@ -44,7 +44,7 @@ FAN_OUT = 1 << FAN_OUT_BITS
 WINDOW_ROWS, WINDOW_BYTES = 1 << 18, 16 << 20
 """Rows of tree nodes that are folded at once to windows, if there is more than one window."""
 WINDOWS = 1024
-"""Windows of tree nodes that are folded at once, at most: each has a list of some dozens."""
+"""Most windows of tree nodes that are folded at once: each has a list of some dozens of nodes."""
 TREE_NODE_ROWS, TREE_NODE_BYTES = 1 << 19, 32 << 20
 """Rows of a tree node's children that are folded at once."""
 
@@ -64,7 +64,7 @@ def closing_windows(panes: Int64s, pane_us: int, count: int, before: int, after:
     last = min(max(after // pane_us - count, lowest - 1), highest)
     low, high = np.maximum(numbers - count + 1, first), np.minimum(numbers, last)
     low[1:] = np.maximum(low[1:], high[:-1] + 1)  # panes share windows
-    return _ranges_of(low, np.maximum(high - low + 1, 0))
+    return _numbers_of_ranges(low, np.maximum(high - low + 1, 0))
 
 
 def windows(
@@ -99,7 +99,7 @@ def each_window(
             add(rows if wanted.all() else rows.filter(pa.array(wanted)))
         return state
     if count < FAN_OUT:
-        for buckets in _ranges(state.rows, state.nbytes):
+        for buckets in _bucket_ranges(state.rows, state.nbytes):
             panes = read(shape, state, first * pane_us, (last + count) * pane_us, buckets)
             _fold_panes(shape, panes, pane_us, count, starts, add)
         return state
@@ -112,11 +112,14 @@ def without_touched(state: OperatorState, touched: Int64s, pane_us: int) -> Oper
         return state
     numbers = touched // pane_us
     levels = {level for level, _ in state.tree_nodes}
-    stale = {(level, n) for level in levels for n in np.unique(numbers // _panes(level)).tolist()}
+    stale = {
+        (level, n) for level in levels for n in np.unique(numbers // _panes_of_node(level)).tolist()
+    }
     kept = {
         (level, n): rows
         for (level, n), rows in state.tree_nodes.items()
-        if (level, n) not in stale and n * _panes(level) * pane_us >= state.first_live_pane_us
+        if (level, n) not in stale
+        and n * _panes_of_node(level) * pane_us >= state.first_live_pane_us
     }
     return replace(state, tree_nodes=kept)
 
@@ -127,18 +130,19 @@ def tree_nodes_of(first: int, count: int) -> list[TreeNode]:
     end = first + count
     while first < end:
         level = 0
-        while first % _panes(level + 1) == 0 and first + _panes(level + 1) <= end:
+        while first % _panes_of_node(level + 1) == 0 and first + _panes_of_node(level + 1) <= end:
             level += 1
-        nodes.append((level, first // _panes(level)))
-        first += _panes(level)
+        nodes.append((level, first // _panes_of_node(level)))
+        first += _panes_of_node(level)
     return nodes
 
 
-def _panes(level: int) -> int:
+def _panes_of_node(level: int) -> int:
+    """How many panes a tree node of this level has."""
     return 1 << level * FAN_OUT_BITS
 
 
-def _ranges(rows: int, nbytes: int) -> list[tuple[int, int]]:
+def _bucket_ranges(rows: int, nbytes: int) -> list[tuple[int, int]]:
     """Ranges of buckets that divide so many rows to about TREE_NODE_ROWS or _BYTES each."""
     size = rows_within(TREE_NODE_ROWS, TREE_NODE_BYTES, rows, nbytes)
     count = max(1, min(-(-rows // size), BUCKETS))
@@ -160,7 +164,7 @@ def _fold_panes(
     lengths = high - low
     for begin, end in _portions(lengths, panes.num_rows, panes.nbytes):
         part = lengths[begin:end]
-        rows = panes.take(pa.array(_ranges_of(low[begin:end], part)))
+        rows = panes.take(pa.array(_numbers_of_ranges(low[begin:end], part)))
         add(_fold_as(shape, rows, np.repeat(starts[begin:end] * pane_us, part)))
 
 
@@ -188,7 +192,7 @@ def _from_tree_nodes(
         portion = starts[at : at + at_once]
         parts = [tree_nodes_of(start, count) for start in portion.tolist()]
         wanted = sorted({node for nodes in parts for node in nodes})
-        for buckets in cache.ranges:
+        for buckets in cache.bucket_ranges:
             found = cache.tables(wanted, buckets)
             lengths = np.array([sum(found[n].num_rows for n in nodes) for nodes in parts])
             for begin, end in _portions(lengths, state.rows, state.nbytes):
@@ -199,9 +203,9 @@ def _from_tree_nodes(
 
 
 def _windows_at_once(state: OperatorState) -> int:
-    """As many as have about WINDOW_ROWS rows or WINDOW_BYTES in the panes in which they begin, but
-    as a tree node has panes: each has a list of tree nodes, and what they have in common is read
-    again for the next ones."""
+    """As many as have about WINDOW_ROWS rows or WINDOW_BYTES in the panes in which they begin. At
+    least FAN_OUT, since the tree nodes that windows have in common are read again for the next
+    ones; at most WINDOWS."""
     size = rows_within(WINDOW_ROWS, WINDOW_BYTES, state.rows, state.nbytes)
     return min(WINDOWS, max(FAN_OUT, size * len(state.panes) // max(1, state.rows)))
 
@@ -218,11 +222,11 @@ def _rows_of_windows(
     numbers = {node: number for number, node in enumerate(nodes)}
     order = np.array([numbers[node] for of_window in windows for node in of_window])
     return rows.take(
-        pa.array(_ranges_of(np.cumsum(lengths)[order] - lengths[order], lengths[order]))
+        pa.array(_numbers_of_ranges(np.cumsum(lengths)[order] - lengths[order], lengths[order]))
     )
 
 
-def _ranges_of(firsts: Int64s, lengths: Int64s) -> Int64s:
+def _numbers_of_ranges(firsts: Int64s, lengths: Int64s) -> Int64s:
     """The numbers of each range, one range after another."""
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     numbers: Int64s = np.repeat(firsts, lengths) + within
@@ -242,7 +246,9 @@ class _TreeNodes:
         self._in_memory: dict[TreeNode, Run] = {}
         self.kept = dict(state.tree_nodes)
         panes = max(1, len(state.panes))
-        self.ranges = _ranges(FAN_OUT * state.rows // panes, FAN_OUT * state.nbytes // panes)
+        self.bucket_ranges = _bucket_ranges(
+            FAN_OUT * state.rows // panes, FAN_OUT * state.nbytes // panes
+        )
         """Ranges of buckets whose rows of all children of a tree node fit into memory."""
 
     def tables(
@@ -293,7 +299,7 @@ class _TreeNodes:
         first = number * FAN_OUT
         low, high = first * self._pane_us, (first + FAN_OUT) * self._pane_us
         found = []
-        for buckets in self.ranges:
+        for buckets in self.bucket_ranges:
             if level == 1:
                 rows = read(self._shape, self._state, low, high, buckets)
             else:

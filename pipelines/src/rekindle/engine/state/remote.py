@@ -19,8 +19,8 @@ import pyarrow as pa
 from rekindle.engine.state.runs import Run, RunFile, RunId
 
 
-class Source(Protocol):
-    """Where the rows of runs come from, several at once."""
+class RunFetcher(Protocol):
+    """Fetches the rows of some runs, all at once."""
 
     def fetch(self) -> None:
         """Return when the runs have arrived. Raises StoreError, StateLost, DiskFull."""
@@ -45,16 +45,16 @@ class RunFacts:
 class AwaitedRun:
     """The place of one run that arrives later, once."""
 
-    __slots__ = ("__weakref__", "facts", "run", "source")
+    __slots__ = ("__weakref__", "facts", "fetcher", "run")
 
-    def __init__(self, facts: RunFacts, source: Source) -> None:
+    def __init__(self, facts: RunFacts, fetcher: RunFetcher) -> None:
         self.facts = facts
         self.run: Run | None = None
-        self.source: Source | None = source
+        self.fetcher: RunFetcher | None = fetcher
 
     def arrive(self, run: Run) -> None:
         self.run = run
-        self.source = None
+        self.fetcher = None
 
 
 class RemoteRun(Run):
@@ -76,8 +76,8 @@ class RemoteRun(Run):
         """Waits for the rows. Raises StoreError, StateLost, DiskFull."""
         awaited = self._awaited
         while awaited.run is None:
-            if (source := awaited.source) is not None:
-                source.fetch()
+            if (fetcher := awaited.fetcher) is not None:
+                fetcher.fetch()
         table = awaited.run.table
         return table if self._names is None else table.select(self._names)
 
@@ -111,13 +111,13 @@ class RemoteRun(Run):
         return RemoteRun(self._awaited, self.id, names)
 
     @property
-    def source(self) -> Source | None:
-        """Where its rows are; None once they are here."""
-        return self._awaited.source
+    def fetcher(self) -> RunFetcher | None:
+        """None once the rows are here."""
+        return self._awaited.fetcher
 
 
 def prefer(runs: Iterable[Run]) -> None:
     """Fetch these runs first, in this order: they will be read."""
-    sources = (run.source for run in runs if isinstance(run, RemoteRun))
-    for source in reversed(dict.fromkeys(source for source in sources if source is not None)):
-        source.prefer()
+    fetchers = (run.fetcher for run in runs if isinstance(run, RemoteRun))
+    for fetcher in reversed(dict.fromkeys(fetcher for fetcher in fetchers if fetcher is not None)):
+        fetcher.prefer()

@@ -35,6 +35,7 @@ their number, so each partition has rows in all buckets. Constant in a format of
 _SHIFT = 64 - BUCKET_BITS
 
 Merge = Literal["sum", "min", "max"]
+"""How partials of one group and pane are merged."""
 Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]
 
@@ -53,16 +54,18 @@ class RunShape:
     @cached_property
     def schema(self) -> pa.Schema:
         keys = zip(self.key_names, self.keys, strict=True)
-        partials = ((name, partial_type(kind, merge)) for name, kind, merge in self.partials)
+        partials = (
+            (name, partial_type(data_type, merge)) for name, data_type, merge in self.partials
+        )
         return pa.schema([(PANE, pa.int64()), (HASH, pa.uint64()), *keys, *partials])
 
 
-def partial_type(kind: pa.DataType, merge: str) -> pa.DataType:
+def partial_type(data_type: pa.DataType, merge: str) -> pa.DataType:
     """Decimal sums have full precision, so that an overflow does not depend on how many epochs are
     merged at once."""
-    if merge == "sum" and pa.types.is_decimal(kind):
-        return pa.decimal128(38, kind.scale)
-    return kind
+    if merge == "sum" and pa.types.is_decimal(data_type):
+        return pa.decimal128(38, data_type.scale)
+    return data_type
 
 
 class RunId:
@@ -167,7 +170,8 @@ def bucket_of(hashes: Uint64s) -> Int64s:
 
 
 def rows_within(most_rows: int, most_bytes: int, rows: int, nbytes: int) -> int:
-    """How many rows, if so many have `nbytes`, are at most `most_rows` and `most_bytes`."""
+    """How many rows have at most `most_bytes`, and are at most `most_rows`; one at least. `nbytes`:
+    the size of `rows` of them."""
     return max(1, min(most_rows, most_bytes * rows // max(1, nbytes)))
 
 
@@ -264,30 +268,32 @@ def _comparable(values: pa.Array) -> pa.Array:
     return values
 
 
-def _merge(values: pa.Array, kind: pa.DataType, merge: Merge, starts: Int64s) -> pa.Array:
+def _merge(values: pa.Array, data_type: pa.DataType, merge: Merge, starts: Int64s) -> pa.Array:
     """Merges the values between `starts` from left to right; NULLs are ignored."""
-    if merge == "sum" and pa.types.is_floating(kind):
-        return _sum_doubles(values, kind, starts)
-    if merge == "sum" and pa.types.is_integer(kind):
+    if merge == "sum" and pa.types.is_floating(data_type):
+        return _sum_doubles(values, data_type, starts)
+    if merge == "sum" and pa.types.is_integer(data_type):
         numbers, valid = _numbers(values)
         numbers = np.where(valid, numbers, 0) if valid is not None else numbers
-        return _result(np.add.reduceat(numbers, starts, dtype=numbers.dtype), kind, valid, starts)
-    if merge != "sum" and pa.types.is_floating(kind):  # also a single value: −0.0 becomes 0.0
+        return _result(
+            np.add.reduceat(numbers, starts, dtype=numbers.dtype), data_type, valid, starts
+        )
+    if merge != "sum" and pa.types.is_floating(data_type):  # also a single value: −0.0 becomes 0.0
         merged = _merge(to_comparable(values.cast(pa.float64())), pa.int64(), merge, starts)
-        return from_comparable(merged).cast(kind)
+        return from_comparable(merged).cast(data_type)
     if len(starts) == len(values):
         return values
-    if merge != "sum" and _is_number(kind):
+    if merge != "sum" and _is_number(data_type):
         numbers, valid = _numbers(values)
         if valid is not None:
             limits = np.iinfo(numbers.dtype)
             numbers = np.where(valid, numbers, limits.max if merge == "min" else limits.min)
         ufunc = np.minimum if merge == "min" else np.maximum
-        return _result(ufunc.reduceat(numbers, starts), kind, valid, starts)
-    return _merge_others(values, kind, merge, starts)
+        return _result(ufunc.reduceat(numbers, starts), data_type, valid, starts)
+    return _merge_others(values, data_type, merge, starts)
 
 
-def _sum_doubles(values: pa.Array, kind: pa.DataType, starts: Int64s) -> pa.Array:
+def _sum_doubles(values: pa.Array, data_type: pa.DataType, starts: Int64s) -> pa.Array:
     """`bincount` adds weights one after another, beginning with 0.0."""
     valid = _valid(values)
     floats = pc.fill_null(values, 0.0) if valid is not None else values
@@ -295,12 +301,12 @@ def _sum_doubles(values: pa.Array, kind: pa.DataType, starts: Int64s) -> pa.Arra
     lengths = np.diff(starts, append=len(numbers))
     ids = np.repeat(np.arange(len(starts)), lengths)
     sums = np.bincount(ids, weights=numbers, minlength=len(starts))
-    return _result(sums, kind, valid, starts)
+    return _result(sums, data_type, valid, starts)
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def _is_number(data_type: pa.DataType) -> bool:
     t = pa.types
-    return bool(t.is_integer(kind) or t.is_date32(kind) or t.is_timestamp(kind))
+    return bool(t.is_integer(data_type) or t.is_date32(data_type) or t.is_timestamp(data_type))
 
 
 def _numbers(values: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
@@ -316,16 +322,18 @@ def _numbers(values: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] 
 
 def _result(
     numbers: npt.NDArray[Any],
-    kind: pa.DataType,
+    data_type: pa.DataType,
     valid: npt.NDArray[np.bool_] | None,
     starts: Int64s,
 ) -> pa.Array:
     missing = None if valid is None else ~np.logical_or.reduceat(valid, starts)
     result = pa.array(numbers, mask=missing)
-    return result if result.type == kind else result.cast(kind)
+    return result if result.type == data_type else result.cast(data_type)
 
 
-def _merge_others(values: pa.Array, kind: pa.DataType, merge: Merge, starts: Int64s) -> pa.Array:
+def _merge_others(
+    values: pa.Array, data_type: pa.DataType, merge: Merge, starts: Int64s
+) -> pa.Array:
     """Texts, decimals, booleans, binaries: by Arrow, on one thread; the order of rows does not
     change their bits."""
     lengths = np.diff(starts, append=len(values))
@@ -336,7 +344,7 @@ def _merge_others(values: pa.Array, kind: pa.DataType, merge: Merge, starts: Int
     result = _array(merged.column(f"v_{merge}"))
     if not _is_identity(found):
         result = _take(result, np.argsort(found, kind="stable"))
-    return result if result.type == kind else result.cast(kind)
+    return result if result.type == data_type else result.cast(data_type)
 
 
 def _valid(values: pa.Array) -> npt.NDArray[np.bool_] | None:

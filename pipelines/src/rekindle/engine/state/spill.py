@@ -23,6 +23,7 @@ from rekindle.engine.state.runs import Run, RunFile
 STATE_BYTES = 32 << 20
 """State of a task in memory, by default."""
 PORTION_BYTES = 1 << 20
+"""The least that `RunFiles.portion_bytes` is."""
 LIVE_SHARE = 0.25
 """If a smaller share of a file's bytes is live, its runs are written to another one."""
 
@@ -51,7 +52,7 @@ class RunFiles:
             return states
         pa.default_memory_pool().release_unused()  # what was freed since the last spill
         by_schema: dict[pa.Schema, list[Run]] = {}
-        for run in in_memory:  # tree nodes and pages first, then deltas, oldest first
+        for run in in_memory:  # tree nodes and pages (`OperatorState`), then deltas, oldest first
             if size <= self._memory_bytes // 2:
                 break
             size -= run.nbytes

@@ -23,6 +23,7 @@ from rekindle.exchange.state_mover.messages import (
     NewcomerMessage,
     Offer,
     OfferRequest,
+    Preparing,
     Refusal,
     RefusalReason,
     Release,
@@ -79,6 +80,14 @@ class SnapshotPinned:
 
 
 @dataclass(frozen=True, slots=True)
+class PinProgressed:
+    """So many runs of the state have been read for its digest."""
+
+    session: Session
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
 class PinFailed:
     session: Session
     message: str
@@ -119,6 +128,7 @@ DonorCoreEvent = (
     MessageReceived
     | StateReached
     | SnapshotPinned
+    | PinProgressed
     | PinFailed
     | ChunkRead
     | ChunkUnreadable
@@ -134,7 +144,7 @@ DonorCoreEvent = (
 @dataclass(frozen=True, slots=True)
 class PinSnapshot:
     """Keep the newest state, and the log from its base up to it; do not wait for an epoch. Answer
-    with SnapshotPinned or PinFailed."""
+    with SnapshotPinned or PinFailed, and with PinProgressed meanwhile; stop if the session ends."""
 
     session: Session
 
@@ -165,7 +175,8 @@ DonorEffect = PinSnapshot | UnpinSnapshot | ReadChunk | Reply
 
 @dataclass(slots=True)
 class _Sending:
-    """One session at the donor. `reading`: chunks that the shell reads."""
+    """One session at the donor. `prepared`: runs that the shell has read for the offer. `reading`:
+    chunks that it reads."""
 
     session: Session
     needed: int
@@ -174,6 +185,7 @@ class _Sending:
     machine: StateMachine[DonorPhase, DonorEvent] = field(init=False)
     offer: Offer | None = None
     plan: ChunkPlan | None = None
+    prepared: int = 0
     reading: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -215,6 +227,10 @@ class DonorCore:
                 return [e for s in [*self._active.values()] for e in self._pin_if_reached(s)]
             case SnapshotPinned():
                 return self._pinned(event)
+            case PinProgressed(session, runs):
+                if (sending := self._find(session)) is not None:
+                    sending.prepared = runs
+                return []
             case PinFailed(session, message):
                 return self._failed(session, DonorEvent.PIN_FAILED, message)
             case ChunkRead(session, number, data):
@@ -273,9 +289,11 @@ class DonorCore:
         if sending is None:
             return [self._refuse(request.session, RefusalReason.ENDED)]
         sending.last_request_at = now
-        if sending.offer is None:
-            return self._pin_if_reached(sending)
-        return [Reply(sending.offer)]
+        if sending.offer is not None:
+            return [Reply(sending.offer)]
+        if sending.prepared:
+            return [Reply(Preparing(sending.session, sending.prepared))]
+        return self._pin_if_reached(sending)
 
     def _chunk_requested(self, request: ChunkRequest, now: float) -> list[DonorEffect]:
         sending = self._find(request.session)
@@ -306,6 +324,7 @@ class DonorCore:
             return [UnpinSnapshot(event.session)]
         if event.epoch + 1 < sending.needed:
             sending.machine.step(DonorEvent.PINNED_TOO_EARLY)
+            sending.prepared = 0
             return [UnpinSnapshot(event.session)]
         sending.machine.step(DonorEvent.PINNED)
         plan = ChunkPlan(event.sizes, sending.chunk_bytes)

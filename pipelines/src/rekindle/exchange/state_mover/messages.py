@@ -69,6 +69,23 @@ class Order:
     needed: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """What polls tell one replica about state movements.
+
+    `order`: for a newcomer, with the address of the donor. `abandoned`: it starts from no session
+    up to this version. `may_restore`: it may get a restore point. `register`: holds, for an
+    upstream replica. `release`: sessions whose holds, or whose pinned state, nobody needs.
+    """
+
+    order: Order | None = None
+    donor_address: str = ""
+    abandoned: Version | None = None
+    may_restore: bool = False
+    register: tuple[Session, ...] = ()
+    release: tuple[Session, ...] = ()
+
+
 class FailureReason(StrEnum):
     REFUSED = "the donor refused"
     DONOR_RESTARTED = "the donor has restarted"
@@ -80,7 +97,7 @@ class FailureReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A newcomer's session, in its poll response. `epoch`: of the state that is moved; None before
-    the offer."""
+    the offer. `prepared`: runs that the donor has read for its offer."""
 
     session: Session
     donor: Replica
@@ -91,6 +108,7 @@ class Progress:
     chunks: int = 0
     reason: FailureReason | None = None
     message: str = ""
+    prepared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +128,18 @@ class Hold:
 
     session: Session
     base: int
+
+
+@dataclass(frozen=True, slots=True)
+class MovementReport:
+    """What a task's response says about state movements. `newcomer`: of one without state.
+    `donates`: sessions for which it keeps state. `moved_through`: it has started from a partner's
+    state after this epoch, and has computed nothing up to it."""
+
+    newcomer: NewcomerReport | None = None
+    holds: tuple[Hold, ...] = ()
+    donates: tuple[Session, ...] = ()
+    moved_through: int | None = None
 
 
 # -- newcomer to donor ---------------------------------------------------------------------------
@@ -144,6 +174,14 @@ DonorMessage = OfferRequest | ChunkRequest | Release
 
 
 # -- donor to newcomer ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """There will be an offer; `runs` of the state have been read for it."""
+
+    session: Session
+    runs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,4 +227,4 @@ class Refusal:
     message: str = ""
 
 
-NewcomerMessage = Offer | Chunk | Refusal
+NewcomerMessage = Preparing | Offer | Chunk | Refusal

@@ -29,6 +29,7 @@ from rekindle.exchange.state_mover.messages import (
     Offer,
     OfferRequest,
     Order,
+    Preparing,
     Progress,
     Refusal,
     RefusalReason,
@@ -184,6 +185,7 @@ class _Receiving:
     needed: int | None
     machine: StateMachine[NewcomerPhase, NewcomerEvent] = field(init=False)
     offer: Offer | None = None
+    prepared: int = 0
     stored: int = 0
     storing: bool = False
     asked: dict[int, _Request] = field(default_factory=dict)
@@ -264,6 +266,7 @@ class NewcomerCore:
             offer.chunks if offer is not None else 0,
             current.reason,
             current.message,
+            current.prepared,
         )
         return NewcomerReport(progress, self._abandoned)
 
@@ -336,6 +339,10 @@ class NewcomerCore:
         if current is None:
             return []
         match message:
+            case Preparing(_, runs):
+                if current.phase is NewcomerPhase.ASKING:  # it is asked again soon
+                    current.prepared, current.offer_request = runs, _Request(now)
+                return []
             case Offer():
                 return self._offered(current, message, now)
             case Chunk():

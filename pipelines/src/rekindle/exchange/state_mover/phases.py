@@ -28,7 +28,7 @@ class DonorEvent(StrEnum):
     READ_FAILED = "a chunk could not be read"
     RELEASED = "the newcomer or the coordinator released it"
     SUPERSEDED = "a newer session of the slot was requested"
-    EXPIRED = "no request came for the time of the lease"
+    EXPIRED = "no request came for the time of the lease"  # of the session: `donor.LEASE_S`
     STOPPED = "the donor stops"
 
 

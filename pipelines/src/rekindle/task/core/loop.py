@@ -6,7 +6,11 @@ state after it the task's state. What fails for a while is tried again after a b
 not fit into memory is tried again in a smaller call, in an engine that was started again. Does not
 know the log, Spark or sinks.
 
-Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls.
+A tentative epoch is a call on a fork of the state: its result enters a branch of the log, and never
+the state, a checkpoint or a digest. If it fails for any reason, it is left out: the stable branch
+does not wait for it.
+
+Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls, docs/design/consistency.md.
 """
 
 from __future__ import annotations
@@ -44,6 +48,20 @@ class EpochsTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class TentativeTaken:
+    """An epoch to process on a tentative branch, which `forks`: begins with the newest state."""
+
+    attempt: int
+    epoch: EpochInput
+    forks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForkDropped:
+    """The state of the tentative branch is no longer needed."""
+
+
+@dataclass(frozen=True, slots=True)
 class EpochsProcessed:
     outputs: Sequence[EpochOutput]
     operators: State  # of all operators, after the last of these epochs
@@ -54,6 +72,18 @@ class EpochsAppended:
     """The first of the outputs to append are in the log, one for each digest."""
 
     digests: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TentativeAppended:
+    """The tentative epoch is in the branch of its attempt, or needed no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TentativeFailed:
+    """The tentative epoch could not be processed, or not be appended."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +122,11 @@ class TakeEpochs:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEpochs:
+    """`attempt`: of the tentative branch; 0: the stable one."""
+
     operators: State
     epochs: Sequence[EpochInput]
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +134,14 @@ class AppendEpochs:
     """Append the outputs in order."""
 
     outputs: Sequence[EpochOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendTentative:
+    """Append the output to the branch of an attempt."""
+
+    attempt: int
+    output: EpochOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +167,18 @@ class CallCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class TentativeCompleted:
+    """A tentative epoch is out; or it is not, and none will be for a while: `failed`."""
+
+    attempt: int
+    epoch: int
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointReached:
+    """The newest epoch in the log is a checkpoint epoch: its state is to be saved."""
+
     state: TaskState
 
 
@@ -139,16 +191,28 @@ class GiveUp:
 
 LoopEvent = (
     EpochsTaken
+    | TentativeTaken
+    | ForkDropped
     | EpochsProcessed
     | EpochsAppended
+    | TentativeAppended
+    | TentativeFailed
     | AttemptFailed
     | EngineFailed
     | EngineDied
     | EngineRestarted
     | Woken
 )
-LoopRequest = TakeEpochs | ProcessEpochs | AppendEpochs | RestartEngine
-LoopEffect = LoopRequest | SetProblem | EpochComputed | CallCompleted | CheckpointReached | GiveUp
+LoopRequest = TakeEpochs | ProcessEpochs | AppendEpochs | AppendTentative | RestartEngine
+LoopEffect = (
+    LoopRequest
+    | SetProblem
+    | EpochComputed
+    | CallCompleted
+    | TentativeCompleted
+    | CheckpointReached
+    | GiveUp
+)
 
 
 # -- states --------------------------------------------------------------------------------------
@@ -163,16 +227,21 @@ class LoopPhase(StrEnum):
     RESTARTING = "restarting the engine"
 
 
-VALID: Mapping[LoopPhase, frozenset[type]] = {
-    LoopPhase.TAKING: frozenset({EpochsTaken, AttemptFailed, EngineDied, Woken}),
-    LoopPhase.PROCESSING: frozenset(
-        {EpochsProcessed, AttemptFailed, EngineFailed, EngineDied, Woken}
+VALID_EVENTS: Mapping[LoopPhase, frozenset[type]] = {
+    LoopPhase.TAKING: frozenset(
+        {EpochsTaken, TentativeTaken, ForkDropped, AttemptFailed, EngineDied, Woken}
     ),
-    LoopPhase.APPENDING: frozenset({EpochsAppended, AttemptFailed, Woken}),
+    LoopPhase.PROCESSING: frozenset(
+        {EpochsProcessed, AttemptFailed, TentativeFailed, EngineFailed, EngineDied, Woken}
+    ),
+    LoopPhase.APPENDING: frozenset(
+        {EpochsAppended, TentativeAppended, AttemptFailed, TentativeFailed, Woken}
+    ),
     LoopPhase.RESTARTING: frozenset({EngineRestarted, AttemptFailed, Woken}),
 }
 """The events that can happen in a phase; another one is a bug in the caller."""
 
+_TENTATIVE = "tentative"
 _SUBJECTS = {
     LoopPhase.TAKING: "input",
     LoopPhase.PROCESSING: "engine",
@@ -189,7 +258,19 @@ class LoopCore:
     """The loop of one task. `state`: after the newest epoch whose call is complete; `chained`: the
     digest of all output through the newest epoch in the log."""
 
-    def __init__(self, state: TaskState, checkpoint_interval_epochs: int, sizes: CallSizes) -> None:
+    def __init__(
+        self,
+        state: TaskState,
+        checkpoint_interval_epochs: int,
+        sizes: CallSizes,
+        *,
+        branches: bool = False,
+    ) -> None:
+        """`branches`: epochs that were taken, and are not part of a call that had to be smaller,
+        are taken again, since a tentative epoch may go before them."""
+        self._branches = branches
+        self._tentative: TentativeTaken | None = None  # in the call
+        self._fork: State | None = None  # of the tentative branch, while there is one
         self.state = state
         self.chained = state.chained_digest or chained_digest_from(state.epoch)
         self.phase = LoopPhase.TAKING
@@ -204,30 +285,43 @@ class LoopCore:
         self._failures = 0  # in a row
         self._retry_at = -math.inf
         self._problems: set[str] = set()  # that are reported
-        self._failed_in_call = False  # why the engine restarts
+        self._failed_in_call = False  # whether that is why the engine restarts
 
     @property
     def wake_at(self) -> float | None:
+        """When `Woken` is due; None if nothing waits for a time."""
         return self._retry_at if self._waiting else None
 
     def step(self, event: LoopEvent, now: float) -> list[LoopEffect]:
         """Raises InvalidLoopEvent."""
-        if type(event) not in VALID[self.phase]:
+        if type(event) not in VALID_EVENTS[self.phase]:
             raise InvalidLoopEvent(f"loop: {type(event).__name__} while {self.phase}")
         match event:
             case EpochsTaken(epochs):
                 return self._epochs_taken(epochs, now)
+            case TentativeTaken():
+                return self._tentative_taken(event, now)
+            case ForkDropped():
+                self._fork = None
+                return [*self._recovered(_TENTATIVE), *self._take()]
             case EpochsProcessed(outputs, operators):
                 return self._epochs_processed(outputs, operators)
+            case TentativeAppended():
+                self._fork = self._operators
+                return [*self._recovered(_TENTATIVE), *self._tentative_completed(now)]
+            case TentativeFailed(message):
+                return self._tentative_failed(message, now)
             case EpochsAppended(digests):
                 return self._epochs_appended(digests, now)
             case AttemptFailed(message):
+                if self._tentative is not None:
+                    return self._tentative_failed(message, now)
                 return self._attempt_failed(message, now)
             case EngineFailed(error):
                 return self._engine_failed(error)
             case EngineDied(message):
                 self._failed_in_call = False
-                return [self._report("engine", message), *self._restart()]
+                return [self._report("engine", message), *self._leave_tentative(), *self._restart()]
             case EngineRestarted():
                 recovered = [] if self._failed_in_call else self._recovered("engine")
                 return [*recovered, *self._next_call(now)]
@@ -252,6 +346,33 @@ class LoopCore:
     def _next_call(self, now: float) -> list[LoopEffect]:
         return self._process(now) if self._taken else self._take()
 
+    # -- tentative epochs ------------------------------------------------------------------------
+
+    def _tentative_taken(self, taken: TentativeTaken, now: float) -> list[LoopEffect]:
+        if taken.forks:
+            self._fork = self.state.operators
+        self._tentative = taken
+        self._taken.append(taken.epoch)
+        return [*self._recovered("input"), *self._process(now)]
+
+    def _tentative_failed(self, message: str, now: float) -> list[LoopEffect]:
+        report = self._report(_TENTATIVE, f"tentative results are left out: {message}")
+        return [report, *self._leave_tentative(), *self._next_call(now)]
+
+    def _leave_tentative(self) -> list[LoopEffect]:
+        return self._end_tentative(failed=True) if self._tentative is not None else []
+
+    def _tentative_completed(self, now: float) -> list[LoopEffect]:
+        return [*self._end_tentative(), *self._next_call(now)]
+
+    def _end_tentative(self, failed: bool = False) -> list[LoopEffect]:
+        taken, self._tentative = self._tentative, None
+        assert taken is not None, "a tentative epoch is in the call"
+        self._call = ()
+        self._taken.clear()
+        self._outputs.clear()
+        return [TentativeCompleted(taken.attempt, taken.epoch.epoch, failed)]
+
     # -- processing ------------------------------------------------------------------------------
 
     def _process(self, now: float) -> list[LoopEffect]:
@@ -262,8 +383,16 @@ class LoopCore:
             for epoch in self._call:
                 self._sizes.check(epoch)
         except RekindleError as error:
+            if self._tentative is not None:
+                return self._tentative_failed(str(error), now)
             return [GiveUp(error)]
-        return [ProcessEpochs(self.state.operators, self._call)]
+        return [self._process_call()]
+
+    def _process_call(self) -> ProcessEpochs:
+        if self._tentative is None:
+            return ProcessEpochs(self.state.operators, self._call)
+        assert self._fork is not None, "the first epoch of a tentative branch forks the state"
+        return ProcessEpochs(self._fork, self._call, self._tentative.attempt)
 
     def _epochs_processed(
         self, outputs: Sequence[EpochOutput], operators: State
@@ -272,13 +401,19 @@ class LoopCore:
         if wanted != got:
             problem = f"the engine returned epochs {got} for {wanted}: this is a bug"
             return [GiveUp(RekindleError(problem))]
-        self._sizes.succeeded(wanted[-1])
         self._operators = operators
         self._outputs.extend(outputs)
         self._enter(LoopPhase.APPENDING)
+        if self._tentative is not None:
+            return [AppendTentative(self._tentative.attempt, outputs[0])]
+        self._sizes.succeeded(wanted[-1])
         return [*self._recovered("engine"), AppendEpochs(outputs)]
 
     def _engine_failed(self, error: EngineUnavailable | OutOfMemory) -> list[LoopEffect]:
+        if self._tentative is not None:
+            self._failed_in_call = False
+            report = self._report(_TENTATIVE, f"tentative results are left out: {error}")
+            return [report, *self._leave_tentative(), *self._restart()]
         try:
             self._sizes.failed(self._call, error)
         except RekindleError as permanent:
@@ -305,6 +440,8 @@ class LoopCore:
         call, newest, self._call = self._call, self._call[-1], ()
         for _ in call:
             self._taken.popleft()
+        if self._branches:
+            self._taken.clear()
         is_checkpoint = (newest.epoch + 1) % self._checkpoint_interval_epochs == 0
         operators = self._operators.for_checkpoint() if is_checkpoint else self._operators
         self.state = TaskState(newest.epoch, newest.watermark, operators, self.chained)
@@ -338,7 +475,7 @@ class LoopCore:
                 return self._take()
             case LoopPhase.PROCESSING:
                 self._waiting = False
-                return [ProcessEpochs(self.state.operators, self._call)]
+                return [self._process_call()]
             case LoopPhase.APPENDING:
                 self._waiting = False
                 return [AppendEpochs(tuple(self._outputs))]

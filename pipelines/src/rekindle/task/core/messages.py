@@ -5,12 +5,25 @@ Events of its loop, saver and sinks, and their effects, are in the modules of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rekindle.consistency.messages import (
+    BatchReceived,
+    ConsistencySettings,
+    UpstreamReported,
+)
 from rekindle.engine.memory import MemoryPlan, plan_memory
+from rekindle.exchange.state_mover.donor import DonorCoreEvent, DonorEffect, DonorLimits
+from rekindle.exchange.state_mover.newcomer import (
+    NewcomerCoreEvent,
+    NewcomerEffect,
+    NewcomerLimits,
+)
 from rekindle.identity import Identity
 from rekindle.protocol import PollRequest, PollResponse, SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.branches import BranchEffect
 from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
     AttemptFailed,
@@ -21,6 +34,8 @@ from rekindle.task.core.loop import (
     EpochsProcessed,
     EpochsTaken,
     LoopRequest,
+    TentativeAppended,
+    TentativeFailed,
 )
 from rekindle.task.core.saver import (
     EntrySaved,
@@ -54,6 +69,10 @@ class TaskSettings:
     fence: int = NO_EPOCH  # the highest one that earlier boots have seen
     identity: Identity = field(default_factory=Identity)
     memory: MemoryPlan = field(default_factory=plan_memory)
+    donor: DonorLimits = field(default_factory=DonorLimits)
+    newcomer: NewcomerLimits = field(default_factory=NewcomerLimits)
+    consistency: ConsistencySettings | None = None  # of a task whose output may be tentative
+    input_names: Sequence[str] = ()  # by `Channel.input`
 
 
 # -- events --------------------------------------------------------------------------------------
@@ -67,13 +86,16 @@ class PollReceived:
 @dataclass(frozen=True, slots=True)
 class TaskRestored:
     """State, inputs, engine and log are there; the log holds `log_base` to `log_last`. `complete`:
-    none of the state has to be fetched; otherwise StateComplete follows."""
+    none of the state has to be fetched; otherwise StateComplete follows. `written_through`: the
+    newest epoch that sinks certainly have; None: that of the state. `compare_from`: the first epoch
+    of which an earlier boot may have written a wrong file; None: of none."""
 
     state: TaskState
     log_base: int
     log_last: int
-    compare_from: int | None = None  # see `task.earlier_boots`
+    compare_from: int | None = None
     complete: bool = True
+    written_through: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +125,23 @@ class SinkReported:
     event: SinkEvent
 
 
+@dataclass(frozen=True, slots=True)
+class NewcomerStepped:
+    """What happened in a state movement to this task."""
+
+    event: NewcomerCoreEvent
+
+
+@dataclass(frozen=True, slots=True)
+class DonorStepped:
+    """What happened in state movements from this task."""
+
+    event: DonorCoreEvent
+
+
+InputEvent = BatchReceived | UpstreamReported
+"""Of a task whose output may be tentative; another one's inputs answer `TakeEpochs`."""
+
 TaskCoreEvent = (
     PollReceived
     | TaskRestored
@@ -110,6 +149,8 @@ TaskCoreEvent = (
     | LogTruncated
     | CallFailedPermanently
     | SinkReported
+    | NewcomerStepped
+    | DonorStepped
     | EpochsTaken
     | EpochsProcessed
     | EpochsAppended
@@ -124,6 +165,9 @@ TaskCoreEvent = (
     | StepSucceeded
     | StepFailed
     | StopRequested
+    | InputEvent
+    | TentativeAppended
+    | TentativeFailed
     | Woken
 )
 
@@ -153,7 +197,10 @@ TaskEffect = (
     Respond
     | RefusePoll
     | CallSink
+    | NewcomerEffect
+    | DonorEffect
     | LoopRequest
+    | BranchEffect
     | SaverEffect
     | StartCall
     | CompleteStart

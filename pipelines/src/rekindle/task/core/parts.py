@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rekindle.protocol import CheckpointDone, SinkAssignment, SinkProgress
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.saver import SaverCore
 from rekindle.task.core.sink import SinkCore
@@ -56,8 +57,8 @@ class Sinks:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """The saver, as the status sees it."""
+class SaverAdapter:
+    """The saver as the status reads it (`status.SaverView`)."""
 
     core: SaverCore
 
@@ -71,8 +72,9 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a task has once it is restored."""
+    """What a task has once it is restored. `branches`: if its output may be tentative."""
 
     log: LogPositions
     loop: LoopCore
     sinks: Sinks
+    branches: BranchesCore | None = None

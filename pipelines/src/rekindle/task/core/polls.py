@@ -23,8 +23,8 @@ class PollRefused(RekindleError):
 
 
 class PollCore:
-    """The polls of one task. `fence`: the highest one seen; `desired`: the newest
-    poll that is not `ask_only`."""
+    """The polls of one task. `fence`: the highest one seen; `desired`: the newest poll that is not
+    `ask_only`, which only asks for a response."""
 
     def __init__(self, ref: TaskRef, identity: Identity, fence: int) -> None:
         self.fence = fence

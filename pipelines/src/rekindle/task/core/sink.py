@@ -39,8 +39,8 @@ class LogGrew:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseChanged:
-    """The limit of writing: no epoch above `through`; None: all."""
+class WriteLimitChanged:
+    """No epoch above `through` may be written; None: all may."""
 
     through: int | None
 
@@ -107,7 +107,7 @@ class CheckConflicts:
 
 SinkEvent = (
     LogGrew
-    | PauseChanged
+    | WriteLimitChanged
     | SinkOpened
     | EpochWritten
     | WriteEnded
@@ -120,8 +120,8 @@ SinkEffect = OpenSink | WriteEpochs | CheckConflicts
 
 
 class SinkCore:
-    """One query's sink. `next_epoch`: the first that is not durable; `problem`: why the newest call
-    failed; None after a success."""
+    """One query's sink. `through`: no epoch above it may be written; None: all may. `next_epoch`:
+    the first that is not durable; `problem`: why the newest call failed; None after a success."""
 
     def __init__(
         self,
@@ -179,10 +179,10 @@ class SinkCore:
         match event:
             case LogGrew(last):
                 self._log_last = last
-            case PauseChanged(through):
+            case WriteLimitChanged(through):
                 self._through = through
             case SinkOpened(last, first):
-                self._compare_through = last  # first: another thread reads `compares`
+                self._compare_through = last  # before `_opened`: another thread reads `compares`
                 self._opened, self._call = True, None
                 self.next_epoch = max(self.next_epoch, self._first_to_write(last, first))
             case EpochWritten(epoch, conflict):

@@ -27,6 +27,11 @@ class StartRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class StateArrived:
+    """State and log are here already: a partner gave them."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepSucceeded:
     """What the last effect asked for is there."""
 
@@ -58,7 +63,7 @@ class CompleteStart:
     """Open the log, and begin."""
 
 
-StartEvent = StartRequested | StepSucceeded | StepFailed | Woken
+StartEvent = StartRequested | StateArrived | StepSucceeded | StepFailed | Woken
 # Effects that need I/O; each ends with StepSucceeded or StepFailed.
 StartCall = RestoreState | OpenInputs | AwaitEngine
 StartEffect = StartCall | CompleteStart | SetProblem
@@ -108,6 +113,9 @@ class StartCore:
             case StartRequested(point) if self.waits_for is StartStep.RESTORE_POINT:
                 self._point = point
                 return self._advance()
+            case StateArrived() if self.waits_for is StartStep.RESTORE_POINT:
+                self.waits_for = StartStep.STATE
+                return self._advance()
             case StepSucceeded() if self.waits_for in NEXT and self._retry_at is None:
                 return [*self._recovered(), *self._advance()]
             case StepFailed(problem) if self.waits_for in _SUBJECTS and self._retry_at is None:
@@ -119,7 +127,7 @@ class StartCore:
                     return []
                 self._retry_at = None
                 return self._attempt()
-            case StartRequested() | StepSucceeded() | StepFailed():
+            case StartRequested() | StateArrived() | StepSucceeded() | StepFailed():
                 raise InvalidStart(f"start: {event} while the task waits for {self.waits_for}")
         assert_never(event)
 

@@ -18,9 +18,11 @@ from typing import Protocol
 
 from rekindle.engine.model import DroppedRows
 from rekindle.errors import StateLost
+from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.identity import STREAM_VERSIONS
 from rekindle.protocol import (
     CheckpointDone,
+    ConsistencyState,
     Contradiction,
     PollResponse,
     SinkProgress,
@@ -29,6 +31,7 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.partner import PartnerMessages
 from rekindle.task.core.phases import PhaseMachine, TaskEvent
 from rekindle.task.core.snapshots import Held
 
@@ -107,8 +110,10 @@ class TaskStatus:
         self.restored_from: int | None = None
         self.restoring: str | None = None  # the entry of which state is not here
         self.fetch: FetchView | None = None  # while that is so
-        self.slow_start: Callable[[], str | None] | None = None  # a call that has not ended
-        self.snapshots: Callable[[], Sequence[Held]] | None = None
+        self.slow_start: Callable[[], str | None] | None = None  # says why, if it is slow
+        self.snapshots: Callable[[], Sequence[Held]] | None = None  # with what each keeps in memory
+        self.movement: Callable[[], MovementReport] | None = None
+        self.moved_through: int | None = None  # if it has started from a partner's state
         self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
         self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
@@ -124,10 +129,11 @@ class TaskStatus:
         self._requested: frozenset[int] = frozenset()
         self._committed = NO_EPOCH
         self._contradiction: tuple[Contradiction, int] | None = None  # and what was committed then
+        self._output: Mapping[str, object] = {}  # fields of responses
 
     # -- filled in -------------------------------------------------------------------------------
 
-    def problem(self, subject: str, problem: TaskProblem | None) -> None:
+    def set_problem(self, subject: str, problem: TaskProblem | None) -> None:
         """Report the problem of a part of the task; None if it has recovered."""
         if problem is None:
             self._problems.pop(subject, None)
@@ -189,6 +195,23 @@ class TaskStatus:
         elif phase is TaskPhase.LIVE and behind > BEHIND_AFTER_EPOCHS:
             self.step(TaskEvent.FELL_BEHIND)
 
+    def set_consistency(
+        self,
+        state: ConsistencyState,
+        tentative_epoch: int | None,
+        missing: Sequence[str],
+        partner: PartnerMessages,
+    ) -> None:
+        """The state of the output of a task whose output may be tentative; `missing`: its input
+        streams that are missing."""
+        self._output = {
+            "consistency": state,
+            "tentative_epoch": NO_EPOCH if tentative_epoch is None else tentative_epoch,
+            "missing": tuple(missing),
+            "asks": partner.asks,
+            "answer": partner.answer,
+        }
+
     # -- read ------------------------------------------------------------------------------------
 
     @property
@@ -209,7 +232,7 @@ class TaskStatus:
         return fetch.missing_bytes if fetch is not None else 0
 
     def snapshot_bytes(self) -> int:
-        """What checkpoints in progress keep beyond the newest state."""
+        """What checkpoints and state movements in progress keep beyond the newest state."""
         return sum(held.nbytes for held in self.snapshots()) if self.snapshots is not None else 0
 
     def epoch_p99_s(self) -> float:
@@ -233,7 +256,8 @@ class TaskStatus:
             stream_protocol=STREAM_VERSIONS.protocol,
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
-        )
+            movement=self.movement() if self.movement is not None else None,
+        ).model_copy(update=self._output)
         if components is None:
             return base
         computed = self._digests_to_report()

@@ -22,11 +22,11 @@ from rekindle.task.core.events import Woken
 
 REPORT_FAILURE_S = 5.0
 """How long a failed task waits for the poll to which it reports the failure."""
-CALL_S = 20.0
-FLUSH_S = 15.0
-STOP_S = 5.0
+CALL_TIMEOUT_S = 20.0
+FLUSH_TIMEOUT_S = 15.0
+SAVER_TIMEOUT_S = 5.0
 """Timeouts of an end (`EndProcess`): of the loop's call, the sinks and the saver."""
-_ABORT_S = 0.5
+_ABORT_TIMEOUT_S = 0.5
 """How long a failed task waits for its threads."""
 
 
@@ -38,6 +38,13 @@ class PollAccepted:
     """The newest poll that is not `ask_only`: the desired state."""
 
     poll: PollRequest
+
+
+@dataclass(frozen=True, slots=True)
+class StateMoved:
+    """A partner's state after `epoch`, and its log, are here."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +85,28 @@ class StartTask:
 
 
 @dataclass(frozen=True, slots=True)
+class StartMoved:
+    """Start from the state of a partner, after `epoch`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class RouteInputs:
     upstreams: Sequence[Upstream]
 
 
 @dataclass(frozen=True, slots=True)
 class SetSinks:
-    """First pause the writers that there are after `through`, then start and stop writers."""
+    """First limit the writers that there are to epochs through `through` (None: no limit), then
+    start and stop writers."""
 
     through: int | None
     sinks: Sequence[SinkAssignment]
 
 
 @dataclass(frozen=True, slots=True)
-class KeepDigests:
+class ReportDigests:
     """Respond with the digests of these epochs."""
 
     epochs: Sequence[int]
@@ -140,13 +155,21 @@ class EndProcess:
 
 
 SupervisorEvent = (
-    PollAccepted | Started | SinksProgressed | TaskFailed | FailureReported | StopRequested | Woken
+    PollAccepted
+    | StateMoved
+    | Started
+    | SinksProgressed
+    | TaskFailed
+    | FailureReported
+    | StopRequested
+    | Woken
 )
 SupervisorEffect = (
     StartTask
+    | StartMoved
     | RouteInputs
     | SetSinks
-    | KeepDigests
+    | ReportDigests
     | NoteCommitted
     | TruncateLog
     | RunLoop
@@ -162,7 +185,7 @@ SupervisorEffect = (
 class ProcessPhase(StrEnum):
     """How far the process of a task is."""
 
-    WAITING = "waiting for a restore point"
+    WAITING = "waiting for a restore point, or for a partner's state"
     STARTING = "starting"
     RUNNING = "running"
     REPORTING = "failed, until that is reported"
@@ -234,6 +257,8 @@ class SupervisorCore:
         match event:
             case PollAccepted(poll):
                 return self._poll_accepted(poll)
+            case StateMoved(epoch):
+                return self._state_moved(epoch)
             case Started():
                 self._enter(ProcessPhase.RUNNING)
                 return [*self._follow(), RunLoop()]
@@ -264,6 +289,13 @@ class SupervisorCore:
                 return self._follow()
         return []
 
+    def _state_moved(self, epoch: int) -> list[SupervisorEffect]:
+        if self.phase is not ProcessPhase.WAITING:
+            return []  # it has failed meanwhile
+        self._enter(ProcessPhase.STARTING)
+        upstreams = self._desired.upstreams if self._desired is not None else ()
+        return [StartMoved(epoch), RouteInputs(upstreams)]
+
     def _follow(self) -> list[SupervisorEffect]:
         """What the newest poll changes in a task that runs."""
         desired = self._desired
@@ -272,7 +304,7 @@ class SupervisorCore:
         return [
             RouteInputs(desired.upstreams),
             SetSinks(desired.sinks_through, desired.sinks),
-            KeepDigests(desired.digests_of),
+            ReportDigests(desired.digests_of),
             NoteCommitted(desired.committed, frozenset(desired.refused)),
         ]
 
@@ -293,11 +325,11 @@ class SupervisorCore:
             self._report_until = now + REPORT_FAILURE_S
         return [StopSinks()]
 
-    def _end(self, flush_s: float = FLUSH_S) -> list[SupervisorEffect]:
+    def _end(self, flush_s: float = FLUSH_TIMEOUT_S) -> list[SupervisorEffect]:
         self._enter(ProcessPhase.ENDED)
         if self._failed:
-            return [EndProcess(1, _ABORT_S, 0.0, _ABORT_S)]
-        return [EndProcess(0, CALL_S, flush_s, STOP_S)]
+            return [EndProcess(1, _ABORT_TIMEOUT_S, 0.0, _ABORT_TIMEOUT_S)]
+        return [EndProcess(0, CALL_TIMEOUT_S, flush_s, SAVER_TIMEOUT_S)]
 
     def _enter(self, phase: ProcessPhase) -> None:
         if phase not in NEXT[self.phase]:

@@ -4,7 +4,7 @@ It joins the cores of the supervisor, loop, saver, sinks, polls and status. The 
 drives each of them from a thread of its own; a simulator drives all of them through this one. What
 is between them is here: the log grows and the sinks write it, the loop reaches a checkpoint and the
 saver saves it, sinks progress and the log is truncated. The inputs are outside: they answer
-`TakeEpochs`.
+`TakeEpochs`. Those of a task whose output may be tentative are here, in `branches`.
 
 Design: docs/decisions/0045-task-core.md.
 """
@@ -14,8 +14,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
+from rekindle.consistency import messages as consistency
+from rekindle.consistency.messages import (
+    BatchReceived,
+    ConsistencyInput,
+    StableProcessed,
+    TentativeProcessed,
+    UpstreamReported,
+)
 from rekindle.engine.retry import CallSizes
-from rekindle.errors import NotDeterministic
+from rekindle.errors import NotDeterministic, RekindleError
+from rekindle.exchange.state_mover.donor import (
+    DonorCore,
+    DonorCoreEvent,
+    LeaseChecked,
+    SessionsReleased,
+)
+from rekindle.exchange.state_mover.donor import StateReached as DonorStateReached
+from rekindle.exchange.state_mover.messages import MovementReport
+from rekindle.exchange.state_mover.newcomer import (
+    NewcomerEffect,
+    RequestsChecked,
+    StartFrom,
+)
 from rekindle.protocol import (
     PollRequest,
     PollResponse,
@@ -26,9 +47,11 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.branches import BranchEffect, BranchesCore
 from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
+    AppendTentative,
     CallCompleted,
     CheckpointReached,
     EpochComputed,
@@ -38,12 +61,15 @@ from rekindle.task.core.loop import (
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
+    TentativeCompleted,
 )
 from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,
+    DonorStepped,
     HeadAdvanced,
     LogTruncated,
+    NewcomerStepped,
     PollReceived,
     RefusePoll,
     Respond,
@@ -53,7 +79,8 @@ from rekindle.task.core.messages import (
     TaskRestored,
     TaskSettings,
 )
-from rekindle.task.core.parts import InputPositions, LogPositions, Parts, Saved, Sinks
+from rekindle.task.core.movement import MovementPart
+from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverAdapter, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
 from rekindle.task.core.saver import (
@@ -69,17 +96,18 @@ from rekindle.task.core.saver import (
 )
 from rekindle.task.core.sink import (
     LogGrew,
-    PauseChanged,
     SinkCore,
     SinkEvent,
     StartWriter,
     StopWriter,
+    WriteLimitChanged,
     assignment_changes,
 )
 from rekindle.task.core.start import (
     StartCore,
     StartEvent,
     StartRequested,
+    StateArrived,
     StepFailed,
     StepSucceeded,
 )
@@ -88,15 +116,17 @@ from rekindle.task.core.supervisor import (
     DiscardLog,
     EndProcess,
     FailureReported,
-    KeepDigests,
     NoteCommitted,
     PollAccepted,
+    ReportDigests,
     RouteInputs,
     RunLoop,
     SetSinks,
     SinksProgressed,
     Started,
+    StartMoved,
     StartTask,
+    StateMoved,
     StopRequested,
     StopSinks,
     SupervisorCore,
@@ -116,9 +146,12 @@ class TaskCore:
         self.saver = SaverCore()
         self.supervisor = SupervisorCore(settings.boot_id)
         self.polls = PollCore(settings.ref, settings.identity, settings.fence)
+        self.movement = MovementPart(settings.ref, settings.boot_id, settings.newcomer)
+        self.donor: DonorCore | None = None  # once it has state
         self.parts: Parts | None = None
         self._settings = settings
         self._now = 0.0
+        self._take_request: TakeEpochs | None = None  # what the loop waits for, from the branches
         self.status = TaskStatus(
             settings.ref,
             settings.boot_id,
@@ -137,8 +170,12 @@ class TaskCore:
     @property
     def wake_at(self) -> float | None:
         cores = [self.supervisor.wake_at, self.start.wake_at, self.saver.wake_at]
+        cores.append(self.movement.wake_at)
+        cores.append(self.donor.wake_at if self.donor is not None else None)
         if self.parts is not None:
             cores += [self.parts.loop.wake_at, *(c.wake_at for c in self._sink_cores())]
+            if self.parts.branches is not None:
+                cores.append(self.parts.branches.wake_at)
         return min((at for at in cores if at is not None), default=None)
 
     def step(self, event: TaskCoreEvent, now: float) -> list[TaskEffect]:
@@ -150,19 +187,22 @@ class TaskCore:
                 return self._restored(event)
             case HeadAdvanced(head):
                 self.inputs.newest = head
-                self.status.update_phase()
-                return []
+                return self._update_phase()
             case LogTruncated(base):
                 self._started().log.base = base
                 return []
             case CallFailedPermanently(error):
                 return self._give_up(error)
+            case NewcomerStepped(newcomer_event):
+                return self._move(self.movement.step(newcomer_event, self._now))
+            case DonorStepped(donor_event):
+                return self._donate(donor_event)
             case SinkReported(assigned, sink_event):
                 return self._sink_reported(assigned, sink_event)
             case StateComplete():
                 self.status.restoring = None
-                self.status.update_phase()
-                return [*self.saver.step(event, self._now)]
+                phase_effects = self._update_phase()
+                return [*phase_effects, *self.saver.step(event, self._now)]
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
             case StepSucceeded() | StepFailed():
@@ -171,6 +211,8 @@ class TaskCore:
                 return self._supervise(event)
             case Woken():
                 return self._woken()
+            case BatchReceived() | UpstreamReported():
+                return self._follow_inputs(event)
             case _:
                 return self._loop(self._started().loop.step(event, self._now))
 
@@ -180,7 +222,17 @@ class TaskCore:
                 "topology": self._settings.identity.topology,
                 "engine": self._settings.engine,
                 "contained": self.polls.contained(),
+                "movement": self._movement_report(),
             }
+        )
+
+    def _movement_report(self) -> MovementReport:
+        movement = self.movement
+        return MovementReport(
+            None if movement.has_state else movement.newcomer_report(),
+            movement.holds(),
+            self.donor.sessions if self.donor is not None else (),
+            self.status.moved_through,
         )
 
     # -- polls -----------------------------------------------------------------------------------
@@ -194,9 +246,32 @@ class TaskCore:
         if self.status.phase is TaskPhase.FAILED:
             effects += self._supervise(FailureReported())
         if changed:
-            effects += self._supervise(PollAccepted(poll))
+            effects += self._follow_movement(poll)
+            effects += self._supervise(PollAccepted(self.movement.permitted(poll)))
             effects += self._truncate()
+            effects += self._hear_partner(poll)
         return effects
+
+    # -- state movements -------------------------------------------------------------------------
+
+    def _follow_movement(self, poll: PollRequest) -> list[TaskEffect]:
+        base = self.parts.log.base if self.parts is not None else None
+        effects = self._move(self.movement.follow(poll, base, self._now))
+        if poll.movement is not None and poll.movement.release:
+            effects += self._donate(SessionsReleased(poll.movement.release))
+        return effects
+
+    def _move(self, made: Sequence[NewcomerEffect]) -> list[TaskEffect]:
+        effects: list[TaskEffect] = []
+        for effect in made:
+            if isinstance(effect, StartFrom):
+                effects += self._supervise(StateMoved(effect.epoch))
+            else:
+                effects.append(effect)
+        return effects
+
+    def _donate(self, event: DonorCoreEvent) -> list[TaskEffect]:
+        return [*self.donor.step(event, self._now)] if self.donor is not None else []
 
     # -- the supervisor --------------------------------------------------------------------------
 
@@ -213,11 +288,15 @@ class TaskCore:
                 self.status.restoring = restore.object
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 return self._start(StartRequested(restore))
+            case StartMoved(epoch):
+                self.status.restored_from = self.status.moved_through = epoch
+                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                return self._start(StateArrived())
             case RunLoop():
                 return self._loop(self._started().loop.step(Woken(), self._now))
             case SetSinks(through, sinks):
                 return self._set_sinks(through, sinks)
-            case KeepDigests(epochs):
+            case ReportDigests(epochs):
                 self.status.request_digests(epochs)
                 return []
             case NoteCommitted(point, refused):
@@ -230,8 +309,8 @@ class TaskCore:
                 self.status.step(TaskEvent.STOP_REQUESTED)
                 return [effect]
             case TruncateLog(floor):
-                log = self._started().log
-                return [effect] if log.base <= min(floor, log.last) else []
+                log, floor = self._started().log, self.movement.floor(floor)
+                return [TruncateLog(floor)] if log.base <= min(floor, log.last) else []
             case RouteInputs() | DiscardLog():
                 return [effect]
         assert_never(effect)
@@ -251,7 +330,7 @@ class TaskCore:
         effects: list[TaskEffect] = []
         for effect in self.start.step(event, self._now):
             if isinstance(effect, SetProblem):
-                self.status.problem(effect.subject, effect.problem)
+                self.status.set_problem(effect.subject, effect.problem)
             else:
                 effects.append(effect)
         return effects
@@ -259,18 +338,28 @@ class TaskCore:
     def _restored(self, event: TaskRestored) -> list[TaskEffect]:
         settings, state = self._settings, event.state
         log = LogPositions(event.log_base, event.log_last)
-        loop = LoopCore(state, settings.checkpoint_interval_epochs, CallSizes.of(settings.memory))
-        sinks = Sinks(state.epoch, event.compare_from)
-        self.parts = Parts(log, loop, sinks)
+        branches = None
+        if settings.consistency is not None:
+            branches = BranchesCore(settings.consistency, state.epoch + 1, state.watermark)
+        loop = LoopCore(
+            state,
+            settings.checkpoint_interval_epochs,
+            CallSizes.of(settings.memory),
+            branches=branches is not None,
+        )
+        written = state.epoch if event.written_through is None else event.written_through
+        sinks = Sinks(written, event.compare_from)
+        self.parts = Parts(log, loop, sinks, branches)
+        self.donor = DonorCore(self.movement.replica, settings.boot_id, state.epoch, settings.donor)
         self.status.engine_epoch = state.epoch
-        self.status.components = TaskComponents(log, self.inputs, sinks, Saved(self.saver))
+        self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
         self.status.step(TaskEvent.STARTED)
         restored = StateComplete() if event.complete else StateIncomplete()
         if event.complete:
             self.status.restoring = None
-        self.status.update_phase()
-        saved = self.saver.step(restored, self._now)
-        return [*saved, *self._supervise(Started()), *self._truncate()]
+        phase_effects = self._update_phase()
+        saver_effects = self.saver.step(restored, self._now)
+        return [*phase_effects, *saver_effects, *self._supervise(Started()), *self._truncate()]
 
     def _truncate(self) -> list[TaskEffect]:
         if self.parts is None:
@@ -284,24 +373,95 @@ class TaskCore:
         effects: list[TaskEffect] = []
         for effect in made:
             match effect:
-                case TakeEpochs() | ProcessEpochs() | AppendEpochs() | RestartEngine():
+                case TakeEpochs():
+                    effects += self._take(effect)
+                case ProcessEpochs() | AppendEpochs() | AppendTentative() | RestartEngine():
+                    self._take_request = None
                     effects.append(effect)
                 case SetProblem(subject, problem):
-                    self.status.problem(subject, problem)
+                    self.status.set_problem(subject, problem)
                 case EpochComputed(epoch, digest, chained):
                     log = self._started().log
                     log.last = max(log.last, epoch)
                     self.status.computed(epoch, digest, chained)
                 case CallCompleted(epochs, took_s):
                     self.status.processed(epochs[-1].epoch, took_s)
-                    self.status.update_phase()
+                    effects += self._update_phase()
+                    effects += self._donate(DonorStateReached(epochs[-1].epoch))
                     effects += self._log_grew()
+                    effects += self._follow_inputs(StableProcessed(epochs[-1].epoch))
+                case TentativeCompleted():
+                    effects += self._tentative_completed(effect)
                 case CheckpointReached(state):
                     if self.supervisor.is_saver:
                         effects += self.saver.step(StateReached(state), self._now)
                 case GiveUp(error):
                     effects += self._give_up(error)
         return effects
+
+    # -- tentative output ------------------------------------------------------------------------
+
+    def _take(self, request: TakeEpochs) -> list[TaskEffect]:
+        """The branches answer the loop, if the task has them, as soon as they can."""
+        if self._started().branches is None:
+            return [request]
+        self._take_request = request
+        return self._feed()
+
+    def _feed(self) -> list[TaskEffect]:
+        """Give the loop what it waits for, if the branches have it."""
+        parts, request = self._started(), self._take_request
+        if parts.branches is None or request is None or not parts.branches.may_take:
+            return []
+        taken = parts.branches.take(request.bounds)
+        if taken is None:
+            return []
+        self._take_request = None
+        return self._loop(parts.loop.step(taken, self._now))
+
+    def _follow_inputs(self, event: ConsistencyInput) -> list[TaskEffect]:
+        branches = self._started().branches
+        if branches is None:
+            return []
+        try:
+            return self._follow(branches.step(event, self._now))
+        except RekindleError as error:
+            return self._give_up(error)
+
+    def _tentative_completed(self, completed: TentativeCompleted) -> list[TaskEffect]:
+        branches = self._branches()
+        assert branches is not None, "only branches give tentative epochs"
+        attempt, epoch = completed.attempt, completed.epoch
+        if completed.failed:
+            return self._follow(branches.leave_out(attempt, epoch, self._now))
+        return self._follow(branches.step(TentativeProcessed(attempt, epoch), self._now))
+
+    def _hear_partner(self, poll: PollRequest) -> list[TaskEffect]:
+        branches, boot = self._branches(), self._settings.boot_id
+        if branches is None:
+            return []
+        return self._follow(branches.hear_partner(poll.partner, boot, self._now))
+
+    def _update_phase(self) -> list[TaskEffect]:
+        """Once the task is Live, its output may be tentative."""
+        self.status.update_phase()
+        branches = self._branches()
+        if branches is None or self.status.phase is not TaskPhase.LIVE:
+            return []
+        return self._follow(branches.become_live(self._now))
+
+    def _follow(self, made: Sequence[BranchEffect]) -> list[TaskEffect]:
+        branches = self._branches()
+        assert branches is not None, "their effects are followed"
+        names = self._settings.input_names
+        missing = sorted({names[channel.input] for channel in branches.missing()})
+        self.status.set_consistency(
+            branches.state, branches.tentative_epoch, missing, branches.partner
+        )
+        return [*made, *self._feed()]
+
+    def _branches(self) -> BranchesCore | None:
+        return self.parts.branches if self.parts is not None else None
 
     def _log_grew(self) -> list[TaskEffect]:
         event = LogGrew(self._started().log.last)
@@ -321,7 +481,7 @@ class TaskCore:
     def _set_sinks(self, through: int | None, wanted: Sequence[SinkAssignment]) -> list[TaskEffect]:
         parts, effects = self._started(), list[TaskEffect]()
         for core in self._sink_cores():
-            effects += self._step_sink(core, PauseChanged(through))
+            effects += self._step_sink(core, WriteLimitChanged(through))
         for change in assignment_changes(
             {c.assigned.query: c.assigned for c in self._sink_cores()}, wanted
         ):
@@ -346,9 +506,12 @@ class TaskCore:
 
     def _woken(self) -> list[TaskEffect]:
         effects = [*self._supervise(Woken()), *self._start(Woken())]
+        effects += self._move(self.movement.step(RequestsChecked(), self._now))
+        effects += self._donate(LeaseChecked())
         effects += self.saver.step(Woken(), self._now)
         if self.parts is not None and not self.supervisor.ended:
             effects += self._loop(self.parts.loop.step(Woken(), self._now))
+            effects += self._follow_inputs(consistency.Woken())
             for core in self._sink_cores():
                 effects += self._step_sink(core, Woken())
         return effects

@@ -33,6 +33,7 @@ MAX_PARTITIONS = 64
 MAX_REPLICAS = 8
 MIN_LOG_BUDGET_BYTES = 16 * 1024**2
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
+MIN_MAX_DELAY = 100 * MILLISECOND
 _RESERVED_CONF = {
     "spark.master": "a task is one application with local[n]",
     "spark.sql.ansi.enabled": "results must not depend on it",
@@ -120,6 +121,10 @@ def _times(spec: TopologySpec) -> Iterator[Problem]:
         what = f"{show_duration(spec.epoch_interval)} is not between 100ms and 60s"
         yield Problem("spec.epochInterval", "OutOfRange", what, "write a duration like 1s")
         return
+    if spec.max_delay is not None and spec.max_delay < MIN_MAX_DELAY:
+        what = f"{show_duration(spec.max_delay)} is less than {show_duration(MIN_MAX_DELAY)}"
+        hint = "write how late a result may be, like 3s, or Infinite"
+        yield Problem("spec.maxDelay", "OutOfRange", what, hint)
     interval = spec.checkpoint.interval
     if interval < spec.epoch_interval or interval % spec.epoch_interval:
         what = (

@@ -77,17 +77,17 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
             schema = schema.append(Field(node.event_time.column, Scalar.TIMESTAMP))
     elif event_time is not None:
         problems += check_timestamp(schema, event_time, f"{path}.eventTime.column")
-    for kind, given in node.kinds.items():
-        if given is not None:
-            problems += given.check_columns(schema, event_time, f"{path}.{kind}")
+    for kind, options in node.kinds.items():
+        if options is not None:
+            problems += options.check_columns(schema, event_time, f"{path}.{kind}")
     no_event_time = "" if event_time else f"source {node.name} has no eventTime"
     return Stream(schema, event_time, node.partitions, no_event_time)
 
 
 def _with_added(node: SourceSpec, schema: Schema, path: str, problems: list[Problem]) -> Schema:
     """The declared columns and those that the connector adds."""
-    for kind, given in node.kinds.items():
-        for option, field in (given.added_columns if given else {}).items():
+    for kind, options in node.kinds.items():
+        for option, field in (options.added_columns if options else {}).items():
             where = f"{path}.{kind}.{option}"
             problems += _reserved(field.name, where)
             if (taken := _taken(field.name, schema)) is not None:
@@ -113,7 +113,7 @@ def _check_expression(
     node: SourceSpec, event_time: EventTimeSpec, schema: Schema, path: str
 ) -> Iterator[Problem]:
     """Problems of an event time that is computed from the columns of `schema`."""
-    if any(given is not None and not given.has_raw_columns for given in node.kinds.values()):
+    if any(options is not None and not options.has_raw_columns for options in node.kinds.values()):
         what = "only a source of files can compute event time from columns"
         yield Problem(f"{path}.expression", "InvalidValue", what, "leave it out")
         return
@@ -135,9 +135,9 @@ def check_timestamp(schema: Schema, column: str, path: str) -> list[Problem]:
     if column not in schema.names:
         what = f"unknown column {column}"
         return [Problem(path, "UnknownColumn", what, nearest(column, schema.names))]
-    kind = schema.field(column).type
-    if kind not in (None, Scalar.TIMESTAMP):
-        what = f"column {column} is {type_to_ddl(kind)}, not a TIMESTAMP"
+    data_type = schema.field(column).type
+    if data_type not in (None, Scalar.TIMESTAMP):
+        what = f"column {column} is {type_to_ddl(data_type)}, not a TIMESTAMP"
         hint = "declare it TIMESTAMP, or compute a TIMESTAMP from it with eventTime.expression"
         return [Problem(path, "NotATimestamp", what, hint)]
     return []
@@ -183,7 +183,8 @@ def _kept_event_time(analysis: SqlAnalysis, inputs: Mapping[str, Stream]) -> str
 
 def _event_time_positions(select: SelectAnalysis, stream: Stream) -> set[int]:
     """The positions of a SELECT's output columns that are event time: its TIMESTAMP with the name
-    of the input's event time if that is computed, else all copies of the input's event time."""
+    of the input's event time if that is computed, else all copies of the input's event time.
+    `select.copies`: for each output column the input column that it copies, if any."""
     if stream.event_time is None:
         return set()
     copies = {at for at, column in enumerate(select.copies) if column == stream.event_time}
@@ -375,4 +376,4 @@ def _aggregates(
     if found:
         return None
     types = infer_types([item.expression for item in items], schema)
-    return [Field(item.alias, kind) for item, kind in zip(items, types, strict=True)]
+    return [Field(item.alias, t) for item, t in zip(items, types, strict=True)]

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from rekindle.errors import Problem
 from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import (
-    AvailabilitySpec,
     EventTimeSpec,
     OperatorCheckpointSpec,
     OperatorSpec,
@@ -25,7 +24,6 @@ from rekindle.topology.spec import (
 )
 from rekindle.topology.windows.registry import unsupported_fields
 
-_HINT_TENTATIVE = "leave it out: there are no tentative results yet"
 _HINT_PER_WINDOW = "leave it out: only the mode PerWindow uses it, which is not supported yet"
 _HINT_WINDOW = "use size, and slide for windows that overlap"
 
@@ -45,10 +43,6 @@ def _unsupported_kinds(spec: type[BaseModel], what: str) -> dict[str, tuple[str,
 
 UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     TopologySpec: {
-        "max_delay": (
-            "a finite maxDelay",
-            "leave it out or write Infinite: results are late in a failure, never tentative",
-        ),
         "buffering": ("buffering other than Always", "use Always, or leave it out"),
         "executors": (
             "a number of executors",
@@ -58,11 +52,6 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
             "deletionPolicy Delete",
             "use Retain, and delete the checkpoints and outputs yourself",
         ),
-    },
-    AvailabilitySpec: {
-        "delay_fraction": ("a delayFraction other than the default", _HINT_TENTATIVE),
-        "during_failure": ("a duringFailure other than the default", _HINT_TENTATIVE),
-        "during_stabilization": ("a duringStabilization other than the default", _HINT_TENTATIVE),
     },
     RecoverySpec: {
         "autoscale": ("autoscale", "leave it out: waiting queries start when capacity returns"),

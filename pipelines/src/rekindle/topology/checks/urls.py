@@ -82,15 +82,15 @@ def _check_is_on_volume(
     disk = _disk_at(disk_path, mounts)
     if disk is _Disk.CLAIM or (disk is _Disk.OTHER_VOLUME and path != _STORE):
         return
-    moved = f"write file://{posixpath.join(VOLUME_MOUNT, disk_path.lstrip('/'))}"
+    write_to_volume = f"write file://{posixpath.join(VOLUME_MOUNT, disk_path.lstrip('/'))}"
     if not claim:
         what = f"{url} is on a node's disk, and is lost with the node"
-        also = "" if _is_below(disk_path, VOLUME_MOUNT) else f" and {moved}"
+        also = "" if _is_below(disk_path, VOLUME_MOUNT) else f" and {write_to_volume}"
         named = f"name a shared volume (an RWX claim) in spec.checkpoint.volume{also}"
         hint = f"{named}, or use s3://..."
     else:
         what = f"{url} is not on the claim {claim}, which pods mount at {VOLUME_MOUNT}"
-        hint = f"{moved}: other paths are the pod's own disk, and are lost with it"
+        hint = f"{write_to_volume}: other paths are the pod's own disk, and are lost with it"
     yield Problem(path, "NoVolume", what, hint)
 
 
@@ -105,8 +105,8 @@ def _mounts(spec: TopologySpec) -> dict[str, _Disk]:
         for mount in _mappings(container, "volumeMounts"):
             at, volume = mount.get("mountPath"), volumes.get(str(mount.get("name")), {})
             if isinstance(at, str) and at.startswith("/"):
-                kept = _OF_ONE_POD.isdisjoint(volume)
-                mounts[_normalized(at)] = _Disk.OTHER_VOLUME if kept else _Disk.OF_THE_POD
+                outlives_pod = _OF_ONE_POD.isdisjoint(volume)
+                mounts[_normalized(at)] = _Disk.OTHER_VOLUME if outlives_pod else _Disk.OF_THE_POD
     return mounts
 
 

@@ -37,6 +37,7 @@ ANALYTIC = _words(
     counter_diff cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number
     """
 )
+"""Spark's window functions: they look at other rows."""
 
 GENERATOR = _words(
     """
@@ -152,5 +153,6 @@ TYPES = _words(
     timestamp_ltz timestamp_ntz tinyint varchar variant void
     """
 )
+"""They look like functions where a type has parameters: `CAST(x AS decimal(9, 2))`."""
 
 KNOWN = AGGREGATE | ANALYTIC | GENERATOR | SCALAR | NON_DETERMINISTIC | TYPES

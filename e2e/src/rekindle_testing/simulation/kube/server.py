@@ -1,0 +1,147 @@
+"""The simulated API server: answers requests late, wrongly or not at all, and sends watch events.
+
+A watch delivers events of one kind in order. While the server or the connection is down, or the
+watch is stalled, it delivers nothing; afterwards it goes on where it was, as a client does that
+opens its watch again at the last version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rekindle_testing.simulation.kube.objects import (
+    ApiEvent,
+    ApiObjects,
+    ApiRequest,
+    ApiResponse,
+    matches,
+)
+from rekindle_testing.simulation.late import done_though_failed
+from rekindle_testing.simulation.network import API, Network, Reply
+from rekindle_testing.simulation.scheduler import Process, Scheduler
+
+_CALL_S = (0.002, 0.03)
+_CLOSED_AFTER_S = 8.0
+"""A client closes a watch that was silent for so long, and opens it again."""
+_REOPEN_S = 5.0
+
+Deliver = Callable[[ApiEvent], None]
+
+
+class ApiServer:
+    """`down`: it does not respond. `error_share`: of requests that fail. `stalled_until`: until
+    when the open watches of a host deliver nothing."""
+
+    def __init__(self, scheduler: Scheduler, network: Network) -> None:
+        self.process: Process | None = Process(scheduler, API)
+        self.objects = ApiObjects(lambda: scheduler.now, self._changed)
+        self.down = False
+        self.error_share = 0.0
+        self.stalled_until: dict[str, float] = {}
+        self.observers: list[Callable[[str, ApiEvent], None]] = []
+        self._scheduler = scheduler
+        self._network = network
+        self._watches: list[Watch] = []
+        network.servers[API] = self
+
+    def serve(self, request: ApiRequest, reply: Reply) -> None:
+        if self.down:
+            self._done_though_failed(request)
+            return
+        delay_s = self._scheduler.between(*_CALL_S)
+        if self._scheduler.random.random() < self.error_share:
+            self._fail(request, reply, delay_s)
+        else:
+            self._scheduler.after(delay_s, lambda: reply(self.objects.respond(request)))
+
+    def _fail(self, request: ApiRequest, reply: Reply, delay_s: float) -> None:
+        """Too many requests; or an error, or no reply at all, though it may have been done."""
+        kind = self._scheduler.random.choice((429, 500, 504, None))
+        if kind != 429:
+            self._done_though_failed(request)
+        if kind is not None:
+            body = {"kind": "Status", "message": "injected"}
+            self._scheduler.after(delay_s, lambda: reply(ApiResponse(kind, body, "injected")))
+
+    def _done_though_failed(self, request: ApiRequest) -> None:
+        done_though_failed(self._scheduler, lambda: self.objects.respond(request))
+
+    # --- watches ----------------------------------------------------------------
+
+    def watch(
+        self,
+        process: Process,
+        plural: str,
+        after_version: int,
+        deliver: Deliver,
+        responded: Callable[[], None] = lambda: None,
+        selector: str = "",
+    ) -> None:
+        """`responded` is called whenever the client hears of the server."""
+        found = Watch(self, process, plural, after_version, deliver, responded, selector)
+        self._watches.append(found)
+        process.every(_REOPEN_S, found.send_later)
+
+    def _changed(self, plural: str, event: ApiEvent) -> None:
+        for observe in self.observers:
+            observe(plural, event)
+        self._watches = [w for w in self._watches if not w.process.dead]
+        for watch in self._watches:
+            if watch.plural == plural:
+                watch.send_later()
+
+    def reaches(self, host: str) -> bool:
+        return not self.down and self._network.is_connected(API, host)
+
+    def delay_s(self) -> float:
+        return self._network.delay_s()
+
+    def is_stalled(self, host: str) -> bool:
+        return self._scheduler.now < self.stalled_until.get(host, 0.0)
+
+    def stall(self, host: str, seconds: float) -> None:
+        until = self._scheduler.now + min(seconds, _CLOSED_AFTER_S)
+        self.stalled_until[host] = max(until, self.stalled_until.get(host, 0.0))
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._scheduler.after(delay_s, action)
+
+
+@dataclass(slots=True)
+class Watch:
+    """`version`: of the last event that was sent."""
+
+    server: ApiServer
+    process: Process
+    plural: str
+    version: int
+    deliver: Deliver
+    responded: Callable[[], None]
+    selector: str
+    position: int = field(default=0)
+    is_due: bool = field(default=False)
+
+    def send_later(self) -> None:
+        if not self.is_due:
+            self.is_due = True
+            self.server.after(self.server.delay_s(), self._send)
+
+    def _send(self) -> None:
+        self.is_due = False
+        host = self.process.host
+        if self.process.dead:
+            return
+        if not self.server.reaches(host) or self.server.is_stalled(host):
+            self.is_due = True
+            self.server.after(0.5, self._send)
+            return
+        log = self.server.objects.events[self.plural]
+        events, self.position = log[self.position :], len(log)
+        fresh = [e for e in events if e.version > self.version and matches(e.raw, self.selector)]
+        self.process.do(lambda: self._deliver(fresh))
+
+    def _deliver(self, events: list[ApiEvent]) -> None:
+        self.responded()
+        for event in events:
+            self.deliver(event)

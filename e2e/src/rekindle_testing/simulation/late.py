@@ -1,0 +1,23 @@
+"""Requests that fail, and are done all the same: at once, or so late that whoever sent them may
+have been replaced meanwhile (docs/design/fencing.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rekindle_testing.simulation.scheduler import Scheduler
+
+LATEST_S = 10.0
+_DONE_SHARE, _LATE_SHARE = 0.4, 0.4
+
+
+def done_though_failed(scheduler: Scheduler, request: Callable[[], Any]) -> None:
+    """Do what was asked, do it later, or never."""
+    random = scheduler.random
+    if random.random() >= _DONE_SHARE:
+        return
+    if random.random() < _LATE_SHARE:
+        scheduler.after(scheduler.between(0.0, LATEST_S), request)
+    else:
+        request()

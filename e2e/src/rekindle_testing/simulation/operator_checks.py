@@ -1,0 +1,145 @@
+"""What must hold of the operator's actions, whenever it takes one (docs/invariants.md)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rekindle import names
+from rekindle_operator.cluster.amounts import total
+from rekindle_operator.cluster.model import PodView
+from rekindle_testing.fixtures.placement import has_other_replica
+from rekindle_testing.simulation.kube.control_plane import Views
+from rekindle_testing.simulation.kube.objects import (
+    ADDED,
+    MODIFIED,
+    PODS,
+    TOPOLOGIES,
+    ApiEvent,
+    ApiObjects,
+    ApiRequest,
+    Json,
+)
+from rekindle_testing.simulation.operator.replica import OperatorReplica
+from rekindle_testing.simulation.silence import Calm
+from rekindle_testing.simulation.working import WorkingPods
+
+_KNOWN_AFTER_S = 15.0
+"""After errors of the API server, an operator knows what is there."""
+
+
+class OperatorChecks:
+    """`failed` ends the simulation."""
+
+    def __init__(
+        self,
+        objects: ApiObjects,
+        views: Views,
+        replicas: Callable[[], Iterable[OperatorReplica]],
+        failed: Callable[[str], None],
+        api_calm: Calm,
+        working: WorkingPods,
+    ) -> None:
+        self._objects = objects
+        self._views = views
+        self._replicas = replicas
+        self._failed = failed
+        self._api_calm = api_calm
+        self._working = working
+        self._highest: dict[str, int] = {}  # by slot
+        self._used_by: dict[tuple[str, int], str] = {}  # uid of the pod of each incarnation
+
+    def changed(self, plural: str, event: ApiEvent) -> None:
+        if plural != PODS:
+            return
+        if event.type == ADDED:
+            self._created(event.raw)
+        elif event.type == MODIFIED and not event.raw["spec"].get("schedulingGates"):
+            pod = self._views.pod(event.raw)
+            self._placed(pod)
+            if pod.node is not None:
+                self._used(pod)
+
+    def writes(self, replica: OperatorReplica, request: ApiRequest) -> None:
+        """I9: one replica leads, and only that one changes anything. No pod that works is deleted
+        unless it is replaced."""
+        leading = [r for r in self._replicas() if not r.process.dead and r.leader.leading]
+        if leading != [replica]:
+            hosts = [r.process.host for r in leading]
+            self._failed(
+                f"I9: {replica.process.host} sends {request.verb} {request.path}; leaders: {hosts}"
+            )
+        *_, plural, name = request.path.partition("?")[0].split("/")
+        raw = self._objects.find(PODS, name) if plural == PODS else None
+        if request.verb == "DELETE" and raw is not None:
+            self._deletes(self._views.pod(raw))
+
+    def _deletes(self, pod: PodView) -> None:
+        slot = pod.ref.slot
+        is_newest = pod.incarnation == self._highest[slot]
+        if is_newest and self._is_calm and self._working.find(slot) == pod.name:
+            self._failed(f"{pod.name} is deleted, which works and was not silent")
+
+    @property
+    def _is_calm(self) -> bool:
+        return self._api_calm.calm_s > _KNOWN_AFTER_S
+
+    def _created(self, raw: Json) -> None:
+        """I9: an incarnation is reserved before its pod is created. A request that arrives late may
+        create the pod of an earlier one, which replaces nothing."""
+        pod = self._views.pod(raw)
+        slot, name = pod.ref.slot, pod.name
+        (topology,) = self._objects.all(TOPOLOGIES)
+        slots = (topology.get("status") or {}).get("slots") or ()
+        reserved = {s["slot"]: s["incarnation"] for s in slots}
+        removed = f"{names.REMOVED_SEGMENT}/{slot.partition('/')[2]}"  # by an edit
+        if max(reserved.get(slot, 0), reserved.get(removed, 0)) < pod.incarnation:
+            self._failed(f"I9: {name} is created, and its incarnation is not reserved")
+        if pod.incarnation <= self._highest.get(slot, 0):
+            return
+        self._highest[slot] = pod.incarnation
+        working = self._working.find(slot) if pod.slot is not None or self._is_calm else None
+        if working is not None:
+            self._failed(f"{name} replaces {working}, which works and was not silent")
+
+    def _used(self, pod: PodView) -> None:
+        """I9: no two pods of an incarnation run, whatever was created twice."""
+        first = self._used_by.setdefault((pod.ref.slot, pod.incarnation), pod.uid)
+        if first != pod.uid:
+            self._failed(f"I9: incarnation {pod.incarnation} of {pod.ref.slot} is used twice")
+
+    def _placed(self, pod: PodView) -> None:
+        """I6: capacity, and replicas on different nodes. An operator that did not hear what the API
+        server has done may open a gate for nothing: the scheduler leaves that pod unbound."""
+        name = pod.node or pod.required_node
+        if name is None or pod.role != names.ROLE_TASK or pod.terminating:
+            return
+        if pod.node is None and not self._is_calm:
+            return
+        here = [
+            p
+            for p in self._views.pods()
+            if name in (p.node, p.required_node)
+            and p.role == names.ROLE_TASK
+            and not (p.ended or p.terminating or p.gates)
+            and (p.node is not None or self._is_calm)
+        ]
+        node = next((n for n in self._views.nodes() if n.name == name), None)
+        if node is not None and not node.allocatable.covers(total(p.requests for p in here)):
+            pods = sorted(p.name for p in here)
+            self._failed(f"I6: {name} has capacity for {node.allocatable}, not for {pods}")
+        if has_other_replica(pod, here):
+            self._failed(f"I6: another replica of {pod.name} is on {name}")
+
+
+class OperatorErrors(logging.Handler):
+    """Errors that the operator logs: of none is it expected that they happen."""
+
+    def __init__(self, failed: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._failed = failed
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error: Any = record.exc_info[1] if record.exc_info else None
+        self._failed(f"the operator logs: {record.getMessage()}: {error!r}")

@@ -1,0 +1,164 @@
+"""Pods on simulated nodes: an address, and one container after another."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Protocol, TypeVar
+
+from rekindle.topology.model import Segment, Slot
+from rekindle_testing.simulation.coordinator import CoordinatorProcess, CoordinatorSurroundings
+from rekindle_testing.simulation.disk import Disk
+from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
+from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.surroundings import Surroundings
+from rekindle_testing.simulation.task import TaskProcess
+
+_START_S = (0.1, 1.0)
+_RESTART_S = (0.5, 2.0)
+
+
+class Boot(Protocol):
+    """The process of one container."""
+
+    @property
+    def process(self) -> Process: ...
+    @property
+    def is_ready(self) -> bool: ...
+    def serve(self, request: Any, reply: Reply) -> None: ...
+
+
+B = TypeVar("B", bound=Boot)
+
+
+class SimulatedPod(ABC, Generic[B]):
+    """`address` is its host. `boot`: the container that runs; None while it is down. Its kubelet
+    starts it."""
+
+    def __init__(
+        self, kubelet: Process, network: Network, name: str, uid: str, address: str
+    ) -> None:
+        self.name = name
+        self.uid = uid
+        self.address = address
+        self.boot: B | None = None
+        self._kubelet = kubelet
+        self._network = network
+        self._gone = False
+        self._freezes = 0
+        self._down_s = 0.0
+        network.servers[address] = self
+        self._start_after(0.0, _START_S)
+
+    @abstractmethod
+    def make_boot(self) -> B: ...
+
+    @property
+    def process(self) -> Process | None:
+        return self.boot.process if self.boot is not None else None
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and not self.process.frozen
+
+    @property
+    def is_ready(self) -> bool:
+        return self.boot is not None and self.boot.is_ready
+
+    def serve(self, request: Any, reply: Reply) -> None:
+        if isinstance(request, LivenessProbe):
+            reply(None)
+        elif self.boot is not None:
+            self.boot.serve(request, reply)
+
+    def _start_after(self, down_s: float, delay_s: tuple[float, float]) -> None:
+        kubelet = self._kubelet
+        kubelet.after(down_s + kubelet.scheduler.between(*delay_s), self._start)
+
+    def _start(self) -> None:
+        if self._gone:
+            return
+        self.boot = self.make_boot()
+        self.boot.process.on_death(self._ended)
+        if self._freezes:
+            self.boot.process.freeze()
+
+    def _ended(self) -> None:
+        self.boot = None
+        if not self._gone:
+            down_s, self._down_s = self._down_s, 0.0
+            self._start_after(down_s, _RESTART_S)
+
+    def restart(self, down_s: float = 0.0) -> None:
+        """Kill -9 the container; it starts again after `down_s` and a little more."""
+        if self.boot is not None:
+            self._down_s = down_s
+            self.boot.process.die()
+
+    def freeze(self) -> None:
+        """Until as many calls of `thaw`."""
+        self._freezes += 1
+        if self._freezes == 1 and self.boot is not None:
+            self.boot.process.freeze()
+
+    def thaw(self) -> None:
+        self._freezes -= 1
+        if not self._freezes and self.boot is not None:
+            self.boot.process.thaw()
+
+    def remove(self) -> None:
+        """The pod ends, with its disk."""
+        self._gone = True
+        if self.boot is not None:
+            self.boot.process.die()
+        if self._network.servers.get(self.address) is self:
+            del self._network.servers[self.address]
+
+
+class TaskPod(SimulatedPod[TaskProcess]):
+    """`skew_s`: how far the clock of its node is ahead. `slowness`: of its engine."""
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        kubelet: Process,
+        name: str,
+        uid: str,
+        slot: Slot,
+        segment: Segment,
+        incarnation: int,
+        address: str,
+        skew_s: float,
+    ) -> None:
+        super().__init__(kubelet, surroundings.network, name, uid, address)
+        self.slot = slot
+        self.segment = segment
+        self.incarnation = incarnation
+        self.skew_s = skew_s
+        self.slowness = 1.0
+        self.disk = Disk()
+        self.boots = 0
+        self._surroundings = surroundings
+
+    def make_boot(self) -> TaskProcess:
+        self.boots += 1
+        return TaskProcess(self, self._surroundings)
+
+
+class CoordinatorPod(SimulatedPod[CoordinatorProcess]):
+    """`fence`: its incarnation."""
+
+    def __init__(
+        self,
+        surroundings: CoordinatorSurroundings,
+        kubelet: Process,
+        name: str,
+        uid: str,
+        fence: int,
+        address: str,
+    ) -> None:
+        super().__init__(kubelet, surroundings.network, name, uid, address)
+        self.fence = fence
+        self._surroundings = surroundings
+
+    def make_boot(self) -> CoordinatorProcess:
+        return CoordinatorProcess(self._surroundings, self.fence, self.address)

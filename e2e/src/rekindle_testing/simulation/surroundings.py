@@ -1,0 +1,23 @@
+"""What all tasks of a simulation share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rekindle_testing.simulation.checks import Checks
+from rekindle_testing.simulation.network import Network
+from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
+from rekindle_testing.simulation.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """`epoch_us`: the length of an epoch."""
+
+    scheduler: Scheduler
+    network: Network
+    store: SimulatedStore
+    sinks: SimulatedSinks
+    checks: Checks
+    epoch_us: int
+    checkpoint_interval_epochs: int

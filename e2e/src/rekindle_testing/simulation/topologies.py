@@ -1,0 +1,61 @@
+"""The topologies of simulations: their shapes matter, not what their operators compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Spec = dict[str, Any]
+
+INTERVAL_EPOCHS = 4
+
+
+def _source(name: str, **more: Any) -> Spec:
+    files = {"url": f"s3://bucket/{name}", "format": "json", "rowsPerSecond": 1}
+    return {"name": name, "schema": "a BIGINT, b BIGINT", "files": files, **more}
+
+
+def _operator(name: str, *inputs: str, **more: Any) -> Spec:
+    sql = " UNION ALL ".join(f"SELECT a, b FROM {i}" for i in inputs)
+    return {"name": name, "inputs": list(inputs), "sql": sql, **more}
+
+
+def _query(name: str, priority: int) -> Spec:
+    sink = {"files": {"url": f"s3://bucket/{name}", "format": "json"}}
+    return {"name": f"q-{name}", "from": name, "priority": priority, "sink": sink}
+
+
+def _spec(sources: Sequence[Spec], operators: Sequence[Spec], queries: Sequence[Spec]) -> Spec:
+    return {
+        "epochInterval": "1s",
+        "checkpoint": {"interval": f"{INTERVAL_EPOCHS}s", "store": "s3://bucket/checkpoints"},
+        "sources": list(sources),
+        "operators": list(operators),
+        "queries": list(queries),
+    }
+
+
+CHAIN = _spec(
+    [_source("src", partitions=2)],
+    [_operator("mid", "src", keyBy=["a"], replicas=2)],
+    [_query("mid", 10)],
+)
+DIAMOND = _spec(
+    [_source("src", replicas=2)],
+    [
+        _operator("left", "src", keyBy=["a"], partitions=2, replicas=2),
+        _operator("right", "src", keyBy=["b"]),
+        _operator("both", "left", "right", keyBy=["a"]),
+    ],
+    [_query("left", 10), _query("both", 20)],
+)
+DEEP = _spec(
+    [_source("one"), _source("two", replicas=2)],
+    [
+        _operator("merged", "one", "two", keyBy=["a"], partitions=2),
+        _operator("final", "merged", keyBy=["b"], replicas=2),
+        _operator("side", "two", keyBy=["a"]),
+    ],
+    [_query("final", 20), _query("side", 5)],
+)
+TOPOLOGIES = (CHAIN, DIAMOND, DEEP)

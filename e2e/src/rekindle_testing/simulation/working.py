@@ -1,0 +1,117 @@
+"""Which pods work: they are ready, and can be heard by whoever would report that they are lost.
+
+Coordinators and operators are not asked: the simulation knows which processes run and which links
+are up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rekindle import names
+from rekindle_testing.simulation.kube.objects import PODS
+from rekindle_testing.simulation.pod import CoordinatorPod, SimulatedPod, TaskPod
+from rekindle_testing.simulation.silence import Silence
+
+if TYPE_CHECKING:
+    from rekindle_testing.simulation.cluster import SimulatedCluster
+    from rekindle_testing.simulation.kube.node import Node
+
+_LISTEN_S = 0.25
+_SETTLED_S = 10.0
+
+
+class WorkingPods:
+    """Of the newest incarnations."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._network = cluster.network
+        self._scheduler = cluster.scheduler
+        self._silence = Silence(cluster.scheduler)
+        self._ready_since: dict[str, float] = {}  # by uid
+        self._listen()
+
+    def find(self, slot: str) -> str | None:
+        """The name of the pod of a slot, if that has been ready and needed for a while, and was not
+        silent lately."""
+        pod = next((p for p in self._pods() if _slot_of(p) == slot), None)
+        if pod is None or not self._was_heard(pod):
+            return None
+        raw = self._cluster.server.objects.find(PODS, pod.name)
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
+            return None
+        since = [self._ready_since.get(pod.uid), self._needed_since(pod)]
+        now = self._scheduler.now
+        return pod.name if all(s is not None and now - s > _SETTLED_S for s in since) else None
+
+    def _pods(self) -> list[SimulatedPod[Any]]:
+        coordinator = self._cluster.coordinator
+        found: list[SimulatedPod[Any]] = [*self._cluster.pods.values()]
+        return found if coordinator is None else [*found, coordinator]
+
+    def _needed_since(self, pod: SimulatedPod[Any]) -> float | None:
+        return self._cluster.needed_since(pod.slot) if isinstance(pod, TaskPod) else 0.0
+
+    def _was_heard(self, pod: SimulatedPod[Any]) -> bool:
+        """A coordinator is lost with its node, also if that is said to be lost by mistake."""
+        silence, kubelet = self._silence, self._node(pod).kubelet
+        return silence.proves_nothing(pod.address) and (
+            isinstance(pod, TaskPod) or silence.proves_nothing(kubelet.host)
+        )
+
+    # --- who is heard now ---------------------------------------------------------
+
+    def _listen(self) -> None:
+        now = self._scheduler.now
+        for pod in self._pods():
+            if pod.is_ready:
+                self._ready_since.setdefault(pod.uid, now)
+            else:
+                self._ready_since.pop(pod.uid, None)
+            if self._is_heard(pod):
+                self._silence.responded(pod.address)
+        for node in self._cluster.nodes.values():
+            if self._responds_to_probes(node):
+                self._silence.responded(node.kubelet.host)
+        self._scheduler.after(_LISTEN_S, self._listen)
+
+    def _is_heard(self, pod: SimulatedPod[Any]) -> bool:
+        if not pod.runs:
+            return False
+        if isinstance(pod, CoordinatorPod):
+            return self._cluster.server.reaches(pod.address)
+        return self._is_polled(pod) and (
+            self._is_reported_on() or self._responds_to_probes(self._node(pod))
+        )
+
+    def _is_polled(self, task: SimulatedPod[Any]) -> bool:
+        """Also if no coordinator runs that could miss it."""
+        coordinator = self._cluster.coordinator
+        return (
+            coordinator is None
+            or not coordinator.runs
+            or self._network.is_connected(coordinator.address, task.address)
+        )
+
+    def _is_reported_on(self) -> bool:
+        coordinator = self._cluster.coordinator
+        return (
+            coordinator is not None
+            and coordinator.runs
+            and self._cluster.server.reaches(coordinator.address)
+        )
+
+    def _responds_to_probes(self, node: Node) -> bool:
+        kubelet = node.kubelet
+        return not (kubelet.dead or kubelet.frozen) and all(
+            self._network.is_connected(operator, kubelet.host)
+            for operator in self._cluster.operators
+        )
+
+    def _node(self, pod: SimulatedPod[Any]) -> Node:
+        return self._cluster.nodes[self._network.node_of[pod.address]]
+
+
+def _slot_of(pod: SimulatedPod[Any]) -> str:
+    return pod.slot.key if isinstance(pod, TaskPod) else names.COORDINATOR_KEY

@@ -1,0 +1,55 @@
+"""Queries that go on without an input: their state, their Event, and what they wait for."""
+
+from __future__ import annotations
+
+from model_cluster import ModelCluster
+
+from rekindle_operator.dataplane import read_report
+from rekindle_operator.reconcile.phases import QUERY_TRANSITIONS, QueryChange
+from rekindle_operator.topology_status import QueryState
+
+TENTATIVE = {"outputState": "UP_FAILURE", "missingInputs": ["left"]}
+
+
+def report(cluster: ModelCluster, segment: str, **task: object) -> None:
+    """Of all tasks of a segment, by the part of a pod's name."""
+    name = next(iter(cluster.topologies))
+    cluster.task_reports = {
+        pod.name: task for pod in cluster.tasks(name).values() if segment in pod.name
+    }
+    cluster.pass_time(1.0)
+    cluster.settle()
+
+
+def waiting_for(cluster: ModelCluster) -> dict[str, str]:
+    return {q["name"]: q.get("waitingFor", "") for q in cluster.status()["queries"]}
+
+
+def test_a_query_whose_tasks_lack_an_input_is_tentative(running: ModelCluster) -> None:
+    report(running, "-", **TENTATIVE)
+    assert set(running.query_states().values()) == {"Tentative"}
+    assert all("input left of " in text for text in waiting_for(running).values())
+    assert "QueryTentative" in running.event_reasons()
+    available = next(c for c in running.status()["conditions"] if c["type"] == "Available")
+    assert available["status"] == "False"
+    report(running, "-")
+    assert set(running.query_states().values()) == {"Live"}
+
+
+def test_a_correction_is_waited_for(running: ModelCluster) -> None:
+    report(running, "-", outputState="STABILIZATION")
+    assert all("the correction of " in text for text in waiting_for(running).values())
+
+
+def test_a_report_of_an_older_coordinator_is_stable() -> None:
+    entry = {"slot": "seg/0/0", "incarnation": 1, "phase": "Live"}
+    assert not read_report({"tasks": [entry]}).tasks["seg/0/0"].tentative
+    newer = {**entry, "outputState": "UP_FAILURE", "missingInputs": "left"}
+    task = read_report({"tasks": [newer]}).tasks["seg/0/0"]
+    assert (task.tentative, task.missing_inputs) == (True, ())
+
+
+def test_a_tentative_query_can_become_anything() -> None:
+    row = QUERY_TRANSITIONS[QueryState.TENTATIVE]
+    assert set(row) == set(QueryState)
+    assert row[QueryState.LIVE] == (QueryChange.LIVE,)

@@ -1,0 +1,151 @@
+"""State movements of the coordinator: what `coordinator.movement` is shown, and what it decides for
+polls, floors and restore points. Pure.
+
+A task gets a restore point once the movement core says so, or at once while nobody could be its
+donor: most tasks that start are without partners, or start with them.
+
+Design: docs/design/state-movement.md#the-coordinators-side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rekindle.coordinator.checkpoints.retention import Progress
+from rekindle.coordinator.model import Effect
+from rekindle.coordinator.movement.core import MovementCore, ReplicasObserved
+from rekindle.coordinator.movement.views import ReplicaView, Views
+from rekindle.coordinator.tasks.graph import Graph
+from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
+from rekindle.coordinator.tasks.routes import serves
+from rekindle.exchange.state_mover.messages import Directive, Replica
+from rekindle.protocol import PollResponse, TaskPhase
+
+LOOK_S = 1.0
+"""How often the core is shown all tasks while no response says anything new: with thousands of them
+that takes as long as a tick."""
+
+
+class StateMovements:
+    """Of one coordinator. `fence`: its incarnation."""
+
+    def __init__(self, fence: int) -> None:
+        self.core = MovementCore(fence)
+        self._was_needed = False
+        self._has_news = True
+        self._looked_at = 0.0
+
+    def answered(self, before: PollResponse | None, response: PollResponse) -> None:
+        """A task has responded; `before`: its response before that."""
+        self._has_news |= before is None or _news(before) != _news(response)
+
+    def observe(
+        self,
+        tasks: Membership,
+        graph: Graph,
+        is_suspected: TaskPredicate,
+        is_untrusted: TaskPredicate,
+        now: float,
+    ) -> list[Effect]:
+        """Decide anew, if it is time to. To be called at each tick once all tasks that were ready
+        have responded."""
+        if not self._has_news and now - self._looked_at < LOOK_S:
+            return []
+        self._has_news, self._looked_at = False, now
+        needed = self.core.active or any(_concerns(task) for task in tasks)
+        if not needed and not self._was_needed:
+            return []
+        self._was_needed = needed
+        views = Views(
+            (_view(t, is_suspected, is_untrusted) for t in tasks if t.pod.may_be_running),
+            graph.inputs,
+        )
+        return [*self.core.step(ReplicasObserved(views), now)]
+
+    def may_restore(self, task: Task, partners: list[Task]) -> bool:
+        """Whether a task that has no state may get a restore point. `partners`: replicas of its
+        partition that serve and are trusted."""
+        if task.response is None or task.response.movement is None:
+            return True  # of a release that does not move state
+        decided = self.core.may_restore(_replica(task), task.response.boot_id)
+        if decided is not None:
+            return decided
+        newcomer = task.response.movement.newcomer
+        if newcomer is not None and newcomer.progress is not None:
+            return False  # a session of an earlier coordinator
+        return not any(t is not task and t.phase is TaskPhase.LIVE for t in partners)
+
+    def directive_for(self, task: Task, tasks: Membership) -> Directive | None:
+        directive = self.core.directive_for(_replica(task))
+        if directive == Directive():
+            return None
+        if directive.order is None:
+            return directive
+        donor = directive.order.donor
+        found = tasks.find(donor.slot, donor.incarnation)
+        return replace(directive, donor_address=found.endpoint) if found is not None else directive
+
+    def with_holds(self, progress: Progress) -> Progress:
+        """For floors, and for what manifests keep."""
+        return self.core.with_holds(progress)
+
+
+def _news(response: PollResponse) -> object:
+    """What the core should see soon. Progress is not: it only proves that a session goes on."""
+    report = response.movement
+    newcomer = report.newcomer if report is not None else None
+    progress = newcomer.progress if newcomer is not None else None
+    session = (progress.session, progress.phase) if progress is not None else None
+    return (
+        response.boot_id,
+        response.phase,
+        response.restored_from,
+        session,
+        newcomer.abandoned if newcomer is not None else None,
+        (report.holds, report.donates) if report is not None else None,
+    )
+
+
+def _concerns(task: Task) -> bool:
+    response = task.response
+    if response is None or response.movement is None:
+        return False
+    report = response.movement
+    return _waits_for_state(task) or bool(report.holds or report.donates)
+
+
+def _waits_for_state(task: Task) -> bool:
+    return task.phase is TaskPhase.WAITING and task.assigned is None
+
+
+def _replica(task: Task) -> Replica:
+    return Replica(task.slot, task.pod.incarnation)
+
+
+def _view(task: Task, is_suspected: TaskPredicate, is_untrusted: TaskPredicate) -> ReplicaView:
+    response, slot = task.response, task.slot
+    before_response = ReplicaView(
+        slot,
+        task.pod.incarnation,
+        serves=serves(task),
+        suspected=is_suspected(task),
+        trusted=not is_untrusted(task),
+    )
+    if response is None:
+        return before_response
+    report = response.movement
+    phase = response.phase
+    if phase is TaskPhase.WAITING and (report is None or task.assigned is not None):
+        phase = TaskPhase.RESTORING  # it has a restore point, or will get one
+    found = replace(
+        before_response,
+        boot=response.boot_id,
+        phase=phase,
+        epoch=response.stable_epoch,
+        restored_from=response.restored_from,
+        log_base=response.log_base if response.phase.serves else None,
+        engine=response.engine,
+    )
+    if report is None:
+        return replace(found, trusted=False)  # it cannot be a donor
+    return replace(found, newcomer=report.newcomer, holds=report.holds, donates=report.donates)

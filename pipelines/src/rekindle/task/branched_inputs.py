@@ -1,0 +1,348 @@
+"""The inputs of a task whose output may be tentative: the I/O around `BranchesCore`.
+
+Beside the reader of stable epochs, a partition has a live one while the core wants it; all are in
+one thread. What the core says of the output, UNDO and REC_DONE, is written here, under the lock of
+the core, so that it is in order with the epochs that the loop appends.
+
+Design: docs/design/consistency.md#in-a-task.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from rekindle.consistency.messages import (
+    BatchReceived,
+    ConsistencyInput,
+    ConsistencySettings,
+    EmitReconciliationDone,
+    EmitUndo,
+    ReadAgain,
+    ReadLive,
+    StableProcessed,
+    StopLive,
+    TentativeProcessed,
+    UpstreamReported,
+    Woken,
+)
+from rekindle.engine.bounds import CallBounds
+from rekindle.engine.model import EpochOutput
+from rekindle.errors import RekindleError
+from rekindle.exchange.routing import Share, share_read
+from rekindle.protocol import Endpoint, Partner, Upstream
+from rekindle.streams.client import StreamClient
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
+from rekindle.streams.io_thread import IoThread
+from rekindle.streams.live_output import LiveOutput
+from rekindle.streams.reader import REQUEST_BYTES, Client, PartitionReader
+from rekindle.streams.reader_core import Subscription
+from rekindle.streams.sunion import Channel
+from rekindle.streams.wire import StreamProgress
+from rekindle.task.attempts import AttemptFile
+from rekindle.task.core.branches import BranchEffect, BranchesCore, Taken
+from rekindle.task.core.loop import EpochsTaken, TentativeCompleted
+from rekindle.task.core.status import TaskStatus
+from rekindle.task.inputs import MIN_REQUEST_BYTES
+from rekindle.topology.model import Input, Segment
+
+_NO_ROWS = pa.table({})
+
+
+@dataclass(slots=True)
+class _Upstream:
+    """What the replicas of a channel have reported: the one that is read for stable epochs, and the
+    one that is read live. `boot`, `corrected`: the boot that is read for stable epochs, and the
+    newest epoch through which it has corrected its output."""
+
+    stable: int = NO_EPOCH
+    tentative: int = NO_EPOCH
+    live_tentative: int = NO_EPOCH
+    boot: str = ""
+    corrected: int = NO_EPOCH
+
+    @property
+    def report(self) -> tuple[int, int]:
+        return self.stable, max(self.tentative, self.live_tentative)
+
+
+class BranchedInputs:
+    """`next_call` and what follows it are called by the engine's thread, the rest by any."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        partition: int,
+        settings: ConsistencySettings,
+        next_epoch: int,
+        watermark: int,
+        *,
+        stall_s: float = 3.0,
+        connect: Callable[..., Client] = StreamClient,
+        check_size: Callable[[str, int], None] = lambda what, size: None,
+        attempts: AttemptFile | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`check_size`: as of `StreamInputs`."""
+        self._changed = threading.Condition()
+        self._core = BranchesCore(settings, next_epoch, watermark)
+        self._segment = segment
+        self._partition = partition
+        self._stall_s = stall_s
+        self._connect = connect
+        self._check_epoch_size = check_size
+        self._attempts = attempts
+        self._clock = clock
+        self._output: LiveOutput | None = None
+        self._closed = False
+        self._lacks_space = False  # whether a reader may wait for buffer space
+        self._announced: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
+        self._request_bytes = max(
+            MIN_REQUEST_BYTES,
+            min(REQUEST_BYTES, settings.read_ahead_bytes // len(self._core.channels)),
+        )
+        self._upstreams = {channel: _Upstream() for channel in self._core.channels}
+        self._endpoints: dict[tuple[str, int], tuple[Endpoint, ...]] = {}
+        self._io = IoThread("pulls", self._thread_died)
+        self._readers = {
+            channel: self._reader(channel, next_epoch, live=False)
+            for channel in self._core.channels
+        }
+        self._live_readers: dict[Channel, PartitionReader] = {}
+        self._io.start()
+
+    def attach(self, output: LiveOutput) -> None:
+        """`output`: what the task writes. Called before it can be Live."""
+        self._output = output
+
+    # -- readers ---------------------------------------------------------------------------------
+
+    def _input(self, channel: Channel) -> Input:
+        return self._segment.inputs[channel.input]
+
+    def _reader(self, channel: Channel, from_epoch: int, *, live: bool) -> PartitionReader:
+        input = self._input(channel)
+        share: Share | None = share_read(input, self._segment.partitions, self._partition)
+        connect = (
+            self._connect
+            if live
+            else partial(self._connect, check_size=partial(self._check_size, channel))
+        )
+        return PartitionReader(
+            self._io,
+            Subscription(input.stream, channel.partition, from_epoch, share, live),
+            partial(self._arrived, channel, live=live),
+            lambda: self._has_buffer_space(channel, live),
+            stall_s=self._stall_s,
+            connect=connect,
+            on_fatal=self._fail if not live else lambda error: None,
+            request_bytes=self._request_bytes,
+            on_progress=partial(self._progressed, channel, live),
+        )
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._core.failed(error)
+            self._changed.notify_all()
+
+    def _thread_died(self, reason: str) -> None:
+        self._fail(RekindleError(f"{reason}; nothing is read any more, so the task starts again"))
+
+    def _check_size(self, channel: Channel, epoch: int, size: int) -> None:
+        with self._changed:
+            if epoch > self._core.stable_epoch:
+                sizes = self._announced.setdefault(epoch, {})
+                sizes[channel] = size
+                size = sum(sizes.values())
+        self._check_epoch_size(f"epoch {epoch} of the upstream partitions together", size)
+
+    def _has_buffer_space(self, channel: Channel, live: bool) -> bool:
+        with self._changed:
+            has_space = self._core.may_read(channel, live)
+            self._lacks_space |= not has_space
+            return has_space
+
+    def _wake_readers(self) -> None:
+        with self._changed:
+            readers = self._all_readers()
+        for reader in readers:
+            reader.wake()
+
+    # -- what comes ------------------------------------------------------------------------------
+
+    def _arrived(self, channel: Channel, batch: EpochBatch, *, live: bool) -> None:
+        with self._changed:
+            if not live or channel in self._live_readers:
+                self._step(BatchReceived(channel, batch, live))
+
+    def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
+        """A replica has said what it has."""
+        live_report = progress.live
+        tentative = NO_EPOCH if live_report is None else live_report.tentative
+        with self._changed:
+            upstream = self._upstreams[channel]
+            before = upstream.report
+            if live:
+                upstream.live_tentative = tentative if channel in self._live_readers else NO_EPOCH
+            else:
+                upstream.stable, upstream.tentative = progress.last, tentative
+            if upstream.report != before:
+                self._step(UpstreamReported(channel, *upstream.report))
+            if live_report is None or live:
+                return
+            if live_report.boot != upstream.boot:
+                upstream.boot, upstream.corrected = live_report.boot, NO_EPOCH
+            if live_report.corrected > upstream.corrected:
+                upstream.corrected = live_report.corrected
+                self._step(
+                    BatchReceived(channel, self._end_of_correction(channel, live_report.corrected))
+                )
+
+    def _end_of_correction(self, channel: Channel, through: int) -> EpochBatch:
+        stream = self._input(channel).stream
+        return EpochBatch(
+            stream, channel.partition, through, 0, _NO_ROWS, "", Kind.RECONCILIATION_DONE
+        )
+
+    def hear_partner(self, partner: Partner | None, boot: str) -> None:
+        """What a poll says of the other replica; `boot`: of this task."""
+        with self._changed:
+            self._apply(self._core.hear_partner(partner, boot, self._clock()))
+            if self._core.may_take:
+                self._changed.notify_all()
+
+    def become_live(self) -> None:
+        """From now on output may be tentative."""
+        with self._changed:
+            self._apply(self._core.become_live(self._clock()))
+
+    def wait_for_heads(self) -> None:
+        """The task is not Live yet: an input that nobody answers for may be missing."""
+        with self._changed:
+            heads = [reader.head for reader in self._readers.values()]
+            self._apply(self._core.wait_for_heads(heads, self._clock()))
+            if self._core.may_take:
+                self._changed.notify_all()
+
+    def _step(self, event: ConsistencyInput) -> None:
+        """Called under the lock."""
+        try:
+            self._apply(self._core.step(event, self._clock()))
+        finally:
+            if self._core.may_take:
+                self._changed.notify_all()
+
+    def _apply(self, effects: Sequence[BranchEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case ReadLive(channel, from_epoch):
+                    self._read_live(channel, from_epoch)
+                case StopLive(channel):
+                    self._upstreams[channel].live_tentative = NO_EPOCH
+                    self._live_readers.pop(channel).close()
+                case ReadAgain():
+                    self._lacks_space = True  # its reader of stable epochs waits there
+                case EmitUndo(from_epoch):
+                    self._attached_output().undo(from_epoch)
+                case EmitReconciliationDone(through):
+                    self._attached_output().reconciliation_done(through)
+        if self._output is not None:
+            self._output.enter(self._core.state)
+        if self._lacks_space:
+            self._lacks_space = False
+            self._io.call(self._wake_readers)
+
+    def _read_live(self, channel: Channel, from_epoch: int) -> None:
+        reader = self._live_readers[channel] = self._reader(channel, from_epoch, live=True)
+        reader.route(self._endpoints.get((self._input(channel).stream, channel.partition), ()))
+
+    def _attached_output(self) -> LiveOutput:
+        assert self._output is not None, "output is attached before the task is Live"
+        return self._output
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken:
+        """What the loop does next; no epochs if there is nothing in time. Raises what has
+        failed."""
+        until = self._clock() + timeout_s
+        with self._changed:
+            while not self._core.may_take and not self._closed:
+                now, wake_at = self._clock(), self._core.wake_at
+                if wake_at is not None and wake_at <= now:
+                    self._step(Woken())
+                elif now >= until:
+                    break
+                else:
+                    self._changed.wait(min(until, until if wake_at is None else wake_at) - now)
+            return self._core.take(bounds) or EpochsTaken(())
+
+    def stable_processed(self, through: int) -> None:
+        """The stable epochs through this one are in the log."""
+        with self._changed:
+            self._announced = {e: sizes for e, sizes in self._announced.items() if e > through}
+            self._lacks_space = True
+            self._step(StableProcessed(through))
+
+    def append(self, attempt: int, output: EpochOutput) -> None:
+        """Append a tentative epoch. Raises OSError."""
+        if self._attempts is not None:
+            self._attempts.reserve(attempt)
+        self._attached_output().append(attempt, output.epoch, output.watermark, output.rows)
+
+    def tentative_completed(self, completed: TentativeCompleted) -> None:
+        with self._changed:
+            attempt, epoch = completed.attempt, completed.epoch
+            if completed.failed:
+                self._apply(self._core.leave_out(attempt, epoch, self._clock()))
+            else:
+                self._step(TentativeProcessed(attempt, epoch))
+
+    def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
+        raise AssertionError("the loop takes calls, since an epoch may be tentative")
+
+    # -- what others ask -------------------------------------------------------------------------
+
+    def report(self, status: TaskStatus) -> None:
+        """Update the status: whether output is tentative, and what is missing."""
+        with self._changed:
+            core = self._core
+            names = sorted({self._input(channel).name for channel in core.missing()})
+            status.set_consistency(core.state, core.tentative_epoch, names, core.partner)
+
+    def head(self) -> int:
+        return min(r.head for r in self._readers.values())
+
+    def route(self, upstreams: Sequence[Upstream]) -> None:
+        with self._changed:
+            for upstream in upstreams:
+                self._endpoints[upstream.stream, upstream.partition] = upstream.endpoints
+            readers = self._all_readers()
+        for reader in readers:
+            subscription = reader.subscription
+            endpoints = self._endpoints.get((subscription.stream, subscription.partition))
+            if endpoints is not None:
+                reader.route(endpoints)
+
+    def unreadable(self) -> tuple[str, ...]:
+        return tuple(sorted({a for r in self._readers.values() for a in r.unreadable()}))
+
+    def problem(self) -> str | None:
+        return next((p for r in self._readers.values() if (p := r.problem()) is not None), None)
+
+    def close(self) -> None:
+        with self._changed:
+            readers = self._all_readers()
+            self._closed = True
+            self._changed.notify_all()
+        for reader in readers:
+            reader.close()
+        self._io.stop()
+
+    def _all_readers(self) -> list[PartitionReader]:
+        return [*self._readers.values(), *self._live_readers.values()]

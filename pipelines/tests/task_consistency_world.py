@@ -1,0 +1,293 @@
+"""A chain of real task cores whose output may be tentative, with a fake engine.
+
+As `consistency_world`, but the consistency manager is in a `TaskCore`: calls go through its loop,
+and results come from a log and its branches. The engine may fail, and calls take time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from consistency_world import (
+    SCHEMA,
+    Chain,
+    Record,
+    Stream,
+    Task,
+    World,
+    fold,
+)
+
+from rekindle.consistency.messages import (
+    BatchReceived,
+    ConsistencyInput,
+    ConsistencySettings,
+    EmitReconciliationDone,
+    EmitUndo,
+    ReadAgain,
+    ReadLive,
+    StopLive,
+    UpstreamReported,
+    Woken,
+)
+from rekindle.engine.failure import EngineUnavailable, OutOfMemory
+from rekindle.engine.model import EpochOutput, State
+from rekindle.protocol import Partner, PollRequest, PollResponse, RestorePoint, TaskRef
+from rekindle.streams.epochs import NO_EPOCH, Kind
+from rekindle.task.core import events
+from rekindle.task.core.branches import BranchesCore
+from rekindle.task.core.loop import (
+    AppendEpochs,
+    AppendTentative,
+    EngineFailed,
+    EngineRestarted,
+    EpochsAppended,
+    EpochsProcessed,
+    ProcessEpochs,
+    RestartEngine,
+    TentativeAppended,
+    TentativeFailed,
+)
+from rekindle.task.core.messages import (
+    HeadAdvanced,
+    PollReceived,
+    Respond,
+    TaskCoreEvent,
+    TaskEffect,
+    TaskRestored,
+    TaskSettings,
+)
+from rekindle.task.core.saver import SkipState
+from rekindle.task.core.start import AwaitEngine, CompleteStart, OpenInputs, RestoreState
+from rekindle.task.core.supervisor import RouteInputs
+from rekindle.task.core.task import TaskCore
+from rekindle.task.state import TaskState
+
+REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
+RESTART_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedState(State):
+    """A sum of all rows."""
+
+    value: int = 0
+
+
+@dataclass(slots=True)
+class JoinedTask(Task):
+    """A task core, its engine, log and branches. `fails`: what the engine does in its next calls,
+    by the kind of the call; `states` is not used: the loop has them."""
+
+    task: TaskCore = field(kw_only=True)
+    fails: dict[Kind, list[str]] = field(default_factory=dict)
+    calls: list[tuple[int, int, int]] = field(default_factory=list)  # attempt, first and last epoch
+    forks: dict[int, FoldedState] = field(default_factory=dict)  # after what is out, by attempt
+    result: FoldedState = field(default_factory=FoldedState)  # of the newest call
+
+    @property
+    def branches(self) -> BranchesCore:
+        assert self.task.parts is not None
+        assert self.task.parts.branches is not None
+        return self.task.parts.branches
+
+    @property
+    def stable_state(self) -> TaskState:
+        assert self.task.parts is not None
+        return self.task.parts.loop.state
+
+    def start(self) -> None:
+        self.poll()
+        self.send(TaskRestored(TaskState(NO_EPOCH, NO_EPOCH, FoldedState()), 0, NO_EPOCH))
+        self.send(HeadAdvanced(0))  # so that it is Live
+
+    def poll(self, partner: Partner | None = None) -> None:
+        restore = RestorePoint(epoch=NO_EPOCH)
+        poll = PollRequest(
+            fence=1, generation=1, task=self.task.ref, restore=restore, partner=partner
+        )
+        self.send(PollReceived(poll))
+
+    def step(self, event: ConsistencyInput) -> None:
+        match event:
+            case BatchReceived() | UpstreamReported():
+                self.send(event)
+            case Woken():
+                self.send(events.Woken())
+            case _:
+                raise AssertionError(f"unexpected: {event}")
+
+    def send(self, event: TaskCoreEvent) -> None:
+        for effect in self.task.step(event, self.world.now):
+            self._perform_effect(effect)
+        if self.task.parts is None:
+            return
+        epochs, size = self.branches.buffered()
+        self.most_buffered = (
+            max(epochs, self.most_buffered[0]),
+            max(size, self.most_buffered[1]),
+        )
+        for link in self.links.values():
+            if not link.delivering and not link.cut:
+                self.world.at(self.world.now, link.deliver)
+        wake_at = self.task.wake_at
+        if wake_at is not None and wake_at > self.world.now and wake_at != self.woken_at:
+            self.woken_at = wake_at
+            self.world.at(wake_at, partial(self.step, Woken()))
+
+    def _perform_effect(self, effect: TaskEffect) -> None:
+        now = self.world.now
+        match effect:
+            case ProcessEpochs(_, epochs, attempt):
+                epoch_s = 0.0 if attempt else self.world.chain.epoch_s
+                self.calls.append((attempt, epochs[0].epoch, epochs[-1].epoch))
+                took_s = self.world.chain.call_s + epoch_s * len(epochs)
+                self.world.at(now + took_s, partial(self._process_call, effect))
+            case AppendEpochs(outputs):
+                self._append_stable(outputs)
+            case AppendTentative():
+                self._append_tentative(effect)
+            case RestartEngine():
+                self.world.at(now + RESTART_S, partial(self.send, EngineRestarted()))
+            case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive():
+                self._perform(effect)
+            case ReadAgain() | Respond() | RouteInputs() | SkipState():
+                pass
+            case RestoreState() | OpenInputs() | AwaitEngine() | CompleteStart():
+                pass
+            case _:
+                raise AssertionError(f"unexpected: {effect}")
+
+    def _process_call(self, call: ProcessEpochs) -> None:
+        self.send(self._processed(call))
+
+    def _processed(self, call: ProcessEpochs) -> TaskCoreEvent:
+        failures = self.fails.get(Kind.TENTATIVE if call.attempt else Kind.STABLE)
+        match failures.pop() if failures else "":
+            case "memory" if len(call.epochs) > 1 or call.attempt:
+                return EngineFailed(OutOfMemory("too much"))
+            case "crash" if len(call.epochs) > 1 or call.attempt:
+                return EngineFailed(EngineUnavailable("the JVM died", -9))
+            case "operator" if call.attempt:
+                return TentativeFailed("a cast failed")
+        assert isinstance(call.operators, FoldedState)
+        stable = self.stable_state.operators
+        assert call.operators == (self.forks.get(call.attempt, stable) if call.attempt else stable)
+        value, outputs = call.operators.value, list[EpochOutput]()
+        for epoch in call.epochs:
+            value = fold(value, epoch)
+            outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows_of(value)))
+        self.result = FoldedState(value=value)
+        return EpochsProcessed(outputs, self.result)
+
+    def _append_stable(self, outputs: Sequence[EpochOutput]) -> None:
+        for output in outputs:
+            self._append(Kind.STABLE, output.epoch, value_of(output))
+        self.send(EpochsAppended([str(value_of(output)) for output in outputs]))
+
+    def _append_tentative(self, effect: AppendTentative) -> None:
+        failures = self.fails.get(Kind.UNDO)
+        if failures and failures.pop() == "disk":
+            self.send(TentativeFailed("the disk is full"))
+            return
+        output = effect.output
+        self._append(Kind.TENTATIVE, output.epoch, value_of(output), effect.attempt)
+        self.forks[effect.attempt] = self.result
+        self.send(TentativeAppended())
+
+
+def rows_of(value: int) -> pa.Table:
+    return pa.table({"n": [value]}, schema=SCHEMA)
+
+
+def value_of(output: EpochOutput) -> int:
+    return int(output.rows["n"][0].as_py())
+
+
+class JoinedWorld(World):
+    """A world of task cores."""
+
+    tasks: list[JoinedTask]  # type: ignore[assignment]
+
+    def _task(self, streams: list[Stream], latencies: Any, replica: int = 0) -> JoinedTask:
+        plain = super()._task(streams, latencies, replica)
+        ref = REF.model_copy(update={"replica": replica})
+        chain = self.chain
+        settings = ConsistencySettings(
+            inputs=[[0] for _ in streams],
+            schemas=[SCHEMA for _ in streams],
+            blocking=chain.blocking,
+            max_delay_s=chain.max_delay_s,
+            during_failure=chain.during_failure,
+            during_stabilization=chain.during_stabilization,
+            replica=replica,
+            read_ahead_bytes=chain.read_ahead_bytes,
+            max_buffered_epochs=chain.max_buffered_epochs,
+            max_call_epochs=chain.call_epochs,
+        )
+        core = TaskCore(
+            TaskSettings(
+                ref,
+                f"boot {replica}",
+                checkpoint_interval_epochs=10,
+                epoch_interval_us=1_000_000,
+                consistency=settings,
+                input_names=[f"input-{at}" for at in range(len(streams))],
+            )
+        )
+        task = JoinedTask(self, plain.core, plain.stream, plain.links, task=core)
+        for link in plain.links.values():
+            link.task = task
+        task.start()
+        task.core = task.branches  # type: ignore[assignment]
+        return task
+
+
+class JoinedReplicas(JoinedWorld):
+    """Two replicas of the one task of a chain, with links of their own. A coordinator polls each of
+    them every POLL_S; what it says of the other one is from the poll before."""
+
+    POLL_S = 0.25
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self.responses: dict[int, PollResponse] = {}
+        self.lost: set[int] = set()  # replicas that the coordinator does not hear
+        self.tasks.append(self._task(self.sources, itertools.repeat(0.01), replica=1))
+        for replica in (0, 1):
+            self.at(self.POLL_S * (1 + replica / 2), partial(self._poll, replica))
+
+    def _poll(self, replica: int) -> None:
+        self.at(self.now + self.POLL_S, partial(self._poll, replica))
+        if replica in self.lost:
+            self.responses.pop(replica, None)
+            return
+        other, task = self.responses.get(1 - replica), self.tasks[replica]
+        partner = None
+        if other is not None:
+            partner = Partner(
+                replica=1 - replica, boot=other.boot_id, asks=other.asks, answer=other.answer
+            )
+        self.responses[replica] = task.task.response()
+        task.poll(partner)
+
+
+def play_cuts(world: World, cuts: Sequence[tuple[float, int, bool]], settle_s: float = 40) -> None:
+    """Cut and heal links at their times; then nothing fails any more."""
+    for at, link, is_cut in cuts:
+        world.run(at)
+        (world.cut if is_cut else world.heal)(link)
+    world.heal_all()
+    world.run(world.now + settle_s)
+
+
+def records_of(task: Task, kind: Kind) -> list[Record]:
+    return [record for record in task.stream.records if record.kind is kind]
+
+
+__all__ = ["Chain", "JoinedReplicas", "JoinedTask", "JoinedWorld", "play_cuts", "records_of"]

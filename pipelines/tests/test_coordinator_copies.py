@@ -1,0 +1,430 @@
+"""A replica that has started from a partner's state repeats the partner's results: it is no second
+witness of them, and is contained with them.
+
+Design: docs/design/state-movement.md#agreement.
+"""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_world import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.coordinator.agreement.comparison import DigestComparison
+from rekindle.coordinator.agreement.results import Computation, EpochDigests
+from rekindle.coordinator.model import Partition
+from rekindle.protocol import TaskPhase
+from rekindle.streams.digest import chain_digest, chained_digest_from
+from rekindle.topology.model import Slot
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
+from rekindle_testing.fixtures.examples import scaled_examples
+
+MID = Partition("mid", 0)
+SLOTS = tuple(Slot("mid", 0, replica) for replica in range(4))
+DONOR, OTHER, COPY, FOURTH = (Computation(slot, 1, "a") for slot in SLOTS)
+
+Results = dict[int, EpochDigests]
+
+
+def results(wrong_from: int | None = None, mark: str = "!", epochs: int = 20) -> Results:
+    """The chained and own digests of epochs 0 to 19, wrong from an epoch on."""
+    found, before = {}, chained_digest_from(-1)
+    for epoch in range(epochs):
+        digest = f"d{epoch}" + (mark if wrong_from is not None and epoch >= wrong_from else "")
+        before = chain_digest(before, epoch, 0, digest)
+        found[epoch] = EpochDigests(before, digest)
+    return found
+
+
+def after(epoch: int, found: Results) -> Results:
+    return {e: digests for e, digests in found.items() if e > epoch}
+
+
+RIGHT, WRONG = results(), results(wrong_from=3)
+
+
+def compared(committed: int = 2, replicas: int = 3) -> DigestComparison:
+    comparison = DigestComparison()
+    comparison.configured({MID: replicas})
+    comparison.committed(MID, committed)
+    return comparison
+
+
+def start_copy(comparison: DigestComparison, by: Computation, through: int, found: Results) -> None:
+    """A newcomer responds before it has state."""
+    comparison.observed(by, {})
+    comparison.observed(by, after(through, found), copied_through=through)
+
+
+def wrong_donor(committed: int = 2, replicas: int = 3, through: int = 9) -> DigestComparison:
+    """The donor is wrong from epoch 3 on, and a newcomer has its state."""
+    comparison = compared(committed, replicas)
+    comparison.observed(DONOR, WRONG)
+    start_copy(comparison, COPY, through, WRONG)
+    return comparison
+
+
+# --- the comparison ---
+
+
+def test_a_copy_is_no_second_witness() -> None:
+    comparison = wrong_donor()
+    assert comparison.witnessed(MID) == -1
+    comparison.observed(OTHER, RIGHT)
+    assert not comparison.diverged
+    assert comparison.disputes[MID].agreed_through == 2
+
+
+def test_it_stays_a_copy_in_later_responses() -> None:
+    comparison = wrong_donor()
+    comparison.observed(COPY, {}, copied_through=9)
+    comparison.observed(COPY, {}, copied_through=None)
+    comparison.observed(OTHER, RIGHT)
+    assert not comparison.diverged
+
+
+def test_a_copy_of_what_is_committed_is_a_witness() -> None:
+    comparison = wrong_donor(committed=9)
+    comparison.observed(OTHER, after(9, RIGHT))
+    assert comparison.diverged.keys() == {OTHER.slot}
+
+
+def test_a_copy_that_agrees_with_two_others_is_a_witness() -> None:
+    comparison = compared(replicas=4)
+    comparison.observed(DONOR, RIGHT)
+    comparison.observed(FOURTH, RIGHT)
+    start_copy(comparison, COPY, 9, RIGHT)
+    comparison.forget(FOURTH.slot)
+    comparison.observed(OTHER, after(9, WRONG))
+    assert comparison.diverged.keys() == {OTHER.slot}
+    assert comparison.boot_to_restart(COPY.slot) is None
+
+
+def test_agreement_of_others_makes_no_witness_of_a_copy() -> None:
+    comparison = wrong_donor(replicas=4)
+    comparison.forget(DONOR.slot)
+    comparison.observed(Computation(DONOR.slot, 2, "a"), {2: RIGHT[2]})
+    comparison.observed(FOURTH, {2: RIGHT[2], 30: EpochDigests("-1:x", "x")})
+    comparison.observed(OTHER, {30: EpochDigests("-1:x", "x")})
+    assert comparison.witnessed(MID) == 30
+    comparison.observed(FOURTH, {19: RIGHT[19]})
+    assert comparison.boot_to_restart(COPY.slot) == "a"
+    assert not comparison.diverged
+
+
+def test_who_agrees_with_others_is_known_of_each_replica() -> None:
+    comparison = wrong_donor()
+    comparison.observed(OTHER, {2: RIGHT[2]})
+    assert [comparison.agrees_through(by.slot) for by in (DONOR, OTHER, COPY)] == [19, 2, 19]
+
+
+def test_in_a_dispute_a_copy_computes_again() -> None:
+    """At once: it is the third computation that decides."""
+    comparison = wrong_donor()
+    comparison.observed(OTHER, RIGHT)
+    assert comparison.boot_to_restart(COPY.slot) == "a"
+    assert not comparison.disputes[MID].is_party(COPY)
+    comparison.observed(Computation(COPY.slot, 1, "b"), RIGHT, 2)
+    assert comparison.diverged.keys() == {DONOR.slot}
+    assert not comparison.disputes
+
+
+def test_a_copy_without_results_of_the_disputed_epoch_computes_again() -> None:
+    comparison = wrong_donor()
+    comparison.observed(OTHER, {3: RIGHT[3]})
+    assert comparison.disputes[MID].epoch == 3
+    assert comparison.boot_to_restart(COPY.slot) == "a"
+
+
+def test_a_copy_that_outlives_its_donor_is_disputed() -> None:
+    """The other replica's result waits for the copy, which computes again."""
+    comparison = wrong_donor()
+    comparison.forget(DONOR.slot)
+    comparison.observed(OTHER, RIGHT)
+    assert [by for by, _ in comparison.disputes[MID].results] == [OTHER]
+    assert comparison.boot_to_restart(COPY.slot) == "a"
+    comparison.observed(Computation(COPY.slot, 1, "b"), RIGHT, 2)
+    assert not comparison.disputes
+    assert not comparison.diverged
+
+
+def test_copies_that_differ_from_each_other_compute_again() -> None:
+    comparison = compared()
+    start_copy(comparison, COPY, 9, WRONG)
+    start_copy(comparison, OTHER, 9, RIGHT)
+    assert not comparison.disputes
+    assert [comparison.boot_to_restart(by.slot) for by in (COPY, OTHER)] == ["a", "a"]
+    assert len(comparison.take_untrusted()) == 1
+
+
+def test_a_newcomer_that_starts_in_a_dispute_computes_again() -> None:
+    """Its session should end, but it had started before it heard of that."""
+    comparison = compared()
+    comparison.observed(COPY, {})
+    comparison.observed(DONOR, WRONG)
+    comparison.observed(OTHER, RIGHT)
+    assert comparison.boot_to_restart(COPY.slot) is None
+    assert comparison.observed(COPY, {}, copied_through=9)
+    assert comparison.boot_to_restart(COPY.slot) == "a"
+    assert MID in comparison.disputes
+
+
+def outvoted(*, copied_before: bool) -> DigestComparison:
+    """The donor is wrong, and two others are right."""
+    comparison = compared(replicas=4)
+    comparison.observed(COPY, {})
+    if copied_before:
+        comparison.observed(COPY, {}, copied_through=19)
+    comparison.observed(OTHER, RIGHT)
+    comparison.observed(FOURTH, RIGHT)
+    comparison.observed(DONOR, WRONG)
+    assert comparison.diverged.keys() == {DONOR.slot}
+    return comparison
+
+
+def test_copies_of_an_outvoted_replica_compute_again() -> None:
+    assert outvoted(copied_before=True).boot_to_restart(COPY.slot) == "a"
+
+
+def test_a_newcomer_that_starts_from_a_diverged_replica_computes_again() -> None:
+    comparison = outvoted(copied_before=False)
+    assert comparison.boot_to_restart(COPY.slot) is None
+    comparison.observed(COPY, {}, copied_through=19)
+    assert comparison.boot_to_restart(COPY.slot) == "a"
+
+
+def test_the_next_boot_of_that_newcomer_may_have_another_donor() -> None:
+    comparison = outvoted(copied_before=False)
+    start_copy(comparison, Computation(COPY.slot, 1, "b"), 19, RIGHT)
+    assert comparison.boot_to_restart(COPY.slot) is None
+
+
+def test_a_copy_that_is_outvoted_computes_again_and_is_not_replaced() -> None:
+    comparison = compared(replicas=4)
+    comparison.observed(OTHER, RIGHT)
+    comparison.observed(FOURTH, RIGHT)
+    start_copy(comparison, COPY, 9, WRONG)
+    assert not comparison.diverged
+    assert not comparison.disputes
+    assert comparison.boot_to_restart(COPY.slot) == "a"
+
+
+def test_a_copy_of_a_state_that_differs_from_the_checkpoint_computes_again() -> None:
+    comparison = compared(committed=5, replicas=2)
+    comparison.observed(DONOR, WRONG)
+    start_copy(comparison, OTHER, 9, WRONG)
+    comparison.checkpoint_differed(DONOR.slot, 1, 5)
+    assert comparison.boot_to_restart(OTHER.slot) == "a"
+    assert [found.after for found in comparison.take_untrusted()] == [-1]
+
+
+# --- any history ---
+
+
+class Replica:
+    """`state`: the chained digest after its newest epoch, and whether it is wrong."""
+
+    def __init__(self, slot: Slot, incarnation: int = 1) -> None:
+        self.slot = slot
+        self.incarnation = incarnation
+        self.boot = 0
+        self.restored_from: int | None = None
+        self.copied_through: int | None = None
+        self.started = False
+        self.epoch, self.state, self.wrong = -1, chained_digest_from(-1), False
+        self.results: Results = {}
+
+    @property
+    def by(self) -> Computation:
+        return Computation(self.slot, self.incarnation, str(self.boot))
+
+    def reboot(self) -> None:
+        self.boot += 1
+        self.started, self.restored_from, self.copied_through = False, None, None
+        self.results = {}
+
+    def start(self, epoch: int, state: str, wrong: bool) -> None:
+        self.started = True
+        self.epoch, self.state, self.wrong = epoch, state, wrong
+
+    def compute(self, faulty: bool) -> None:
+        self.epoch += 1
+        self.wrong |= faulty
+        digest = f"d{self.epoch}" + ("!" if self.wrong else "")
+        self.state = chain_digest(self.state, self.epoch, 0, digest)
+        self.results[self.epoch] = EpochDigests(self.state, digest)
+
+
+class Histories:
+    """Three replicas. The node of the first one is faulty from an epoch on, the second one is right
+    and never lost; the first and the third are lost and get the state of any other, also without
+    hearing that it is not trusted any more."""
+
+    def __init__(self, wrong_from: int) -> None:
+        self.comparison = compared(committed=-1)
+        self.replicas = [Replica(slot) for slot in SLOTS[:3]]
+        self.committed = (-1, chained_digest_from(-1), False)
+        self.wrong_from: int | None = wrong_from
+        self.moving: dict[int, tuple[int, str, bool]] = {}  # to a newcomer
+        self.now = 0.0
+        for replica in self.replicas:
+            self.restore(replica)
+
+    def restore(self, replica: Replica) -> None:
+        replica.start(*self.committed)
+        replica.restored_from = self.committed[0]
+        self.report(replica)
+
+    def report(self, replica: Replica) -> None:
+        newest = {e: replica.results[e] for e in sorted(replica.results)[-16:]}
+        restored_from = replica.restored_from if replica.started else None
+        self.comparison.observed(replica.by, newest, restored_from, replica.copied_through)
+
+    def lose(self, at: int, donor: int) -> None:
+        giver, old = self.replicas[donor], self.replicas[at]
+        if at == donor or at == 1 or not giver.started or at in self.moving:
+            return
+        self.comparison.forget(old.slot)
+        new = self.replicas[at] = Replica(old.slot, old.incarnation + 1)
+        self.report(new)
+        if self.comparison.is_untrusted(giver.slot):
+            self.restore(new)
+        else:
+            self.moving[at] = (giver.epoch, giver.state, giver.wrong)
+
+    def start(self, at: int) -> None:
+        if at in self.moving:
+            newcomer = self.replicas[at]
+            newcomer.start(*self.moving.pop(at))
+            newcomer.copied_through = newcomer.epoch
+            self.report(newcomer)
+
+    def compute(self, at: int, epochs: int) -> None:
+        replica = self.replicas[at]
+        ahead = min(r.epoch for r in self.replicas) + 30  # digests of 64 epochs are kept
+        for _ in range(epochs):
+            if replica.started and replica.epoch < ahead:
+                faulty = at == 0 and self.wrong_from is not None
+                replica.compute(faulty and replica.epoch + 1 >= (self.wrong_from or 0))
+        self.report(replica)
+
+    def commit(self, at: int) -> None:
+        replica, comparison = self.replicas[at], self.comparison
+        if not replica.started or replica.epoch <= self.committed[0]:
+            return
+        if comparison.is_untrusted(replica.slot) or replica.epoch not in replica.results:
+            return
+        others = [r for r in self.replicas if r is not replica and r.started]
+        agree = all(comparison.agrees_through(r.slot) >= replica.epoch for r in others)
+        if replica.epoch <= comparison.witnessed(MID) or agree:
+            assert not replica.wrong
+            self.committed = (replica.epoch, replica.state, False)
+            comparison.committed(MID, replica.epoch)
+
+    def obey(self) -> None:
+        """Tasks compute again, diverged ones are replaced, by one on another node."""
+        self.now += 30.0
+        alive = [r.by for r in self.replicas]
+        self.comparison.request_recomputation(MID, alive, self.now)
+        for at, replica in enumerate(self.replicas):
+            if replica.slot in self.comparison.diverged:
+                assert at == 0, "only one was wrong"
+                self.wrong_from = None
+                self.moving.pop(at, None)
+                self.comparison.forget(replica.slot)
+                self.replicas[at] = Replica(replica.slot, replica.incarnation + 1)
+                self.restore(self.replicas[at])
+            elif self.comparison.boot_to_restart(replica.slot) == replica.by.boot:
+                self.moving.pop(at, None)
+                replica.reboot()
+                self.restore(replica)
+
+
+steps = st.one_of(
+    st.tuples(st.just("compute"), st.integers(0, 2), st.integers(1, 6)),
+    st.tuples(st.just("lose"), st.sampled_from([0, 2, 2]), st.integers(0, 2)),
+    st.tuples(st.just("start"), st.integers(0, 2)),
+    st.tuples(st.just("commit"), st.integers(0, 2)),
+    st.tuples(st.just("obey")),
+)
+
+
+@settings(max_examples=scaled_examples(150))
+@given(
+    st.integers(0, 6),
+    st.integers(1, 12),
+    st.booleans(),
+    st.integers(0, 6),
+    st.lists(steps, max_size=30),
+)
+def test_no_wrong_result_is_committed_and_no_right_replica_is_replaced(
+    wrong_from: int, lead: int, starts: bool, follows: int, history: list[tuple[str, int]]
+) -> None:
+    """It begins with what random steps seldom reach: the third one copies the first one, which is
+    ahead."""
+    world = Histories(wrong_from)
+    world.compute(0, lead)
+    world.lose(2, donor=0)
+    if starts:
+        world.start(2)
+        world.compute(2, follows)
+    for name, *arguments in history:
+        getattr(world, name)(*arguments)
+    for _ in range(40):
+        for at in range(3):
+            world.start(at)
+            world.compute(at, 3)
+            world.commit(at)
+        world.obey()
+    assert not world.comparison.disputes
+    assert not [r for r in world.replicas if r.wrong]
+
+
+# --- the coordinator ---
+
+
+@pytest.mark.parametrize("lag", [3, 8])
+def test_the_results_of_a_wrong_donor_are_never_committed(lag: int) -> None:
+    """Replica 0 is wrong, 1 is right and some epochs behind, 2 gets the state of 0."""
+    parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=3, query=True)]
+    world = World(parts)
+    world.start_all()
+    for task in world.tasks.values():
+        task.moves = True
+    world.run_epochs(9)
+    donor, other, copy = (by.slot for by in (DONOR, OTHER, COPY))
+    world.tasks[donor].corruption = "!"
+    world.kill(copy)
+    world.start_task(copy).moves = True
+    world.run_with_idle(other, 2)
+    world.tasks[copy].move_from(world.tasks[donor])
+    world.run_with_idle(other, lag)
+    assert world.tasks[copy].phase is TaskPhase.LIVE
+    assert world.tasks[copy].state_corruption == "!"
+    for _ in range(24):
+        world.run_epochs(1)
+        objects = [ref.object for refs in world.store[-1].entries.values() for ref in refs]
+        assert not [name for name in objects if name and "!" in name]
+    assert world.reports[-1]["diverged"] == [donor.key]
+    assert world.tasks[copy].state_corruption == ""
+    assert world.store[-1].entries["mid/0"][0].epoch > world.head - 8
+
+
+def test_a_donor_and_its_copy_commit_while_they_are_alone() -> None:
+    parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=2, query=True)]
+    world = World(parts)
+    world.start_all()
+    for task in world.tasks.values():
+        task.moves = True
+    world.run_epochs(9)
+    donor, copy = SLOTS[0], SLOTS[1]
+    world.kill(copy)
+    world.start_task(copy).moves = True
+    world.run_with_idle(copy, 2)
+    world.tasks[copy].move_from(world.tasks[donor])
+    moved = world.tasks[copy].core.status.moved_through
+    assert moved is not None
+    world.run_epochs(8)
+    assert world.store[-1].entries["mid/0"][0].epoch > moved
+    assert world.tasks[copy].core.status.moved_through == moved

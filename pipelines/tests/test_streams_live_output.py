@@ -1,0 +1,311 @@
+"""The output of a task with tentative epochs: its order, its branches and their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from log_parts import batch, open_log
+
+from rekindle.protocol import ConsistencyState
+from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.live_history import MAX_SEGMENTS, LiveHistory, Position
+from rekindle.streams.live_output import LiveOutput
+from rekindle.streams.log import OutputLog
+from rekindle.streams.wire import LiveReport
+
+CONTROLS = (Kind.UNDO, Kind.RECONCILIATION_DONE)
+
+
+@dataclass(frozen=True)
+class Record:
+    kind: Kind
+    epoch: int
+    attempt: int = 0
+
+
+def drawn_records(random: Random, failures: int) -> list[Record]:
+    """Output of a task: failures, each with an attempt, that end in corrections."""
+    records, stable, attempt = list[Record](), -1, 0
+    for _ in range(failures):
+        for _ in range(random.randint(0, 3)):
+            stable += 1
+            records.append(Record(Kind.STABLE, stable))
+        attempt, last = attempt + 1, stable
+        for _ in range(random.randint(1, 4)):
+            last += 1
+            records.append(Record(Kind.TENTATIVE, last, attempt))
+        records.append(Record(Kind.UNDO, stable + 1))
+        while stable < last:
+            if random.random() < 0.2:
+                last += 1
+                records.append(Record(Kind.TENTATIVE, last, attempt))
+            else:
+                stable += 1
+                records.append(Record(Kind.STABLE, stable))
+        records.append(Record(Kind.RECONCILIATION_DONE, stable))
+    return records
+
+
+class Reader:
+    """Reads a history as a live subscription does."""
+
+    def __init__(self, from_epoch: int) -> None:
+        self.from_epoch = from_epoch
+        self.position: Position | None = None
+        self.got: list[Record] = []
+
+    def read(self, history: LiveHistory, stable: int, at_most: int) -> None:
+        for _ in range(at_most):
+            self.position = self.position or history.begin(self.from_epoch, stable)
+            run = history.next(self.position, self.from_epoch, stable)
+            if run is None:
+                return
+            self.got.append(Record(run.kind, run.first, run.attempt))
+            if run.is_control:
+                self.position = Position(run.segment + 1, -1)
+            else:
+                self.position = Position(run.segment, run.first + 1)
+                self.from_epoch = run.first + (run.kind is Kind.STABLE)
+
+
+def expected(records: list[Record]) -> list[Record]:
+    """What is new to a reader, of all records in their order."""
+    found, from_epoch = list[Record](), 0
+    for record in records:
+        if record.kind in CONTROLS:
+            found.append(record)
+        elif record.epoch >= from_epoch:
+            found.append(record)
+            from_epoch = record.epoch + (record.kind is Kind.STABLE)
+    return found
+
+
+def add(history: LiveHistory, record: Record, stable: int) -> int:
+    """The newest stable epoch after it."""
+    if record.kind is Kind.STABLE:
+        return record.epoch  # the log has it; the history need not be called
+    history.append(record.kind, record.epoch, stable, record.attempt)
+    return stable
+
+
+@given(st.integers(0, 2**32))
+def test_a_reader_gets_all_output_in_its_order(seed: int) -> None:
+    random = Random(seed)
+    records = drawn_records(random, random.randint(0, 5))
+    history, reader, stable = LiveHistory(), Reader(0), -1
+    reader.read(history, stable, 1)
+    for record in records:
+        stable = add(history, record, stable)
+        if random.random() < 0.5:
+            reader.read(history, stable, random.randint(1, 5))
+    reader.read(history, stable, len(records))
+    assert reader.got == expected(records)
+
+
+@given(st.integers(0, 2**32))
+def test_a_late_reader_hears_that_all_is_corrected(seed: int) -> None:
+    """Whenever it begins."""
+    random = Random(seed)
+    records = drawn_records(random, random.randint(1, 4))
+    begins = random.randrange(len(records))
+    history, stable = LiveHistory(), -1
+    for record in records[: begins + 1]:
+        stable = add(history, record, stable)
+    first = max(stable, 0)
+    reader = Reader(first)
+    for record in records[begins + 1 :]:
+        stable = add(history, record, stable)
+        reader.read(history, stable, 10)
+    reader.read(history, stable, len(records))
+    tentative = set[int]()
+    for record in reader.got:
+        if record.kind is Kind.TENTATIVE:
+            tentative.add(record.epoch)
+        elif record.kind is Kind.UNDO:
+            tentative = {e for e in tentative if e < record.epoch}
+        elif record.kind is Kind.RECONCILIATION_DONE:
+            tentative = {e for e in tentative if e > record.epoch}
+        else:
+            tentative.discard(record.epoch)
+    assert not tentative
+
+
+def test_a_task_without_failures_has_no_segments() -> None:
+    history = LiveHistory()
+    reader = Reader(7)
+    reader.read(history, stable=9, at_most=10)
+    assert reader.got == [Record(Kind.STABLE, e) for e in (7, 8, 9)]
+    assert history.attempts() == frozenset()
+
+
+def test_segments_are_bounded_and_a_reader_goes_on_behind_them() -> None:
+    history, reader = LiveHistory(), Reader(0)
+    reader.read(history, 0, 1)
+    for epoch in range(1, MAX_SEGMENTS):
+        history.append(Kind.TENTATIVE, epoch, epoch - 1, epoch)
+        history.append(Kind.UNDO, epoch, epoch - 1)
+    reader.read(history, MAX_SEGMENTS - 1, 10 * MAX_SEGMENTS)
+    assert reader.got[-1] == Record(Kind.STABLE, MAX_SEGMENTS - 1)
+    assert len(reader.got) < MAX_SEGMENTS + 10
+
+
+def test_a_position_of_another_process_begins_again() -> None:
+    history = LiveHistory()
+    run = history.next(Position(90, 4), 3, stable=5)
+    assert run is not None
+    assert (run.kind, run.first, run.last) == (Kind.STABLE, 3, 5)
+
+
+# --- with logs ---
+
+
+def output(directory: Path, epochs: int = 3, **options: int) -> LiveOutput:
+    log = open_log(directory / "log")
+    for epoch in range(epochs):
+        log.append(batch(epoch))
+    return LiveOutput(log, directory / "log" / "tentative", "boot", **options)
+
+
+def tentative(live: LiveOutput, epoch: int, rows: int = 3, attempt: int = 1) -> bool:
+    return live.append(attempt, epoch, epoch * 1000, batch(epoch, rows, salt=7).rows)
+
+
+def all_of(live: LiveOutput, from_epoch: int = 0) -> list[EpochBatch | tuple[Kind, int]]:
+    found: list[EpochBatch | tuple[Kind, int]] = []
+    position: Position | None = None
+    while (following := live.next(position, from_epoch)) is not None:
+        run, log = following
+        if run.is_control:
+            found.append((run.kind, run.first))
+            position = Position(run.segment + 1, -1)
+            continue
+        (read, *_) = log.read(run.first, 0)
+        found.append(read)
+        from_epoch = run.first + (run.kind is Kind.STABLE)
+        position = Position(run.segment, run.first + 1)
+    return found
+
+
+def test_tentative_epochs_are_read_after_the_stable_ones(tmp_path: Path) -> None:
+    live = output(tmp_path)
+    assert tentative(live, 3)
+    assert tentative(live, 4, rows=0)
+    read = all_of(live, from_epoch=2)
+    assert [(b.kind, b.epoch, b.attempt) for b in read if isinstance(b, EpochBatch)] == [
+        (Kind.STABLE, 2, 0),
+        (Kind.TENTATIVE, 3, 1),
+        (Kind.TENTATIVE, 4, 1),
+    ]
+    assert isinstance(read[1], EpochBatch)
+    assert read[1].rows.equals(batch(3, salt=7).rows)
+    assert live.report == LiveReport("boot", ConsistencyState.STABLE, 4, -1)
+
+
+def test_the_stable_log_does_not_change_with_tentative_epochs(tmp_path: Path) -> None:
+    live = output(tmp_path)
+    files = {p: p.read_bytes() for p in (tmp_path / "log").iterdir() if p.is_file()}
+    tentative(live, 3)
+    live.undo(3)
+    live.reconciliation_done(2)
+    assert {p: p.read_bytes() for p in (tmp_path / "log").iterdir() if p.is_file()} == files
+    reopened = open_log(tmp_path / "log")
+    assert (reopened.base, reopened.last) == (0, 2)
+
+
+def test_a_restart_forgets_tentative_epochs(tmp_path: Path) -> None:
+    tentative(output(tmp_path), 3)
+    log = open_log(tmp_path / "log")
+    live = LiveOutput(log, tmp_path / "log" / "tentative", "boot 2")
+    assert live.next(None, 3) is None
+    assert live.local_bytes == 0
+    assert not (tmp_path / "log" / "tentative").exists()
+
+
+def test_corrected_epochs_follow_the_undo(tmp_path: Path) -> None:
+    live = output(tmp_path)
+    tentative(live, 3)
+    live.undo(3)
+    live.log.append(batch(3))
+    live.reconciliation_done(3)
+    live.log.append(batch(4))
+    kinds = [r if isinstance(r, tuple) else (r.kind, r.epoch) for r in all_of(live, 3)]
+    assert kinds == [(Kind.STABLE, 3), (Kind.RECONCILIATION_DONE, 3), (Kind.STABLE, 4)]
+    assert live.report == LiveReport("boot", ConsistencyState.STABLE, -1, 3)
+
+
+def test_an_epoch_that_is_stable_already_is_not_tentative(tmp_path: Path) -> None:
+    live = output(tmp_path)
+    assert not tentative(live, 2)
+    assert tentative(live, 3)
+
+
+def test_an_attempt_goes_once_all_readers_have_its_corrections(tmp_path: Path) -> None:
+    live = output(tmp_path)
+    tentative(live, 3)
+    live.undo(3)
+    live.log.append(batch(3))
+    live.reconciliation_done(3)
+    live.truncate(2)
+    assert live.local_bytes
+    live.truncate(3)
+    assert live.local_bytes == 0
+    assert list((tmp_path / "log" / "tentative").iterdir()) == []
+    assert [r.epoch for r in all_of(live, 4) if isinstance(r, EpochBatch)] == []
+
+
+def test_branches_are_bounded_in_bytes(tmp_path: Path) -> None:
+    live = output(tmp_path, max_bytes=64_000, file_bytes=8_000)
+    for epoch in range(3, 300):
+        tentative(live, epoch, rows=20)
+        assert live.local_bytes <= 64_000 + 8_000
+    read = [r.epoch for r in all_of(live, 3) if isinstance(r, EpochBatch)]
+    assert read == list(range(read[0], 300))
+    assert read[0] > 3
+
+
+def test_older_attempts_go_first(tmp_path: Path) -> None:
+    live = output(tmp_path, max_bytes=64_000, file_bytes=8_000)
+    tentative(live, 3, rows=100)
+    live.undo(3)
+    live.log.append(batch(3))
+    live.reconciliation_done(3)
+    for epoch in range(4, 300):
+        tentative(live, epoch, rows=20, attempt=2)
+    assert [p.name for p in (tmp_path / "log" / "tentative").iterdir()] == ["2"]
+    read = [r.epoch for r in all_of(live, 290) if isinstance(r, EpochBatch)]
+    assert read == list(range(290, 300))
+
+
+def test_a_tentative_epoch_that_cannot_be_written_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = output(tmp_path)
+    tentative(live, 3)
+
+    def full(self: OutputLog, batch: EpochBatch) -> bool:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OutputLog, "append", full)
+        with pytest.raises(OSError, match="No space"):
+            tentative(live, 4)
+    assert tentative(live, 5)
+    assert [r.epoch for r in all_of(live, 3) if isinstance(r, EpochBatch)] == [5]
+    assert live.report.tentative == 5
+
+
+def test_listeners_hear_of_all_that_is_not_in_the_log(tmp_path: Path) -> None:
+    live, heard = output(tmp_path), list[int]()
+    live.listen(lambda: heard.append(1))
+    tentative(live, 3)
+    live.enter(ConsistencyState.UP_FAILURE)
+    live.enter(ConsistencyState.UP_FAILURE)
+    live.undo(3)
+    live.reconciliation_done(2)
+    assert len(heard) == 4
+    assert live.report.state is ConsistencyState.UP_FAILURE

@@ -1,0 +1,215 @@
+"""Readers of tentative results: which replica they read, and what they deliver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from edge_parts import ADDRESS, OWN
+from reader_parts import A, B, C, endpoints, started_io
+from test_streams_live_edges import Live
+
+from rekindle.protocol import ConsistencyState, Endpoint
+from rekindle.streams.client import StreamClient
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.reader import PartitionReader
+from rekindle.streams.reader_core import (
+    LiveReturned,
+    ReadEpochs,
+    ReaderCore,
+    ReaderWoken,
+    Subscription,
+)
+from rekindle.streams.replica_choice import (
+    STATE_MEMORY_S,
+    CallFailed,
+    EpochsReceived,
+    LiveReceived,
+    ReplicaChoice,
+    RoutesChanged,
+    SwitchReplica,
+)
+from rekindle.streams.wire import LivePosition, StreamProgress
+from rekindle_testing.waiting import eventually
+
+STABLE, UP_FAILURE, STABILIZATION = ConsistencyState
+
+
+def routes(**states: ConsistencyState) -> RoutesChanged:
+    addresses = {"a": A, "b": B, "c": C}
+    return RoutesChanged(
+        tuple(
+            Endpoint(address=addresses[name], replica=at, incarnation=1, state=state)
+            for at, (name, state) in enumerate(states.items())
+        )
+    )
+
+
+def choice(live: bool, **states: ConsistencyState) -> ReplicaChoice:
+    made = ReplicaChoice(5, stall_s=1000, live=live)
+    made.step(endpoints(A), 0)
+    made.step(routes(**states), 100)
+    return made
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("state", [UP_FAILURE, STABILIZATION])
+def test_a_stable_replica_is_preferred(live: bool, state: ConsistencyState) -> None:
+    assert choice(live, a=state, b=STABLE).current == B
+    assert choice(live, b=state, c=STABLE).current == C
+
+
+def test_tentative_results_are_read_rather_in_a_failure_than_in_a_correction() -> None:
+    assert choice(True, a=STABILIZATION, b=UP_FAILURE).current == B
+    assert choice(False, a=STABILIZATION, b=UP_FAILURE).current == A
+
+
+@pytest.mark.parametrize(("live", "first"), [(True, A), (False, B)])
+def test_who_reads_stable_epochs_begins_where_they_are_corrected(live: bool, first: str) -> None:
+    made = ReplicaChoice(5, stall_s=1000, live=live)
+    assert made.step(routes(a=UP_FAILURE, b=STABILIZATION), 0) == [SwitchReplica(first, 5)]
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("state", list(ConsistencyState))
+def test_among_equals_a_reader_stays(live: bool, state: ConsistencyState) -> None:
+    assert choice(live, a=state, b=state).current == A
+
+
+def test_what_a_replica_says_is_newer_than_the_routes() -> None:
+    made = choice(False, a=STABLE, b=STABLE)
+    made.note_state(A, UP_FAILURE, 100)
+    assert made.step(EpochsReceived(A, ()), 100) == [SwitchReplica(B, 5)]
+    made.note_state(B, UP_FAILURE, 100.1)
+    assert made.step(routes(a=STABLE, b=STABLE), 100.2) == []
+    later = 100.2 + STATE_MEMORY_S
+    assert made.step(routes(a=STABLE, b=STABLE), later) == [SwitchReplica(A, 5)]
+
+
+def test_a_stable_replica_that_failed_is_not_preferred() -> None:
+    made = choice(False, a=STABLE, b=STABLE)
+    made.step(CallFailed(A), 100)
+    made.note_state(B, UP_FAILURE, 101)
+    assert made.step(routes(a=STABLE, b=UP_FAILURE), 105) == []
+    assert made.step(routes(a=STABLE, b=UP_FAILURE), 131) == [SwitchReplica(A, 5)]
+
+
+def test_a_live_reader_needs_no_epoch_twice() -> None:
+    made = choice(True, a=STABLE)
+    assert made.step(LiveReceived(A, 9, True), 101) == []
+    assert made.next_epoch == 9
+
+
+# --- the core ---
+
+
+def call_of(core: ReaderCore, now: float) -> ReadEpochs:
+    (*_, call) = core.step(ReaderWoken(True), now)
+    assert isinstance(call, ReadEpochs)
+    return call
+
+
+def test_a_live_reader_goes_on_at_its_position() -> None:
+    core = ReaderCore(Subscription("s", 0, 5, live=True), 3)
+    core.step(endpoints(A), 0)
+    call = call_of(core, 0)
+    assert (call.epoch, call.position) == (5, LivePosition())
+    at = LivePosition("boot", 4, 8)
+    core.step(LiveReturned(call.call, 9, UP_FAILURE, 7, 7, at), 0)
+    call = call_of(core, 0)
+    assert (call.address, call.epoch, call.position) == (A, 7, at)
+
+
+def test_at_another_replica_only_newer_epochs_are_read() -> None:
+    """Attempts of two replicas have nothing in common."""
+    core = ReaderCore(Subscription("s", 0, 5, live=True), 3)
+    core.step(endpoints(A, B), 0)
+    call = call_of(core, 0)
+    core.step(LiveReturned(call.call, 9, UP_FAILURE, 7, 7, LivePosition("boot", 4, 8)), 0)
+    core.step(routes(a=UP_FAILURE, b=STABLE), 50)
+    call = call_of(core, 50)
+    assert (call.address, call.epoch, call.position) == (B, 8, LivePosition())
+
+
+# --- over HTTP ---
+
+
+class Collected:
+    def __init__(self, *live: Live) -> None:
+        self.got: list[tuple[str, int, int]] = []
+        self.progress: list[StreamProgress] = []
+        self.io = started_io()
+        self.reader = PartitionReader(
+            self.io,
+            Subscription("s", 0, 0, live=True),
+            self._delivered,
+            lambda: True,
+            connect=lambda address: StreamClient(address, OWN),
+            on_progress=self.progress.append,
+        )
+        self.route(*((one, STABLE) for one in live))
+
+    def _delivered(self, batch: EpochBatch) -> None:
+        self.got.append((str(batch.kind), batch.epoch, batch.attempt))
+
+    def route(self, *live: tuple[Live, ConsistencyState]) -> None:
+        self.reader.route(
+            tuple(
+                Endpoint(
+                    address=f"{ADDRESS}:{one.server.port}", replica=at, incarnation=1, state=state
+                )
+                for at, (one, state) in enumerate(live)
+            )
+        )
+
+    def expect(self, count: int) -> None:
+        eventually(lambda: len(self.got) >= count, 10)
+
+    def close(self) -> None:
+        self.reader.close()
+        self.io.stop()
+
+
+def test_a_correction_is_delivered_in_its_order(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    live.stable(0)
+    collected = Collected(live)
+    collected.expect(1)
+    live.tentative(1, 2)
+    collected.expect(3)
+    live.output.undo(1)
+    live.stable(1, 2)
+    live.output.reconciliation_done(2)
+    live.stable(3)
+    collected.expect(7)
+    collected.close()
+    live.server.stop()
+    assert collected.got == [
+        ("STABLE", 0, 0),
+        ("TENTATIVE", 1, 1),
+        ("TENTATIVE", 2, 1),
+        ("UNDO", 1, 0),
+        ("STABLE", 2, 0),
+        ("REC_DONE", 2, 0),
+        ("STABLE", 3, 0),
+    ]
+    reports = [p.live for p in collected.progress if p.live is not None]
+    assert max(r.tentative for r in reports) == 2
+    assert reports[-1].corrected == 2
+
+
+def test_a_reader_switches_to_a_replica_that_is_stable(tmp_path: Path) -> None:
+    failed, stable = Live(tmp_path / "a"), Live(tmp_path / "b")
+    failed.stable(0)
+    stable.stable(0)
+    collected = Collected(failed, stable)
+    collected.expect(1)
+    failed.output.enter(UP_FAILURE)
+    failed.tentative(1)
+    collected.expect(2)
+    stable.stable(1, 2)
+    collected.expect(3)
+    collected.close()
+    failed.server.stop()
+    stable.server.stop()
+    assert collected.got == [("STABLE", 0, 0), ("TENTATIVE", 1, 1), ("STABLE", 2, 0)]

@@ -1,0 +1,224 @@
+"""Tasks whose output may be tentative, in random histories: real task cores, a fake engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from consistency_world import EPOCH_BYTES, failure_free
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_consistency_world import Chain, JoinedTask, JoinedWorld, play_cuts, records_of
+from test_consistency_histories import (
+    POLICIES,
+    SEEDS,
+    X_S,
+    check_output,
+    drawn_chain,
+    drawn_cuts,
+    outputs,
+)
+
+from rekindle.consistency.messages import Policy
+from rekindle.protocol import ConsistencyState
+from rekindle.streams.epochs import Kind
+from rekindle.task.core.loop import EngineDied
+
+EXAMPLES = settings(max_examples=20, deadline=None)
+
+
+def play(seed: int, policies: tuple[Policy, Policy] | None = None) -> JoinedWorld:
+    random = Random(seed)
+    chain = replace(drawn_chain(random), max_delay_s=X_S)
+    if policies is not None:
+        chain = replace(
+            chain, during_failure=policies[0], during_stabilization=policies[1], epoch_s=0.002
+        )
+    world = JoinedWorld(chain)
+    play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)))
+    return world
+
+
+def cut_for(seconds: float, chain: Chain | None = None) -> JoinedWorld:
+    """One task, or more, whose side input is cut after 10 s."""
+    world = JoinedWorld(chain or Chain())
+    world.run(10)
+    world.cut(1)
+    world.run(10 + seconds)
+    return world
+
+
+# --- properties ---
+
+
+@given(SEEDS, st.sampled_from(POLICIES))
+@EXAMPLES
+def test_stable_output_is_that_of_a_run_without_failures(
+    seed: int, policies: tuple[Policy, Policy]
+) -> None:
+    world = play(seed, policies)
+    expected = failure_free(world.chain, world.epochs)
+    for depth, (task, values) in enumerate(zip(world.tasks, expected, strict=True)):
+        got = [record.value for record in task.stream.stable]
+        assert got == values[: len(got)]
+        assert len(got) >= world.epochs - 2 * (depth + 2)
+        assert task.branches.state is ConsistencyState.STABLE
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_each_correction_has_one_undo_and_one_end(seed: int) -> None:
+    world = play(seed)
+    for task in world.tasks:
+        check_output(task)
+        assert len(records_of(task, Kind.UNDO)) == len(records_of(task, Kind.RECONCILIATION_DONE))
+
+
+@given(SEEDS, st.sampled_from([p for p in POLICIES if p[1] is not Policy.SUSPEND]))
+@EXAMPLES
+def test_each_epoch_is_out_within_x(seed: int, policies: tuple[Policy, Policy]) -> None:
+    for task in play(seed, policies).tasks:
+        out = outputs(task)
+        late = {e: out[e] - t for e, t in task.arrived.items() if e in out and out[e] - t > X_S}
+        assert not late
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
+    world = play(seed)
+    epochs, size = world.chain.max_buffered_epochs, world.chain.read_ahead_bytes
+    for task in world.tasks:
+        channels = len(task.links)
+        assert task.most_buffered[0] <= 3 * channels * (epochs + 2)
+        assert task.most_buffered[1] <= 4 * (size + 2 * EPOCH_BYTES * channels)
+
+
+@given(SEEDS)
+@EXAMPLES
+def test_an_engine_that_fails_changes_no_stable_epoch(seed: int) -> None:
+    """A tentative epoch that fails is left out; a stable call that fails is made smaller."""
+    random = Random(seed)
+    chain = replace(drawn_chain(random), max_delay_s=X_S)
+    world = JoinedWorld(chain)
+    for task in world.tasks:
+        kinds = [Kind.TENTATIVE, Kind.STABLE]
+        task.fails = {
+            kind: [random.choice(["", "", "memory", "crash", "operator"]) for _ in range(40)]
+            for kind in kinds
+        } | {Kind.UNDO: [random.choice(["", "disk"]) for _ in range(10)]}
+    play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)), settle_s=80)
+    expected = failure_free(chain, world.epochs)
+    for task, values in zip(world.tasks, expected, strict=True):
+        got = [record.value for record in task.stream.stable]
+        assert got == values[: len(got)]
+        assert len(got) >= world.epochs - 12
+        assert task.branches.state is ConsistencyState.STABLE
+
+
+# --- one failure ---
+
+
+def test_a_cut_input_makes_output_tentative_and_then_it_is_corrected() -> None:
+    world = cut_for(8)
+    (task,) = world.tasks
+    response = task.task.response()
+    assert response.consistency is ConsistencyState.UP_FAILURE
+    assert response.missing == ("input-1",)
+    assert response.tentative_epoch > response.stable_epoch
+    world.heal_all()
+    world.run(30)
+    response = task.task.response()
+    assert response.consistency is ConsistencyState.STABLE
+    assert (response.missing, response.tentative_epoch) == ((), -1)
+    assert response.stable_epoch == 28
+    assert len(records_of(task, Kind.UNDO)) == len(records_of(task, Kind.RECONCILIATION_DONE)) == 1
+
+
+def test_tentative_epochs_are_not_in_state_digests_or_checkpoints() -> None:
+    with_failure, without = cut_for(8), JoinedWorld(Chain())
+    with_failure.heal_all()
+    with_failure.run(31)
+    without.run(31)
+    responses = [world.tasks[0].task.response() for world in (with_failure, without)]
+    assert responses[0].chained == responses[1].chained
+    assert responses[0].digests == responses[1].digests
+    states = [world.tasks[0].stable_state for world in (with_failure, without)]
+    assert states[0] == states[1]
+
+
+def test_a_short_failure_makes_nothing_tentative() -> None:
+    world = cut_for(2)
+    world.heal_all()
+    world.run(30)
+    assert {record.kind for record in world.tasks[0].stream.records} == {Kind.STABLE}
+
+
+def test_nothing_is_tentative_before_the_task_is_live() -> None:
+    world = JoinedWorld(Chain())
+    (task,) = world.tasks
+    task.branches._live = False
+    task.branches._core._deadlines.max_delay_s = None
+    world.cut(1)
+    world.run(20)
+    assert task.stream.records == []
+
+
+def failing(how: str, kind: Kind = Kind.TENTATIVE) -> tuple[JoinedWorld, JoinedTask]:
+    world = JoinedWorld(Chain())
+    (task,) = world.tasks
+    task.fails = {kind: [how]}
+    world.run(10)
+    world.cut(1)
+    return world, task
+
+
+@pytest.mark.parametrize("how", ["memory", "crash", "operator"])
+def test_a_tentative_epoch_that_fails_is_reported_and_left_out(how: str) -> None:
+    world, task = failing(how)
+    world.run(15)
+    assert records_of(task, Kind.TENTATIVE) == []
+    problem = task.task.response().problem
+    assert problem is not None
+    assert problem.message.startswith("tentative results are left out: ")
+    world.run(30)  # it is tried again
+    assert records_of(task, Kind.TENTATIVE)
+    assert task.task.response().problem is None
+    world.heal_all()
+    world.run(60)
+    assert task.task.response().consistency is ConsistencyState.STABLE
+
+
+def test_a_branch_that_cannot_be_written_does_not_hold_up_the_stable_one() -> None:
+    world, task = failing("disk", Kind.UNDO)
+    world.run(14)
+    world.heal_all()
+    world.run(20)
+    assert task.task.response().stable_epoch == 18
+    assert records_of(task, Kind.TENTATIVE) == []
+
+
+def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
+    world = JoinedWorld(Chain())
+    world.run(10.95)
+    (task,) = world.tasks
+    task.send(EngineDied("the JVM died"))  # until 11.15; epoch 10 arrives at 11.01
+    world.run(20)
+    assert task.task.response().stable_epoch == 18
+
+
+def test_a_call_that_had_to_be_smaller_lets_tentative_epochs_go_first() -> None:
+    """While it corrects 20 epochs, new ones are answered within X."""
+    world = JoinedWorld(Chain(epoch_s=0.1, call_epochs=16))
+    (task,) = world.tasks
+    world.run(10)
+    world.cut(1)
+    world.run(30)
+    task.fails = {Kind.STABLE: ["memory"]}
+    world.heal_all()
+    world.run(60)
+    out = outputs(task)
+    assert max(out[e] - t for e, t in task.arrived.items() if e in out and e > 12) <= X_S + 0.5
+    check_output(task)
+    assert task.task.response().consistency is ConsistencyState.STABLE

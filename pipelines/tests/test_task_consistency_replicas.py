@@ -1,0 +1,194 @@
+"""Two replicas that stabilize one after another: their messages go by polls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from consistency_world import SCHEMA, failure_free
+from hypothesis import given, settings
+from task_consistency_world import Chain, JoinedReplicas, play_cuts, records_of
+from test_consistency_histories import SEEDS, X_S, check_output, drawn_cuts
+
+from rekindle.consistency.messages import (
+    AnswerPartner,
+    ConsistencySettings,
+    EndPostponement,
+    PartnerChanged,
+    PartnerPromised,
+    PartnerRefused,
+    Policy,
+    PostponementRequested,
+    PromiseEnded,
+    RequestPostponement,
+)
+from rekindle.protocol import ConsistencyState, Partner, Postponement, PostponementAnswer
+from rekindle.streams.epochs import NO_EPOCH, Kind
+from rekindle.task.core.branches import UNANSWERED_S, BranchesCore
+from rekindle.task.core.partner import PartnerMessages
+
+SLOW = Chain(max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, epoch_s=0.1)
+
+
+def common_failure(seconds: float) -> JoinedReplicas:
+    world = JoinedReplicas(SLOW)
+    world.run(10)
+    for link in (1, 3):
+        world.cut(link)
+    world.run(10 + seconds)
+    world.heal_all()
+    return world
+
+
+def test_replicas_correct_themselves_one_after_the_other() -> None:
+    world = common_failure(40)
+    world.run(90)
+    ends = [
+        (records_of(task, Kind.UNDO)[0].at, records_of(task, Kind.RECONCILIATION_DONE)[0].at)
+        for task in world.tasks
+    ]
+    (first_began, first_ended), (second_began, second_ended) = sorted(ends)
+    assert first_began < first_ended <= second_began < second_ended
+    assert [task.branches.state for task in world.tasks] == [ConsistencyState.STABLE] * 2
+
+
+def test_a_replica_whose_partner_is_lost_does_not_wait() -> None:
+    world = common_failure(40)
+    world.lost = {1}
+    world.run(55)
+    assert records_of(world.tasks[0], Kind.UNDO)
+    world.run(90)
+    assert world.tasks[0].branches.state is ConsistencyState.STABLE
+
+
+def test_both_correct_themselves_at_once_without_a_coordinator() -> None:
+    """Nobody carries what they ask; a call takes longer than an epoch."""
+    world = JoinedReplicas(Chain(max_delay_s=X_S, call_s=1.2, call_epochs=64))
+    world.run(10)
+    for link in (1, 3):
+        world.cut(link)
+    world.run(40)
+    world.lost = {0, 1}
+    world.heal_all()
+    world.run(110)
+    for task in world.tasks:
+        assert task.branches.state is ConsistencyState.STABLE
+        assert task.branches.stable_epoch >= world.epochs - 4
+
+
+@given(SEEDS)
+@settings(max_examples=10, deadline=None)
+def test_both_end_stable_and_equal(seed: int) -> None:
+    random = Random(seed)
+    world = JoinedReplicas(replace(SLOW, during_stabilization=random.choice(list(Policy))))
+    play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)), settle_s=60)
+    expected = failure_free(world.chain, world.epochs)[0]
+    for task in world.tasks:
+        check_output(task)
+        assert task.branches.state is ConsistencyState.STABLE
+        got = [record.value for record in task.stream.stable]
+        assert len(got) >= world.epochs - 4
+        assert got == expected[: len(got)]
+
+
+# --- the messages ---
+
+
+def branches() -> BranchesCore:
+    """Of replica 1, after epoch 9."""
+    made = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=X_S, replica=1)
+    return BranchesCore(made, 10, -1)
+
+
+ASKING = Partner(replica=0, boot="a", asks=Postponement(number=1, lease_s=10.0))
+
+
+def test_a_replica_that_is_not_live_yet_does_not_promise_to_serve() -> None:
+    replica = branches()
+    replica.hear_partner(ASKING, "b", 1.0)
+    assert replica.partner.answer is None
+    replica.become_live(2.0)
+    replica.hear_partner(ASKING, "b", 2.5)
+    assert replica.partner.answer == PostponementAnswer(boot="a", number=1, promised=True)
+
+
+def test_a_replica_whose_tentative_epochs_fail_does_not_promise_to_serve() -> None:
+    replica = branches()
+    replica.become_live(0.0)
+    replica._retry_at = 10.0
+    replica.hear_partner(ASKING, "b", 1.0)
+    assert replica.partner.answer is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "lives"), [((NO_EPOCH, 90), True), ((90, 90), False), ((NO_EPOCH, NO_EPOCH), False)]
+)
+def test_an_input_that_nobody_answers_for_is_not_history(
+    heads: tuple[int, int], lives: bool
+) -> None:
+    replica = branches()
+    replica.wait_for_heads(heads, 0.0)
+    replica.wait_for_heads(heads, UNANSWERED_S - 1)
+    assert not replica._live
+    replica.wait_for_heads(heads, UNANSWERED_S)
+    assert replica._live is lives
+
+
+def test_a_task_without_a_checkpoint_waits_for_all_inputs() -> None:
+    settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=X_S)
+    first = BranchesCore(settings, 0, -1)
+    first.wait_for_heads((NO_EPOCH, 90), 0.0)
+    first.wait_for_heads((NO_EPOCH, 90), 1000.0)
+    assert not first._live
+
+
+def test_a_partner_that_is_lost_for_a_moment_has_not_asked_again() -> None:
+    messages = PartnerMessages()
+    messages.heard(ASKING, "b")
+    messages.said(AnswerPartner(True, 10))
+    messages.heard(None, "b")
+    assert messages.heard(ASKING, "b") == [PartnerChanged(True)]
+
+
+def test_a_request_that_is_repeated_is_heard_once() -> None:
+    messages = PartnerMessages()
+    partner = Partner(replica=1, boot="b", asks=Postponement(number=1, lease_s=10))
+    assert messages.heard(partner, "a") == [PartnerChanged(True), PostponementRequested(1, 10)]
+    messages.said(AnswerPartner(True, 10))
+    assert messages.answer == PostponementAnswer(boot="b", number=1, promised=True)
+    assert messages.heard(partner, "a") == []
+    ended = partner.model_copy(update={"asks": Postponement(number=2, lease_s=0)})
+    assert messages.heard(ended, "a") == [PromiseEnded()]
+
+
+def test_an_answer_to_an_older_request_is_ignored() -> None:
+    """Its lease would be counted from the newer one."""
+    messages = PartnerMessages()
+    partner = Partner(replica=1, boot="b")
+    messages.heard(partner, "a")
+    messages.said(RequestPostponement(10))
+    messages.said(RequestPostponement(10))
+
+    def answered(number: int, boot: str = "a", promised: bool = True) -> Partner:
+        answer = PostponementAnswer(boot=boot, number=number, promised=promised)
+        return partner.model_copy(update={"answer": answer})
+
+    assert messages.heard(answered(1), "a") == []
+    assert messages.heard(answered(2, boot="an earlier boot"), "a") == []
+    assert messages.heard(answered(2), "a") == [PartnerPromised(10)]
+    assert messages.heard(answered(2), "a") == []
+    messages.said(RequestPostponement(10))
+    assert messages.heard(answered(3, promised=False), "a") == [PartnerRefused()]
+    messages.said(EndPostponement())
+    assert messages.asks == Postponement(number=4, lease_s=0)
+
+
+def test_a_partner_that_restarts_is_another_one() -> None:
+    messages = PartnerMessages()
+    messages.heard(Partner(replica=1, boot="b"), "a")
+    messages.said(RequestPostponement(10))
+    after = messages.heard(Partner(replica=1, boot="c"), "a")
+    assert after == [PartnerChanged(False), PartnerChanged(True)]
+    assert messages.asks == Postponement(number=2, lease_s=0)
+    assert messages.heard(None, "a") == [PartnerChanged(False)]
