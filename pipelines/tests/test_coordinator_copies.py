@@ -44,10 +44,9 @@ def after(epoch: int, found: Results) -> Results:
 RIGHT, WRONG = results(), results(wrong_from=3)
 
 
-def compared(committed: int = 2, replicas: int = 3) -> DigestComparison:
+def compared(replicas: int = 3) -> DigestComparison:
     comparison = DigestComparison()
     comparison.configured({MID: replicas})
-    comparison.committed(MID, committed)
     return comparison
 
 
@@ -57,9 +56,9 @@ def start_copy(comparison: DigestComparison, by: Computation, through: int, foun
     comparison.observed(by, after(through, found), copied_through=through)
 
 
-def wrong_donor(committed: int = 2, replicas: int = 3, through: int = 9) -> DigestComparison:
+def wrong_donor(replicas: int = 3, through: int = 9) -> DigestComparison:
     """The donor is wrong from epoch 3 on, and a newcomer has its state."""
-    comparison = compared(committed, replicas)
+    comparison = compared(replicas)
     comparison.observed(DONOR, WRONG)
     start_copy(comparison, COPY, through, WRONG)
     return comparison
@@ -84,10 +83,48 @@ def test_it_stays_a_copy_in_later_responses() -> None:
     assert not comparison.diverged
 
 
-def test_a_copy_of_what_is_committed_is_a_witness() -> None:
-    comparison = wrong_donor(committed=9)
+def test_a_copy_whose_results_are_committed_is_a_witness() -> None:
+    comparison = wrong_donor()
+    comparison.committed(DONOR, 12)
     comparison.observed(OTHER, after(9, RIGHT))
     assert comparison.diverged.keys() == {OTHER.slot}
+
+
+def test_results_after_a_checkpoint_are_matched_with_it_when_they_come() -> None:
+    comparison = compared()
+    comparison.observed(DONOR, WRONG)
+    comparison.committed(DONOR, 12)
+    start_copy(comparison, COPY, 9, WRONG)
+    comparison.observed(OTHER, after(9, RIGHT))
+    assert comparison.diverged.keys() == {OTHER.slot}
+
+
+def test_a_checkpoint_with_other_results_makes_no_witness_of_a_copy() -> None:
+    """The copy has not reported that epoch yet."""
+    comparison = compared()
+    comparison.observed(DONOR, WRONG)
+    start_copy(comparison, COPY, 9, results(wrong_from=3, epochs=12))
+    comparison.forget(DONOR.slot)
+    comparison.observed(OTHER, {12: RIGHT[12]})
+    comparison.committed(OTHER, 12)
+    comparison.observed(COPY, {12: WRONG[12]})
+    assert not comparison.diverged
+    assert comparison.boot_to_restart(COPY.slot) == "a"
+
+
+def test_results_that_left_the_response_are_still_those_of_the_checkpoint() -> None:
+    comparison = wrong_donor()
+    comparison.observed(DONOR, {12: EpochDigests(state="state")})
+    comparison.committed(DONOR, 12)
+    comparison.observed(OTHER, after(9, RIGHT))
+    assert comparison.diverged.keys() == {OTHER.slot}
+
+
+def test_a_checkpoint_before_a_copy_started_makes_no_witness_of_it() -> None:
+    comparison = wrong_donor()
+    comparison.committed(DONOR, 9)
+    comparison.observed(OTHER, after(9, RIGHT))
+    assert not comparison.diverged
 
 
 def test_a_copy_that_agrees_with_two_others_is_a_witness() -> None:
@@ -116,7 +153,8 @@ def test_agreement_of_others_makes_no_witness_of_a_copy() -> None:
 def test_who_agrees_with_others_is_known_of_each_replica() -> None:
     comparison = wrong_donor()
     comparison.observed(OTHER, {2: RIGHT[2]})
-    assert [comparison.agrees_through(by.slot) for by in (DONOR, OTHER, COPY)] == [19, 2, 19]
+    pairs = ((DONOR, COPY), (DONOR, OTHER), (OTHER, COPY))
+    assert [comparison.agree_through(a.slot, b.slot) for a, b in pairs] == [19, 2, -1]
 
 
 def test_in_a_dispute_a_copy_computes_again() -> None:
@@ -211,7 +249,7 @@ def test_a_copy_that_is_outvoted_computes_again_and_is_not_replaced() -> None:
 
 
 def test_a_copy_of_a_state_that_differs_from_the_checkpoint_computes_again() -> None:
-    comparison = compared(committed=5, replicas=2)
+    comparison = compared(replicas=2)
     comparison.observed(DONOR, WRONG)
     start_copy(comparison, OTHER, 9, WRONG)
     comparison.checkpoint_differed(DONOR.slot, 1, 5)
@@ -262,7 +300,7 @@ class Histories:
     hearing that it is not trusted any more."""
 
     def __init__(self, wrong_from: int) -> None:
-        self.comparison = compared(committed=-1)
+        self.comparison = compared()
         self.replicas = [Replica(slot) for slot in SLOTS[:3]]
         self.committed = (-1, chained_digest_from(-1), False)
         self.wrong_from: int | None = wrong_from
@@ -316,11 +354,11 @@ class Histories:
         if comparison.is_untrusted(replica.slot) or replica.epoch not in replica.results:
             return
         others = [r for r in self.replicas if r is not replica and r.started]
-        agree = all(comparison.agrees_through(r.slot) >= replica.epoch for r in others)
-        if replica.epoch <= comparison.witnessed(MID) or agree:
+        agreed = [comparison.agree_through(replica.slot, r.slot) for r in others]
+        if replica.epoch <= comparison.witnessed(MID) or min(agreed, default=0) >= replica.epoch:
             assert not replica.wrong
             self.committed = (replica.epoch, replica.state, False)
-            comparison.committed(MID, replica.epoch)
+            comparison.committed(replica.by, replica.epoch)
 
     def obey(self) -> None:
         """Tasks compute again, diverged ones are replaced, by one on another node."""

@@ -76,6 +76,18 @@ def disputed() -> DigestComparison:
     return comparison
 
 
+def disputed_and_replaced() -> DigestComparison:
+    """Both repeat their results, and replica 1 is replaced."""
+    comparison = disputed()
+    comparison.observed(computation(0, boot="b"), chained(["d0", "right"]))
+    comparison.observed(computation(1, boot="b"), chained(["d0", "wrong"]))
+    both = [computation(0, boot="b"), computation(1, boot="b")]
+    comparison.request_recomputation(LEFT, both, 0.0)
+    assert comparison.diverged.keys() == {REPLICAS[1]}
+    comparison.forget(REPLICAS[1])
+    return comparison
+
+
 def test_neither_of_two_replicas_is_trusted() -> None:
     comparison = disputed()
     assert not comparison.diverged
@@ -181,14 +193,36 @@ def test_an_unresolved_dispute_ends_with_its_parties() -> None:
 
 
 def test_a_new_node_that_agrees_ends_an_unresolved_dispute() -> None:
-    comparison = disputed()
-    comparison.forget(REPLICAS[1])
+    comparison = disputed_and_replaced()
     comparison.observed(computation(1, incarnation=2), chained(["d0", "third"]))
     assert comparison.disputes[LEFT].unresolved
     comparison.forget(REPLICAS[1])
     comparison.observed(computation(1, incarnation=3), chained(["d0", "right"]))
     assert not comparison.disputes
     assert not comparison.diverged
+
+
+def test_a_successor_of_a_lost_replica_repeats_its_result() -> None:
+    """It may be on the same faulty node."""
+    comparison = disputed()
+    comparison.forget(REPLICAS[1])
+    comparison.observed(computation(1, incarnation=2), chained(["d0", "wrong"]))
+    assert not comparison.diverged
+    assert comparison.disputes[LEFT].repeated == {REPLICAS[1]}
+    comparison.observed(computation(0, boot="b"), chained(["d0", "right"]))
+    alive = [computation(0, boot="b"), computation(1, incarnation=2)]
+    comparison.request_recomputation(LEFT, alive, 0.0)
+    assert comparison.diverged.keys() == {REPLICAS[1]}
+    comparison.forget(REPLICAS[1])
+    comparison.observed(computation(1, incarnation=3), chained(["d0", "right"]))
+    assert not comparison.disputes
+
+
+def test_a_node_that_was_replaced_for_a_dispute_is_another_witness() -> None:
+    """Although its result is that of the replica before: then the other one was wrong."""
+    comparison = disputed_and_replaced()
+    comparison.observed(computation(1, incarnation=2), chained(["d0", "wrong"]))
+    assert comparison.diverged.keys() == {REPLICAS[0]}
 
 
 def test_only_one_replica_computes_again_at_a_time() -> None:

@@ -4,14 +4,16 @@ The engine is deterministic, so results should be equal. If two differ, neither 
 partition is disputed (`disputes`), and one of its replicas has to compute again from the committed
 checkpoint. Two equal results of three decide; the third one has diverged, and does not count until
 its slot has a new incarnation. A replica that repeats its own result decides nothing, since its
-node may be faulty: then the other one computes again, and if that one repeats its result too, one
-of them is replaced, so that a third node decides. A replica that contradicts itself is replaced in
-the same way, if another one repeats itself. If all contradict themselves, or a new node agrees with
+node may be faulty, and neither does one that follows it on its node after it was lost: then the
+other one computes again, and if that one repeats its result too, one of them is replaced, so that a
+third node decides. A replica that contradicts itself is replaced in the same way, if another one
+repeats itself. If all contradict themselves, or a new node agrees with
 none, the operator is not deterministic, and the dispute stays open.
 
 A computation that has started from a partner's state is a copy: up to there it has the partner's
 results. It is no witness of them, and no party to a dispute; when any result of its partition is
-found to be untrusted it computes again.
+found to be untrusted it computes again. It is a copy no more when a committed checkpoint has its
+results.
 
 Design: docs/design/coordinator.md#when-replicas-disagree, docs/design/state-movement.md#agreement.
 """
@@ -19,7 +21,7 @@ Design: docs/design/coordinator.md#when-replicas-disagree, docs/design/state-mov
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rekindle.coordinator.agreement.disputes import Dispute, DisputeEvent, Result
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
@@ -50,15 +52,17 @@ class UntrustedOutput:
 @dataclass(slots=True)
 class _Record:
     """`copied_through`: it has started from a partner's state after this epoch; `may_copy`: no
-    partner was found to be untrusted since its first response. `agreed`: the newest epoch at which
-    another one had its result; `witnessed`: two that count had."""
+    partner was found to be untrusted since its first response. The newest epochs at which its
+    result was also that of each other one (`agreed`), of two that count (`witnessed`), and of a
+    committed checkpoint (`committed`)."""
 
     by: Computation
     digests: dict[int, EpochDigests]
     copied_through: int | None = None
     may_copy: bool = True
-    agreed: int = NO_EPOCH
+    agreed: dict[Computation, int] = field(default_factory=dict)
     witnessed: int = NO_EPOCH
+    committed: int = NO_EPOCH
 
 
 class DigestComparison:
@@ -68,7 +72,7 @@ class DigestComparison:
     def __init__(self) -> None:
         self._records: dict[Partition, dict[Slot, _Record]] = {}
         self._witnessed: dict[Partition, int] = {}
-        self._committed: dict[Partition, int] = {}
+        self._committed: dict[Partition, tuple[int, EpochDigests]] = {}
         self._diverged: dict[Slot, Divergence] = {}
         self._disputes: dict[Partition, Dispute] = {}
         self._restarts: dict[Slot, Computation] = {}
@@ -103,10 +107,12 @@ class DigestComparison:
         """The newest epoch on which two computations of a partition agreed that are no copies."""
         return self._witnessed.get(partition, NO_EPOCH)
 
-    def agrees_through(self, slot: Slot) -> int:
-        """The newest epoch at which another computation had the result of this slot's boot."""
-        record = self._records.get(partition_of(slot), {}).get(slot)
-        return record.agreed if record is not None else NO_EPOCH
+    def agree_through(self, one: Slot, other: Slot) -> int:
+        """The newest epoch at which the current boots of two replicas had the same result."""
+        records = self._records.get(partition_of(one), {})
+        if one not in records or other not in records:
+            return NO_EPOCH
+        return records[one].agreed.get(records[other].by, NO_EPOCH)
 
     def take_untrusted(self) -> list[UntrustedOutput]:
         """Untrusted output that was found since the last call."""
@@ -125,9 +131,13 @@ class DigestComparison:
         for partition in [p for p in self._disputes if replicas.get(p, 0) < 2]:
             self._end(partition, DisputeEvent.NOT_COMPARED)
 
-    def committed(self, partition: Partition, epoch: int) -> None:
-        """A checkpoint is committed: nothing up to this epoch will be computed again."""
-        self._committed[partition] = epoch
+    def committed(self, by: Computation, epoch: int) -> None:
+        """The newest committed checkpoint has the state that this computation saved after an epoch:
+        its results up to there will not be computed again."""
+        record = self._records.get(partition_of(by.slot), {}).get(by.slot)
+        if record is not None and record.by == by and epoch in record.digests:
+            self._committed[partition_of(by.slot)] = (epoch, record.digests[epoch])
+            self._match_committed(partition_of(by.slot))
 
     def observed(
         self,
@@ -147,6 +157,7 @@ class DigestComparison:
         self._restarts.pop(by.slot, None)
         partition = partition_of(by.slot)
         fresh = self._record(by, digests)
+        self._match_committed(partition)
         if copied_through is not None and not self._start_copy(by, copied_through):
             return True
         self._decide(partition, by, restored_from)
@@ -163,8 +174,10 @@ class DigestComparison:
             if by.slot in self._diverged and self._diverged[by.slot].incarnation != by.incarnation:
                 del self._diverged[by.slot]
             record = replicas[by.slot] = _Record(by, {})
-        fresh = [epoch for epoch, found in digests.items() if record.digests.get(epoch) != found]
-        record.digests.update(digests)
+        known = record.digests
+        merged = {e: found.with_missing(known.get(e)) for e, found in digests.items()}
+        fresh = [epoch for epoch, found in merged.items() if known.get(epoch) != found]
+        known.update(merged)
         for epoch in sorted(record.digests)[:-_MAX_EPOCHS]:
             if epoch not in digests:
                 del record.digests[epoch]
@@ -271,6 +284,7 @@ class DigestComparison:
             self._restarts[max(untried).slot] = max(untried)
         elif len(alive) > 1:
             last = max(alive)
+            self._disputes[partition] = dispute.with_replaced(last)
             what = "replicas repeat different results; it is replaced, so that a third decides"
             self._mark_diverged(last.slot, last.incarnation, f"epoch {dispute.epoch}: {what}")
 
@@ -313,16 +327,19 @@ class DigestComparison:
     def _agree(self, partition: Partition, epoch: int, results: Sequence[Result]) -> None:
         """These results have no comparable differences."""
         records = self._records[partition]
-        agreeing = [
-            by for by, digests in results if any(_agree(digests, d) for b, d in results if b != by)
-        ]
-        counted = bool(agreeing) and self._witnesses(partition, results) > 1
+        agreeing = {
+            by: [other for other, found in results if other != by and _agree(digests, found)]
+            for by, digests in results
+        }
+        counted = any(agreeing.values()) and self._witnesses(partition, results) > 1
         if counted:
             self._witnessed[partition] = max(epoch, self.witnessed(partition))
-        for by in agreeing:
+        for by, others in agreeing.items():
             record = records[by.slot]
-            record.agreed = max(epoch, record.agreed)
-            record.witnessed = max(epoch, record.witnessed) if counted else record.witnessed
+            for other in others:
+                record.agreed[other] = max(epoch, record.agreed.get(other, NO_EPOCH))
+            if others and counted:
+                record.witnessed = max(epoch, record.witnessed)
 
     def _witnesses(self, partition: Partition, group: Sequence[Result]) -> int:
         """How many of these equal results count. A copy does not; one of the group does."""
@@ -330,13 +347,22 @@ class DigestComparison:
         return max(1, len(group) - copies)
 
     def _is_copy(self, partition: Partition, by: Computation) -> bool:
-        """Whether it repeats results that may be computed again, and that it has not in common with
-        two others."""
+        """Whether it repeats results that it has in common neither with a committed checkpoint nor
+        with two others."""
         record = self._records[partition].get(by.slot)
         if record is None or record.by != by or record.copied_through is None:
             return False
-        committed = self._committed.get(partition, NO_EPOCH)
-        return record.copied_through > max(record.witnessed, committed)
+        return record.copied_through > max(record.witnessed, record.committed)
+
+    def _match_committed(self, partition: Partition) -> None:
+        """Find the boots that have the results of the committed checkpoint."""
+        if partition not in self._committed:
+            return
+        epoch, committed = self._committed[partition]
+        for record in self._records.get(partition, {}).values():
+            found = record.digests.get(epoch)
+            if found is not None and found.agrees(committed, "chained"):
+                record.committed = epoch
 
     def _discard_copies(
         self, partition: Partition, right: Sequence[Result] = ()
@@ -362,7 +388,7 @@ class DigestComparison:
         found = self._records[partition][by.slot].digests.get(dispute.epoch)
         if found is None:
             return
-        own = [digests for other, digests in dispute.results if _is_same_replica(other, by)]
+        own = [found for other, found in dispute.results if dispute.is_repetition(other, by)]
         if any(found.agrees(digests, dispute.digest_name) for digests in own):
             self._continue(dispute.with_repetition(by, found))
             return
@@ -394,6 +420,7 @@ class DigestComparison:
             record = self._records[dispute.partition].get(slot)
             if record is not None and dispute.is_party(record.by):
                 what = "its results contradict each other, and another replica repeats its own"
+                self._disputes[dispute.partition] = dispute = dispute.with_replaced(record.by)
                 self._mark_diverged(slot, record.by.incarnation, f"epoch {dispute.epoch}: {what}")
 
     def _mark_all_diverged(
@@ -409,10 +436,6 @@ class DigestComparison:
     def _mark_diverged(self, slot: Slot, incarnation: int, message: str) -> None:
         self._restarts.pop(slot, None)
         self._diverged.setdefault(slot, Divergence(slot, incarnation, message))
-
-
-def _is_same_replica(one: Computation, two: Computation) -> bool:
-    return (one.slot, one.incarnation) == (two.slot, two.incarnation)
 
 
 def _equal_results(results: Sequence[Result]) -> list[list[Result]]:

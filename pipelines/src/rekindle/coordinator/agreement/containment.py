@@ -75,13 +75,12 @@ class Containment:
     ) -> bool:
         """Compare the digests of a response; True if the state of any replica changed."""
         by = Computation(slot, response.task.incarnation, response.boot_id)
-        manifest = committer.own_manifest
-        entries = manifest.entries.get(partition_of(slot).key) if manifest is not None else None
-        if entries:
-            self.comparison.committed(partition_of(slot), entries[0].epoch)  # the newest one
         copied = response.movement.moved_through if response.movement is not None else None
         restored_from = response.restored_from if copied is None else None
         changed = self.comparison.observed(by, epoch_digests(response), restored_from, copied)
+        for done in response.checkpoints:
+            if committer.has_committed(slot, done):
+                self.comparison.committed(by, done.epoch)
         if response.contradiction is not None:
             changed |= self.comparison.result_contradicted(by, response.contradiction.epoch)
         for done in response.checkpoints:
@@ -151,9 +150,9 @@ class Containment:
         is_suspected: TaskPredicate,
     ) -> list[CheckpointDone]:
         """The entries of a task that may be committed: none of an untrusted replica, and only those
-        that two replicas have computed, or that each other Live one agrees with, copies too, unless
-        it is far behind. A donor and its copy that agree are not enough: a third one, a few epochs
-        behind, may show that both are wrong."""
+        that two replicas have computed, or in which each other Live one agrees with it, copies too,
+        unless it is far behind. A donor and its copy that agree are not enough: a third one, a few
+        epochs behind, may show that both are wrong."""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
@@ -161,7 +160,7 @@ class Containment:
         kept = [d for d in done if through is None or d.epoch <= through]
         witnessed = self.comparison.witnessed(partition)
         others = [
-            (t.response.stable_epoch, self.comparison.agrees_through(t.slot))
+            (t.response.stable_epoch, self.comparison.agree_through(slot, t.slot))
             for t in replicas.get(partition, ())
             if t.slot != slot and t.response and t.phase == TaskPhase.LIVE and not is_suspected(t)
             if t.response.chained  # without digests there is nothing to agree with

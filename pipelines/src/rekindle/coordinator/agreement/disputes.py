@@ -75,7 +75,8 @@ class Dispute:
     """Computations of a partition that differ at `epoch`, in the field `digest_name` of
     EpochDigests; all agree through `agreed_through`. A dispute that an older coordinator opened
     begins with the result of one party. `repeated`: replicas that computed the same again;
-    `contradicted`: those that computed something else. `history`: the transitions so far."""
+    `contradicted`: those that computed something else. `replaced`: incarnations that are, or were,
+    replaced on another node because of this dispute. `history`: the transitions so far."""
 
     partition: Partition
     agreed_through: int
@@ -84,6 +85,7 @@ class Dispute:
     results: tuple[Result, ...]
     repeated: frozenset[Slot] = frozenset()
     contradicted: frozenset[Slot] = frozenset()
+    replaced: frozenset[tuple[Slot, int]] = frozenset()
     phase: DisputePhase = DisputePhase.OPEN
     history: tuple[str, ...] = ()
 
@@ -94,6 +96,18 @@ class Dispute:
 
     def is_party(self, by: Computation) -> bool:
         return any(by == other for other, _ in self.results)
+
+    def is_repetition(self, earlier: Computation, later: Computation) -> bool:
+        """Whether both may be of one node: of one replica, or of one that was lost and its
+        successor. One that was replaced because of this dispute is followed on another node."""
+        incarnations = range(earlier.incarnation, later.incarnation)
+        return earlier.slot == later.slot and not any(
+            (earlier.slot, incarnation) in self.replaced for incarnation in incarnations
+        )
+
+    def with_replaced(self, by: Computation) -> Dispute:
+        """Its slot counts as another replica from the next incarnation on."""
+        return replace(self, replaced=self.replaced | {(by.slot, by.incarnation)})
 
     def step(self, event: DisputeEvent) -> Dispute:
         """Raises InvalidTransition."""

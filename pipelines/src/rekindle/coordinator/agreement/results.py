@@ -34,6 +34,14 @@ class EpochDigests:
     digest: str | None = None
     state: str | None = None
 
+    def with_missing(self, known: EpochDigests | None) -> EpochDigests:
+        """These digests, and those that only an earlier response of the same boot had."""
+        if known is None:
+            return self
+        return EpochDigests(
+            self.chained or known.chained, self.digest or known.digest, self.state or known.state
+        )
+
     def difference(self, other: EpochDigests) -> str | None:
         """The field in which two results of an epoch differ; None if no comparable one does."""
         same_bases = self.agrees(other, "chained") is not None

@@ -269,6 +269,12 @@ class Committer:
         committed = next((r for r in refs if r.epoch == done.epoch and r.object), None)
         return committed is not None and committed.digest != done.digest
 
+    def has_committed(self, slot: Slot, done: CheckpointDone) -> bool:
+        """Whether the newest restore point of a replica's partition is what it saved."""
+        manifest = self.own_manifest
+        refs = manifest.entries.get(partition_of(slot).key, ()) if manifest is not None else ()
+        return bool(refs) and refs[0].object == done.object
+
     # --- proposals ---
 
     def step(self, inputs: CommitInputs | None, now: float) -> list[Effect]:
