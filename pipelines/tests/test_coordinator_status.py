@@ -19,7 +19,8 @@ from rekindle.coordinator.model import (
     TaskReport,
 )
 from rekindle.coordinator.shell.objects import data_plane_document
-from rekindle.protocol import CheckpointProblemKind, TaskPhase, TaskProblem
+from rekindle.protocol import CheckpointProblemKind, ConsistencyState, TaskPhase, TaskProblem
+from rekindle.task.core.partner import PartnerMessages
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.crd import resource_schema, undeclared_in_status
 
@@ -51,6 +52,21 @@ def test_a_new_coordinator_knows_what_was_written() -> None:
     world.start_coordinator()
     world.poll_rounds(20)
     assert _query(world, "q-both")["stableEpoch"] >= world.store[-1].epoch > 0
+
+
+def test_tentative_output_is_reported_with_its_newest_epoch() -> None:
+    world = started()
+    slot = Slot("both", 0, 0)
+    consistency = world.tasks[slot].core.status.set_consistency
+    consistency(ConsistencyState.UP_FAILURE, 14, ["left"], PartnerMessages())
+    world.poll_rounds(4)
+    (task,) = [t for t in world.reports[-1]["tasks"] if t["slot"] == slot.key]
+    assert (task["outputState"], task["tentativeEpoch"]) == ("UP_FAILURE", 14)
+    assert task["missingInputs"] == ["left"]
+    consistency(ConsistencyState.STABLE, None, [], PartnerMessages())
+    world.poll_rounds(4)
+    (task,) = [t for t in world.reports[-1]["tasks"] if t["slot"] == slot.key]
+    assert not {"outputState", "tentativeEpoch", "missingInputs"} & set(task)
 
 
 def test_the_lag_of_a_lost_query_counts_from_its_checkpoint() -> None:

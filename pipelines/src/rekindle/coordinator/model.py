@@ -208,6 +208,7 @@ class TaskReport:
     refused: str | None = None
     saving_fails: bool | None = None  # True: `problem` says why it saves no checkpoints
     output_state: str | None = None  # None: STABLE
+    tentative_epoch: int | None = None  # the newest one that is not corrected
     missing_inputs: tuple[str, ...] = ()  # streams without which its output is tentative
 
 

@@ -177,6 +177,7 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
     if response is None:
         return report
     problem, stable = response.problem, response.consistency is ConsistencyState.STABLE
+    tentative = response.tentative_epoch
     return replace(
         report,
         stable_epoch=response.stable_epoch,
@@ -185,6 +186,7 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         refused=problem.refused if problem else None,
         saving_fails=True if problem and problem.saving else None,
         output_state=None if stable else response.consistency,
+        tentative_epoch=None if tentative == NO_EPOCH else tentative,
         missing_inputs=response.missing[:_MAX_MISSING],
     )
 

@@ -121,6 +121,7 @@ def _task(task: TaskReport) -> Json:
         "refused": task.refused,
         "savingFails": task.saving_fails,
         "outputState": task.output_state,
+        "tentativeEpoch": task.tentative_epoch,
         "missingInputs": list(task.missing_inputs) or None,
     }
     return _without_none(document)

@@ -1,0 +1,100 @@
+"""A query with a finite `maxDelay` loses an input on a real cluster: it goes on without it, says
+so, and is corrected. Its sink gets what a run without failures would have written.
+
+Design: docs/design/consistency.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster_types import cluster_of_type, every_cluster_type, prepare_flights
+
+from rekindle_testing.harness import flights
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.run import Run
+from rekindle_testing.waiting import wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.failures, pytest.mark.timeout(900)]
+
+SPEEDUP = 86_400
+NAME = "tentative"
+TENTATIVE_EPOCHS = 3
+
+
+def resource() -> dict[str, Any]:
+    """Observations of both sources together, an hour or a flight each, counted by day."""
+    document = flights.topology_resource(NAME, SPEEDUP)
+    spec = document["spec"]
+    both = " UNION ALL ".join(
+        f"SELECT origin, time_hour FROM {s}" for s in ("departures", "weather")
+    )
+    daily = {"size": "24h", "groupBy": ["origin"], "aggregate": "count(*) AS observations"}
+    output = f"file://{SHARED_MOUNT_PATH}/{NAME}/output/observations"
+    return document | {
+        "spec": spec
+        | {
+            "maxDelay": "2s",
+            "operators": [
+                {"name": "both", "inputs": ["departures", "weather"], "replicas": 2, "sql": both},
+                {"name": "daily", "inputs": ["both"], "keyBy": ["origin"], "partitions": 2}
+                | {"window": daily},
+            ],
+            "queries": [
+                {"name": "observations", "from": "daily", "sink": {"files": {"url": output}}}
+            ],
+        }
+    }
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with cluster_of_type(cluster_type, request, prepare_flights) as cluster:
+        yield cluster
+
+
+def _state(run: Run) -> str:
+    return run.observer.states().get("observations", "")
+
+
+def _tentative_epochs(run: Run) -> dict[str, int]:
+    """The newest tentative epoch of each task that has one."""
+    tasks = run.observer.status.get("dataPlane", {}).get("tasks", [])
+    return {t["slot"]: t["tentativeEpoch"] for t in tasks if "tentativeEpoch" in t}
+
+
+def _kill_weather(run: Run) -> None:
+    for pod in run.task_pods("weather"):
+        run.kill_pod_processes(pod)
+
+
+@every_cluster_type
+def test_results_go_on_without_an_input_and_are_corrected(
+    cluster: Cluster, cluster_type: str, tmp_path: Any
+) -> None:
+    """The lost source has no replica: it is away until a new process has started."""
+    reference = Reference(resource(), cluster.shared, tmp_path)
+    reference.execute()
+    with Run(cluster, resource()) as run:
+        run.wait_live()
+        run.wait_checkpoint()
+        _kill_weather(run)
+        wait_for("the query is Tentative", lambda: _state(run) == "Tentative", 60, 0.1)
+        (query,) = run.observer.status["queries"]
+        assert "weather" in query["waitingFor"]
+        first = wait_for("tentative epochs", lambda: _tentative_epochs(run), 30, 0.1)
+        _kill_weather(run)
+        goal = min(first.values()) + TENTATIVE_EPOCHS
+        wait_for(
+            f"tentative epochs after {goal}",
+            lambda: max(_tentative_epochs(run).values(), default=-1) > goal,
+            30,
+            0.1,
+        )
+        run.wait_live()
+        wait_for("all is corrected", lambda: not _tentative_epochs(run), 60, 0.25)
+        run.wait_sinks_advance(epochs=5)
+        assert run.verify(reference) > 0
