@@ -216,6 +216,8 @@ class ModelCluster(ModelState):
             if self.lags_s:
                 lags = self.lags_s.items()
                 report["queries"] = [{"name": n, "lagSeconds": lag_s} for n, lag_s in lags]
+            if self.checkpoint_epoch is not None:
+                report["checkpoint"] = {"epoch": self.checkpoint_epoch}
             if self.stream_protocol:
                 report["streamProtocol"] = self.stream_protocol
             if self.stream_conflict:

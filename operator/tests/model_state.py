@@ -67,6 +67,7 @@ class ModelState:
             str, dict[str, Any]
         ] = {}  # pod -> additional fields of its task's report
         self.stream_protocol = STREAM_PROTOCOL  # of the coordinator's report
+        self.checkpoint_epoch: int | None = None
         self.stream_conflict: list[int] = []  # of the coordinator's report
         self.lags_s: dict[str, float] = {}  # query -> its lag in the coordinator's report
         self.refusing = ""  # the segment whose pods kubelets refuse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
@@ -34,8 +35,15 @@ def pod(key: str, cpu_m: int = 1, memory: int = 1, group: str = "", replica: int
     return PodToPlace(key, ResourceAmounts(cpu_m, memory, 1), group or key, replica)
 
 
-def query(name: str, priority: int, *needs: str, has_waited_long: bool = False) -> DownQuery:
-    return DownQuery(("ns/t", name), priority, frozenset(needs), has_waited_long)
+def query(
+    name: str,
+    priority: int,
+    *needs: str,
+    has_waited_long: bool = False,
+    paths: Iterable[Iterable[str]] = (),
+) -> DownQuery:
+    found = tuple(frozenset(path) for path in paths)
+    return DownQuery(("ns/t", name), priority, frozenset(needs), has_waited_long, found)
 
 
 def started(plan: Any) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from rekindle.names import ANNOTATION_SHAPE
@@ -171,7 +172,8 @@ def _add_queries(
         if needs := wanted & set(first_replicas):
             has_waited_long = _has_waited_long(plan_input, (first_replicas[key] for key in needs))
             name = (plan_input.context.view.key, query.name)
-            down.append(DownQuery(name, priority, frozenset(needs), has_waited_long))
+            paths = _paths(plan_input, query, needs)
+            down.append(DownQuery(name, priority, frozenset(needs), has_waited_long, paths))
     first_replica_keys = {c.to_place.key for c in first_replicas.values()}
     for candidate in plan_input.candidates.values():
         if candidate.to_place.key not in first_replica_keys:
@@ -187,9 +189,27 @@ def _add_queries(
 
 def _partitions(plan_input: PlanInput, query: QuerySpec) -> set[str]:
     assert plan_input.context.running is not None
-    uid = plan_input.context.view.uid
     wanted = {s.id for s in plan_input.context.running.topology.needed_segments(query)}
-    return {partition_key(uid, s.slot) for s in plan_input.states if s.slot.segment in wanted}
+    return _partitions_of(plan_input, wanted)
+
+
+def _partitions_of(plan_input: PlanInput, segments: AbstractSet[str]) -> set[str]:
+    uid = plan_input.context.view.uid
+    return {partition_key(uid, s.slot) for s in plan_input.states if s.slot.segment in segments}
+
+
+def _paths(
+    plan_input: PlanInput, query: QuerySpec, needs: AbstractSet[str]
+) -> tuple[frozenset[str], ...]:
+    """What a query needs on the way from each source; none if it may not answer tentatively:
+    `maxDelay` is infinite, or without a checkpoint, since its tasks wait for all inputs then."""
+    running, checkpoint = plan_input.context.running, plan_input.context.report.checkpoint
+    assert running is not None
+    if running.topology.spec.max_delay is None or checkpoint.epoch is None:
+        return ()
+    on_paths = running.topology.paths(query)
+    found = {frozenset(_partitions_of(plan_input, path) & needs) for path in on_paths}
+    return tuple(sorted(found - {frozenset()}, key=sorted))
 
 
 def _priority(plan_input: PlanInput, query: QuerySpec) -> int:

@@ -20,17 +20,21 @@ from math import inf
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, PodToPlace, pack
+from rekindle_operator.recovery.tentative_start import place_paths
 
 
 @dataclass(frozen=True, slots=True)
 class DownQuery:
     """A query that is down. `needs`: keys of what it misses, shared between queries: one replica of
-    each partition (all slots of a topology whose queries recover together, mode Blocking)."""
+    each partition (all slots of a topology whose queries recover together, mode Blocking).
+    `paths`: what of that is on the way from each of its sources, if it may answer tentatively with
+    one of these alone."""
 
     key: tuple[str, str]  # topology "namespace/name", query ("" for all of them together)
     priority: int
     needs: frozenset[str]
     has_waited_long: bool = False  # so long that redundancy may go first
+    paths: tuple[frozenset[str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class RankedQuery:
 class Plan:
     starting_now: tuple[RankedQuery, ...]
     waiting: tuple[RankedQuery, ...]  # that do not fit
-    nodes: Mapping[str, str]  # pod key -> node, the spares' too
+    nodes: Mapping[str, str]  # pod key -> node, also of spares and of parts of a waiting query
     # that wait until their namespace uses less
     over_namespace_limit: frozenset[tuple[str, str]] = frozenset()
 
@@ -87,20 +91,39 @@ def make_plan(
         waiting = [d for d in queries if d.key not in starts]
     else:
         order, waiting, placement = _best_greedy(queries, pods, capacity)
-    nodes = dict(placement.nodes)
     over = frozenset(d.key for d in waiting if not _is_within_shares(d, pods, placement))
     reserving = [d for d in waiting if d.key not in over and not d.has_waited_long]
     missing = {n for d in reserving if _lacks_only_capacity(d, pods, capacity) for n in d.needs}
-    reserved_pods = [pods[n] for n in sorted(missing) if pods[n].key not in nodes]
     met = {need for d in queries if d not in waiting for need in d.needs}
-    nodes = _with_spares(placement, spares, met, reserved_pods)
+    paths = _paths_of_next(waiting, over, set(pods) - met, pods, capacity)
+
+    def filled(placement: Placement) -> dict[str, str]:
+        """The nodes of all pods, with the capacity that is left over."""
+        placement = place_paths(paths, pods, placement)
+        reserved = [pods[n] for n in sorted(missing) if pods[n].key not in placement.nodes]
+        return _with_spares(placement, spares, met, reserved)
+
+    nodes = filled(placement)
     # By the default rule, TIGHT: it may leave a node for more spares.
     tight_placement = pack(needed.values(), capacity) if len(met) == len(needed) else None
     if tight_placement is not None and len(nodes) < len(met) + len(spares):
-        with_tight = _with_spares(tight_placement, spares, met, reserved_pods)
+        with_tight = filled(tight_placement)
         nodes = with_tight if len(with_tight) > len(nodes) else nodes
     still_missing = {n for d in waiting for n in d.needs if pods[n].key not in nodes}
     return Plan(tuple(order), tuple(_ranked(waiting, still_missing, pods, capacity)), nodes, over)
+
+
+def _paths_of_next(
+    waiting: Sequence[DownQuery],
+    over_namespace_limit: frozenset[tuple[str, str]],
+    missing: set[str],
+    pods: Mapping[str, PodToPlace],
+    capacity: Capacity,
+) -> Sequence[frozenset[str]]:
+    """Of the waiting query whose turn is next."""
+    by_key = {d.key: d for d in waiting if d.key not in over_namespace_limit}
+    ranking = _ranked(list(by_key.values()), missing, pods, capacity)
+    return by_key[ranking[0].key].paths if ranking else ()
 
 
 def _rank_all(

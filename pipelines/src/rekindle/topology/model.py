@@ -124,6 +124,18 @@ class Topology:
                 wanted |= {self.producer(i.stream).id for i in segment.inputs}
         return tuple(s for s in self.segments if s.id in wanted)
 
+    def paths(self, query: QuerySpec) -> tuple[frozenset[str], ...]:
+        """Of each source of a query, the ids of the segments from there to the query, both
+        included."""
+        needed, found = self.needed_segments(query), list[frozenset[str]]()
+        for source in (s for s in needed if not s.inputs):
+            path = {source.id}
+            for segment in needed:
+                if any(self.producer(i.stream).id in path for i in segment.inputs):
+                    path.add(segment.id)
+            found.append(frozenset(path))
+        return tuple(found)
+
     def slots(self) -> tuple[Slot, ...]:
         return tuple(
             Slot(s.id, p, r)
