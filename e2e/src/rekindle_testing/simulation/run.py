@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from rekindle.coordinator.model import Partition
+from rekindle.protocol import ConsistencyState
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.faults import Fault, Injector, draw_faults
@@ -20,7 +21,7 @@ from rekindle_testing.simulation.late import LATEST_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
-from rekindle_testing.simulation.topologies import INTERVAL_EPOCHS
+from rekindle_testing.simulation.topologies import INTERVAL_EPOCHS, draw_variant
 from rekindle_testing.simulation.topologies import TOPOLOGIES as SPECS
 
 _QUIET_S = 90.0
@@ -42,6 +43,7 @@ class Outcome:
     appended: int
     written: int
     moved: int
+    tentative: int
     lines: Sequence[str]
 
 
@@ -50,14 +52,15 @@ class Simulation:
 
     def __init__(self, seed: int, faults: Sequence[Fault] | None = None) -> None:
         random = Random(f"plan {seed}")
-        spec = random.choice(SPECS)
+        variant = draw_variant(Random(f"variant {seed}"))
+        spec = variant.applied_to(random.choice(SPECS))
         nodes = random.randint(3, 7)
         drawn = draw_faults(random)
         self.seed = seed
         self.faults = drawn if faults is None else faults
         self.lines: list[str] = []
         self.scheduler = Scheduler(seed)
-        self.cluster = SimulatedCluster(self.scheduler, spec, nodes)
+        self.cluster = SimulatedCluster(self.scheduler, spec, nodes, variant.buffered_epochs)
         self.cluster.server.observers.append(self._log_pods)
         self._injector = Injector(self.cluster, self._log)
         self._injector.plan(self.faults)
@@ -99,6 +102,7 @@ class Simulation:
             checks.appended_epochs,
             checks.written_epochs,
             checks.movements,
+            checks.tentative_epochs,
             self.lines,
         )
 
@@ -149,6 +153,9 @@ class Simulation:
             phase = pod.boot.core.status.phase if pod is not None and pod.boot is not None else None
             if phase != "Live":
                 left.append(f"{slot.key} is {phase}")
+            branches = pod.boot.tentative.branches if pod is not None and pod.boot else None
+            if branches is not None and branches.state is not ConsistencyState.STABLE:
+                left.append(f"the output of {slot.key} is in {branches.state}")
         newest = cluster.store.newest
         committed = newest.epoch if newest is not None else -1
         if committed < head - 3 * INTERVAL_EPOCHS:
