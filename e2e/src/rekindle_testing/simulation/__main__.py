@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 
+from rekindle_testing.simulation.coverage import Cell, coverage_lines
 from rekindle_testing.simulation.run import Outcome, shrink, simulate
 
 _SHOWN = 3
@@ -35,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     for outcome in failed[:_SHOWN]:
         for line in describe_failure(outcome):
             _print(line)
-    for line in summary(outcomes):
+    cells = sum((Counter(outcome.cells) for outcome in outcomes), Counter[Cell]())
+    for line in [*coverage_lines(cells), *summary(outcomes)]:
         _print(line)
     return 1 if failed else 0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -15,6 +15,7 @@ from rekindle.coordinator.model import Partition
 from rekindle.protocol import ConsistencyState
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
+from rekindle_testing.simulation.coverage import Cell, counted
 from rekindle_testing.simulation.faults import Fault, Injector, draw_faults
 from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
 from rekindle_testing.simulation.late import LATEST_S
@@ -34,7 +35,7 @@ _QUIESCENT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`failure`: the violated invariant, or what is not done; None if all is well. `seconds`: from
-    the end of the last fault until all was done."""
+    the end of the last fault until all was done. `cells`: how often each was reached."""
 
     seed: int
     faults: Sequence[Fault]
@@ -44,6 +45,7 @@ class Outcome:
     written: int
     moved: int
     tentative: int
+    cells: Mapping[Cell, int]
     lines: Sequence[str]
 
 
@@ -80,7 +82,8 @@ class Simulation:
         logger.setLevel(logging.ERROR)
         logger.propagate = False
         try:
-            failure, done_after = self._run()
+            with counted() as cells:
+                failure, done_after = self._run()
         except Violation as violation:
             failure = str(violation)
         except Exception as error:  # of a core: an event that it does not expect
@@ -103,6 +106,7 @@ class Simulation:
             checks.written_epochs,
             checks.movements,
             checks.tentative_epochs,
+            cells,
             self.lines,
         )
 
