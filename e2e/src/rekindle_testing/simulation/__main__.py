@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 
+from rekindle_testing.simulation.coverage import Cell, coverage_lines
 from rekindle_testing.simulation.run import Outcome, shrink, simulate
 
 _SHOWN = 3
@@ -35,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     for outcome in failed[:_SHOWN]:
         for line in describe_failure(outcome):
             _print(line)
-    for line in summary(outcomes):
+    cells = sum((Counter(outcome.cells) for outcome in outcomes), Counter[Cell]())
+    for line in [*coverage_lines(cells), *summary(outcomes)]:
         _print(line)
     return 1 if failed else 0
 
@@ -69,7 +72,8 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
         f"{len(outcomes)} seeds, {sum(len(o.faults) for o in outcomes)} faults, "
         f"{sum(o.appended for o in outcomes)} epochs computed, "
         f"{sum(o.written for o in outcomes)} written, "
-        f"{sum(o.moved for o in outcomes)} states moved; failed seeds: {failed or 'none'}",
+        f"{sum(o.moved for o in outcomes)} states moved, "
+        f"{sum(o.tentative for o in outcomes)} tentative epochs; failed seeds: {failed or 'none'}",
         f"simulated seconds from the last fault until all was done: p50 {median(seconds):.1f}, "
         f"max {max(seconds):.1f}",
     ]

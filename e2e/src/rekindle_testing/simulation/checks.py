@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle_testing.simulation.values import Expected, FoldedState
+from rekindle.streams.epochs import EpochInput
+from rekindle_testing.simulation.values import Expected, FoldedState, values_in
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.movement import MovedState
@@ -37,7 +38,9 @@ class Checks:
         self.appended_epochs = 0
         self.written_epochs = 0
         self.movements = 0
-        self._expected = expected
+        self.tentative_epochs = 0
+        self.expected = expected
+        self._tentative: dict[tuple[Partition, int], set[str]] = {}
         self._graph = graph
         self._store = store
         self._sinks = sinks
@@ -50,20 +53,53 @@ class Checks:
     def appended(self, pod: TaskPod, epoch: int, value: str, in_log: str) -> None:
         """I1: an epoch is the same wherever and however often it is computed."""
         self.appended_epochs += 1
-        expected = self._expected.output(_partition(pod), epoch)
+        expected = self.expected.output(_partition(pod), epoch)
         if not value == in_log == expected:
             raise Violation(
                 f"I1: {pod.slot.key} incarnation {pod.incarnation} computed {value} for epoch "
                 f"{epoch}, its log has {in_log}; a run without faults has {expected}"
             )
 
+    def tentative(self, partition: Partition, epoch: int, value: str) -> None:
+        """A tentative result is out."""
+        self.tentative_epochs += 1
+        self._tentative.setdefault((partition, epoch), set()).add(value)
+
+    def alien_input(self, partition: Partition, epoch: EpochInput) -> str:
+        """A value in a tentative epoch that no upstream has put out for this epoch; "" if there is
+        none."""
+        for sources, rows in zip(self.expected.inputs_of(partition), epoch.inputs, strict=True):
+            known = {self.expected.output(p, epoch.epoch) for p in sources}
+            known.update(*(self._tentative.get((p, epoch.epoch), ()) for p in sources))
+            for value in values_in(rows):
+                if value not in known:
+                    return value
+        return ""
+
+    def leases(self, pod: TaskPod) -> None:
+        """I3: a replica whose partner relies on it does not begin to stabilize, unless it has lost
+        it."""
+        own = pod.boot.tentative.checks if pod.boot is not None else None
+        if own is None or own.served_since is None:
+            return
+        for other in self._pods():
+            if other is pod or _partition(other) != _partition(pod) or other.boot is None:
+                continue
+            partner = other.boot.tentative.checks
+            if partner is None or partner.partner_since > own.served_since:
+                continue
+            if partner.is_suspended and partner.stabilizes_since > own.served_since:
+                raise Violation(
+                    f"I3: {other.slot.key} suspends new input, although {pod.slot.key} relies on it"
+                )
+
     def moved(self, pod: TaskPod, moved: MovedState) -> None:
         """I1: a partner gives the state and the log of a run without faults."""
         self.movements += 1
         partition, epoch = _partition(pod), moved.state.epoch
-        log = {e: self._expected.output(partition, e) for e in range(moved.base, epoch + 1)}
+        log = {e: self.expected.output(partition, e) for e in range(moved.base, epoch + 1)}
         state = moved.state.operators
-        if moved.log != log or state != FoldedState(fold=self._expected.output(partition, epoch)):
+        if moved.log != log or state != FoldedState(fold=self.expected.output(partition, epoch)):
             raise Violation(
                 f"I1: {pod.slot.key} incarnation {pod.incarnation} got another state or log after "
                 f"epoch {epoch} from its partner than a run without faults has"
@@ -74,7 +110,7 @@ class Checks:
     ) -> None:
         """I2: no epoch is delivered changed, or before the ones ahead of it."""
         self.written_epochs += 1
-        if in_file != value or value != self._expected.output(partition, epoch):
+        if in_file != value or value != self.expected.output(partition, epoch):
             raise Violation(
                 f"I2: epoch {epoch} of query {query} {partition.key} is {in_file}, not {value}"
             )
@@ -109,7 +145,7 @@ class Checks:
         saved = self._store.load(ref.object) if ref.object is not None else None
         if saved is None:
             return  # `retained` looks for those that are gone
-        state = FoldedState(fold=self._expected.output(partition, ref.epoch))
+        state = FoldedState(fold=self.expected.output(partition, ref.epoch))
         if (saved.epoch, saved.operators) != (ref.epoch, state):
             raise Violation(f"I1: {ref.object} has another state than a run without faults has")
 

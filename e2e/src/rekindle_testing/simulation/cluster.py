@@ -52,7 +52,9 @@ class SimulatedCluster:
     """`pods`: the newest incarnation of each slot, while a node runs it. `topology`: without
     edits."""
 
-    def __init__(self, scheduler: Scheduler, spec: Spec, nodes: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, spec: Spec, nodes: int, buffered_epochs: int = 1024
+    ) -> None:
         self.scheduler = scheduler
         self.topology = compiled(TOPOLOGY, spec)
         self._edited = self.topology  # as the newest spec has it
@@ -85,6 +87,8 @@ class SimulatedCluster:
             self.checks,
             self.topology.spec.epoch_interval,
             self.topology.spec.checkpoint_interval_epochs,
+            self.topology,
+            buffered_epochs,
         )
         self._coordinators = CoordinatorSurroundings(
             scheduler, self.network, self.server, self.store, self.checks, UID

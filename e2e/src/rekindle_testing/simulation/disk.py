@@ -19,6 +19,7 @@ class Disk:
     last: int = NO_EPOCH
     fence: int = NO_EPOCH
     discard: bool = False
+    attempts: int = 1  # the first number of a tentative branch that no boot may have used
 
     def start_at(self, epoch: int, keep: bool) -> None:
         """As `OutputLog.start_at`. `keep`: a log that reaches to `epoch` stays, and is compared."""

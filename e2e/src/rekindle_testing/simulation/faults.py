@@ -31,6 +31,7 @@ class FaultKind(StrEnum):
     STOP_TASK = "a task's container is killed, and starts only later"
     CRASH_ENGINE = "a task's engine dies"
     SLOW_TASK = "a task's engine is slow"
+    FAIL_TENTATIVE = "a task's next tentative epoch fails"
     FREEZE_TASK = "a task is frozen"
     EVICT_TASK = "a task is evicted, or its pod deleted by force"
     KILL_NODE = "a node dies, and another one comes"
@@ -193,6 +194,9 @@ class Injector:
                 return key, lambda: setattr(pod, "slowness", 1.0)
             case FaultKind.CRASH_ENGINE if pod.boot is not None:
                 pod.boot.crash_engine()
+                return key, None
+            case FaultKind.FAIL_TENTATIVE:
+                pod.tentative_fails = True
                 return key, None
             case FaultKind.FREEZE_TASK:
                 pod.freeze()

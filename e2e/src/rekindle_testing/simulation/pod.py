@@ -115,7 +115,8 @@ class SimulatedPod(ABC, Generic[B]):
 
 
 class TaskPod(SimulatedPod[TaskProcess]):
-    """`skew_s`: how far the clock of its node is ahead. `slowness`: of its engine."""
+    """`skew_s`: how far the clock of its node is ahead. `slowness`: of its engine.
+    `tentative_fails`: whether its next tentative epoch does."""
 
     def __init__(
         self,
@@ -135,6 +136,7 @@ class TaskPod(SimulatedPod[TaskProcess]):
         self.incarnation = incarnation
         self.skew_s = skew_s
         self.slowness = 1.0
+        self.tentative_fails = False
         self.disk = Disk()
         self.boots = 0
         self._surroundings = surroundings

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from rekindle.coordinator.model import Partition
+from rekindle.protocol import ConsistencyState
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
+from rekindle_testing.simulation.coverage import Cell, counted
 from rekindle_testing.simulation.faults import Fault, Injector, draw_faults
 from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
 from rekindle_testing.simulation.late import LATEST_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
-from rekindle_testing.simulation.topologies import INTERVAL_EPOCHS
+from rekindle_testing.simulation.topologies import INTERVAL_EPOCHS, draw_variant
 from rekindle_testing.simulation.topologies import TOPOLOGIES as SPECS
 
 _QUIET_S = 90.0
@@ -33,7 +35,7 @@ _QUIESCENT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`failure`: the violated invariant, or what is not done; None if all is well. `seconds`: from
-    the end of the last fault until all was done."""
+    the end of the last fault until all was done. `cells`: how often each was reached."""
 
     seed: int
     faults: Sequence[Fault]
@@ -42,6 +44,8 @@ class Outcome:
     appended: int
     written: int
     moved: int
+    tentative: int
+    cells: Mapping[Cell, int]
     lines: Sequence[str]
 
 
@@ -50,14 +54,15 @@ class Simulation:
 
     def __init__(self, seed: int, faults: Sequence[Fault] | None = None) -> None:
         random = Random(f"plan {seed}")
-        spec = random.choice(SPECS)
+        variant = draw_variant(Random(f"variant {seed}"))
+        spec = variant.applied_to(random.choice(SPECS))
         nodes = random.randint(3, 7)
         drawn = draw_faults(random)
         self.seed = seed
         self.faults = drawn if faults is None else faults
         self.lines: list[str] = []
         self.scheduler = Scheduler(seed)
-        self.cluster = SimulatedCluster(self.scheduler, spec, nodes)
+        self.cluster = SimulatedCluster(self.scheduler, spec, nodes, variant.buffered_epochs)
         self.cluster.server.observers.append(self._log_pods)
         self._injector = Injector(self.cluster, self._log)
         self._injector.plan(self.faults)
@@ -77,7 +82,8 @@ class Simulation:
         logger.setLevel(logging.ERROR)
         logger.propagate = False
         try:
-            failure, done_after = self._run()
+            with counted() as cells:
+                failure, done_after = self._run()
         except Violation as violation:
             failure = str(violation)
         except Exception as error:  # of a core: an event that it does not expect
@@ -99,6 +105,8 @@ class Simulation:
             checks.appended_epochs,
             checks.written_epochs,
             checks.movements,
+            checks.tentative_epochs,
+            cells,
             self.lines,
         )
 
@@ -149,6 +157,9 @@ class Simulation:
             phase = pod.boot.core.status.phase if pod is not None and pod.boot is not None else None
             if phase != "Live":
                 left.append(f"{slot.key} is {phase}")
+            branches = pod.boot.tentative.branches if pod is not None and pod.boot else None
+            if branches is not None and branches.state is not ConsistencyState.STABLE:
+                left.append(f"the output of {slot.key} is in {branches.state}")
         newest = cluster.store.newest
         committed = newest.epoch if newest is not None else -1
         if committed < head - 3 * INTERVAL_EPOCHS:

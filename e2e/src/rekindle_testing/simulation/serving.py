@@ -1,20 +1,30 @@
-"""What a task serves: reads of its output log, each of which waits a while for the next epoch."""
+"""What a task serves: reads of its output, each of which waits a while for what is new."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from rekindle.streams.epochs import Kind
 from rekindle.streams.reader_core import WAIT_S
+from rekindle.streams.wire import StreamProgress
 from rekindle_testing.simulation.disk import Disk
-from rekindle_testing.simulation.inputs import READ_EPOCHS, ReadReply, ReadRequest
 from rekindle_testing.simulation.network import Reply
+from rekindle_testing.simulation.output import SimulatedOutput
+from rekindle_testing.simulation.reading import (
+    READ_EPOCHS,
+    OutputItem,
+    ReadReply,
+    ReadRequest,
+)
 from rekindle_testing.simulation.scheduler import Process
 
 
 class LogServer:
-    """`head`: the newest epoch that the inputs have released."""
+    """`head`: the newest epoch that the inputs have released. `output`: of a task whose output may
+    be tentative."""
 
     def __init__(self, process: Process, disk: Disk, head: Callable[[], int]) -> None:
+        self.output: SimulatedOutput | None = None
         self._process = process
         self._disk = disk
         self._head = head
@@ -22,12 +32,15 @@ class LogServer:
 
     def serve(self, request: ReadRequest, reply: Reply) -> None:
         answered: list[bool] = []
+        before = self._reported()
 
         def answer() -> bool:
             """Whether there is something to reply with, or the time is over."""
             if answered:
                 return True
             found = self._reply_to(request)
+            if found is None and request.live is None and self._reported() != before:
+                found = ReadReply(self._progress())
             if found is None:
                 return False
             reply(found)
@@ -37,21 +50,42 @@ class LogServer:
         def give_up() -> None:
             if not answer():
                 answered.append(True)
-                reply(ReadReply(self._head()))
+                reply(ReadReply(self._progress()))
 
         if not answer():
             self._waiting.append(answer)
             self._process.after(WAIT_S, give_up)
 
-    def log_changed(self) -> None:
+    def changed(self) -> None:
+        """Of the log, or of other output."""
         self._waiting = [answer for answer in self._waiting if not answer()]
 
+    def _progress(self) -> StreamProgress:
+        log = self._disk
+        report = self.output.report if self.output is not None else None
+        return StreamProgress(log.base, log.last, max(self._head(), log.last), report)
+
+    def _reported(self) -> object:
+        """What a reader of stable epochs hears even if there is no further one."""
+        if self.output is None:
+            return None
+        report = self.output.report
+        return report.state, report.tentative > self._disk.last, report.corrected
+
     def _reply_to(self, request: ReadRequest) -> ReadReply | None:
-        """None while the log ends before the first requested epoch."""
+        """None while there is nothing new."""
         log, first = self._disk, request.from_epoch
+        if request.live is not None and self.output is not None:
+            found = self.output.read(request)
+            if found is None:
+                return ReadReply(self._progress(), truncated=True)
+            items, position = found
+            return ReadReply(self._progress(), items, position=position) if items else None
         if first < log.base:
-            return ReadReply(self._head(), truncated=True)
+            return ReadReply(self._progress(), truncated=True)
         if first > log.last:
             return None
         last = min(log.last, first + READ_EPOCHS - 1)
-        return ReadReply(self._head(), tuple(log.values[e] for e in range(first, last + 1)))
+        epochs = range(first, last + 1)
+        items = tuple(OutputItem(Kind.STABLE, epoch, log.values[epoch]) for epoch in epochs)
+        return ReadReply(self._progress(), items)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rekindle.topology.model import Topology
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.network import Network
 from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
@@ -12,7 +13,8 @@ from rekindle_testing.simulation.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """`epoch_us`: the length of an epoch."""
+    """`epoch_us`: the length of an epoch. `topology`: without edits. `buffered_epochs`: what a task
+    whose output may be tentative keeps of a channel."""
 
     scheduler: Scheduler
     network: Network
@@ -21,3 +23,5 @@ class Surroundings:
     checks: Checks
     epoch_us: int
     checkpoint_interval_epochs: int
+    topology: Topology
+    buffered_epochs: int

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rekindle.consistency.messages import (
+    ConsistencySettings,
+    EmitReconciliationDone,
+    EmitUndo,
+    ReadAgain,
+    ReadLive,
+    StopLive,
+)
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
-from rekindle.engine.model import EpochOutput, State
+from rekindle.engine.model import EpochOutput
 from rekindle.errors import ObjectMissing
 from rekindle.exchange.state_mover.donor import DonorEffect
 from rekindle.exchange.state_mover.messages import ChunkRequest, OfferRequest, Release
@@ -25,10 +34,12 @@ from rekindle.protocol import (
     TaskRef,
     Upstream,
 )
-from rekindle.streams.epochs import EpochInput
+from rekindle.task.attempts import BLOCK
+from rekindle.task.config import consistency_settings
 from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
+    AppendTentative,
     EngineFailed,
     EngineRestarted,
     EpochsAppended,
@@ -37,6 +48,7 @@ from rekindle.task.core.loop import (
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
+    TentativeFailed,
 )
 from rekindle.task.core.messages import (
     CallFailedPermanently,
@@ -64,7 +76,7 @@ from rekindle.task.core.supervisor import DiscardLog, EndProcess, RouteInputs, T
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
 from rekindle_testing.simulation.inputs import (
-    ReadRequest,
+    READ_AHEAD_BYTES,
     SimulatedInputs,
     SourceInputs,
     StreamInputs,
@@ -77,10 +89,12 @@ from rekindle_testing.simulation.movement import (
 )
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
 from rekindle_testing.simulation.outside import Down
+from rekindle_testing.simulation.reading import ReadRequest
 from rekindle_testing.simulation.scheduler import Process
 from rekindle_testing.simulation.serving import LogServer
 from rekindle_testing.simulation.sink_calls import SinkCalls
 from rekindle_testing.simulation.surroundings import Surroundings
+from rekindle_testing.simulation.tentative import TentativeResults
 from rekindle_testing.simulation.values import FoldedState, fold_input, rows_of, values_in
 
 if TYPE_CHECKING:
@@ -127,6 +141,7 @@ class TaskProcess:
             replica=slot.replica,
             incarnation=pod.incarnation,
         )
+        consistency = self._consistency(ref)
         self.core = TaskCore(
             TaskSettings(
                 ref,
@@ -137,8 +152,11 @@ class TaskProcess:
                 fence=self._disk.fence,
                 donor=DONOR,
                 newcomer=NEWCOMER,
+                consistency=consistency,
+                input_names=[entry.name for entry in pod.segment.inputs],
             )
         )
+        self.tentative = TentativeResults(self, surroundings, consistency)
         self._mover = SimulatedMover(
             self.process,
             scheduler,
@@ -148,6 +166,19 @@ class TaskProcess:
             self._disk,
         )
         self.process.every(_TICK_S, self._tick)
+
+    def _consistency(self, ref: TaskRef) -> ConsistencySettings | None:
+        """Of a task whose output may be tentative."""
+        around, disk = self._around, self._disk
+        if around.topology.spec.max_delay is None or not self.pod.segment.inputs:
+            return None
+        first, disk.attempts = disk.attempts, disk.attempts + BLOCK
+        return replace(
+            consistency_settings(around.topology, self.pod.segment, ref),
+            first_attempt=first,
+            read_ahead_bytes=READ_AHEAD_BYTES,
+            max_buffered_epochs=around.buffered_epochs,
+        )
 
     @property
     def epoch(self) -> int | None:
@@ -198,6 +229,7 @@ class TaskProcess:
         if self._inputs is not None and self._head() != self._known_head:
             self._known_head = self._head()
             self.step(HeadAdvanced(self._known_head))
+        self.tentative.tick()
         wake_at = self.core.wake_at
         if wake_at is not None and wake_at <= self._scheduler.now:
             self.step(Woken())
@@ -211,6 +243,7 @@ class TaskProcess:
         while self._events and not self.process.dead:
             for effect in self.core.step(self._events.popleft(), self._scheduler.now):
                 self._perform(effect)
+            self.tentative.stepped()
         self._stepping = False
 
     def _later(self, delay: tuple[float, float], event: TaskCoreEvent) -> None:
@@ -236,8 +269,11 @@ class TaskProcess:
                 self._complete_start()
             case TakeEpochs():
                 self._take(effect)
-            case ProcessEpochs(operators, epochs):
-                self._process(operators, epochs)
+            case ProcessEpochs():
+                self._process(effect)
+            case AppendTentative(attempt, output):
+                append = partial(self.tentative.append, attempt, output)
+                self.process.after(self._scheduler.between(*_APPEND_S), append)
             case AppendEpochs(outputs):
                 self._append(deque(outputs))
             case RestartEngine():
@@ -248,6 +284,7 @@ class TaskProcess:
                 self._sinks.call(effect)
             case TruncateLog(floor):
                 self._disk.truncate(floor)
+                self.tentative.truncate(floor)
                 self._around.checks.retained()
                 self.step(LogTruncated(self._disk.base))
             case RouteInputs(upstreams):
@@ -262,8 +299,10 @@ class TaskProcess:
                 pass
             case _ if isinstance(effect, NewcomerEffect | DonorEffect):
                 self._mover.perform(effect)
+            case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive() | ReadAgain():
+                self.tentative.perform(effect)
             case _:
-                raise TypeError(f"simulated tasks have no tentative results: {effect}")
+                raise TypeError(f"simulated tasks do not know {effect}")
 
     def _newest_state(self) -> TaskState:
         assert self.core.parts is not None
@@ -300,8 +339,11 @@ class TaskProcess:
         assert self._restored is not None
         next_epoch = self._restored.epoch + 1
         pod, around = self.pod, self._around
-        if pod.segment.inputs:
-            interval_s = around.epoch_us / 1e6
+        interval_s = around.epoch_us / 1e6
+        if self.tentative.are_possible:
+            self._inputs = self.tentative.open_inputs(next_epoch, interval_s)
+            self._inputs.route(self._upstreams)
+        elif pod.segment.inputs:
             self._inputs = StreamInputs(
                 self.process,
                 around.network,
@@ -330,8 +372,9 @@ class TaskProcess:
             written = moved.base - 1
         else:
             disk.start_at(self._restored.epoch + 1, keep=self.pod.segment.replicas == 1)
+        self._log_server.output = self.tentative.begin_output(self._log_server.changed)
         self.step(TaskRestored(self._restored, disk.base, disk.last, written_through=written))
-        self._log_server.log_changed()
+        self._log_server.changed()
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -347,8 +390,10 @@ class TaskProcess:
         inputs.when_ready(take)
         self.process.after(_TAKE_TIMEOUT_S, take)
 
-    def _process(self, operators: State, epochs: Sequence[EpochInput]) -> None:
+    def _process(self, call: ProcessEpochs) -> None:
+        operators, epochs = call.operators, call.epochs
         assert isinstance(operators, FoldedState)
+        self.tentative.processing(call)
         if self._engine_crashes:
             self._engine_crashes = False
             failed = EngineFailed(EngineUnavailable("the engine died", -9))
@@ -360,7 +405,11 @@ class TaskProcess:
         for epoch in epochs:
             fold = fold_input(self.partition, fold, epoch)
             outputs.append(EpochOutput(epoch.epoch, 0, rows_of(fold)))
-        self._later(slow_s, EpochsProcessed(outputs, FoldedState(fold=fold)))
+        if call.attempt and self.pod.tentative_fails:
+            self.pod.tentative_fails = False
+            self._later(slow_s, TentativeFailed("an operator failed"))
+        else:
+            self._later(slow_s, EpochsProcessed(outputs, FoldedState(fold=fold)))
 
     def _append(self, outputs: deque[EpochOutput]) -> None:
         def append_next() -> None:
@@ -368,8 +417,9 @@ class TaskProcess:
             (value,) = values_in(output.rows)
             before = self._disk.append(output.epoch, value)
             self._around.checks.appended(self.pod, output.epoch, value, before)
+            self.tentative.stable_appended(output.epoch)
             self.step(EpochsAppended([value]))
-            self._log_server.log_changed()
+            self._log_server.changed()
             if outputs:
                 self.process.after(self._scheduler.between(*_APPEND_S), append_next)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 Spec = dict[str, Any]
@@ -59,3 +61,38 @@ DEEP = _spec(
     [_query("final", 20), _query("side", 5)],
 )
 TOPOLOGIES = (CHAIN, DIAMOND, DEEP)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How long the tasks of a topology wait, and what they do then. `max_delay_s`: None if it is
+    infinite; `buffered_epochs`: what a task keeps of a channel."""
+
+    max_delay_s: float | None = None
+    during_failure: str = "Process"
+    during_stabilization: str = "Process"
+    buffered_epochs: int = 1024
+
+    def applied_to(self, spec: Spec) -> Spec:
+        if self.max_delay_s is None:
+            return spec
+        policies = {
+            "duringFailure": self.during_failure,
+            "duringStabilization": self.during_stabilization,
+        }
+        return {**spec, "maxDelay": f"{self.max_delay_s * 1000:g}ms", "availability": policies}
+
+
+INFINITE = Variant()
+
+
+def draw_variant(random: Random) -> Variant:
+    """Of half of the seeds `maxDelay` is finite."""
+    if random.random() < 0.5:
+        return INFINITE
+    return Variant(
+        random.choice((1.0, 2.0, 4.0)),
+        random.choice(("Process", "Delay")),
+        random.choice(("Process", "Delay", "Suspend")),
+        random.choice((4, 16, 1024)),
+    )

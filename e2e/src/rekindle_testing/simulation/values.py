@@ -77,6 +77,10 @@ class Expected:
             folds.append(fold_epoch(partition, before, number, self._inputs(partition, number)))
         return folds[epoch]
 
+    def inputs_of(self, partition: Partition) -> list[list[Partition]]:
+        """The partitions that it reads, of each input."""
+        return self._reads[partition]
+
     def _inputs(self, partition: Partition, epoch: int) -> list[list[str]]:
         inputs = self._reads[partition]
         if not inputs:

@@ -125,6 +125,10 @@ class ConsistencyCore:
         """The channels that the next stable epoch waits for."""
         return self._inputs.missing()
 
+    def is_served(self, now: float) -> bool:
+        """Whether the partner has promised to serve in place of this replica."""
+        return self._partners.served(now)
+
     def buffered(self) -> tuple[int, int]:
         """Epochs and bytes of rows that are kept, in all buffers."""
         return self._inputs.buffered()

@@ -23,7 +23,7 @@ from rekindle.backoff import Backoff
 from rekindle.errors import BelowFloor, EpochTooLarge, RekindleError
 from rekindle.protocol import ConsistencyState, Endpoint
 from rekindle.streams.client import StreamClient
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.io_thread import IoThread
 from rekindle.streams.reader_core import (
     WAIT_S,
@@ -37,6 +37,7 @@ from rekindle.streams.reader_core import (
     ReaderEvent,
     ReaderWoken,
     Subscription,
+    new_live_batches,
 )
 from rekindle.streams.replica_choice import DeliverEpochs, RoutesChanged, SwitchReplica
 from rekindle.streams.wire import (
@@ -293,16 +294,9 @@ class PartitionReader:
     def _live_received(
         self, call: ReadEpochs, response: ReadResponse, state: ConsistencyState
     ) -> None:
-        """Deliver what comes in the order of the replica's output, and is not older than what has
-        come."""
-        next_epoch, newest = call.epoch, NO_EPOCH
-        for batch in response.epochs:
-            if batch.kind in (Kind.UNDO, Kind.RECONCILIATION_DONE):
-                self._deliver(batch)
-            elif batch.epoch >= next_epoch:
-                newest = batch.epoch
-                next_epoch = newest + (batch.kind is Kind.STABLE)
-                self._deliver(batch)
+        new, next_epoch, newest = new_live_batches(response.epochs, call.epoch)
+        for batch in new:
+            self._deliver(batch)
         head = response.progress.head
         self._step(LiveReturned(call.call, head, state, next_epoch, newest, response.live))
 

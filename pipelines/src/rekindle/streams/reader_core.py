@@ -17,7 +17,7 @@ from typing import assert_never
 from rekindle.exchange.routing import Share
 from rekindle.protocol import ConsistencyState
 from rekindle.streams import replica_choice
-from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
 from rekindle.streams.replica_choice import (
     DeliverEpochs,
     EpochsReceived,
@@ -116,6 +116,23 @@ class AbandonCall:
 
 ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | LiveReturned | CallFailed | CallLost
 ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
+
+
+def new_live_batches(
+    batches: Sequence[EpochBatch], next_epoch: int
+) -> tuple[list[EpochBatch], int, int]:
+    """What a live call has returned that is not older than what has come, in the order of the
+    replica's output; the first epoch needed after it, and the newest one in it. `next_epoch`: the
+    first one that is needed."""
+    new, newest = [], NO_EPOCH
+    for batch in batches:
+        if batch.kind in (Kind.UNDO, Kind.RECONCILIATION_DONE):
+            new.append(batch)
+        elif batch.epoch >= next_epoch:
+            newest = batch.epoch
+            next_epoch = newest + (batch.kind is Kind.STABLE)
+            new.append(batch)
+    return new, next_epoch, newest
 
 
 class ReaderCore:

@@ -12,10 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-
-import pyarrow as pa
 
 from rekindle.consistency.messages import (
     BatchReceived,
@@ -28,7 +25,6 @@ from rekindle.consistency.messages import (
     StableProcessed,
     StopLive,
     TentativeProcessed,
-    UpstreamReported,
     Woken,
 )
 from rekindle.engine.bounds import CallBounds
@@ -37,7 +33,7 @@ from rekindle.errors import RekindleError
 from rekindle.exchange.routing import Share, share_read
 from rekindle.protocol import Endpoint, Partner, Upstream
 from rekindle.streams.client import StreamClient
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
+from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.io_thread import IoThread
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.reader import REQUEST_BYTES, Client, PartitionReader
@@ -48,27 +44,9 @@ from rekindle.task.attempts import AttemptFile
 from rekindle.task.core.branches import BranchEffect, BranchesCore, Taken
 from rekindle.task.core.loop import EpochsTaken, TentativeCompleted
 from rekindle.task.core.status import TaskStatus
+from rekindle.task.core.upstreams import UpstreamReports
 from rekindle.task.inputs import MIN_REQUEST_BYTES
 from rekindle.topology.model import Input, Segment
-
-_NO_ROWS = pa.table({})
-
-
-@dataclass(slots=True)
-class _Upstream:
-    """What the replicas of a channel have reported: the one that is read for stable epochs, and the
-    one that is read live. `boot`, `corrected`: the boot that is read for stable epochs, and the
-    newest epoch through which it has corrected its output."""
-
-    stable: int = NO_EPOCH
-    tentative: int = NO_EPOCH
-    live_tentative: int = NO_EPOCH
-    boot: str = ""
-    corrected: int = NO_EPOCH
-
-    @property
-    def report(self) -> tuple[int, int]:
-        return self.stable, max(self.tentative, self.live_tentative)
 
 
 class BranchedInputs:
@@ -106,7 +84,9 @@ class BranchedInputs:
             MIN_REQUEST_BYTES,
             min(REQUEST_BYTES, settings.read_ahead_bytes // len(self._core.channels)),
         )
-        self._upstreams = {channel: _Upstream() for channel in self._core.channels}
+        self._reports = UpstreamReports(
+            {channel: self._input(channel).stream for channel in self._core.channels}
+        )
         self._endpoints: dict[tuple[str, int], tuple[Endpoint, ...]] = {}
         self._io = IoThread("pulls", self._thread_died)
         self._readers = {
@@ -182,32 +162,9 @@ class BranchedInputs:
 
     def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
         """A replica has said what it has."""
-        live_report = progress.live
-        tentative = NO_EPOCH if live_report is None else live_report.tentative
         with self._changed:
-            upstream = self._upstreams[channel]
-            before = upstream.report
-            if live:
-                upstream.live_tentative = tentative if channel in self._live_readers else NO_EPOCH
-            else:
-                upstream.stable, upstream.tentative = progress.last, tentative
-            if upstream.report != before:
-                self._step(UpstreamReported(channel, *upstream.report))
-            if live_report is None or live:
-                return
-            if live_report.boot != upstream.boot:
-                upstream.boot, upstream.corrected = live_report.boot, NO_EPOCH
-            if live_report.corrected > upstream.corrected:
-                upstream.corrected = live_report.corrected
-                self._step(
-                    BatchReceived(channel, self._end_of_correction(channel, live_report.corrected))
-                )
-
-    def _end_of_correction(self, channel: Channel, through: int) -> EpochBatch:
-        stream = self._input(channel).stream
-        return EpochBatch(
-            stream, channel.partition, through, 0, _NO_ROWS, "", Kind.RECONCILIATION_DONE
-        )
+            for event in self._reports.heard(channel, progress, live=live):
+                self._step(event)
 
     def hear_partner(self, partner: Partner | None, boot: str) -> None:
         """What a poll says of the other replica; `boot`: of this task."""
@@ -243,7 +200,7 @@ class BranchedInputs:
                 case ReadLive(channel, from_epoch):
                     self._read_live(channel, from_epoch)
                 case StopLive(channel):
-                    self._upstreams[channel].live_tentative = NO_EPOCH
+                    self._reports.live_ended(channel)
                     self._live_readers.pop(channel).close()
                 case ReadAgain():
                     self._lacks_space = True  # its reader of stable epochs waits there
@@ -258,6 +215,7 @@ class BranchedInputs:
             self._io.call(self._wake_readers)
 
     def _read_live(self, channel: Channel, from_epoch: int) -> None:
+        self._reports.live_began(channel)
         reader = self._live_readers[channel] = self._reader(channel, from_epoch, live=True)
         reader.route(self._endpoints.get((self._input(channel).stream, channel.partition), ()))
 

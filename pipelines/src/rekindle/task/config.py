@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rekindle.arrow_types import arrow_schema
@@ -73,19 +73,9 @@ class TaskConfig:
 
     def consistency(self, first_attempt: int) -> ConsistencySettings:
         """Of a task that reads streams. Live epochs are buffered, too, within the same memory."""
-        spec, segment = self.topology.spec, self.segment
-        max_delay_us, availability = spec.max_delay, spec.availability
-        return ConsistencySettings(
-            inputs=[partitions_read(i, self.ref.partition) for i in segment.inputs],
-            schemas=[arrow_schema(i.schema) for i in segment.inputs],
-            max_delay_s=None if max_delay_us is None else max_delay_us / 1e6,
-            delay_fraction=availability.delay_fraction,
-            during_failure=Policy(availability.during_failure),
-            during_stabilization=Policy(availability.during_stabilization),
-            first_attempt=first_attempt,
-            replica=self.ref.replica,
-            read_ahead_bytes=self.memory.read_ahead_bytes * 2 // 3,
-        )
+        settings = consistency_settings(self.topology, self.segment, self.ref)
+        read_ahead_bytes = self.memory.read_ahead_bytes * 2 // 3
+        return replace(settings, first_attempt=first_attempt, read_ahead_bytes=read_ahead_bytes)
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> TaskConfig:
@@ -150,3 +140,17 @@ def _number(env: Mapping[str, str], name: str) -> int:
         return int(value)
     except ValueError as error:
         raise BadEnvironment(f"{name} is {value!r}, not a number") from error
+
+
+def consistency_settings(topology: Topology, segment: Segment, ref: TaskRef) -> ConsistencySettings:
+    """Of a task that reads streams, as the spec has them."""
+    max_delay_us, availability = topology.spec.max_delay, topology.spec.availability
+    return ConsistencySettings(
+        inputs=[partitions_read(i, ref.partition) for i in segment.inputs],
+        schemas=[arrow_schema(i.schema) for i in segment.inputs],
+        max_delay_s=None if max_delay_us is None else max_delay_us / 1e6,
+        delay_fraction=availability.delay_fraction,
+        during_failure=Policy(availability.during_failure),
+        during_stabilization=Policy(availability.during_stabilization),
+        replica=ref.replica,
+    )

@@ -86,6 +86,15 @@ class BranchesCore:
         """The newest one, if it is not corrected."""
         return self._core.tentative_epoch
 
+    @property
+    def serves(self) -> bool:
+        """Whether it gives tentative results: since it is Live, unless one has failed just now."""
+        return self._live and self._retry_at is None
+
+    def is_served(self, now: float) -> bool:
+        """Whether the partner serves in place of this replica, by its promise."""
+        return self._core.is_served(now)
+
     def missing(self) -> tuple[Channel, ...]:
         """The channels without which output is tentative."""
         return () if self.state is ConsistencyState.STABLE else self._core.missing()
@@ -150,8 +159,8 @@ class BranchesCore:
     def hear_partner(self, partner: Partner | None, boot: str, now: float) -> list[BranchEffect]:
         """What a poll says of the other replica; `boot`: of this task. While this one gives no
         tentative results, it is not asked to serve: the partner goes on without its answer."""
-        serves = self._live and self._retry_at is None
-        if partner is not None and partner.asks is not None and partner.asks.lease_s and not serves:
+        asks = partner.asks if partner is not None else None
+        if partner is not None and asks is not None and asks.lease_s and not self.serves:
             partner = partner.model_copy(update={"asks": None})
         events = self.partner.heard(partner, boot)
         return [effect for event in events for effect in self.step(event, now)]

@@ -106,6 +106,14 @@ class HeadAdvanced:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadsChecked:
+    """`heads`: the newest epoch that a replica of each channel has released, NO_EPOCH if none has
+    answered. Of a task whose output may be tentative, again and again."""
+
+    heads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LogTruncated:
     base: int
 
@@ -146,6 +154,7 @@ TaskCoreEvent = (
     PollReceived
     | TaskRestored
     | HeadAdvanced
+    | HeadsChecked
     | LogTruncated
     | CallFailedPermanently
     | SinkReported

@@ -37,6 +37,11 @@ class PartnerMessages:
         self._heard: Postponement | None = None  # of it, that was answered
         self._waits = False  # for the answer to `asks`
 
+    @property
+    def partner(self) -> tuple[int, str] | None:
+        """Replica and boot of the partner; None if there is none that serves."""
+        return self._partner
+
     def said(self, effect: RequestPostponement | EndPostponement | AnswerPartner) -> None:
         number = self.asks.number if self.asks is not None else 0
         match effect:

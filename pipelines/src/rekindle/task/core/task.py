@@ -68,6 +68,7 @@ from rekindle.task.core.messages import (
     CallSink,
     DonorStepped,
     HeadAdvanced,
+    HeadsChecked,
     LogTruncated,
     NewcomerStepped,
     PollReceived,
@@ -188,6 +189,8 @@ class TaskCore:
             case HeadAdvanced(head):
                 self.inputs.newest = head
                 return self._update_phase()
+            case HeadsChecked(heads):
+                return self._check_heads(heads)
             case LogTruncated(base):
                 self._started().log.base = base
                 return []
@@ -449,6 +452,13 @@ class TaskCore:
         if branches is None or self.status.phase is not TaskPhase.LIVE:
             return []
         return self._follow(branches.become_live(self._now))
+
+    def _check_heads(self, heads: Sequence[int]) -> list[TaskEffect]:
+        """An input that nobody answers for may be missing before the task is Live."""
+        branches = self._branches()
+        if branches is None:
+            return []
+        return self._follow(branches.wait_for_heads(heads, self._now))
 
     def _follow(self, made: Sequence[BranchEffect]) -> list[TaskEffect]:
         branches = self._branches()

@@ -1,0 +1,172 @@
+"""The inputs of a simulated task whose output may be tentative, as `rekindle.task.branched_inputs`:
+the readers around the branches of its core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rekindle.consistency.messages import (
+    BatchReceived,
+    ReadAgain,
+    ReadLive,
+    StopLive,
+)
+from rekindle.engine.bounds import CallBounds
+from rekindle.exchange.routing import partitions_read
+from rekindle.protocol import Endpoint, Upstream
+from rekindle.streams.epochs import EpochBatch, EpochInput
+from rekindle.streams.reader_core import Subscription
+from rekindle.streams.sunion import Channel
+from rekindle.streams.wire import StreamProgress
+from rekindle.task.core.branches import BranchesCore
+from rekindle.task.core.messages import InputEvent
+from rekindle.task.core.upstreams import UpstreamReports
+from rekindle.topology.model import Segment
+from rekindle_testing.simulation.inputs import reads
+from rekindle_testing.simulation.network import Network
+from rekindle_testing.simulation.reading import Listener, SimulatedReader
+from rekindle_testing.simulation.scheduler import Process
+
+_EARLY_EVENTS = 64
+"""What may come of a channel before the task is restored."""
+
+
+class BranchedInputs:
+    """`feed` gives an event to the core; `branches`: of the core, once it is restored."""
+
+    def __init__(
+        self,
+        process: Process,
+        network: Network,
+        segment: Segment,
+        partition: int,
+        next_epoch: int,
+        interval_s: float,
+        feed: Callable[[InputEvent], None],
+        branches: Callable[[], BranchesCore | None],
+    ) -> None:
+        self._process = process
+        self._network = network
+        self._segment = segment
+        self._interval_s = interval_s
+        self._feed = feed
+        self._branches = branches
+        self._early: list[InputEvent] | None = []  # until the task is restored
+        self._lacks_space = False
+        self._endpoints: dict[tuple[str, int], tuple[Endpoint, ...]] = {}
+        channels = [
+            Channel(index, read)
+            for index, entry in enumerate(segment.inputs)
+            for read in sorted(partitions_read(entry, partition))
+        ]
+        self._reports = UpstreamReports({c: segment.inputs[c.input].stream for c in channels})
+        self._readers = {c: self._reader(c, next_epoch, live=False) for c in channels}
+        self._live_readers: dict[Channel, SimulatedReader] = {}
+
+    def _reader(self, channel: Channel, from_epoch: int, *, live: bool) -> SimulatedReader:
+        stream = self._segment.inputs[channel.input].stream
+        listener = Listener(
+            partial(self._has_space, channel, live),
+            partial(self._arrived, channel, live),
+            partial(self._heard, channel, live),
+            self._call_ended,
+        )
+        subscription = Subscription(stream, channel.partition, from_epoch, live=live)
+        return SimulatedReader(
+            self._process, self._network, subscription, self._interval_s, listener
+        )
+
+    # -- what comes --------------------------------------------------------------------------------
+
+    def _arrived(self, channel: Channel, live: bool, batch: EpochBatch) -> None:
+        if not live or channel in self._live_readers:
+            self._pass_on(BatchReceived(channel, batch, live))
+
+    def _heard(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
+        for event in self._reports.heard(channel, progress, live=live):
+            self._pass_on(event)
+
+    def _pass_on(self, event: InputEvent) -> None:
+        if self._early is not None:
+            self._early.append(event)
+        else:
+            self._feed(event)
+
+    def restored(self) -> None:
+        """The core has its branches."""
+        early, self._early = self._early or [], None
+        for event in early:
+            self._feed(event)
+        self._wake_all()
+
+    def _has_space(self, channel: Channel, live: bool) -> bool:
+        branches = self._branches()
+        if self._early is not None or branches is None:
+            has_space = len(self._early or ()) < _EARLY_EVENTS
+        else:
+            has_space = branches.may_read(channel, live)
+        self._lacks_space |= not has_space
+        return has_space
+
+    # -- what the core wants -----------------------------------------------------------------------
+
+    def perform(self, effect: ReadLive | StopLive | ReadAgain) -> None:
+        match effect:
+            case ReadLive(channel, from_epoch):
+                self._reports.live_began(channel)
+                reader = self._live_readers[channel] = self._reader(channel, from_epoch, live=True)
+                key = reader.subscription.stream, channel.partition
+                reader.route(self._endpoints.get(key, ()))
+                self._lacks_space = True  # it has not been woken
+            case StopLive(channel):
+                self._reports.live_ended(channel)
+                self._live_readers.pop(channel).close()
+            case ReadAgain():
+                self._lacks_space = True
+
+    def offer_space(self) -> None:
+        """After each step of the core: wake the readers that wait for space, soon."""
+        if self._lacks_space:
+            self._lacks_space = False
+            self._process.after(0.0, self._wake_all)
+
+    def _wake_all(self) -> None:
+        for reader in self._all_readers():
+            reader.wake()
+
+    def _call_ended(self) -> None:
+        self._wake_all()
+
+    def _all_readers(self) -> list[SimulatedReader]:
+        return [*self._readers.values(), *self._live_readers.values()]
+
+    # -- what others ask ---------------------------------------------------------------------------
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        return tuple(reader.core.head for reader in self._readers.values())
+
+    def head(self) -> int:
+        return min(self.heads)
+
+    def route(self, upstreams: Sequence[Upstream]) -> None:
+        for upstream in upstreams:
+            self._endpoints[upstream.stream, upstream.partition] = upstream.endpoints
+            for reader in self._all_readers():
+                if reads(reader, upstream):
+                    reader.route(upstream.endpoints)
+        self._wake_all()
+
+    def unreadable(self) -> tuple[str, ...]:
+        readers = self._readers.values()
+        return tuple(sorted({a for r in readers for a in r.core.choice.unreadable()}))
+
+    def problem(self) -> str | None:
+        return next((p for r in self._readers.values() if (p := r.core.problem())), None)
+
+    def take(self, bounds: CallBounds) -> list[EpochInput]:
+        raise AssertionError("the core takes epochs from its branches")
+
+    def when_ready(self, action: Callable[[], None]) -> None:
+        raise AssertionError("the core takes epochs from its branches")

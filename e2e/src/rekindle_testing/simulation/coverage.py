@@ -1,0 +1,119 @@
+"""Which cells of the transition tables simulations have reached: how often each event happened in
+each state.
+
+Design: docs/simulation.md#coverage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from typing import Any
+from unittest.mock import patch
+
+from rekindle.consistency import states
+from rekindle.coordinator.agreement import disputes
+from rekindle.coordinator.checkpoints import phases as commits
+from rekindle.coordinator.movement import phases as movements
+from rekindle.exchange.state_mover import phases as sessions
+from rekindle.task.core import phases as tasks
+from rekindle.task.core.phases import PhaseMachine, TaskEvent
+from rekindle.transitions import StateMachine
+from rekindle_operator.reconcile import phases, slots
+
+Cell = tuple[str, str, str]
+"""A table, a state and an event."""
+
+TABLES: Mapping[str, Mapping[Any, Mapping[Any, Any]]] = {
+    "consistency": states.TRANSITIONS,
+    "task": tasks.TRANSITIONS,
+    "checkpoint": commits.TRANSITIONS,
+    "dispute": disputes.TRANSITIONS,
+    "movement": movements.TRANSITIONS,
+    "donor": sessions.DONOR,
+    "newcomer": sessions.NEWCOMER,
+    "slot": phases.SLOT_TRANSITIONS,
+}
+
+CELLS: Sequence[Cell] = [
+    (name, state, event)
+    for name, table in TABLES.items()
+    for state in table
+    for event in table[state]
+]
+
+
+def _cells(table: str, events: Mapping[StrEnum, Sequence[StrEnum]], why: str) -> dict[Cell, str]:
+    return {(table, state, event): why for state, listed in events.items() for event in listed}
+
+
+UNREACHABLE: Mapping[Cell, str] = {}
+"""Why simulations cannot reach a cell."""
+
+
+@contextmanager
+def counted() -> Iterator[Counter[Cell]]:
+    """Count the transitions of all that runs within it."""
+    counts: Counter[Cell] = Counter()
+    names = {id(table): name for name, table in TABLES.items()}
+
+    def counting_machine(step: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(self: StateMachine[Any, Any], event: Any) -> None:
+            counts[names[id(self._table)], self.state, event] += 1
+            step(self, event)
+
+        return counting
+
+    def counting_phases(step: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(self: PhaseMachine, event: TaskEvent) -> bool:
+            counts["task", self.phase, event] += 1
+            return bool(step(self, event))
+
+        return counting
+
+    def counting_disputes(next_state: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(subject: str, table: Any, state: Any, event: Any, *more: Any) -> Any:
+            counts["dispute", state, event] += 1
+            return next_state(subject, table, state, event, *more)
+
+        return counting
+
+    def counting_slots(next_phase: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(phase: Any, event: Any, details: str) -> Any:
+            counts["slot", phase, event] += 1
+            return next_phase(phase, event, details)
+
+        return counting
+
+    with ExitStack() as stack:
+        for owner, name, counting in (
+            (StateMachine, "step", counting_machine),
+            (PhaseMachine, "step", counting_phases),
+            (disputes, "next_state", counting_disputes),
+            (slots, "next_slot_phase", counting_slots),
+        ):
+            original = getattr(owner, name)
+            stack.enter_context(patch.object(owner, name, counting(original)))
+        yield counts
+
+
+def coverage_lines(counts: Mapping[Cell, int]) -> list[str]:
+    """A table of what was reached, and the cells that never were."""
+    lines = ["transitions reached:"]
+    for name, table in TABLES.items():
+        cells = [cell for cell in CELLS if cell[0] == name]
+        reached = [cell for cell in cells if counts.get(cell)]
+        lines.append(f"  {name}: {len(reached)} of {len(cells)} cells")
+        for state in table:
+            row = [(e, counts.get((name, state, e), 0)) for e in table[state]]
+            if row:
+                lines.append(f"    {state}: " + ", ".join(f"{e} {n}" for e, n in row))
+    for cell in CELLS:
+        reason = UNREACHABLE.get(cell)
+        if not counts.get(cell):
+            lines.append(f"never reached: {': '.join(cell)} ({reason or 'REACHABLE'})")
+        elif reason is not None:
+            lines.append(f"reached, though listed as unreachable: {': '.join(cell)}")
+    return lines

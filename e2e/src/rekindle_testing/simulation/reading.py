@@ -1,0 +1,174 @@
+"""Reads of a simulated task's output: requests, replies, and the calls of one reader.
+
+A real `ReaderCore` decides which replica is called, and when; calls go over the simulated network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from rekindle.protocol import ConsistencyState, Endpoint
+from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.reader_core import (
+    AbandonCall,
+    CallFailed,
+    CallReturned,
+    LiveReturned,
+    ReadEpochs,
+    ReaderCore,
+    ReaderEvent,
+    ReaderWoken,
+    Subscription,
+    new_live_batches,
+)
+from rekindle.streams.replica_choice import DeliverEpochs, RoutesChanged
+from rekindle.streams.wire import LivePosition, StreamProgress
+from rekindle_testing.simulation.network import Network, Refused, TimedOut
+from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.values import rows_of
+
+READ_EPOCHS = 16
+"""Epochs that a call of a reader returns at most."""
+_LEAST_WAIT_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Of a reader: epochs from a number on, of one incarnation; `live`: of all kinds, after a
+    position."""
+
+    incarnation: int | None
+    from_epoch: int
+    live: LivePosition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputItem:
+    """An epoch, or a control with the epoch that it names."""
+
+    kind: Kind
+    epoch: int
+    value: str = ""
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReply:
+    """`items`: consecutive epochs from the requested one on, or of a live request what follows its
+    position; none: nothing new. `truncated`: the log no longer has it. `position`: where a live
+    reader goes on."""
+
+    progress: StreamProgress
+    items: tuple[OutputItem, ...] = ()
+    truncated: bool = False
+    position: LivePosition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who reads. `has_space`: whether it can keep more; `heard`: with each response, before its
+    epochs; `ended`: after each call."""
+
+    has_space: Callable[[], bool]
+    arrived: Callable[[EpochBatch], None]
+    heard: Callable[[StreamProgress], None]
+    ended: Callable[[], None]
+
+
+class SimulatedReader:
+    """One subscription of a process."""
+
+    def __init__(
+        self,
+        process: Process,
+        network: Network,
+        subscription: Subscription,
+        interval_s: float,
+        listener: Listener,
+    ) -> None:
+        self.core = ReaderCore(subscription, stall_s=2 * interval_s + 2)
+        self.subscription = subscription
+        self._process = process
+        self._network = network
+        self._listener = listener
+        self._calling: int | None = None  # the call in progress
+        self._wakes_at = inf  # when a back-off ends
+        self._closed = False
+
+    def route(self, endpoints: tuple[Endpoint, ...]) -> None:
+        self._step(RoutesChanged(endpoints))
+
+    def close(self) -> None:
+        self._closed = True
+
+    def wake(self) -> None:
+        """It calls again, now or when a back-off ends."""
+        if self._closed:
+            return
+        self._step(ReaderWoken(self._listener.has_space()))
+        wake_at = self.core.wake_at()
+        if wake_at is None or wake_at >= self._wakes_at:
+            return
+        self._wakes_at = wake_at
+
+        def wake() -> None:
+            if self._wakes_at == wake_at:
+                self._wakes_at = inf
+                self.wake()
+
+        wait_s = wake_at - self._process.scheduler.now
+        self._process.after(max(_LEAST_WAIT_S, wait_s), wake)
+
+    def _step(self, event: ReaderEvent, received: tuple[EpochBatch, ...] = ()) -> None:
+        for effect in self.core.step(event, self._process.scheduler.now):
+            match effect:
+                case ReadEpochs():
+                    self._call(effect)
+                case AbandonCall():
+                    self._calling = None
+                case DeliverEpochs(epochs):
+                    for batch in received:
+                        if batch.epoch in epochs:
+                            self._listener.arrived(batch)
+
+    def _call(self, call: ReadEpochs) -> None:
+        self._calling = call.call
+
+        def ended(result: ReadReply | Refused | TimedOut) -> None:
+            if self._closed:
+                return
+            if self._calling == call.call:
+                self._calling = None
+                self._ended(call, result)
+            self._listener.ended()
+
+        host = call.address.rpartition(":")[0]
+        request = ReadRequest(call.incarnation, call.epoch, call.position)
+        self._network.call(self._process, host, request, ended, call.deadline_s)
+
+    def _ended(self, call: ReadEpochs, result: ReadReply | Refused | TimedOut) -> None:
+        if not isinstance(result, ReadReply) or result.truncated:
+            truncated, timed_out = isinstance(result, ReadReply), isinstance(result, TimedOut)
+            self._step(CallFailed(call.call, truncated, timed_out))
+            return
+        progress, batches = result.progress, tuple(map(self._batch, result.items))
+        state = ConsistencyState.STABLE if progress.live is None else progress.live.state
+        self._listener.heard(progress)
+        if not self.subscription.live:
+            epochs = tuple(batch.epoch for batch in batches)
+            self._step(CallReturned(call.call, progress.head, epochs, state), batches)
+            return
+        new, next_epoch, newest = new_live_batches(batches, call.epoch)
+        for batch in new:
+            self._listener.arrived(batch)
+        self._step(
+            LiveReturned(call.call, progress.head, state, next_epoch, newest, result.position)
+        )
+
+    def _batch(self, item: OutputItem) -> EpochBatch:
+        s, kind = self.subscription, item.kind
+        digest = item.value if kind is Kind.STABLE else ""
+        rows = rows_of(item.value)
+        return EpochBatch(s.stream, s.partition, item.epoch, 0, rows, digest, kind, item.attempt)

@@ -1,0 +1,173 @@
+"""What must hold of the tentative results of one boot of a task, after every step.
+
+Invariant: docs/invariants.md#i3. Paper: DPC (Balazinska et al. 2005), sections 2 and 3.2 to 3.5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rekindle.consistency.messages import ConsistencySettings, Policy
+from rekindle.protocol import ConsistencyState
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.task.core.branches import BranchesCore
+from rekindle.task.core.loop import LoopPhase, ProcessEpochs
+from rekindle_testing.simulation.output_order import OutputOrder
+from rekindle_testing.simulation.surroundings import Surroundings
+from rekindle_testing.simulation.values import FoldedState
+
+if TYPE_CHECKING:
+    from rekindle_testing.simulation.task import TaskProcess
+
+_SLACK_S = 0.8
+"""A tick, a stable call that is in progress, and the tentative one."""
+_SLOW_CALL_S = 6.0
+"""The longest call of a slow engine, about."""
+_PAUSE_S = 0.3
+"""Between two ticks: the process was frozen."""
+_BACKLOG_EPOCHS = 2
+
+
+class TentativeChecks:
+    def __init__(
+        self,
+        task: TaskProcess,
+        surroundings: Surroundings,
+        settings: ConsistencySettings,
+        branches: BranchesCore,
+    ) -> None:
+        assert settings.max_delay_s is not None
+        self.branches = branches
+        self.stabilizes_since = 0.0
+        self.served_since: float | None = None
+        self.partner_since = 0.0
+        self._task = task
+        self._around = surroundings
+        self._settings = settings
+        self._max_delay_s = settings.max_delay_s
+        self._order = OutputOrder()
+        self._state = ConsistencyState.STABLE
+        self._partner: object = None
+        self._forks: tuple[int, str] = (0, "")  # the newest attempt, and its state
+        # Of the promise that results come in time:
+        self._arrivals: dict[int, float] = {}
+        self._newest_arrived = NO_EPOCH
+        self._newest_out = task.pod.disk.last
+        self._out_at = self._excused_at = self._ticked_at = self._now
+        self._slow_until = 0.0
+        self._catching_up = True
+
+    @property
+    def _now(self) -> float:
+        return self._task.process.scheduler.now
+
+    def _violated(self, invariant: str, problem: str) -> None:
+        pod = self._task.pod
+        if problem:
+            self._around.checks.failed(
+                f"{invariant}: {pod.slot.key} incarnation {pod.incarnation}: {problem}"
+            )
+
+    # -- the order of the output -------------------------------------------------------------------
+
+    def stable_appended(self, epoch: int) -> None:
+        self._out(epoch)
+        self._violated("I3", self._order.stable(epoch))
+
+    def tentative_appended(self, attempt: int, epoch: int, value: str, *, is_there: bool) -> None:
+        self._forks = attempt, value
+        if not is_there:
+            return
+        self._out(epoch)
+        self._around.checks.tentative(self._task.partition, epoch, value)
+        self._violated("I3", self._order.new_tentative(attempt, epoch))
+
+    def undone(self, from_epoch: int) -> None:
+        self._violated("I3", self._order.undo(from_epoch))
+
+    def reconciled(self, through: int) -> None:
+        self._violated("I3", self._order.reconciliation_done(through))
+
+    def stepped(self) -> None:
+        state, before = self.branches.state, self._state
+        self._state = state
+        if state is ConsistencyState.STABLE:
+            self._violated("I3", self._order.settled())
+        elif state is ConsistencyState.STABILIZATION and before is not state:
+            self.stabilizes_since = self._now
+        if self.branches.partner.partner != self._partner:
+            self._partner, self.partner_since = self.branches.partner.partner, self._now
+        if not self.branches.is_served(self._now):
+            self.served_since = None
+        elif self.served_since is None:
+            self.served_since = self._now
+
+    # -- what is computed --------------------------------------------------------------------------
+
+    def processing(self, call: ProcessEpochs) -> None:
+        """A tentative epoch follows the stable state, or the one before it on its branch; its input
+        is what upstreams have put out for this epoch."""
+        (epoch,) = call.epochs
+        state, partition, checks = call.operators, self._task.partition, self._around.checks
+        assert isinstance(state, FoldedState)
+        attempt, fold = self._forks
+        if call.attempt != attempt:
+            fold = checks.expected.output(partition, epoch.epoch - 1)
+            self._forks = call.attempt, fold
+        if state.fold != fold:
+            self._violated(
+                "I3", f"tentative epoch {epoch.epoch} of attempt {call.attempt} has a wrong state"
+            )
+        if alien := checks.alien_input(partition, epoch):
+            self._violated("I3", f"tentative epoch {epoch.epoch} has {alien}, of another epoch")
+
+    # -- in time -----------------------------------------------------------------------------------
+
+    def arrived(self, batch: EpochBatch) -> None:
+        is_epoch = batch.kind in (Kind.STABLE, Kind.TENTATIVE)
+        if is_epoch and batch.epoch > self._newest_arrived:
+            for epoch in range(max(self._newest_arrived, self._newest_out) + 1, batch.epoch + 1):
+                self._arrivals[epoch] = self._now
+            self._newest_arrived = batch.epoch
+
+    def _out(self, epoch: int) -> None:
+        if epoch > self._newest_out:
+            for done in range(self._newest_out + 1, epoch + 1):
+                self._arrivals.pop(done, None)
+            self._newest_out, self._out_at = epoch, self._now
+
+    def tick(self) -> None:
+        now = self._now
+        if self._is_excused():
+            self._excused_at, self._catching_up = now, True
+        self._ticked_at = now
+        if self._newest_out >= self._newest_arrived - _BACKLOG_EPOCHS:
+            self._catching_up = False
+        waits = self._arrivals.get(self._newest_out + 1)
+        if waits is not None:
+            since = max(waits, self._excused_at, self._out_at if self._catching_up else 0.0)
+            if now > since + self._max_delay_s + _SLACK_S:
+                self._violated(
+                    "I3",
+                    f"epoch {self._newest_out + 1} arrived at {waits:.2f} s, and has no result "
+                    f"after {now - since:.2f} s",
+                )
+        self._around.checks.leases(self._task.pod)
+
+    def _is_excused(self) -> bool:
+        """Whether nobody promises that results come in time: the task was not Live yet, its engine
+        is slow or down, it is frozen, or the policy does not."""
+        now, parts = self._now, self._task.core.parts
+        if self._task.pod.slowness > 1.0:
+            self._slow_until = now + _SLOW_CALL_S
+        is_down = parts is None or parts.loop.phase is LoopPhase.RESTARTING
+        was_frozen = now > self._ticked_at + _PAUSE_S
+        gives_none = not self.branches.serves or self._task.core.supervisor.ended
+        return is_down or was_frozen or gives_none or now < self._slow_until or self.is_suspended
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether new input waits until corrections are done."""
+        suspends = self._settings.during_stabilization is Policy.SUSPEND
+        is_served = self.branches.is_served(self._now)
+        return self._state is ConsistencyState.STABILIZATION and (suspends or is_served)

@@ -1,0 +1,86 @@
+"""What the replicas of each channel have reported with their responses, as the consistency manager
+is told it. Pure.
+
+The stable subscription says what a channel's upstream has, and how far it has corrected its output.
+The live one, if there is one, may read another replica, and adds its tentative epochs.
+
+Design: docs/design/consistency.md#in-a-task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from rekindle.consistency.messages import BatchReceived, UpstreamReported
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.sunion import Channel
+from rekindle.streams.wire import StreamProgress
+
+_NO_ROWS = pa.table({})
+
+
+@dataclass(slots=True)
+class _Upstream:
+    """`boot`, `corrected`: the boot that is read for stable epochs, and the newest epoch through
+    which it has corrected its output; `is_live`: whether there is a live subscription."""
+
+    stream: str
+    stable: int = NO_EPOCH
+    tentative: int = NO_EPOCH
+    live_tentative: int = NO_EPOCH
+    boot: str = ""
+    corrected: int = NO_EPOCH
+    is_live: bool = False
+
+    @property
+    def report(self) -> tuple[int, int]:
+        return self.stable, max(self.tentative, self.live_tentative)
+
+
+class UpstreamReports:
+    """Of one task. `streams`: of each channel."""
+
+    def __init__(self, streams: Mapping[Channel, str]) -> None:
+        self._upstreams = {channel: _Upstream(stream) for channel, stream in streams.items()}
+
+    def live_began(self, channel: Channel) -> None:
+        self._upstreams[channel].is_live = True
+
+    def live_ended(self, channel: Channel) -> None:
+        upstream = self._upstreams[channel]
+        upstream.is_live, upstream.live_tentative = False, NO_EPOCH
+
+    def heard(
+        self, channel: Channel, progress: StreamProgress, *, live: bool
+    ) -> list[UpstreamReported | BatchReceived]:
+        """A replica has responded; `live`: to the live subscription."""
+        report, upstream = progress.live, self._upstreams[channel]
+        tentative = NO_EPOCH if report is None else report.tentative
+        before = upstream.report
+        if live:
+            upstream.live_tentative = tentative if upstream.is_live else NO_EPOCH
+        else:
+            upstream.stable, upstream.tentative = progress.last, tentative
+        events: list[UpstreamReported | BatchReceived] = []
+        if upstream.report != before:
+            events.append(UpstreamReported(channel, *upstream.report))
+        if report is None or live:
+            return events
+        if report.boot != upstream.boot:
+            upstream.boot, upstream.corrected = report.boot, NO_EPOCH
+        if report.corrected > upstream.corrected:
+            upstream.corrected = report.corrected
+            batch = EpochBatch(
+                upstream.stream,
+                channel.partition,
+                report.corrected,
+                0,
+                _NO_ROWS,
+                "",
+                Kind.RECONCILIATION_DONE,
+            )
+            events.append(BatchReceived(channel, batch))
+        return events
