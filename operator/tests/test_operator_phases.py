@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from model_cluster import ModelCluster
 
+from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_operator.reconcile.phases import (
     QUERY_TRANSITIONS,
@@ -132,3 +133,64 @@ def test_a_history_without_a_start_fails_no_pass(running: ModelCluster) -> None:
     running.topologies["flights"] = replace(view, status=status)
     assert reconcile(running.snapshot(), running.now)
     assert not any(d.error for d in reconcile_all(running.snapshot(), running.now))
+
+
+def _fail_once(cluster: ModelCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("rekindle_operator.reconcile.core.replacements", fail)
+        cluster.apply(reconcile(cluster.snapshot(), cluster.now))
+    assert cluster.condition("Degraded")["reason"] == "ReconcileFailed"
+
+
+def test_a_topology_whose_first_pass_fails_starts(
+    cluster: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fail_once(cluster, monkeypatch)
+    assert cluster.status()["phase"] == "Pending"
+    cluster.settle()
+    assert cluster.status()["phase"] == "Starting"
+
+
+def test_a_failed_pass_while_starting_loses_no_pods(
+    cluster: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pods are reserved and were never created."""
+    cluster.quota = 0
+    cluster.settle()
+    assert cluster.status()["phase"] == "Starting"
+    _fail_once(cluster, monkeypatch)
+    cluster.uncreated_pods = UncreatedPods({})  # another operator leads
+    cluster.apply(reconcile(cluster.snapshot(), cluster.now))
+    assert cluster.status()["phase"] == "Starting"
+    assert cluster.condition("Recovering")["status"] == "False"
+
+
+def test_a_failed_pass_that_resumes_a_topology_loses_no_pods(
+    running: ModelCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.edit("flights", suspend=True)
+    running.settle()
+    running.edit("flights", suspend=False)
+    running.apply(reconcile(running.snapshot(), running.now))  # the dry run
+    _fail_once(running, monkeypatch)
+    running.settle()
+    assert running.status()["phase"] == "Running"
+    assert not running.status().get("recovery")
+
+
+def test_a_late_first_report_does_not_end_the_start(cluster: ModelCluster) -> None:
+    for name in "ab":
+        cluster.add_node(name, cpu_m=800)  # not for every query
+    cluster.settle()
+    assert cluster.status()["phase"] == "Starting"
+    cluster.reports_lost = True
+    cluster.pass_time(10.0)
+    cluster.settle()
+    assert "Unknown" in cluster.query_states().values()
+    cluster.reports_lost = False
+    cluster.pass_time(1.0)
+    cluster.settle()
+    assert cluster.status()["phase"] == "Starting"

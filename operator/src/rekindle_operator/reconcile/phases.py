@@ -153,6 +153,15 @@ BEFORE_RUNNING: frozenset[TopologyPhase | None] = frozenset(
 )
 """Not every query was live yet, since the topology was created or resumed."""
 
+
+def phase_when_unknown(before: TopologyPhase | None) -> TopologyPhase:
+    """Of a topology whose queries cannot be assessed. One that has not run keeps its phase, which
+    is all that says so: after `Unknown` it counts as one that has run."""
+    if before in BEFORE_RUNNING:
+        return before or TopologyPhase.PENDING
+    return TopologyPhase.UNKNOWN
+
+
 _ANY = frozenset(TopologyPhase)
 _STARTED = _ANY - {TopologyPhase.STARTING}
 

@@ -24,7 +24,11 @@ from rekindle_operator.reconcile.conditions import (
 )
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Health, QueryHealth, ReplicaState, replica_state
-from rekindle_operator.reconcile.phases import BEFORE_RUNNING, next_topology_phase
+from rekindle_operator.reconcile.phases import (
+    BEFORE_RUNNING,
+    next_topology_phase,
+    phase_when_unknown,
+)
 from rekindle_operator.reconcile.records import generation_entries, with_generation
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import (
@@ -102,7 +106,7 @@ def failed_status(
     generations: Mapping[int, str] | None,
     missing: Collection[str],
 ) -> dict[str, Any]:
-    """Of a topology for which nothing can be decided: the last status, with its states and
+    """Of a topology for which nothing can be decided: the last status, with its queries and
     conditions unknown. `generations`: digests of accepted records; None if they are not known.
     `missing`: fields that the CRD lacks."""
     status = operator_fields(view.status)
@@ -118,7 +122,7 @@ def failed_status(
     entries = condition_entries(view, [*unknown, *kept, degraded(problem)], now)
     queries = [{**q, "state": QueryState.UNKNOWN} for q in status.get("queries") or ()]
     changed: dict[str, Any] = {
-        "phase": TopologyPhase.UNKNOWN,
+        "phase": phase_when_unknown(view.operator_status.phase),
         "conditions": [entry.to_json() for entry in entries],
         "queriesLive": f"0/{len(queries)}",
     }
@@ -168,12 +172,12 @@ def _observed_phase(
         return TopologyPhase.SUSPENDED
     if recovery.is_active:
         return TopologyPhase.RECOVERING
-    if health.is_unknown:
+    is_starting = context.last_status.phase in BEFORE_RUNNING
+    if health.is_unknown and not is_starting:
         return TopologyPhase.UNKNOWN
     if health.queries_live == len(health.queries):
         is_redundant = health.live == health.slots
         return TopologyPhase.RUNNING if is_redundant else TopologyPhase.DEGRADED
-    is_starting = context.last_status.phase in BEFORE_RUNNING
     return TopologyPhase.STARTING if is_starting else TopologyPhase.DEGRADED
 
 
