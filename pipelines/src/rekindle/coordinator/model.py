@@ -209,6 +209,7 @@ class TaskReport:
     saving_fails: bool | None = None  # True: `problem` says why it saves no checkpoints
     output_state: str | None = None  # None: STABLE
     missing_inputs: tuple[str, ...] = ()  # streams without which its output is tentative
+    durable_epoch: int | None = None  # that all its sinks have; None: it has no sinks
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,7 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         saving_fails=True if problem and problem.saving else None,
         output_state=None if stable else response.consistency,
         missing_inputs=response.missing[:_MAX_MISSING],
+        durable_epoch=min((s.durable for s in response.sinks), default=None),
     )
 
 
