@@ -45,7 +45,7 @@ from rekindle_operator.reconcile.actions import (
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_testing.fixtures.placement import allows, has_other_replica
 
-MAX_PASSES = 12
+MAX_PASSES = 60
 
 
 class ModelCluster(ModelState):

@@ -115,6 +115,9 @@ it needs neither `escalate` nor `bind`. */ -}}
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, create, patch]
+- apiGroups: [policy] # of topologies
+  resources: [poddisruptionbudgets]
+  verbs: [get, create, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -33,6 +33,7 @@ class TaskReport:
     saving_fails: bool = False  # `problem` says why it saves no checkpoints
     tentative: bool = False  # its output is not stable
     missing_inputs: tuple[str, ...] = ()  # streams without which it is tentative
+    durable_epoch: int | None = None  # that all its sinks have; None: it has none
 
     @property
     def responds(self) -> bool:
@@ -137,6 +138,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         saving_fails=raw.get("savingFails") is True,
         tentative=str(raw.get("outputState") or _STABLE) != _STABLE,
         missing_inputs=tuple(str(name) for name in _entries(raw, "missingInputs")),
+        durable_epoch=_integer(raw.get("durableEpoch")),
     )
 
 

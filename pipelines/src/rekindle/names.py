@@ -80,6 +80,11 @@ def coordinator_name(topology: str) -> str:
     return object_name(topology, COORDINATOR_KEY)
 
 
+def disruption_budget_name(topology: str) -> str:
+    """Name of the PodDisruptionBudget of a topology's pods."""
+    return object_name(topology, "pods")
+
+
 def token_secret_name(topology: str, uid: str) -> str:
     """Name of the Secret. It contains the UID: a topology that had the same name before may still
     have its Secret, which is about to be deleted and must not be used."""

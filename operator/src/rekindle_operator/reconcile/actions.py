@@ -38,7 +38,8 @@ class DeleteGenerationRecord:
 
 @dataclass(frozen=True, slots=True)
 class EnsureAccess:
-    """Server-side apply the coordinator's account, role and binding."""
+    """Server-side apply the coordinator's account, role and binding, and the disruption budget of
+    the topology's pods."""
 
     namespace: str
     manifests: tuple[Manifest, ...]

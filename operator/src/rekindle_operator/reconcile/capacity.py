@@ -49,7 +49,7 @@ def measure_capacity(
     for name, view in losses.usable_nodes.items():
         here = used.get(name, [])
         replicas = frozenset(
-            (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.replica)
+            (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.index)
             for p in here
             if p.role == ROLE_TASK and p.slot is not None
         )

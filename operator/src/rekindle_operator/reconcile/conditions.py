@@ -23,6 +23,7 @@ from rekindle_operator.reconcile.health import (
     Health,
     ReplicaState,
     replica_state,
+    required,
     stale_report_message,
 )
 from rekindle_operator.reconcile.slots import SlotState
@@ -220,7 +221,7 @@ def _available(context: ReconcileContext, health: Health) -> Condition:
 
 
 def _redundant(context: ReconcileContext, states: Sequence[SlotState]) -> Condition:
-    replicas = [(s, replica_state(context, s)) for s in states]
+    replicas = [(s, replica_state(context, s)) for s in required(states)]
     not_missing = (ReplicaState.LIVE, ReplicaState.UNKNOWN)
     missing = [s.name for s, state in replicas if state not in not_missing]
     if missing or not states:

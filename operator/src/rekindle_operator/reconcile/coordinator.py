@@ -23,6 +23,7 @@ from rekindle_operator.reconcile.context import (
     coordinator_incarnation,
     coordinator_pods,
 )
+from rekindle_operator.reconcile.moves import draining_nodes
 from rekindle_operator.reconcile.roll import is_replaced_by_roll
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
@@ -31,9 +32,12 @@ from rekindle_operator.resources.coordinator import (
     coordinator_shape,
     coordinator_template_digest,
 )
+from rekindle_operator.resources.disruption import disruption_budget
 
 _GRACE_S = 1  # it is stateless and fenced
 _OTHER_IMAGE = "it runs another image"
+_DRAINED = "its node is drained"
+_WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,8 @@ def _next_coordinator(
     pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, avoid=avoided)
     create: tuple[CreatePod, ...] = ()
     if uncreated is None or pass_inputs.now >= uncreated.retry_at:
-        prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
+        needed = (*coordinator_access(view), disruption_budget(view))
+        prepare.insert(0, EnsureAccess(view.namespace, needed))
         create = (CreatePod(view.namespace, pod, ref),)
     return CoordinatorReplacement(why, ref.incarnation, tuple(prepare), create, pod=pod)
 
@@ -110,9 +115,9 @@ def _removals(
     lease: LeaseView | None,
     why: str,
 ) -> tuple[DeletePod, ...]:
-    """All of them if the newest is replaced, else those before it. In a roll, the one that works
-    stays until the next one has taken its Lease: it may take minutes to pull the new image, or
-    there may be no such image."""
+    """All of them if the newest is replaced, else those before it. In a roll and in a drain,
+    the one that works stays until the next one has taken its Lease: it may take minutes to pull the
+    new image, or there may be no such image, or no node."""
     losses = context.pass_inputs.losses
     kept = _working_meanwhile(context, pods, newest, lease, why)
     return tuple(
@@ -136,8 +141,8 @@ def _working_meanwhile(
     lease: LeaseView | None,
     why: str,
 ) -> PodView | None:
-    """The pod that holds the Lease and is replaced for its image alone. None if its successor may
-    need what it uses of a node or a quota."""
+    """The pod that holds the Lease and is replaced for its image or its node alone. None if its
+    successor may need what it uses of a node or a quota."""
     pass_inputs = context.pass_inputs
     holder = next(
         (p for p in pods if lease is not None and lease.holder == str(p.incarnation)), None
@@ -152,9 +157,10 @@ def _working_meanwhile(
         )
         uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
         is_refused = uncreated is not None and uncreated.attempts > 0
-        return holder if why == _OTHER_IMAGE and not is_refused else None
+        return holder if why in _WHILE_IT_WORKS and not is_refused else None
     is_old = pass_inputs.now - newest.created_at >= pass_inputs.timing.scheduling_timeout_s
-    return None if newest.node is None and is_old else holder
+    may_free_capacity = newest.node is None and is_old and not _is_drained(context, holder)
+    return None if may_free_capacity else holder
 
 
 def _lease(context: ReconcileContext) -> LeaseView | None:
@@ -175,7 +181,12 @@ def _why_replaced(
         or _is_silent(context, newest, lease)
         or _is_unscheduled(context, newest)
         or (_OTHER_IMAGE if is_replaced_by_roll(context, newest) else "")
+        or (_DRAINED if _is_drained(context, newest) else "")
     )
+
+
+def _is_drained(context: ReconcileContext, pod: PodView) -> bool:
+    return pod.node in draining_nodes(context)
 
 
 def _pod_lost(context: ReconcileContext, pod: PodView) -> str:

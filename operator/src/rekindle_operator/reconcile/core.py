@@ -38,6 +38,7 @@ from rekindle_operator.reconcile.context import (
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
 from rekindle_operator.reconcile.events import PassResult, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
+from rekindle_operator.reconcile.moves import with_moves
 from rekindle_operator.reconcile.operator_replicas import delete_lost_operator_replicas
 from rekindle_operator.reconcile.planning import (
     PlanInput,
@@ -187,7 +188,8 @@ def report_undecided(
 
 def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     context, accepting = build_context(view, pass_inputs)
-    return ObservedTopology(context, tuple(accepting), roll_next(context, observe_slots(context)))
+    states = with_moves(context, observe_slots(context))
+    return ObservedTopology(context, tuple(accepting), roll_next(context, states))
 
 
 def _find_needs(observed: ObservedTopology) -> TopologyNeeds:

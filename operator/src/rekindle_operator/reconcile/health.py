@@ -130,9 +130,14 @@ def health_of(
             _query(context, q, states, partitions, all_over_limit or q.name in over_namespace_limit)
             for q in queries
         ),
-        live=sum(replica_state(context, s) is ReplicaState.LIVE for s in states),
-        slots=len(states),
+        live=sum(replica_state(context, s) is ReplicaState.LIVE for s in required(states)),
+        slots=len(required(states)),
     )
+
+
+def required(states: Iterable[SlotState]) -> list[SlotState]:
+    """Of the replicas that the spec has, without successors in planned moves."""
+    return [s for s in states if not s.is_successor]
 
 
 def replica_state(context: ReconcileContext, state: SlotState) -> ReplicaState:

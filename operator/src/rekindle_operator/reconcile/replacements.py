@@ -73,7 +73,7 @@ def _predecessor_lost_at(state: SlotState, now: float) -> float | None:
     one."""
     if state.uncreated_pod is not None:
         return state.uncreated_pod.predecessor_lost_at
-    if state.loss is None or state.loss is Loss.ROLLED:
+    if state.loss in (None, Loss.ROLLED, Loss.DRAINED):
         return None
     if not state.loss.counts_as_failure and state.pod is not None:
         return state.pod.predecessor_lost_at
@@ -103,8 +103,8 @@ def incarnations_to_reserve(replaced: Iterable[TaskReplacement]) -> Mapping[str,
 
 
 def surplus_replicas(context: ReconcileContext, states: Iterable[SlotState]) -> tuple[PodView, ...]:
-    """Replicas that an edit removes from partitions that it keeps, and that are not lost. They
-    serve until a replica that stays is live, since only they may have the state."""
+    """Replicas that have moved, or that an edit removes from partitions that it keeps, and that are
+    not lost. They serve until a replica that stays is live, since only they may have the state."""
     pass_inputs = context.pass_inputs
     current = {s.slot for s in states}
     partitions = {(slot.segment, slot.partition) for slot in current}
@@ -135,7 +135,9 @@ def unneeded_pods(
         if pod.terminating or pod.slot is None or context.running is None or pod in serving:
             continue
         if pod.slot not in current:
-            found.append(_delete(pod, losses, None, "its slot is no longer in the topology"))
+            moved = pod.slot.alternate in current
+            why = "it has moved" if moved else "its slot is no longer in the topology"
+            found.append(_delete(pod, losses, None, why))
         elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
             found.append(_delete(pod, losses, _SHORT_GRACE_S, "a newer incarnation exists"))
     return found

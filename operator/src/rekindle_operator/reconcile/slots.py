@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from rekindle import names
 from rekindle.protocol import TaskPhase
@@ -38,6 +39,7 @@ class SlotState:
     start_problem: str = ""  # why the containers of its pod do not run
     uncreated_pod: UncreatedPod | None = None  # of the reserved incarnation
     outdated: bool = False  # its template has changed since it was created
+    is_successor: bool = False  # in a planned move: the slot that it will replace still runs
 
     @property
     def phase(self) -> SlotPhase:
@@ -115,7 +117,14 @@ def task_pods(context: ReconcileContext) -> list[PodView]:
     ]
 
 
-def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
+class NumberedStates(NamedTuple):
+    """One replica under its two numbers; usually the second one has no pod."""
+
+    first: SlotState
+    second: SlotState
+
+
+def observe_slots(context: ReconcileContext) -> tuple[NumberedStates, ...]:
     """Empty while the topology needs no pods."""
     if context.running is None or not context.needs_pods:
         return ()
@@ -127,11 +136,12 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
     for pod in task_pods(context):
         if pod.slot is not None:
             pods[pod.slot].append(pod)
-    topology, states = context.running.topology, []
+    topology = context.running.topology
     segments = {s.id: s for s in topology.segments}
     used_by_removed = _used_by_removed_slots(context, topology.slots())
     template_digest = _template_digests(context.running, segments, pass_inputs.settings)
-    for slot in topology.slots():
+
+    def observe(slot: Slot) -> SlotState:
         reserved = context.reserved.get(slot.key, 0)
         state = SlotState(
             slot,
@@ -144,11 +154,10 @@ def observe_slots(context: ReconcileContext) -> tuple[SlotState, ...]:
         )
         if slot in pods:
             pod = max(pods[slot], key=lambda p: p.incarnation)
-            state = _with_pod(context, state, pod, start_failures, template_digest)
-        elif _had_pod(context, state):
-            state = state.lost(Loss.GONE)
-        states.append(state)
-    return tuple(states)
+            return _with_pod(context, state, pod, start_failures, template_digest)
+        return state.lost(Loss.GONE) if _had_pod(context, state) else state
+
+    return tuple(NumberedStates(observe(s), observe(s.alternate)) for s in topology.slots())
 
 
 def _with_pod(

@@ -23,7 +23,13 @@ from rekindle_operator.reconcile.conditions import (
     degraded,
 )
 from rekindle_operator.reconcile.context import ReconcileContext
-from rekindle_operator.reconcile.health import Health, QueryHealth, ReplicaState, replica_state
+from rekindle_operator.reconcile.health import (
+    Health,
+    QueryHealth,
+    ReplicaState,
+    replica_state,
+    required,
+)
 from rekindle_operator.reconcile.phases import (
     BEFORE_RUNNING,
     next_topology_phase,
@@ -199,7 +205,7 @@ def _operators(
         return []
     found = []
     for segment in context.running.topology.segments:
-        slots = [s for s in states if s.slot.segment == segment.id]
+        slots = [s for s in required(states) if s.slot.segment == segment.id]
         ready = sum(replica_state(context, s) is ReplicaState.LIVE for s in slots)
         epochs = [
             task.stable_epoch

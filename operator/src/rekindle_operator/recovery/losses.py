@@ -52,16 +52,17 @@ class Loss(StrEnum):
     DIVERGED = "its results differ from others of its partition"
     OUTDATED = "the topology was edited before it had started"
     ROLLED = "a roll replaces it"
+    DRAINED = "its node is drained before it has taken over"
 
     @property
     def counts_as_failure(self) -> bool:
-        """Whether something that ran was lost; otherwise a pod is replaced before it ran, or in a
-        roll."""
+        """Whether something that ran was lost; otherwise a pod is replaced before it ran, in a
+        roll, or in a planned move."""
         return self not in _NO_FAILURES
 
 
 _NO_FAILURES = frozenset(
-    {Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.OUTDATED, Loss.ROLLED}
+    {Loss.UNBOUND, Loss.REFUSED, Loss.CANNOT_START, Loss.OUTDATED, Loss.ROLLED, Loss.DRAINED}
 )
 
 

@@ -217,7 +217,8 @@ def _memory(spec: Manifest) -> list[Manifest]:
 
 
 def _not_with_other_replicas(view: TopologyView, slot: Slot) -> Manifest:
-    """Excludes nodes of other replicas of the partition, not of older incarnations of itself."""
+    """Excludes nodes of other replicas of the partition, not of older incarnations of itself, under
+    either number."""
     return {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {
@@ -230,7 +231,7 @@ def _not_with_other_replicas(view: TopologyView, slot: Slot) -> Manifest:
                 {
                     "key": names.LABEL_REPLICA,
                     "operator": "NotIn",
-                    "values": [str(slot.replica)],
+                    "values": sorted({str(slot.replica), str(slot.alternate.replica)}),
                 }
             ],
         },

@@ -210,6 +210,7 @@ class TaskReport:
     output_state: str | None = None  # None: STABLE
     tentative_epoch: int | None = None  # the newest one that is not corrected
     missing_inputs: tuple[str, ...] = ()  # streams without which its output is tentative
+    durable_epoch: int | None = None  # that all its sinks have; None: it has no sinks
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from enum import StrEnum
 from rekindle.topology.schema import Schema
 from rekindle.topology.spec import OperatorSpec, QuerySpec, SourceSpec, TopologySpec
 
+MAX_REPLICAS = 8  # of a partition, as a spec may say
+
 
 class Exchange(StrEnum):
     """How the partitions of a segment read the partitions of a stream."""
@@ -82,7 +84,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
-    """A place for a task: one replica of one partition of one segment (by segment id)."""
+    """A place for a task: one replica of one partition of one segment (by segment id).
+
+    Each replica that a spec has may run under two numbers, its `index` and `MAX_REPLICAS` more, in
+    turn: a planned move starts the task under the other one (docs/design/planned-moves.md)."""
 
     segment: str
     partition: int
@@ -91,6 +96,17 @@ class Slot:
     @property
     def key(self) -> str:
         return f"{self.segment}/{self.partition}/{self.replica}"
+
+    @property
+    def index(self) -> int:
+        """Which of the replicas that the spec has, from 0 on."""
+        return self.replica % MAX_REPLICAS
+
+    @property
+    def alternate(self) -> Slot:
+        """The same replica under its other number."""
+        other = self.index if self.replica >= MAX_REPLICAS else self.index + MAX_REPLICAS
+        return Slot(self.segment, self.partition, other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,11 +292,11 @@ class DigestComparison:
 
     def _has_partners(self, slot: Slot) -> bool:
         replicas = 2 if self._replicas is None else self._replicas.get(partition_of(slot), 0)
-        return slot.replica < replicas and replicas > 1
+        return slot.index < replicas and replicas > 1
 
     def _is_compared(self, slot: Slot) -> bool:
         """Whether it is one of the configured replicas of its partition."""
-        return self._replicas is None or slot.replica < self._replicas.get(partition_of(slot), 0)
+        return self._replicas is None or slot.index < self._replicas.get(partition_of(slot), 0)
 
     def _compare(self, partition: Partition, epoch: int) -> None:
         """Compare the results that the current boots report for an epoch."""

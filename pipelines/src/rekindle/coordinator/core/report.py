@@ -188,6 +188,7 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         output_state=None if stable else response.consistency,
         tentative_epoch=None if tentative == NO_EPOCH else tentative,
         missing_inputs=response.missing[:_MAX_MISSING],
+        durable_epoch=min((s.durable for s in response.sinks), default=None),
     )
 
 

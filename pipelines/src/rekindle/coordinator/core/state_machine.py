@@ -242,7 +242,7 @@ class Coordinator:
         self._compare(event.slot, response)
         effects = self._assign_restore(task)
         if before is not None and (before.asks, before.answer) != (response.asks, response.answer):
-            effects = [*effects, PollNow(replace(event.slot, replica=event.slot.replica ^ 1))]
+            effects = [*effects, *(PollNow(slot) for slot in self._partner_slots(event.slot))]
         return effects
 
     def _compare(self, slot: Slot, response: PollResponse) -> None:
@@ -377,6 +377,11 @@ class Coordinator:
     def _consumer_slots(self, task: Task) -> list[Slot]:
         consumers = self._graph.consumers.get(task.partition, ()) if self._graph else ()
         return [t.slot for t in self.membership if t.partition in consumers]
+
+    def _partner_slots(self, slot: Slot) -> tuple[Slot, Slot]:
+        """Of the replica that stabilizes in turn with this one; see `tasks.routes.partner`."""
+        other = replace(slot, replica=slot.index ^ 1)
+        return other, other.alternate
 
     def _is_source(self, slot: Slot) -> bool:
         return self._graph is not None and self._graph.inputs.get(partition_of(slot)) == ()

@@ -116,6 +116,7 @@ def _task(task: TaskReport) -> Json:
         "suspectedSince": task.suspected_since,
         "silentSeconds": task.silent_s,
         "stableEpoch": task.stable_epoch,
+        "durableEpoch": task.durable_epoch,
         "restoredFrom": task.restored_from,
         "problem": task.problem,
         "refused": task.refused,

@@ -85,14 +85,11 @@ def mixed_engines(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partitio
 
 def partner(slot: Slot, replicas: Sequence[Task], is_suspected: TaskPredicate) -> Partner | None:
     """The other one of two replicas that stabilize one after another, if it serves: 0 and 1, 2 and
-    3, and so on, so that each is the partner of its partner."""
-    for task in replicas:
+    3, and so on, so that each is the partner of its partner. In a planned move, the one that is to
+    be replaced: the lower number of two that are Live."""
+    for task in sorted(replicas, key=lambda t: (t.phase != TaskPhase.LIVE, t.slot)):
         response = task.response
-        if (
-            task.slot.replica == slot.replica ^ 1
-            and response is not None
-            and not is_suspected(task)
-        ):
+        if task.slot.index == slot.index ^ 1 and response is not None and not is_suspected(task):
             return Partner(
                 replica=task.slot.replica,
                 boot=response.boot_id,

@@ -15,6 +15,7 @@ from rekindle.topology.checks.resources import check_resources
 from rekindle.topology.checks.unsupported import UNSUPPORTED
 from rekindle.topology.checks.urls import check_urls
 from rekindle.topology.graph import nodes_with_paths
+from rekindle.topology.model import MAX_REPLICAS
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import (
     OperatorSpec,
@@ -30,7 +31,6 @@ MAX_ITEMS = 64
 MAX_INPUTS = 16
 MAX_KEYS = 16
 MAX_PARTITIONS = 64
-MAX_REPLICAS = 8
 MIN_LOG_BUDGET_BYTES = 16 * 1024**2
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
 MIN_MAX_DELAY = 100 * MILLISECOND

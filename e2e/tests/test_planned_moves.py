@@ -1,0 +1,100 @@
+"""Planned moves: `kubectl drain` of every node in turn, while the topology runs.
+
+The topology has a source of one replica, whose task nobody replaces while it moves, and an operator
+of two. The coordinator and the operator's replicas move as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster_types import cluster_of_type, every_cluster_type, prepare_flights, storms
+
+from rekindle_testing.embedded.control_plane import KubectlError
+from rekindle_testing.harness.any_cluster import Cluster
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.run import Run
+
+pytestmark = [
+    every_cluster_type,
+    pytest.mark.spark,
+    pytest.mark.failures,
+    pytest.mark.timeout(1500),
+]
+
+_SPEEDUP = 28_800  # eight hours of weather an epoch: the input lasts 18 minutes
+_DRAIN_S = 240
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with cluster_of_type(cluster_type, request, prepare_flights) as cluster:
+        yield cluster
+
+
+def test_draining_every_node_in_turn_stops_no_query(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    reference = Reference(_topology(), cluster.shared, tmp_path_factory.mktemp("oracle"))
+    reference.execute()
+    with Run(cluster, _topology()) as run:
+        run.wait_live()
+        run.wait_redundant()
+        run.wait_checkpoint()
+        began_s = run.observer.now()
+        for node in sorted(cluster.nodes):
+            _drain(run, node)
+            run.wait_sinks_advance()
+            run.wait_redundant()
+            cluster.kubectl("uncordon", node)
+        print(f"all nodes were drained in {run.observer.now() - began_s:.0f} s")
+        pause_s = run.longest_pause_s("storm-watch", run.observer.now() - began_s)
+        print(f"the longest time between two epochs of the sink: {pause_s:.1f} s")
+        left = [c for c in run.observer.history.changes if c.at_s >= began_s]
+        assert not left, "a query left Live"
+        run.verify(reference)
+
+
+def _topology() -> dict[str, Any]:
+    document = storms("drained")
+    for source in document["spec"]["sources"]:
+        source["files"]["speedup"] = _SPEEDUP
+    return document
+
+
+def _drain(run: Run, node: str) -> None:
+    """As an administrator does it: kubectl waits for as long as pods may not be evicted."""
+    at_s = run.observer.add_event("lost", f"{node} is drained")
+    held = _pods_on(run, node)
+    timeout = f"--timeout={_DRAIN_S}s"
+    options = ("--ignore-daemonsets", "--delete-emptydir-data", timeout)
+    run.cluster.kubectl("drain", node, *options, timeout_s=_DRAIN_S + 10)
+    assert not _pods_on(run, node)
+    print(f"{node}: drained of {held} in {run.observer.now() - at_s:.0f} s")
+
+
+def _pods_on(run: Run, node: str) -> list[str]:
+    pods = [*run.cluster.tasks(run.name), *run.coordinator_pods()]
+    return sorted(p.metadata.name for p in pods if p.spec.node_name == node)
+
+
+def test_an_eviction_of_a_task_that_serves_is_refused(cluster: Cluster) -> None:
+    with Run(cluster, storms("guarded")) as run:
+        run.wait_live()
+        pod = run.task_pods("storms")[0]
+        with pytest.raises(KubectlError, match="disruption budget"):
+            _evict(cluster, pod)
+
+
+def _evict(cluster: Cluster, pod: Any) -> None:
+    meta = pod.metadata
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": meta.name, "namespace": meta.namespace},
+    }
+    path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}/eviction"
+    cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))

@@ -1,0 +1,301 @@
+"""Planned moves: what happens to tasks and coordinators on a node that is cordoned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flights_example import flights_spec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from model_cluster import ModelCluster
+
+from rekindle import names
+from rekindle.topology.model import Slot
+from rekindle_operator.cluster.model import PodView
+from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, EnsureAccess
+from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.reconcile.moves import MOVES_AT_ONCE, WITHOUT_NODE_S
+from rekindle_testing.fixtures.examples import scaled_examples
+
+SINGLE, SUCCESSOR = "flights-storms-0-0-1", "flights-storms-0-8-1"
+
+
+def cordon(cluster: ModelCluster, *nodes: str, cordoned: bool = True) -> None:
+    for node in nodes:
+        version = cluster.next_version()
+        cluster.nodes[node] = replace(cluster.nodes[node], cordoned=cordoned, version=version)
+
+
+def passes(cluster: ModelCluster) -> Iterator[list[Action]]:
+    """The actions of each pass, before they are done, until there are none."""
+    for _ in range(60):
+        actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+        if not actions and not cluster.kubelets_and_scheduler():
+            return
+        yield actions
+        cluster.apply(actions)
+        cluster.kubelets_and_scheduler()
+    raise AssertionError("does not converge")
+
+
+def node_of_single(cluster: ModelCluster) -> str:
+    node = cluster.tasks()[SINGLE].node
+    assert node is not None
+    return node
+
+
+def is_live(cluster: ModelCluster, pod: PodView) -> bool:
+    return any(
+        (t["slot"], t["incarnation"], t["phase"])
+        == (pod.slot.key if pod.slot else "", pod.incarnation, "Live")
+        for t in cluster.status(pod.topology or "")["dataPlane"]["tasks"]
+    )
+
+
+def test_a_cordoned_node_is_left_by_all_and_no_query_leaves_live(running: ModelCluster) -> None:
+    for node in "abc":
+        cordon(running, node)
+        for _ in passes(running):
+            assert set(running.query_states().values()) == {"Live"}
+        assert not [p for p in running.tasks().values() if p.node == node]
+        assert running.coordinator().node != node
+        assert running.status()["redundancy"] == "8/8"
+        cordon(running, node, cordoned=False)
+    assert "recovery" not in running.status()
+
+
+def test_a_task_stays_until_its_successor_is_live(running: ModelCluster) -> None:
+    running.task_reports[SUCCESSOR] = {"phase": "CatchingUp"}
+    cordon(running, node_of_single(running))
+    running.settle()
+    assert {SINGLE, SUCCESSOR} <= running.tasks().keys()
+    running.task_reports.clear()
+    running.settle()
+    assert SUCCESSOR in running.tasks()
+    assert SINGLE not in running.tasks()
+
+
+def test_a_task_stays_until_the_sinks_of_its_successor_are_as_far(running: ModelCluster) -> None:
+    running.task_reports[SINGLE] = {"durableEpoch": 100}
+    running.task_reports[SUCCESSOR] = {"durableEpoch": 50}
+    cordon(running, node_of_single(running))
+    running.settle()
+    assert SINGLE in running.tasks()
+    running.task_reports[SUCCESSOR] = {"durableEpoch": 99}
+    running.settle()
+    assert SINGLE not in running.tasks()
+
+
+def test_a_task_moves_back_and_forth_between_two_numbers(running: ModelCluster) -> None:
+    found = []
+    for _ in range(3):
+        pod = next(p for p in running.tasks().values() if p.segment_name == "storms")
+        found.append(pod.name)
+        cordon(running, pod.node or "")
+        running.settle()
+        cordon(running, pod.node or "", cordoned=False)
+        running.settle()
+    assert found == [SINGLE, SUCCESSOR, "flights-storms-0-0-2"]
+
+
+def test_a_moved_task_that_is_lost_is_replaced_under_its_number(running: ModelCluster) -> None:
+    node = node_of_single(running)
+    cordon(running, node)
+    running.settle()
+    cordon(running, node, cordoned=False)
+    running.kill_node_not_ready(running.tasks()[SUCCESSOR].node or "")
+    running.settle()
+    assert "flights-storms-0-8-2" in running.tasks()
+
+
+def test_a_successor_is_no_longer_needed_once_the_node_is_uncordoned(running: ModelCluster) -> None:
+    running.task_reports[SUCCESSOR] = {"phase": "CatchingUp"}
+    node = node_of_single(running)
+    cordon(running, node)
+    running.settle()
+    cordon(running, node, cordoned=False)
+    running.settle()
+    assert SINGLE in running.tasks()
+    assert SUCCESSOR not in running.tasks()
+
+
+def test_a_successor_takes_the_place_of_a_task_that_is_lost_meanwhile(
+    running: ModelCluster,
+) -> None:
+    running.task_reports[SUCCESSOR] = {"phase": "Restoring"}
+    cordon(running, node_of_single(running))
+    running.settle()
+    running.kill_node_not_ready(node_of_single(running))
+    running.settle()
+    storms = [p.name for p in running.tasks().values() if p.segment_name == "storms"]
+    assert storms == [SUCCESSOR]
+
+
+def test_a_successor_on_a_drained_node_is_made_anew(running: ModelCluster) -> None:
+    for name in (SUCCESSOR, "flights-storms-0-8-2"):
+        running.task_reports[name] = {"phase": "CatchingUp"}
+    cordon(running, node_of_single(running))
+    running.settle()
+    cordon(running, running.tasks()[SUCCESSOR].node or "")
+    running.settle()
+    assert {SINGLE, "flights-storms-0-8-2"} <= running.tasks().keys()
+
+
+def test_only_a_few_tasks_move_at_once(running: ModelCluster) -> None:
+    running.add_node("d")
+    cordon(running, "a", "b")
+    for pod in running.tasks().values():
+        assert pod.slot is not None
+        successor = pod.name.replace(f"-{pod.slot.replica}-1", f"-{pod.slot.alternate.replica}-1")
+        running.task_reports[successor] = {"phase": "CatchingUp"}
+    created = sum(isinstance(a, CreatePod) for actions in passes(running) for a in actions)
+    assert created == MOVES_AT_ONCE + 1, "and the coordinator"
+
+
+def test_a_task_without_a_node_for_its_successor_stays(running: ModelCluster) -> None:
+    cordon(running, *"abc")
+    running.settle()
+    running.pass_time(WITHOUT_NODE_S + 1)
+    running.settle()
+    assert set(running.query_states().values()) == {"Live"}
+    assert len([p for p in running.tasks().values() if p.node is not None]) == 8
+
+
+def test_a_task_with_a_live_partner_goes_when_no_node_takes_its_successor(
+    running: ModelCluster,
+) -> None:
+    """Of two nodes: the other one has the partner already."""
+    running.remove_node("c")
+    running.settle()
+    assert set(running.query_states().values()) == {"Live"}
+    cordon(running, "a")
+    for _ in range(4):
+        running.settle()
+        running.pass_time(WITHOUT_NODE_S + 1)
+        for _ in passes(running):
+            assert running.query_states()["delay-alarms"] == "Live"
+    replicated = {p.segment_name for p in running.tasks().values() if p.node == "a"}
+    assert not replicated & {"flown", "alarms", "delays"}
+
+
+def test_a_coordinator_works_until_the_next_one_has_its_lease(running: ModelCluster) -> None:
+    old = running.coordinator()
+    running.binding = False
+    cordon(running, old.node or "")
+    running.settle()
+    coordinators = running.pods_of("flights", names.ROLE_COORDINATOR)
+    assert {p.incarnation for p in coordinators} == {1, 2}
+    running.pass_time(20.0)
+    running.settle()
+    assert {1} < {p.incarnation for p in running.pods_of("flights", names.ROLE_COORDINATOR)}
+    running.binding = True
+    running.settle()
+    assert [p.node != old.node for p in running.pods_of("flights", names.ROLE_COORDINATOR)] == [
+        True
+    ]
+
+
+def test_a_disruption_budget_comes_with_the_coordinator(cluster: ModelCluster) -> None:
+    cluster.add_node("a")
+    actions = [a for done in passes(cluster) for a in done if isinstance(a, EnsureAccess)]
+    budget = next(m for m in actions[0].manifests if m["kind"] == "PodDisruptionBudget")
+    selector = budget["spec"]["selector"]["matchLabels"].items()
+    for raw in cluster.raw_pods.values():
+        assert selector <= raw["metadata"]["labels"].items()
+    assert budget["metadata"]["ownerReferences"]
+
+
+_NODES = st.sampled_from("abcde")
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("cordon"), _NODES),
+        st.tuples(st.just("uncordon"), _NODES),
+        st.tuples(st.just("slow"), st.sampled_from(["Restoring", "CatchingUp"])),
+        st.tuples(st.just("fast"), st.none()),
+        st.tuples(st.just("bind"), st.booleans()),
+        st.tuples(st.just("silence"), st.booleans()),
+        st.tuples(st.just("pass"), st.sampled_from([1.0, 4.0, 70.0])),
+    ),
+    max_size=12,
+)
+
+
+def _do(cluster: ModelCluster, step: tuple[str, Any]) -> None:
+    match step:
+        case ("cordon", node):
+            cordon(cluster, node)
+        case ("uncordon", node):
+            cordon(cluster, node, cordoned=False)
+        case ("slow", phase):
+            for replica in (0, 1, 8, 9):
+                for base in ("storms-0", "alarms-0", "weather-0"):
+                    for incarnation in range(2, 5):
+                        name = f"flights-{base}-{replica}-{incarnation}"
+                        if name not in cluster.raw_pods:
+                            cluster.task_reports[name] = {"phase": phase}
+        case ("fast", _):
+            cluster.task_reports.clear()
+        case ("bind", value):
+            cluster.binding = value
+        case ("silence", value):
+            cluster.reports_lost = value
+        case ("pass", seconds):
+            cluster.pass_time(seconds)
+
+
+def _check_deletions(cluster: ModelCluster, actions: list[Action]) -> None:
+    """No live task is deleted that is the last live one of its partition."""
+    pods = {p.name: p for p in cluster.tasks().values()}
+    deleted = {a.name for a in actions if isinstance(a, DeletePod)}
+    for name in deleted & pods.keys():
+        pod = pods[name]
+        if not is_live(cluster, pod) or pod.slot is None:
+            continue
+        others = [
+            p
+            for p in pods.values()
+            if p.slot is not None
+            and (p.slot.segment, p.slot.partition) == (pod.slot.segment, pod.slot.partition)
+            and p.name not in deleted
+            and not p.terminating
+            and is_live(cluster, p)
+        ]
+        assert others, f"{name} is deleted, and no other replica is live"
+
+
+@settings(
+    max_examples=scaled_examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(steps=_STEPS)
+def test_no_history_of_cordons_deletes_the_last_live_replica(steps: Any) -> None:
+    cluster = ModelCluster()
+    cluster.add_topology("flights", flights_spec())
+    for name in "abcde":
+        cluster.add_node(name)
+    cluster.settle()
+    for step in steps:
+        _do(cluster, step)
+        for actions in passes(cluster):
+            _check_deletions(cluster, actions)
+            assert not set(cluster.query_states().values()) - {"Live", "Unknown"}
+    for step in (("fast", None), ("bind", True), ("silence", False), ("pass", 1.0)):
+        _do(cluster, step)
+    for node in "abc":
+        cordon(cluster, node, cordoned=False)
+    for actions in passes(cluster):
+        _check_deletions(cluster, actions)
+    cordoned = {n for n, node in cluster.nodes.items() if node.cordoned}
+    assert not [p.name for p in cluster.tasks().values() if p.node in cordoned]
+    assert cluster.status()["redundancy"] == "8/8"
+    assert len(cluster.tasks()) == 8
+    assert set(cluster.query_states().values()) == {"Live"}
+
+
+@pytest.mark.parametrize("replica", range(8))
+def test_a_replica_has_two_numbers(replica: int) -> None:
+    slot = Slot("s", 0, replica)
+    assert slot.alternate.alternate == slot
+    assert slot.alternate.index == slot.index == replica
