@@ -1,6 +1,6 @@
 """Replicas of a replicated, partitioned query are killed with their disks, one after another.
 
-.venv/bin/python benchmarks/replica_kills.py [--kills 30]
+.venv/bin/python benchmarks/replica_kills.py [--kills 30] [--partitions 2]
 
 The query is that of replicated_query.py, under load on an embedded cluster with Spark. Each kill is
 `kill -9` of a replica's processes and the loss of its disk; its successor is another pod, and gets
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replicated_query import QUERIES, ROWS_PER_S, replicated_run, topology_resource
+from replicated_query import QUERIES, Load, replicated_run, topology_resource
 
 from rekindle import names
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -46,13 +46,12 @@ from rekindle_testing.harness.report import Row, load_average, report
 from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
 
-EPOCH_MS = 1000
-EPOCH_S = EPOCH_MS / 1000
+EPOCH_S = 1.0
 GAP_BAR_S = EPOCH_S + 0.1
 EPOCH_BAR = 1.5
 AROUND_S = 3 * EPOCH_S
 QUIET_EPOCHS = 8
-REBUILD_TIMEOUT_S = 180
+REBUILD_TIMEOUT_S = 600
 _NOTE = re.compile(r"state movement to (?P<slot>\S+), incarnation (?P<number>\d+): (?P<phase>\w+)")
 
 
@@ -73,16 +72,18 @@ class Kill:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
-    count = parser.parse_args().kills
-    with replicated_run("kills", EPOCH_MS) as (cluster, run):
-        kills = [_kill(cluster, run, number) for number in range(count)]
+    parser.add_argument("--partitions", type=int, default=2)
+    options = parser.parse_args()
+    load = Load(int(EPOCH_S * 1000), options.partitions)
+    with replicated_run("kills", load) as (cluster, run):
+        kills = [_kill(cluster, run, number) for number in range(options.kills)]
         run.wait_sinks_advance()
         notes = _NOTE.findall(run.cluster.kubectl("logs", run.coordinator_pod().metadata.name))
         origin = run.cluster.topology(run.name)["metadata"]["creationTimestamp"]
         origin_s = dt.datetime.fromisoformat(origin).timestamp()
         folder = cluster.shared / run.name / "output"
         output = {query: written_files(folder / query) for query in QUERIES}
-        compared = _compare(cluster, run)
+        compared = _compare(cluster, run, load)
     rows = [row for query in QUERIES for row in _gap_rows(query, output[query], kills)]
     rows += _rebuild_rows(kills, notes)
     rows += [row for query in QUERIES for row in _epoch_rows(query, output[query], origin_s, kills)]
@@ -119,8 +120,12 @@ _SLOT = (names.LABEL_SEGMENT, names.LABEL_PARTITION, names.LABEL_REPLICA)
 
 def _victim(run: Run, number: int) -> Any:
     if number % 5 == 4:
-        return run.task_pods("clicks")[number // 5 % 2]
-    return run.task_pods("sessions")[number % 5]
+        return _nth(run.task_pods("clicks"), number // 5)
+    return _nth(run.task_pods("sessions"), number % 5)
+
+
+def _nth(pods: Sequence[Any], number: int) -> Any:
+    return pods[number % len(pods)]
 
 
 def _live_task(run: Run, slot: str, incarnation: int) -> dict[str, Any] | None:
@@ -138,12 +143,12 @@ def _live_task(run: Run, slot: str, incarnation: int) -> dict[str, Any] | None:
     )
 
 
-def _compare(cluster: EmbeddedCluster, run: Run) -> int:
+def _compare(cluster: EmbeddedCluster, run: Run, load: Load) -> int:
     """The rows that were compared, through the last epoch of all sinks. The reference execution has
     the same rows, but an end; it lies after that epoch."""
     until = min(run.observer.stable_epochs().values())
-    rows = int(ROWS_PER_S * EPOCH_S * (until + 5))
-    resource = topology_resource(run.name, EPOCH_MS, rows)
+    rows = int(load.rows_per_s * EPOCH_S * (until + 5))
+    resource = topology_resource(run.name, load, rows)
     reference = Reference(resource, cluster.shared, cluster.directory / "oracle")
     reference.execute()
     return reference.check(resource, until)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
@@ -20,17 +21,32 @@ from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
 
 QUERIES = ("direct", "reader")
-USERS, ROWS_PER_S, WINDOW_EPOCHS = 1000, 4000, 10
+USERS, WINDOW_EPOCHS = 1000, 10
 TASK_NODES, OTHER_NODES = 4, 2
+START_TIMEOUT_S = 600
 TOO_SMALL_FOR_TASKS = NodeResources(cpu="450m")
 
 
-def topology_resource(name: str, epoch_ms: int, rows: int | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`partitions`: of the replicated operator."""
+
+    epoch_ms: int
+    partitions: int = 2
+    rows_per_s: int = 4000
+
+    @property
+    def epoch_s(self) -> float:
+        return self.epoch_ms / 1000
+
+
+def topology_resource(name: str, load: Load, rows: int | None = None) -> dict[str, Any]:
     """`rows`: of the source, which else has no end."""
+    epoch_ms = load.epoch_ms
     place = f"file://{SHARED_MOUNT_PATH}/{name}"
     window = {"size": f"{WINDOW_EPOCHS * epoch_ms}ms", "slide": f"{epoch_ms}ms"}
     columns = {"user": f"integer(1, {USERS})", "duration": "integer(1, 3600)", "t": "timestamp"}
-    generator: dict[str, Any] = {"rowsPerSecond": ROWS_PER_S, "seed": 7, "columns": columns}
+    generator: dict[str, Any] = {"rowsPerSecond": load.rows_per_s, "seed": 7, "columns": columns}
     aggregate = "max(duration) AS longest, avg(duration) AS mean"
     return {
         "apiVersion": "rekindle.dev/v1alpha1",
@@ -54,7 +70,7 @@ def topology_resource(name: str, epoch_ms: int, rows: int | None = None) -> dict
                     "name": "sessions",
                     "inputs": ["clicks"],
                     "keyBy": ["user"],
-                    "partitions": 2,
+                    "partitions": load.partitions,
                     "window": {**window, "groupBy": ["user"], "aggregate": aggregate},
                 },
                 {
@@ -80,7 +96,7 @@ def topology_resource(name: str, epoch_ms: int, rows: int | None = None) -> dict
 
 
 @contextmanager
-def replicated_run(name: str, epoch_ms: int) -> Iterator[tuple[EmbeddedCluster, Run]]:
+def replicated_run(name: str, load: Load) -> Iterator[tuple[EmbeddedCluster, Run]]:
     """The topology, redundant and with a checkpoint. Coordinator and operator are on nodes that are
     too small for tasks, so that nothing else is lost with a task's node."""
     with (
@@ -93,11 +109,11 @@ def replicated_run(name: str, epoch_ms: int) -> Iterator[tuple[EmbeddedCluster, 
             cluster.add_node(TOO_SMALL_FOR_TASKS)
         cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, topology_resource(name, epoch_ms)) as run:
+        with Run(cluster, topology_resource(name, load)) as run:
             wait_for("the coordinator's node", lambda: _is_placed(run), 60)
             cluster.kubectl("uncordon", *for_tasks)
-            run.wait_live(240)
-            run.wait_redundant()
+            run.wait_live(START_TIMEOUT_S)
+            run.wait_redundant(START_TIMEOUT_S)
             run.wait_checkpoint()
             yield cluster, run
 
