@@ -49,6 +49,7 @@ from rekindle.topology.model import Slot, Topology
 from rekindle_testing.embedded.process_node.indexes import Reservation
 
 UID = "uid-1"
+_START_S = 2.0
 
 
 class Replica:
@@ -110,16 +111,19 @@ class Replica:
 
 class TaskProcesses:
     """All replicas of a topology, and the shell of a coordinator. A `Store` has to be at the
-    topology's checkpoint URL, and `directory` has `topology.json`."""
+    topology's checkpoint URL, and `directory` has `topology.json`. `origin_s`: when epoch 0
+    begins, by this machine's monotonic clock."""
 
     def __init__(
         self,
         directory: Path,
         topology: Topology,
         network: Reservation,
+        origin_s: float,
         environment: Mapping[str, str],
     ) -> None:
         self.directory, self.network = directory, network
+        self.origin_s = origin_s
         self._environment = environment
         self.replicas: dict[Slot, Replica] = {}
         self.notes: list[NoteMovement] = []
@@ -212,11 +216,12 @@ def task_processes(
     tasks, beside this process's."""
     Store(spec["checkpoint"]["store"])
     topology = compile_topology(load_spec(spec), "test", skip_cluster_checks=True)
-    origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=2)
+    origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_START_S)
+    origin_s = time.monotonic() + _START_S
     document = {"name": "test", "uid": UID, "generation": 1, "origin": origin.isoformat()}
     (directory / "topology.json").write_text(json.dumps({**document, "spec": spec}))
     network = Reservation(None)
-    made = TaskProcesses(directory, topology, network, environment or {})
+    made = TaskProcesses(directory, topology, network, origin_s, environment or {})
     try:
         yield made
     finally:
