@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle_testing.harness import report as module
-from rekindle_testing.harness.report import Row, format_row, read_report, report
+from rekindle_testing.harness.report import Row, format_row, read_report, report, to_markdown
 
 
 def test_a_report_can_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +22,11 @@ def test_a_line_shows_whether_the_target_was_met() -> None:
     assert format_row(missed) == "gap  s 1.2  (target 1.1)  MISSED"
     assert format_row(kept, width=5) == "gap    s 1  (target 1.1)  ok"
     assert format_row(Row("gap", {"s": 1.0})) == "gap  s 1"
+
+
+def test_what_missed_its_target_is_bold_in_markdown() -> None:
+    missed, kept = Row("gap", {"s": 1.2}, 1.1, met=False), Row("load", {"1 min": 0.5})
+    assert to_markdown([missed, kept]).splitlines()[2:] == [
+        "| gap | **s 1.2** | 1.1 |",
+        "| load | 1 min 0.5 |  |",
+    ]

@@ -1,4 +1,4 @@
-"""Results of benchmarks: a table for users, JSON for comparisons."""
+"""Results of benchmarks: tables for users, JSON for comparisons."""
 
 from __future__ import annotations
 
@@ -24,13 +24,25 @@ class Row:
 
 
 def report(name: str, rows: Sequence[Row]) -> None:
-    """Print the table and write build/bench/<name>.json."""
+    """Print the table and write build/bench/<name>.json and <name>.md."""
     width = max(len(r.what) for r in rows)
     for row in rows:
         print(format_row(row, width))
     path = _path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(r) for r in rows], indent=2, default=dict) + "\n")
+    path.with_suffix(".md").write_text(to_markdown(rows))
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """A table with a line for each row; what missed its target is bold."""
+    lines = ["| what | measured | target |", "|---|---|---|"]
+    for row in rows:
+        values = ", ".join(f"{k} {v:g}" for k, v in row.values.items())
+        measured = f"**{values}**" if row.met is False else values
+        target = "" if row.target is None else f"{row.target:g}"
+        lines.append(f"| {row.what} | {measured} | {target} |")
+    return "\n".join(lines) + "\n"
 
 
 def format_row(row: Row, width: int = 0) -> str:

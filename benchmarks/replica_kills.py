@@ -1,0 +1,222 @@
+"""Replicas of a replicated, partitioned query are killed with their disks, one after another.
+
+.venv/bin/python benchmarks/replica_kills.py [--kills 30] [--partitions 2]
+
+The query is that of replicated_query.py, under load on an embedded cluster with Spark. Each kill is
+`kill -9` of a replica's processes and the loss of its disk; its successor is another pod, and gets
+state and log from the partner. The next replica is killed once nothing is missing: window replicas
+in turn, each fifth time one of the source.
+
+- *gap*: the longest time between two epochs of the output around a kill (bar: an epoch + 100 ms),
+  of the replicated segment's own sink, and of a query that reads its stream; the same for moments
+  without a kill
+- *rebuild*: from the kill until the successor is Live; all have to be moved from the partner, none
+  restored from a checkpoint
+- *epochs*: from the end of an epoch until all its rows are in the sink. During a rebuild only the
+  partner writes the rows of the partition; the bar is 1.5 times what it is with nothing missing, in
+  the same run
+- *rows*: the sinks are compared with the reference execution; nothing may be lost or repeated
+
+Writes build/bench/replica_kills.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replicated_query import QUERIES, Load, replicated_run, topology_resource
+
+from rekindle import names
+from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.output_times import (
+    WrittenFile,
+    intervals,
+    latencies,
+    percentiles,
+    written_files,
+)
+from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.run import Run
+from rekindle_testing.waiting import wait_for
+
+EPOCH_S = 1.0
+GAP_BAR_S = EPOCH_S + 0.1
+EPOCH_BAR = 1.5
+AROUND_S = 3 * EPOCH_S
+QUIET_EPOCHS = 8
+REBUILD_TIMEOUT_S = 600
+_NOTE = re.compile(r"state movement to (?P<slot>\S+), incarnation (?P<number>\d+): (?P<phase>\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """`quiet_s`, `killed_s`, `rebuilt_s`: when nothing was missing any more, when the replica was
+    killed, when its successor was Live; seconds since 1970. `slot`, `incarnation`: of the
+    successor."""
+
+    segment_name: str
+    slot: str
+    incarnation: int
+    quiet_s: float
+    killed_s: float
+    rebuilt_s: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--partitions", type=int, default=2)
+    options = parser.parse_args()
+    load = Load(int(EPOCH_S * 1000), options.partitions)
+    with replicated_run("kills", load) as (cluster, run):
+        kills = [_kill(cluster, run, number) for number in range(options.kills)]
+        run.wait_sinks_advance()
+        notes = _NOTE.findall(run.cluster.kubectl("logs", run.coordinator_pod().metadata.name))
+        origin = run.cluster.topology(run.name)["metadata"]["creationTimestamp"]
+        origin_s = dt.datetime.fromisoformat(origin).timestamp()
+        folder = cluster.shared / run.name / "output"
+        output = {query: written_files(folder / query) for query in QUERIES}
+        compared = _compare(cluster, run, load)
+    rows = [row for query in QUERIES for row in _gap_rows(query, output[query], kills)]
+    rows += _rebuild_rows(kills, notes)
+    rows += [row for query in QUERIES for row in _epoch_rows(query, output[query], origin_s, kills)]
+    rows.append(Row("rows equal to the reference, none lost or repeated", {"rows": compared}))
+    report("replica_kills", [*rows, load_average()])
+
+
+def _kill(cluster: EmbeddedCluster, run: Run, number: int) -> Kill:
+    run.wait_redundant(REBUILD_TIMEOUT_S)
+    quiet_s = time.time()
+    run.wait_sinks_advance(QUIET_EPOCHS)
+    pod = _victim(run, number)
+    labels = pod.metadata.labels
+    slot = "/".join(labels[label] for label in _SLOT)
+    incarnation = int(labels[names.LABEL_INCARNATION]) + 1
+    killed_s = time.time()
+    run.kill_pod_processes(pod)
+    cluster.delete_pod(pod)
+    wait_for(
+        f"a Live successor of {pod.metadata.name}",
+        lambda: _live_task(run, slot, incarnation),
+        REBUILD_TIMEOUT_S,
+        0.1,
+    )
+    segment = labels[names.LABEL_SEGMENT_NAME]
+    kill = Kill(segment, slot, incarnation, quiet_s, killed_s, time.time())
+    rebuild_s = kill.rebuilt_s - killed_s
+    print(f"{number + 1}: {pod.metadata.name} rebuilt in {rebuild_s:.1f} s", flush=True)
+    return kill
+
+
+_SLOT = (names.LABEL_SEGMENT, names.LABEL_PARTITION, names.LABEL_REPLICA)
+
+
+def _victim(run: Run, number: int) -> Any:
+    if number % 5 == 4:
+        return _nth(run.task_pods("clicks"), number // 5)
+    return _nth(run.task_pods("sessions"), number % 5)
+
+
+def _nth(pods: Sequence[Any], number: int) -> Any:
+    return pods[number % len(pods)]
+
+
+def _live_task(run: Run, slot: str, incarnation: int) -> dict[str, Any] | None:
+    """The task of the slot in the status, if it is Live and of that incarnation or later."""
+    tasks = (run.observer.status.get("dataPlane") or {}).get("tasks", [])
+    return next(
+        (
+            task
+            for task in tasks
+            if task["slot"] == slot
+            and task["incarnation"] >= incarnation
+            and task.get("phase") == "Live"
+        ),
+        None,
+    )
+
+
+def _compare(cluster: EmbeddedCluster, run: Run, load: Load) -> int:
+    """The rows that were compared, through the last epoch of all sinks. The reference execution has
+    the same rows, but an end; it lies after that epoch."""
+    until = min(run.observer.stable_epochs().values())
+    rows = int(load.rows_per_s * EPOCH_S * (until + 5))
+    resource = topology_resource(run.name, load, rows)
+    reference = Reference(resource, cluster.shared, cluster.directory / "oracle")
+    reference.execute()
+    return reference.check(resource, until)
+
+
+def _gap_rows(query: str, files: Sequence[WrittenFile], kills: Sequence[Kill]) -> list[Row]:
+    moments = {
+        "killed": [kill.killed_s for kill in kills],
+        "nothing killed": [kill.killed_s - AROUND_S - EPOCH_S for kill in kills],
+    }
+    rows = []
+    for what, times in moments.items():
+        gaps = [max(intervals(files, at, at + AROUND_S)) for at in times]
+        bar = GAP_BAR_S if what == "killed" else None
+        rows.append(_row(f"{query}, {what}: gap, s", gaps, bar))
+    return rows
+
+
+def _rebuild_rows(kills: Sequence[Kill], notes: Sequence[tuple[str, str, str]]) -> list[Row]:
+    phases = {(kill.slot, kill.incarnation): set[str]() for kill in kills}
+    for slot, number, phase in notes:
+        phases.get((slot, int(number)), set()).add(phase)
+    moved = sum("moving" in p and "restoring" not in p for p in phases.values())
+    sources = [k.rebuilt_s - k.killed_s for k in kills if k.segment_name == "clicks"]
+    windows = [k.rebuilt_s - k.killed_s for k in kills if k.segment_name != "clicks"]
+    rows = [_row("rebuild of a window's replica, s", windows, None)]
+    if sources:
+        rows.append(_row("rebuild of a source's replica, s", sources, None))
+    what = "rebuilds from the partner"
+    return [*rows, Row(what, {"count": moved}, len(kills), moved == len(kills))]
+
+
+def _epoch_rows(
+    query: str, files: Sequence[WrittenFile], origin_s: float, kills: Sequence[Kill]
+) -> list[Row]:
+    before = [
+        latency
+        for kill in kills
+        for latency in latencies(files, origin_s, EPOCH_S, kill.quiet_s, kill.killed_s - EPOCH_S)
+    ]
+    during = [
+        latency
+        for kill in kills
+        for latency in latencies(files, origin_s, EPOCH_S, kill.killed_s, kill.rebuilt_s)
+    ]
+    ratio = percentiles(during).p99 / percentiles(before).p99
+    pauses = [max(intervals(files, kill.killed_s, kill.rebuilt_s)) for kill in kills]
+    return [
+        _row(f"{query}, nothing missing: end of an epoch to its rows, s", before, None),
+        _row(f"{query}, rebuild: end of an epoch to its rows, s", during, None),
+        Row(f"{query}: p99 of these, rebuild / nothing missing", {"ratio": round(ratio, 2)})
+        if query != "direct"
+        else Row(
+            f"{query}: p99 of these, rebuild / nothing missing",
+            {"ratio": round(ratio, 2)},
+            EPOCH_BAR,
+            ratio <= EPOCH_BAR,
+        ),
+        _row(f"{query}, rebuild: longest time between two epochs, s", pauses, None),
+    ]
+
+
+def _row(what: str, values: Sequence[float], bar: float | None) -> Row:
+    found = percentiles(values)
+    figures = {"p50": round(found.p50, 3), "p99": round(found.p99, 3)}
+    figures |= {"max": round(found.worst, 3), "n": len(values)}
+    return Row(what, figures, bar, None if bar is None else found.p99 <= bar)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""A lost replica gets 10 MB, 100 MB and 1 GB of state from its partner, which goes on.
+
+.venv/bin/python benchmarks/state_movement.py [--megabytes 10 100 1000]
+
+Real task processes with Spark and the coordinator's real core on this machine, without a cluster: a
+source, and two replicas of a window that never closes. Its groups have names of 1,000 bytes, and
+come within a minute; from then on 1,000 small groups change in each epoch. One replica is killed
+with its disk, once a checkpoint has all of the state.
+
+- *read*: the donor reads state and log for their digest. *send*: until all chunks are stored.
+  *install*: until the newcomer has written them as its own files and compared the digest. *kill to
+  Live*: with the start of the newcomer's process and of Spark, and with catching up
+- *memory* of the Python processes, without pages of files: the most while state moves, above what
+  it was before, for the donor in the seconds before the kill, for the newcomer before its first
+  chunk (bar: 128 MiB, whatever the state's size)
+- *epochs* of the partner, from the end of an epoch until a poll, every few hundredths of a second,
+  finds it computed
+
+Writes build/bench/state_movement.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rekindle.exchange.state_mover.newcomer import CHUNK_BYTES
+from rekindle.exchange.state_mover.phases import NewcomerPhase
+from rekindle.protocol import TaskPhase
+from rekindle_testing.harness.directory import temporary_run_directory
+from rekindle_testing.harness.output_times import WrittenFile, latencies, percentiles
+from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.task_processes import Replica, TaskProcesses, task_processes
+
+NAME_BYTES, ROW_BYTES = 1_000, 1_040
+FILL_S, LEAST_ROWS_PER_S, CHANGED_GROUPS = 60, 1_000, 1_000
+BEFORE_S, TIMEOUT_S = 20.0, 900.0
+POLL_S = 0.01
+EPOCH_S = 1.0
+MEMORY_BAR_MIB = 128
+MIB = 2**20
+_MOVING = (NewcomerPhase.ASKING, NewcomerPhase.RECEIVING, NewcomerPhase.INSTALLING)
+
+
+def make_spec(directory: Path, groups: int, rows_per_s: int) -> dict[str, Any]:
+    name = f"rpad(CAST(n AS STRING), {NAME_BYTES}, '-')"
+    changed = f"CAST(n % {CHANGED_GROUPS} AS STRING)"
+    key = f"CASE WHEN n < {groups} THEN {name} ELSE {changed} END"
+    columns = {"n": "sequence", "t": "timestamp"}
+    return {
+        "epochInterval": "1s",
+        "checkpoint": {"interval": "10s", "store": f"file://{directory}/store", "volume": "v"},
+        "sources": [
+            {
+                "name": "rows",
+                "schema": "n BIGINT, t TIMESTAMP",
+                "eventTime": {"column": "t"},
+                "generator": {"rowsPerSecond": rows_per_s, "columns": columns},
+            }
+        ],
+        "operators": [
+            {
+                "name": "named",
+                "inputs": ["rows"],
+                "replicas": 2,
+                "sql": f"SELECT {key} AS k, t FROM rows",
+            },
+            {
+                "name": "counts",
+                "inputs": ["named"],
+                "replicas": 2,
+                "window": {"size": "1000d", "groupBy": ["k"], "aggregate": "count(*) AS rows"},
+            },
+        ],
+        "queries": [
+            {
+                "name": "counts",
+                "from": "counts",
+                "sink": {"files": {"url": f"file://{directory}/out", "format": "parquet"}},
+            }
+        ],
+    }
+
+
+@dataclass(slots=True)
+class Movement:
+    """What was seen of one rebuild. `began`: phase of the newcomer -> when it was first seen there,
+    by the monotonic clock; `moved`, `live`: when it had the state, and when it was Live. Memory in
+    MiB."""
+
+    killed: float
+    began: dict[NewcomerPhase, float] = field(default_factory=dict)
+    chunks: int = 0
+    moved: float = 0.0
+    live: float = 0.0
+    donor_mib: float = 0.0
+    newcomer_before_mib: float = 0.0
+    newcomer_mib: float = 0.0
+
+    def observe(self, donor: Replica, newcomer: Replica) -> None:
+        now = time.monotonic()
+        self._observe_phase(newcomer, now)
+        memory_mib = _anonymous_mib(newcomer)
+        if NewcomerPhase.RECEIVING not in self.began:
+            self.newcomer_before_mib = memory_mib
+        if NewcomerPhase.ASKING in self.began and not self.moved:
+            self.donor_mib = max(self.donor_mib, _anonymous_mib(donor))
+            self.newcomer_mib = max(self.newcomer_mib, memory_mib)
+
+    def _observe_phase(self, newcomer: Replica, now: float) -> None:
+        answer = newcomer.answer
+        if answer is None or answer.movement is None:
+            return
+        if answer.movement.moved_through is not None:
+            self.moved = self.moved or now
+        report = answer.movement.newcomer
+        if report is not None and (progress := report.progress) is not None:
+            self.began.setdefault(progress.phase, now)
+            self.chunks = max(self.chunks, progress.chunks)
+        if newcomer.phase is TaskPhase.LIVE:
+            self.live = self.live or now
+
+    def phase_s(self, phase: NewcomerPhase) -> float:
+        """Until the next phase that was seen, or the end; 0 if it was too short to be seen."""
+        if phase not in self.began:
+            return 0.0
+        later = [at for other, at in self.began.items() if _order(other) > _order(phase)]
+        return min([*later, self.moved]) - self.began[phase]
+
+
+def _order(phase: NewcomerPhase) -> int:
+    return list(NewcomerPhase).index(phase)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, nargs="*", default=[10, 100, 1000])
+    rows = [row for megabytes in parser.parse_args().megabytes for row in _measured(megabytes)]
+    report("state_movement", [*rows, load_average()])
+
+
+def _measured(megabytes: int) -> list[Row]:
+    groups = megabytes * 1_000_000 // ROW_BYTES
+    rows_per_s = max(LEAST_ROWS_PER_S, groups // FILL_S)
+    filled_epoch = groups // rows_per_s + 1
+    with temporary_run_directory("movement") as directory:
+        spec = make_spec(directory, groups, rows_per_s)
+        with task_processes(directory, spec) as tasks:
+            tasks.until(lambda: tasks.all_live() and tasks.committed() > filled_epoch, TIMEOUT_S)
+            lost, partner = (r for r in tasks.replicas.values() if _is_replicated(tasks, r))
+            began = time.monotonic()
+            donor_mib = 0.0
+            while time.monotonic() < began + BEFORE_S:
+                _poll(tasks)
+                donor_mib = max(donor_mib, _anonymous_mib(partner))
+            movement = _rebuild(tasks, lost, partner)
+            rows = _movement_rows(megabytes, movement, donor_mib)
+            rows.append(_epoch_row(megabytes, tasks, partner, began, movement))
+    return rows
+
+
+def _is_replicated(tasks: TaskProcesses, replica: Replica) -> bool:
+    return sum(slot.segment == replica.slot.segment for slot in tasks.replicas) > 1
+
+
+def _rebuild(tasks: TaskProcesses, lost: Replica, partner: Replica) -> Movement:
+    lost.kill()
+    movement = Movement(time.monotonic())
+    newcomer = tasks.start(lost.slot)
+    while not movement.live:
+        assert time.monotonic() < movement.killed + TIMEOUT_S, (tasks.notes, newcomer.answer)
+        _poll(tasks)
+        movement.observe(partner, newcomer)
+    assert movement.moved, f"the state was restored from a checkpoint: {tasks.notes}"
+    return movement
+
+
+def _poll(tasks: TaskProcesses) -> None:
+    tasks.round()
+    time.sleep(POLL_S)
+
+
+def _anonymous_mib(replica: Replica) -> float:
+    memory = psutil.Process(replica.process.pid).memory_info()
+    return float(memory.rss - memory.shared) / MIB
+
+
+def _movement_rows(megabytes: int, movement: Movement, donor_before_mib: float) -> list[Row]:
+    moved_mb = movement.chunks * CHUNK_BYTES / 1e6
+    read_s, send_s, install_s = (movement.phase_s(phase) for phase in _MOVING)
+    figures = {
+        "moved MB": moved_mb,
+        "read s": read_s,
+        "send s": send_s,
+        "install s": install_s,
+        "MB/s sent": moved_mb / max(send_s, POLL_S),
+        "MB/s in all": moved_mb / max(read_s + send_s + install_s, POLL_S),
+        "kill to Live s": movement.live - movement.killed,
+    }
+    before_after = {
+        "donor": (donor_before_mib, movement.donor_mib),
+        "newcomer": (movement.newcomer_before_mib, movement.newcomer_mib),
+    }
+    what = f"{megabytes} MB"
+    rows = [Row(f"{what}: movement", {k: round(v, 2) for k, v in figures.items()})]
+    for party, (before, most) in before_after.items():
+        grown = round(most - before, 1)
+        values = {"before MiB": round(before, 1), "grown MiB": grown}
+        met = grown <= MEMORY_BAR_MIB
+        rows.append(Row(f"{what}: memory of the {party}", values, MEMORY_BAR_MIB, met))
+    return rows
+
+
+def _epoch_row(
+    megabytes: int, tasks: TaskProcesses, partner: Replica, began: float, movement: Movement
+) -> Row:
+    """Latencies of the partner's epochs before the kill and until the newcomer was Live."""
+    computed = []
+    before = 0
+    for at_s, epoch in partner.advanced_at:
+        computed += [WrittenFile(at_s, e, 0, 0) for e in range(before + 1, epoch + 1)]
+        before = epoch
+    figures: dict[str, float] = {}
+    for when, since, until in (
+        ("before", began, movement.killed),
+        ("during", movement.killed, movement.live),
+    ):
+        found = percentiles(latencies(computed, tasks.origin_s, EPOCH_S, since, until))
+        figures |= {f"{when} p50 s": round(found.p50, 3), f"{when} p99 s": round(found.p99, 3)}
+    figures["longest between two s"] = round(partner.longest_pause_s(movement.killed), 3)
+    return Row(f"{megabytes} MB: epochs of the partner", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""The task processes of one topology on this machine, and the coordinator's real core: without a
+cluster, for tests and benchmarks of what tasks do with each other.
+
+It stands in for the operator, which starts pods, and for the coordinator's shell, which polls them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rekindle.checkpoints.store import Store
+from rekindle.coordinator.core.state_machine import Coordinator
+from rekindle.coordinator.model import (
+    Effect,
+    Event,
+    Generation,
+    GenerationSeen,
+    ManifestRaceLost,
+    ManifestRead,
+    ManifestWritten,
+    NoteMovement,
+    Pod,
+    PodsListed,
+    PollAnswered,
+    PollFailed,
+    ReadNewestManifest,
+    Ticked,
+    WriteManifest,
+)
+from rekindle.coordinator.shell.store import CheckpointStore
+from rekindle.protocol import PollResponse, TaskPhase
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec
+from rekindle.topology.model import Slot, Topology
+from rekindle_testing.embedded.process_node.indexes import Reservation
+
+UID = "uid-1"
+_START_S = 2.0
+
+
+class Replica:
+    """One pod: its process, its directory, its newest response. `advanced_at`: when a response
+    first had each epoch, by this machine's monotonic clock."""
+
+    def __init__(
+        self,
+        directory: Path,
+        slot: Slot,
+        incarnation: int,
+        address: str,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.slot, self.incarnation, self.address = slot, incarnation, address
+        self.home = directory / f"{slot.segment}-{slot.partition}-{slot.replica}-{incarnation}"
+        self.home.mkdir()
+        self.answer: PollResponse | None = None
+        self.advanced_at: list[tuple[float, int]] = []
+        self.ready = False
+        env = {
+            **os.environ,
+            **environment,
+            "REKINDLE_TOPOLOGY_FILE": str(directory / "topology.json"),
+            "REKINDLE_SEGMENT": slot.segment,
+            "REKINDLE_PARTITION": str(slot.partition),
+            "REKINDLE_REPLICA": str(slot.replica),
+            "REKINDLE_INCARNATION": str(incarnation),
+            "REKINDLE_BIND": address,
+            "REKINDLE_DATA": str(self.home / "data"),
+        }
+        self.output = self.home / "stdout"
+        with self.output.open("ab") as out:
+            command = [sys.executable, "-m", "rekindle.task"]
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
+
+    def kill(self) -> None:
+        """With its disk."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+        shutil.rmtree(self.home / "data", ignore_errors=True)
+
+    def answered(self, answer: PollResponse) -> None:
+        before = self.answer.stable_epoch if self.answer is not None else -1
+        self.answer = answer
+        self.ready |= answer.phase.serves
+        if answer.stable_epoch > before:
+            self.advanced_at.append((time.monotonic(), answer.stable_epoch))
+
+    @property
+    def phase(self) -> TaskPhase | None:
+        return self.answer.phase if self.answer is not None else None
+
+    def longest_pause_s(self, since: float) -> float:
+        times = [at for at, _ in self.advanced_at if at >= since]
+        gaps = [b - a for a, b in pairwise(times)]
+        return max(gaps, default=float("inf"))
+
+
+class TaskProcesses:
+    """All replicas of a topology, and the shell of a coordinator. A `Store` has to be at the
+    topology's checkpoint URL, and `directory` has `topology.json`. `origin_s`: when epoch 0
+    begins, by this machine's monotonic clock."""
+
+    def __init__(
+        self,
+        directory: Path,
+        topology: Topology,
+        network: Reservation,
+        origin_s: float,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.directory, self.network = directory, network
+        self.origin_s = origin_s
+        self._environment = environment
+        self.replicas: dict[Slot, Replica] = {}
+        self.notes: list[NoteMovement] = []
+        self.pods = 0
+        self.store = CheckpointStore(UID, 30.0)
+        self.store.use(topology.spec.checkpoint.store)
+        self.generation = Generation(1, topology, {s.id: s.nodes for s in topology.segments})
+        self.fence = 0
+        self.start_coordinator()
+        for slot in topology.slots():
+            self.start(slot)
+
+    def start_coordinator(self) -> None:
+        self.fence += 1
+        self.core = Coordinator(self.fence, time.time() - time.monotonic(), UID)
+        self.feed(GenerationSeen(self.generation))
+        self.list_pods()
+
+    def start(self, slot: Slot) -> Replica:
+        self.pods += 1
+        before = self.replicas.get(slot)
+        incarnation = before.incarnation + 1 if before is not None else 1
+        address = f"127.{self.network.index}.7.{self.pods}"
+        replica = Replica(self.directory, slot, incarnation, address, self._environment)
+        self.replicas[slot] = replica
+        self.list_pods()
+        return replica
+
+    def list_pods(self) -> None:
+        pods = (
+            Pod(f"{s.key}", s, r.incarnation, r.address, may_be_running=True, was_ready=r.ready)
+            for s, r in self.replicas.items()
+        )
+        self.feed(PodsListed(tuple(pods)))
+
+    def feed(self, event: Event) -> None:
+        for effect in self.core.step(event, time.monotonic()):
+            self.perform(effect)
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case ReadNewestManifest():
+                self.feed(ManifestRead(asyncio.run(self.store.newest()), self.store.id))
+            case WriteManifest(manifest):
+                written = asyncio.run(self.store.write(effect))
+                lost = ManifestRaceLost(manifest.seq)
+                self.feed(lost if written is None else ManifestWritten(written))
+            case NoteMovement():
+                self.notes.append(effect)
+
+    def round(self) -> None:
+        for slot, replica in self.replicas.items():
+            poll = self.core.poll_for(slot)
+            if poll is None:
+                continue
+            url, body = f"http://{replica.address}:8080/v1/poll", poll.model_dump_json().encode()
+            try:
+                with urllib.request.urlopen(url, body, timeout=2) as response:
+                    answer = PollResponse.model_validate_json(response.read())
+            except OSError as error:
+                self.feed(PollFailed(slot, replica.incarnation, str(error)))
+                continue
+            replica.answered(answer)
+            self.feed(PollAnswered(slot, replica.incarnation, answer))
+        self.list_pods()
+        self.feed(Ticked())
+
+    def until(self, condition: Callable[[], bool], within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            answers = {r.slot.key: r.answer for r in self.replicas.values()}
+            logs = [r.output.read_text()[-1500:] for r in self.replicas.values()]
+            assert time.monotonic() < deadline, f"{answers} {self.notes} {logs}"
+            self.round()
+            time.sleep(0.05)
+
+    def all_live(self) -> bool:
+        return all(r.phase is TaskPhase.LIVE for r in self.replicas.values())
+
+    def committed(self) -> int:
+        manifest = self.core.committer.own_manifest
+        return manifest.epoch if manifest is not None else -1
+
+
+@contextmanager
+def task_processes(
+    directory: Path, spec: dict[str, Any], environment: Mapping[str, str] | None = None
+) -> Iterator[TaskProcesses]:
+    """All replicas of the topology, started; they end with the block. `environment`: of the
+    tasks, beside this process's."""
+    Store(spec["checkpoint"]["store"])
+    topology = compile_topology(load_spec(spec), "test", skip_cluster_checks=True)
+    origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_START_S)
+    origin_s = time.monotonic() + _START_S
+    document = {"name": "test", "uid": UID, "generation": 1, "origin": origin.isoformat()}
+    (directory / "topology.json").write_text(json.dumps({**document, "spec": spec}))
+    network = Reservation(None)
+    made = TaskProcesses(directory, topology, network, origin_s, environment or {})
+    try:
+        yield made
+    finally:
+        for replica in made.replicas.values():
+            if replica.process.poll() is None:
+                replica.process.kill()
+                replica.process.wait(10)
+        made.store.close()
+        network.release()
