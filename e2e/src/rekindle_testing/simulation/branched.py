@@ -150,6 +150,11 @@ class BranchedInputs:
     def head(self) -> int:
         return min(self.heads)
 
+    def better_replicas(self) -> frozenset[str]:
+        """Replicas that should be read instead of those that are."""
+        found = {reader.better_replica() for reader in self._all_readers()}
+        return frozenset(address for address in found if address is not None)
+
     def route(self, upstreams: Sequence[Upstream]) -> None:
         for upstream in upstreams:
             self._endpoints[upstream.stream, upstream.partition] = upstream.endpoints

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle.streams.epochs import EpochInput
+from rekindle.streams.epochs import NO_EPOCH, EpochInput
 from rekindle_testing.simulation.values import Expected, FoldedState, values_in
+from rekindle_testing.simulation.witnesses import Witnesses
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.movement import MovedState
@@ -46,6 +47,7 @@ class Checks:
         self._sinks = sinks
         self._pods = pods
         self._written: dict[int, int] = {}  # manifest number -> fence
+        self._witnesses = Witnesses(self._committed_through)
 
     def failed(self, message: str) -> None:
         raise Violation(message)
@@ -53,6 +55,8 @@ class Checks:
     def appended(self, pod: TaskPod, epoch: int, value: str, in_log: str) -> None:
         """I1: an epoch is the same wherever and however often it is computed."""
         self.appended_epochs += 1
+        copied = pod.boot.core.status.moved_through if pod.boot is not None else None
+        self._witnesses.computed(_partition(pod), pod.slot, epoch, copied)
         expected = self.expected.output(_partition(pod), epoch)
         if not value == in_log == expected:
             raise Violation(
@@ -92,6 +96,18 @@ class Checks:
                 raise Violation(
                     f"I3: {other.slot.key} suspends new input, although {pod.slot.key} relies on it"
                 )
+
+    def witnessed(self, partition: Partition, epoch: int) -> None:
+        """I1: what a coordinator takes for the result of two replicas is of two."""
+        if not self._witnesses.is_known(partition, epoch):
+            raise Violation(
+                f"I1: epoch {epoch} of {partition.key} counts as computed by two replicas, and one "
+                "of them is a copy"
+            )
+
+    def _committed_through(self, partition: Partition) -> int:
+        newest = self._store.newest
+        return newest.entries[partition.key][0].epoch if newest is not None else NO_EPOCH
 
     def moved(self, pod: TaskPod, moved: MovedState) -> None:
         """I1: a partner gives the state and the log of a run without faults."""

@@ -28,6 +28,7 @@ from rekindle.coordinator.model import (
     StoreFailed,
     Ticked,
     WriteManifest,
+    partition_of,
 )
 from rekindle.protocol import PollResponse
 from rekindle.topology.model import Slot
@@ -116,6 +117,10 @@ class CoordinatorProcess:
             return
         for effect in self.core.step(event, self._scheduler.now):
             self._perform(effect)
+        if isinstance(event, PollAnswered):
+            partition = partition_of(event.slot)
+            epoch = self.core.containment.comparison.witnessed(partition)
+            self._checks.witnessed(partition, epoch)
         if isinstance(event, PodsListed):
             self._poll_only_members()
 

@@ -74,6 +74,23 @@ _API_FAULTS = frozenset(
 )
 
 
+_CUTS = (
+    FaultKind.STOP_TASK,
+    FaultKind.STOP_TASK,
+    FaultKind.FREEZE_TASK,
+    FaultKind.SLOW_TASK,
+    FaultKind.PARTITION_PAIR,
+    FaultKind.PARTITION_ONE_WAY,
+    FaultKind.FREEZE_NODE,
+)
+_DURING_FAILURES = (
+    FaultKind.CRASH_TASK,
+    FaultKind.CRASH_ENGINE,
+    FaultKind.FAIL_TENTATIVE,
+    FaultKind.FAIL_TENTATIVE,
+    FaultKind.CRASH_COORDINATOR,
+    FaultKind.FREEZE_TASK,
+)
 _MAY_STAY = (FaultKind.FREEZE_TASK, FaultKind.FREEZE_NODE, FaultKind.PARTITION_NODE)
 
 
@@ -116,6 +133,26 @@ def draw_faults(random: Random) -> list[Fault]:
     faults.sort(key=lambda f: f.at)
     if random.random() < 0.5:
         _let_last_stay(faults)
+    return faults
+
+
+def draw_cuts(random: Random) -> list[Fault]:
+    """Faults that take inputs from tasks for longer than these wait, also several at a time, and
+    what happens meanwhile."""
+    faults: list[Fault] = []
+    for _ in range(random.randint(1, 4)):
+        begin = random.uniform(12.0, FAULTS_S)
+        for _ in range(random.choice((1, 1, 2, 3))):
+            at, seconds = begin + random.uniform(0, GROUP_S), random.choice((4.0, 10.0, LONGEST_S))
+            target, other = random.randrange(1000), random.randrange(1000)
+            kind = random.choice(_CUTS)
+            faults.append(
+                Fault(round(at, 2), kind, target, other, round(seconds * random.uniform(0.5, 1), 2))
+            )
+        if random.random() < 0.5:
+            at = round(begin + random.uniform(GROUP_S, LONGEST_S), 2)
+            kind = random.choice(_DURING_FAILURES)
+            faults.append(Fault(at, kind, random.randrange(1000), random.randrange(1000), 3.0))
     return faults
 
 

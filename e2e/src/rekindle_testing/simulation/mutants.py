@@ -27,9 +27,11 @@ from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.sink import SinkCore
 from rekindle.task.core.supervisor import SupervisorCore
 from rekindle_testing.simulation import outside
+from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
 from rekindle_testing.simulation.planting import Mutant, replaced
 from rekindle_testing.simulation.run import simulate
+from rekindle_testing.simulation.tentative_mutants import TENTATIVE_MUTANTS
 
 SEEDS = 500
 """Within so many seeds a mutant has to be found."""
@@ -206,6 +208,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "the state of a large call is lost": replaced(LoopCore, "_call_completed", _loses_state),
     "suspicion never ends": replaced(Membership, "answered", _suspicion_stays),
     **OPERATOR_MUTANTS,
+    **TENTATIVE_MUTANTS,
+    **MOVEMENT_MUTANTS,
 }
 
 

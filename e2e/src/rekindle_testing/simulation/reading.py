@@ -23,7 +23,12 @@ from rekindle.streams.reader_core import (
     Subscription,
     new_live_batches,
 )
-from rekindle.streams.replica_choice import DeliverEpochs, RoutesChanged
+from rekindle.streams.replica_choice import (
+    FAILURE_MEMORY_S,
+    DeliverEpochs,
+    RoutesChanged,
+    SwitchReplica,
+)
 from rekindle.streams.wire import LivePosition, StreamProgress
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
 from rekindle_testing.simulation.scheduler import Process
@@ -95,10 +100,30 @@ class SimulatedReader:
         self._listener = listener
         self._calling: int | None = None  # the call in progress
         self._wakes_at = inf  # when a back-off ends
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._left_at: dict[str, float] = {}  # when a replica failed, or was left
+        self._states: dict[str, ConsistencyState] = {}  # what replicas have said last
         self._closed = False
 
     def route(self, endpoints: tuple[Endpoint, ...]) -> None:
+        self._endpoints = endpoints
         self._step(RoutesChanged(endpoints))
+
+    def better_replica(self) -> str | None:
+        """A replica whose output is STABLE, and that has not failed lately, if that of the one that
+        is read is not. DPC, section 3.3."""
+        current = self.core.choice.current
+        read = next((e for e in self._endpoints if e.address == current), None)
+        if read is None or ConsistencyState.STABLE in (read.state, self._states.get(read.address)):
+            return None
+        recently = self._process.scheduler.now - FAILURE_MEMORY_S - 1.0
+        for other in self._endpoints:
+            is_stable = other.state is self._states.get(other.address, ConsistencyState.STABLE)
+            is_stable &= other.state is ConsistencyState.STABLE
+            keeps_up = not (other.suspected or other.lagging)
+            if is_stable and keeps_up and self._left_at.get(other.address, -inf) < recently:
+                return other.address
+        return None
 
     def close(self) -> None:
         self._closed = True
@@ -122,8 +147,12 @@ class SimulatedReader:
         self._process.after(max(_LEAST_WAIT_S, wait_s), wake)
 
     def _step(self, event: ReaderEvent, received: tuple[EpochBatch, ...] = ()) -> None:
-        for effect in self.core.step(event, self._process.scheduler.now):
+        now, read = self._process.scheduler.now, self.core.choice.current
+        for effect in self.core.step(event, now):
             match effect:
+                case SwitchReplica():
+                    if read is not None:
+                        self._left_at[read] = now
                 case ReadEpochs():
                     self._call(effect)
                 case AbandonCall():
@@ -151,10 +180,12 @@ class SimulatedReader:
     def _ended(self, call: ReadEpochs, result: ReadReply | Refused | TimedOut) -> None:
         if not isinstance(result, ReadReply) or result.truncated:
             truncated, timed_out = isinstance(result, ReadReply), isinstance(result, TimedOut)
+            self._left_at[call.address] = self._process.scheduler.now
             self._step(CallFailed(call.call, truncated, timed_out))
             return
         progress, batches = result.progress, tuple(map(self._batch, result.items))
         state = ConsistencyState.STABLE if progress.live is None else progress.live.state
+        self._states[call.address] = state
         self._listener.heard(progress)
         if not self.subscription.live:
             epochs = tuple(batch.epoch for batch in batches)

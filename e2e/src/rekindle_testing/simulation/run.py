@@ -16,7 +16,7 @@ from rekindle.protocol import ConsistencyState
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.coverage import Cell, counted
-from rekindle_testing.simulation.faults import Fault, Injector, draw_faults
+from rekindle_testing.simulation.faults import Fault, Injector, draw_cuts, draw_faults
 from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
 from rekindle_testing.simulation.late import LATEST_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
@@ -54,15 +54,19 @@ class Simulation:
 
     def __init__(self, seed: int, faults: Sequence[Fault] | None = None) -> None:
         random = Random(f"plan {seed}")
-        variant = draw_variant(Random(f"variant {seed}"))
-        spec = variant.applied_to(random.choice(SPECS))
+        more = Random(f"tentative {seed}")
+        variant = draw_variant(more, random.choice(SPECS))
         nodes = random.randint(3, 7)
         drawn = draw_faults(random)
+        if variant.max_delay_s is not None:
+            drawn = sorted([*drawn, *draw_cuts(more)], key=lambda fault: fault.at)
         self.seed = seed
         self.faults = drawn if faults is None else faults
         self.lines: list[str] = []
         self.scheduler = Scheduler(seed)
-        self.cluster = SimulatedCluster(self.scheduler, spec, nodes, variant.buffered_epochs)
+        self.cluster = SimulatedCluster(
+            self.scheduler, variant.spec, nodes, variant.buffered_epochs
+        )
         self.cluster.server.observers.append(self._log_pods)
         self._injector = Injector(self.cluster, self._log)
         self._injector.plan(self.faults)

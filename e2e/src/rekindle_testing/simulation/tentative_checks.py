@@ -26,6 +26,8 @@ _SLOW_CALL_S = 6.0
 _PAUSE_S = 0.3
 """Between two ticks: the process was frozen."""
 _BACKLOG_EPOCHS = 2
+_SWITCH_TICKS = 30
+"""Within so many ticks a reader has left a replica whose output is not stable."""
 
 
 class TentativeChecks:
@@ -56,6 +58,7 @@ class TentativeChecks:
         self._out_at = self._excused_at = self._ticked_at = self._now
         self._slow_until = 0.0
         self._catching_up = True
+        self._ignored: dict[str, int] = {}  # for how many ticks a better replica was not read
 
     @property
     def _now(self) -> float:
@@ -108,6 +111,8 @@ class TentativeChecks:
         """A tentative epoch follows the stable state, or the one before it on its branch; its input
         is what upstreams have put out for this epoch."""
         (epoch,) = call.epochs
+        if not self.branches.serves:
+            self._violated("I3", f"epoch {epoch.epoch} is tentative before the task was Live")
         state, partition, checks = call.operators, self._task.partition, self._around.checks
         assert isinstance(state, FoldedState)
         attempt, fold = self._forks
@@ -136,8 +141,12 @@ class TentativeChecks:
                 self._arrivals.pop(done, None)
             self._newest_out, self._out_at = epoch, self._now
 
-    def tick(self) -> None:
+    def tick(self, better: frozenset[str]) -> None:
+        """`better`: replicas that should be read instead of those that are."""
         now = self._now
+        self._ignored = {address: self._ignored.get(address, 0) + 1 for address in better}
+        if ignored := [a for a, ticks in self._ignored.items() if ticks > _SWITCH_TICKS]:
+            self._violated("I3", f"{ignored} have stable output, and others are read")
         if self._is_excused():
             self._excused_at, self._catching_up = now, True
         self._ticked_at = now

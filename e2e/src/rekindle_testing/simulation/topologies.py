@@ -60,37 +60,50 @@ DEEP = _spec(
     ],
     [_query("final", 20), _query("side", 5)],
 )
+THREE = _spec(
+    [_source("one"), _source("two"), _source("three", replicas=2)],
+    [
+        _operator("everything", "one", "two", "three", keyBy=["a"], replicas=2),
+        _operator("further", "everything", keyBy=["b"], replicas=2),
+        _operator("last", "further", keyBy=["a"]),
+    ],
+    [_query("last", 10)],
+)
+"""As DPC's experiments: a chain behind several inputs, of which some are missing."""
 TOPOLOGIES = (CHAIN, DIAMOND, DEEP)
+WITH_TENTATIVE_RESULTS = (*TOPOLOGIES, THREE)
+"""Those that may have a finite `maxDelay`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How long the tasks of a topology wait, and what they do then. `max_delay_s`: None if it is
+    """A topology, how long its tasks wait, and what they do then. `max_delay_s`: None if it is
     infinite; `buffered_epochs`: what a task keeps of a channel."""
 
+    topology: Spec
     max_delay_s: float | None = None
     during_failure: str = "Process"
     during_stabilization: str = "Process"
     buffered_epochs: int = 1024
 
-    def applied_to(self, spec: Spec) -> Spec:
+    @property
+    def spec(self) -> Spec:
         if self.max_delay_s is None:
-            return spec
+            return self.topology
         policies = {
             "duringFailure": self.during_failure,
             "duringStabilization": self.during_stabilization,
         }
-        return {**spec, "maxDelay": f"{self.max_delay_s * 1000:g}ms", "availability": policies}
+        delay = f"{self.max_delay_s * 1000:g}ms"
+        return {**self.topology, "maxDelay": delay, "availability": policies}
 
 
-INFINITE = Variant()
-
-
-def draw_variant(random: Random) -> Variant:
-    """Of half of the seeds `maxDelay` is finite."""
+def draw_variant(random: Random, topology: Spec) -> Variant:
+    """Of half of the seeds `maxDelay` is finite; `topology`: of the others."""
     if random.random() < 0.5:
-        return INFINITE
+        return Variant(topology)
     return Variant(
+        random.choice(WITH_TENTATIVE_RESULTS),
         random.choice((1.0, 2.0, 4.0)),
         random.choice(("Process", "Delay")),
         random.choice(("Process", "Delay", "Suspend")),

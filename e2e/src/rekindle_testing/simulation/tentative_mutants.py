@@ -1,0 +1,167 @@
+"""Bugs that are planted in what makes, corrects and hands on tentative results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rekindle.consistency.core import ConsistencyCore
+from rekindle.consistency.deadlines import Deadlines
+from rekindle.consistency.inputs import Inputs
+from rekindle.consistency.live_union import LiveUnion
+from rekindle.consistency.messages import EmitReconciliationDone, EmitUndo, Policy
+from rekindle.consistency.partners import Partners, Permission
+from rekindle.protocol import ConsistencyState
+from rekindle.streams.replica_choice import ReplicaChoice
+from rekindle.task.core import branches
+from rekindle.task.core.loop import AppendEpochs, AppendTentative, LoopCore
+from rekindle_testing.simulation.planting import Mutant, replaced
+
+
+def _without(kind: type) -> Any:
+    """Effects of a method, but for those of a kind."""
+
+    def make(method: Any) -> Any:
+        def wrong(self: Any, *arguments: Any) -> Any:
+            return [e for e in method(self, *arguments) if not isinstance(e, kind)]
+
+        return wrong
+
+    return make
+
+
+def _undoes_too_late(stabilize: Any) -> Any:
+    def wrong(self: ConsistencyCore, now: float) -> Any:
+        effects = stabilize(self, now)
+        return [EmitUndo(e.from_epoch + 1) if isinstance(e, EmitUndo) else e for e in effects]
+
+    return wrong
+
+
+def _appends_to_log(processed: Any) -> Any:
+    def wrong(self: LoopCore, outputs: Any, operators: Any) -> Any:
+        effects = processed(self, outputs, operators)
+        return [AppendEpochs([e.output]) if isinstance(e, AppendTentative) else e for e in effects]
+
+    return wrong
+
+
+def _forks_each_epoch(taken: Any) -> Any:
+    return lambda self, event, now: taken(self, replace(event, forks=True), now)
+
+
+def _keeps_tentative_state(completed: Any) -> Any:
+    """The stable branch goes on from the state of the tentative one."""
+
+    def wrong(self: LoopCore, now: float) -> Any:
+        self.state = replace(self.state, operators=self._operators)
+        return completed(self, now)
+
+    return wrong
+
+
+def _promises_always(requested: Any) -> Any:
+    return lambda self, by, lease_s, corrects, now: requested(
+        self, self._replica, lease_s, False, now
+    )
+
+
+def _breaks_promise(permission: Any) -> Any:
+    def wrong(self: Partners, now: float) -> Permission:
+        return Permission.BEGIN if now < self._promised_until else permission(self, now)
+
+    return wrong
+
+
+def _stays_with_replica(is_better: Any) -> Any:
+    return lambda self, endpoint, current, now: False
+
+
+def _takes_next_epoch(form: Any) -> Any:
+    """A channel that lacks an epoch, but has the next one, gives that."""
+
+    def wrong(self: LiveUnion, epoch: int, watermark: int) -> Any:
+        for inbox in self._inboxes.values():
+            if epoch not in inbox.batches and epoch + 1 in inbox.batches:
+                inbox.put(replace(inbox.batches[epoch + 1], epoch=epoch))
+        return form(self, epoch, watermark)
+
+    return wrong
+
+
+def _counts_from_newest(first_arrival: Any) -> Any:
+    """An epoch waits from when anything arrived last."""
+
+    def wrong(self: Deadlines, epoch: int) -> float:
+        first = float(first_arrival(self, epoch))
+        return max(first, self._times[-1]) if self._times else first
+
+    return wrong
+
+
+def _suspends_in_failure(policy: Any) -> Any:
+    def wrong(self: ConsistencyCore, now: float) -> Policy:
+        fails = self.state is ConsistencyState.UP_FAILURE
+        return Policy.SUSPEND if fails else Policy(policy(self, now))
+
+    return wrong
+
+
+def _never_corrects(try_to_stabilize: Any) -> Any:
+    return lambda self, now: []
+
+
+def _skips_epoch(ready: Any) -> Any:
+    """A correction begins an epoch too late."""
+
+    def wrong(self: Inputs, at_most: int) -> Any:
+        epochs = ready(self, at_most)
+        return epochs[1:] if len(epochs) > 2 else epochs
+
+    return wrong
+
+
+def _finite_at_once(replace_settings: Any) -> Any:
+    """Also what a task has not read yet after its start is missing."""
+    return lambda settings, **changes: settings
+
+
+def _goes_on_correcting(fail_again: Any) -> Any:
+    return lambda self, now: []
+
+
+TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
+    "UNDO is forgotten": replaced(ConsistencyCore, "_stabilize", _without(EmitUndo)),
+    "UNDO begins an epoch too late": replaced(ConsistencyCore, "_stabilize", _undoes_too_late),
+    "REC_DONE is never sent": replaced(ConsistencyCore, "_end", _without(EmitReconciliationDone)),
+    "tentative rows enter the log, and so the sinks": replaced(
+        LoopCore, "_epochs_processed", _appends_to_log
+    ),
+    "each tentative epoch begins with the stable state": replaced(
+        LoopCore, "_tentative_taken", _forks_each_epoch
+    ),
+    "the stable branch goes on from the tentative state": replaced(
+        LoopCore, "_tentative_completed", _keeps_tentative_state
+    ),
+    "a replica promises to serve while it corrects": replaced(
+        Partners, "requested", _promises_always
+    ),
+    "a replica that has promised to serve begins to correct": replaced(
+        Partners, "permission", _breaks_promise
+    ),
+    "a reader stays with a replica whose output is not stable": replaced(
+        ReplicaChoice, "_is_better", _stays_with_replica
+    ),
+    "a missing epoch is replaced by the next one": replaced(LiveUnion, "form", _takes_next_epoch),
+    "an epoch waits from when anything arrived last": replaced(
+        Deadlines, "first_arrival", _counts_from_newest
+    ),
+    "new input waits during a failure": replaced(ConsistencyCore, "_policy", _suspends_in_failure),
+    "corrections never begin": replaced(ConsistencyCore, "_try_to_stabilize", _never_corrects),
+    "a correction begins an epoch too late": replaced(Inputs, "ready", _skips_epoch),
+    "a task is tentative before it is Live": replaced(branches, "replace", _finite_at_once),
+    "a new failure begins in an open correction": replaced(
+        ConsistencyCore, "_fail_again", _goes_on_correcting
+    ),
+}
