@@ -38,8 +38,6 @@ def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Clust
 def test_draining_every_node_in_turn_stops_no_query(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    reference = Reference(_topology(), cluster.shared, tmp_path_factory.mktemp("oracle"))
-    reference.execute()
     with Run(cluster, _topology()) as run:
         run.wait_live()
         run.wait_redundant()
@@ -55,7 +53,10 @@ def test_draining_every_node_in_turn_stops_no_query(
         print(f"the longest time between two epochs of the sink: {pause_s:.1f} s")
         left = [c for c in run.observer.history.changes if c.at_s >= began_s]
         assert not left, "a query left Live"
-        run.verify(reference)
+    # Not beside the topology, which would have to share its cores with it.
+    reference = Reference(_topology(), cluster.shared, tmp_path_factory.mktemp("oracle"))
+    reference.execute()
+    assert run.verify(reference) > 0
 
 
 def _topology() -> dict[str, Any]:

@@ -47,6 +47,10 @@ def node_of_single(cluster: ModelCluster) -> str:
     return node
 
 
+def gated(cluster: ModelCluster) -> list[PodView]:
+    return [p for p in cluster.tasks().values() if names.GATE in p.gates]
+
+
 def is_live(cluster: ModelCluster, pod: PodView) -> bool:
     return any(
         (t["slot"], t["incarnation"], t["phase"])
@@ -160,6 +164,8 @@ def test_a_task_without_a_node_for_its_successor_stays(running: ModelCluster) ->
     running.settle()
     running.pass_time(WITHOUT_NODE_S + 1)
     running.settle()
+    assert "a drain waits: no node takes" in running.condition("Valid")["message"]
+    assert running.event_reasons().count("Moving") == len({p.slot for p in gated(running)})
     assert set(running.query_states().values()) == {"Live"}
     assert len([p for p in running.tasks().values() if p.node is not None]) == 8
 

@@ -26,6 +26,7 @@ from rekindle_operator.reconcile.health import (
     required,
     stale_report_message,
 )
+from rekindle_operator.reconcile.moves import finds_no_node
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
@@ -151,6 +152,9 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     if outdated := sum(s.outdated for s in states):
         pods = sum(s.pod is not None for s in states)
         yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
+    if waiting := [s.name for s in states if s.is_successor and finds_no_node(context, s)]:
+        shown = ", ".join(waiting[:_SHOWN_NAMES])
+        yield f"a drain waits: no node takes {shown}, which tasks on the drained node wait for"
     conflict = context.report.stream_conflict
     is_default_image = not context.newer_image and context.view.spec.get("image") is None
     if (

@@ -73,6 +73,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_image(result),
         *_lost_nodes(result),
         *_replaced_tasks(result),
+        *_moves(result),
         *_recovery(result),
         *_queries(result),
         *_start_problems(result),
@@ -148,6 +149,19 @@ def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
         elif has_partner and state.pod.node is not None:
             note = f"{state.name}: {state.loss.value}; its partner takes over"
             yield EventText(True, "TakeOver", "Replace", note, dedup_key)
+
+
+def _moves(result: PassResult) -> Iterator[EventText]:
+    """A successor gets an incarnation: a planned move begins."""
+    current = {s.slot: s for s in result.states}
+    for state in result.states:
+        replaced, key = current.get(state.slot.alternate), state.slot.key
+        incarnation = result.new.incarnations.get(key, 0)
+        if not state.is_successor or replaced is None or replaced.pod is None:
+            continue
+        if incarnation > result.old.incarnations.get(key, 0):
+            note = f"{replaced.pod.node} is drained: {state.name} is to replace {replaced.name}"
+            yield EventText(False, "Moving", "Move", note, f"{key} {incarnation}")
 
 
 def _recovery(result: PassResult) -> Iterator[EventText]:
