@@ -94,7 +94,7 @@ def main() -> None:
 def _kill(cluster: EmbeddedCluster, run: Run, number: int) -> Kill:
     run.wait_redundant(REBUILD_TIMEOUT_S)
     quiet_s = time.time()
-    run.wait_sinks_advance(QUIET_EPOCHS)
+    run.wait_sinks_advance(QUIET_EPOCHS, REBUILD_TIMEOUT_S)
     pod = _victim(run, number)
     labels = pod.metadata.labels
     slot = "/".join(labels[label] for label in _SLOT)
