@@ -6,8 +6,9 @@ Design: docs/design/consistency.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 from cluster_types import cluster_of_type, every_cluster_type, prepare_flights
@@ -23,6 +24,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.failures, pytest.mark.timeout(900)]
 SPEEDUP = 86_400
 NAME = "tentative"
 TENTATIVE_EPOCHS = 3
+
+T = TypeVar("T")
 
 
 def resource() -> dict[str, Any]:
@@ -66,33 +69,38 @@ def _tentative_epochs(run: Run) -> dict[str, int]:
     return {t["slot"]: t["tentativeEpoch"] for t in tasks if "tentativeEpoch" in t}
 
 
-def _kill_weather(run: Run) -> None:
-    for pod in run.task_pods("weather"):
-        run.kill_pod_processes(pod)
+def _without_weather(run: Run, what: str, condition: Callable[[], T | None]) -> T:
+    """Wait for a condition, and kill the source meanwhile as soon as it has started again."""
+
+    def check() -> T | None:
+        for pod in run.task_pods("weather"):
+            # There is no process, or no longer, while its container starts.
+            with contextlib.suppress(AssertionError, ProcessLookupError):
+                run.cluster.kill_processes(pod)
+        return condition()
+
+    return wait_for(what, check, 60, 0.5)
 
 
 @every_cluster_type
 def test_results_go_on_without_an_input_and_are_corrected(
     cluster: Cluster, cluster_type: str, tmp_path: Any
 ) -> None:
-    """The lost source has no replica: it is away until a new process has started."""
+    """The lost source has no replica."""
     reference = Reference(resource(), cluster.shared, tmp_path)
     reference.execute()
     with Run(cluster, resource()) as run:
         run.wait_live()
         run.wait_checkpoint()
-        _kill_weather(run)
-        wait_for("the query is Tentative", lambda: _state(run) == "Tentative", 60, 0.1)
+        _without_weather(run, "the query is Tentative", lambda: _state(run) == "Tentative")
         (query,) = run.observer.status["queries"]
         assert "weather" in query["waitingFor"]
-        first = wait_for("tentative epochs", lambda: _tentative_epochs(run), 30, 0.1)
-        _kill_weather(run)
+        first = _without_weather(run, "tentative epochs", lambda: _tentative_epochs(run))
         goal = min(first.values()) + TENTATIVE_EPOCHS
-        wait_for(
+        _without_weather(
+            run,
             f"tentative epochs after {goal}",
             lambda: max(_tentative_epochs(run).values(), default=-1) > goal,
-            30,
-            0.1,
         )
         run.wait_live()
         wait_for("all is corrected", lambda: not _tentative_epochs(run), 60, 0.25)
