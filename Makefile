@@ -59,8 +59,8 @@ fuzz: tools       ## generated manifests for the API server and the operator: CO
 simulate: setup   ## whole topologies in simulated time, with random faults: SEEDS=500 FIRST=0
 	@$(PY) -m rekindle_testing.simulation --seeds $(or $(SEEDS),500) --first $(or $(FIRST),0)
 
-mutants: setup    ## bugs that are planted in the product: simulations have to find each
-	@$(PY) -m rekindle_testing.simulation.mutants
+mutants: setup    ## bugs that are planted in the product: simulations have to find each; NAME="..." for one
+	@$(PY) -m rekindle_testing.simulation.mutants $(if $(NAME),--names "$(NAME)")
 
 bench: tools      ## the benchmarks, with tables under build/bench
 	$(PY) benchmarks/run.py

@@ -7,17 +7,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from random import Random
 
 import pytest
 
 from rekindle.coordinator.model import Partition
+from rekindle_testing.simulation import topologies
 from rekindle_testing.simulation.__main__ import describe_failure, summary
 from rekindle_testing.simulation.coordinator_api import TOPOLOGY, compiled
 from rekindle_testing.simulation.faults import Fault, FaultKind, Injector, draw_faults
 from rekindle_testing.simulation.mutants import MUTANTS
 from rekindle_testing.simulation.run import Outcome, Simulation, shrink, simulate
 from rekindle_testing.simulation.scheduler import Process, Scheduler
-from rekindle_testing.simulation.topologies import TOPOLOGIES, Spec
+from rekindle_testing.simulation.topologies import (
+    WITH_TENTATIVE_RESULTS,
+    Spec,
+    Variant,
+    draw_variant,
+)
 from rekindle_testing.simulation.values import Expected
 
 SEEDS = range(4)
@@ -32,6 +39,7 @@ def fault(
 BY_FORCE = 1  # `other` of an eviction
 CHAIN, DIAMOND, NOT_READY_SOON = 9, 0, 36
 """Seeds of small clusters. In the last one, nodes are NotReady after 8 s without heartbeats."""
+STABLE_ONLY = {CHAIN: Variant(topologies.CHAIN), DIAMOND: Variant(topologies.DIAMOND)}
 FORGOTTEN = "reserved incarnations are forgotten"
 PLANTED: Mapping[str, tuple[int, Sequence[Fault], str]] = {  # seed, faults, what is violated
     "a state is saved under another epoch": (CHAIN, [], "I1"),
@@ -147,8 +155,55 @@ def test_one_fault_may_stay() -> None:
 def test_planted_bugs_are_found(name: str) -> None:
     seed, faults, invariant = PLANTED[name]
     with MUTANTS[name]():
-        failure = simulate(seed, faults).failure
+        failure = simulate(seed, faults, STABLE_ONLY.get(seed)).failure
     assert str(failure).startswith(invariant)
+
+
+POLICIES = [
+    (during_failure, during_stabilization)
+    for during_failure in ("Process", "Delay")
+    for during_stabilization in ("Process", "Delay", "Suspend")
+]
+CUT = [fault(FaultKind.STOP_TASK, 20.0, 14.0, target=0)]
+"""One of the two partitions of the source is away, for longer than its reader waits."""
+
+
+@pytest.mark.parametrize(("during_failure", "during_stabilization"), POLICIES)
+def test_tentative_results_come_in_time_and_are_corrected(
+    during_failure: str, during_stabilization: str
+) -> None:
+    variant = Variant(topologies.CHAIN, 2.0, during_failure, during_stabilization)
+    outcome = simulate(CHAIN, CUT, variant)
+    assert outcome.failure is None
+    assert outcome.tentative > 5
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "UNDO is forgotten",
+        "REC_DONE is never sent",
+        "each tentative epoch begins with the stable state",
+        "tentative rows enter the log, and so the sinks",
+        "new input waits during a failure",
+    ],
+)
+def test_bugs_in_tentative_results_are_found(name: str) -> None:
+    with MUTANTS[name]():
+        failure = simulate(CHAIN, CUT, Variant(topologies.CHAIN, 2.0)).failure
+    assert str(failure).startswith(("I1", "I3"))
+
+
+def test_there_are_forty_planted_bugs() -> None:
+    assert len(MUTANTS) >= 40
+
+
+def test_half_of_the_seeds_have_tentative_results_under_all_policies() -> None:
+    drawn = [draw_variant(Random(seed), topologies.CHAIN) for seed in range(200)]
+    finite = [variant for variant in drawn if variant.max_delay_s is not None]
+    assert 80 < len(finite) < 120
+    found = {(v.during_failure, v.during_stabilization) for v in finite}
+    assert found == set(POLICIES)
 
 
 def test_a_failure_is_told_with_the_faults_that_it_needs() -> None:
@@ -163,7 +218,7 @@ def test_a_failure_is_told_with_the_faults_that_it_needs() -> None:
     assert f"failed seeds: [{failed.seed}]" in summary([failed])[0]
 
 
-@pytest.mark.parametrize("spec", TOPOLOGIES)
+@pytest.mark.parametrize("spec", WITH_TENTATIVE_RESULTS)
 def test_no_two_partitions_compute_the_same(spec: Spec) -> None:
     topology = compiled(TOPOLOGY, spec)
     expected = Expected(topology)

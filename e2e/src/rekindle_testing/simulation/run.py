@@ -22,7 +22,7 @@ from rekindle_testing.simulation.late import LATEST_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
-from rekindle_testing.simulation.topologies import INTERVAL_EPOCHS, draw_variant
+from rekindle_testing.simulation.topologies import INTERVAL_EPOCHS, Variant, draw_variant
 from rekindle_testing.simulation.topologies import TOPOLOGIES as SPECS
 
 _QUIET_S = 90.0
@@ -50,12 +50,15 @@ class Outcome:
 
 
 class Simulation:
-    """`lines`: what happened."""
+    """`lines`: what happened. `faults`, `variant`: those of the seed if None."""
 
-    def __init__(self, seed: int, faults: Sequence[Fault] | None = None) -> None:
+    def __init__(
+        self, seed: int, faults: Sequence[Fault] | None = None, variant: Variant | None = None
+    ) -> None:
         random = Random(f"plan {seed}")
         more = Random(f"tentative {seed}")
-        variant = draw_variant(more, random.choice(SPECS))
+        drawn_variant = draw_variant(more, random.choice(SPECS))
+        variant = variant or drawn_variant
         nodes = random.randint(3, 7)
         drawn = draw_faults(random)
         if variant.max_delay_s is not None:
@@ -205,8 +208,11 @@ class Simulation:
         return left
 
 
-def simulate(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
-    return Simulation(seed, faults).run()
+def simulate(
+    seed: int, faults: Sequence[Fault] | None = None, variant: Variant | None = None
+) -> Outcome:
+    """`faults`, `variant`: those of the seed if None."""
+    return Simulation(seed, faults, variant).run()
 
 
 def shrink(outcome: Outcome) -> Outcome:
