@@ -305,3 +305,15 @@ def test_a_replica_has_two_numbers(replica: int) -> None:
     slot = Slot("s", 0, replica)
     assert slot.alternate.alternate == slot
     assert slot.alternate.index == slot.index == replica
+
+
+def test_a_refused_successor_takes_one_incarnation(running: ModelCluster) -> None:
+    running.quota = len(running.raw_pods)
+    cordon(running, node_of_single(running))
+    for _ in range(4):
+        running.settle()
+        running.pass_time(31.0)
+    assert SINGLE in running.tasks()
+    running.quota = None
+    running.settle()
+    assert SUCCESSOR in running.tasks()

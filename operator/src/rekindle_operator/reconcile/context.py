@@ -257,15 +257,16 @@ def _unused_records(context: ReconcileContext, records: GenerationRecords) -> li
 def reserved_incarnations(context: ReconcileContext, taken: Mapping[str, int]) -> dict[str, int]:
     """`status.slots` with the incarnations that this pass reserves: they never decrease.
 
-    Slots that an edit has removed, and that have no pod any more, are merged into one for each
-    partition and replica, with the highest of their incarnations.
+    Slots that an edit has removed, or that a task has left in a planned move, and that have no pod
+    any more, are merged into one for each partition and replica, with the highest of their
+    incarnations.
     """
     highest = dict(context.reserved)
     for slot, incarnation in taken.items():
         highest[slot] = max(incarnation, highest.get(slot, 0))
     if context.running is not None:
         pods = (p for p in context.pass_inputs.snapshot.pods if p.owner_uid == context.view.uid)
-        kept = {names.COORDINATOR_KEY, *(p.slot.key for p in pods if p.slot is not None)}
+        kept = {names.COORDINATOR_KEY, *taken, *(p.slot.key for p in pods if p.slot is not None)}
         kept |= {slot.key for slot in context.running.topology.slots()}
         for slot in highest.keys() - kept:
             merged = f"{names.REMOVED_SEGMENT}/{partition_and_replica(slot)}"
