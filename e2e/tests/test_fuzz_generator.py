@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle import names
 from rekindle.errors import InvalidTopology
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle_testing.fixtures.bad_manifests import good_manifest
 from rekindle_testing.fixtures.crd import resource_schema
-from rekindle_testing.fuzz import topologies
+from rekindle_testing.fuzz import topologies, values
 from rekindle_testing.fuzz.generator import case, edit, is_edited
 from rekindle_testing.fuzz.schema import Path, pool, random_value, schema_at
 from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
@@ -160,3 +161,13 @@ def test_a_condition_of_an_older_generation_is_ignored() -> None:
     assert verdict(topology) is None
     found = Counter(what.partition(" ")[0] for what in violations(topology, pods=2))
     assert found == {"generation": 1, "observedGeneration": 1}
+
+
+def test_a_pod_template_may_have_the_operators_own_gate() -> None:
+    gates = [t["spec"].get("schedulingGates") for t in _pod_specs()]
+    assert [{"name": names.GATE}] in gates
+
+
+def _pod_specs() -> list[Any]:
+    templates = [t for t in values.POD_TEMPLATES if isinstance(t, dict)]
+    return [t for t in templates if isinstance(t.get("spec"), dict)]

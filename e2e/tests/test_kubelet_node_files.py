@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from rekindle_testing.embedded.kubelet_node.cgroups import hierarchies
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import archive, fingerprint
 from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplate, link_images
+from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
+from rekindle_testing.embedded.kubelet_node.node import KubeletNode
 from rekindle_testing.embedded.kubelet_node.packages import PACKAGES, missing
 from rekindle_testing.embedded.kubelet_node.state_file import (
     Cgroup,
@@ -411,3 +414,39 @@ def test_what_belongs_to_a_running_process_stays(tmp_path: Path) -> None:
     kept.mkdir()
     removal.remove_leftovers(tmp_path)
     assert kept.exists()
+
+
+class _Network(NodeNetwork):
+    """Only hands out addresses."""
+
+    @property
+    def addresses(self) -> ClusterAddresses:
+        return ClusterAddresses(0)
+
+
+class _Cluster:
+    kubeconfig = ca_file = Path("unused")
+
+    def node_kubeconfig(self, name: str) -> Path:
+        raise NotImplementedError
+
+    def user_kubeconfig(self, user: str, group: str = "") -> Path:
+        raise NotImplementedError
+
+    def issue_server_certificate(self, name: str, hosts: Sequence[str]) -> tuple[Path, Path]:
+        raise NotImplementedError
+
+
+def test_a_node_that_is_killed_twice_releases_its_address_once(tmp_path: Path) -> None:
+    """A node that was started in between has the address now."""
+    network = _Network(tmp_path)
+
+    def node(name: str) -> KubeletNode:
+        return KubeletNode(name, _Cluster(), tmp_path / name, network=network)
+
+    first = node("a")
+    first.kill()
+    second = node("b")
+    assert second.address == first.address
+    first.kill()
+    assert node("c").address != second.address

@@ -15,7 +15,6 @@ from rekindle_testing.embedded import go_modules, toolchain
 from rekindle_testing.embedded.cache import (
     AcquiredEntry,
     acquire,
-    cache_root,
     content_key,
     make_once,
     prune,
@@ -59,13 +58,6 @@ def program(path: Path, output: str = "") -> Path:
 
 
 # --- the cache --------------------------------------------------------------
-
-
-def test_the_environment_sets_the_cache_directory() -> None:
-    home = {"HOME": "/home/u"}
-    assert cache_root(home) == Path("/home/u/.cache/rekindle")
-    assert cache_root({**home, "XDG_CACHE_HOME": "/x"}) == Path("/x/rekindle")
-    assert cache_root({"XDG_CACHE_HOME": "/x", "REKINDLE_CACHE": "/own"}) == Path("/own")
 
 
 def test_a_key_depends_on_names_and_contents_but_not_on_order() -> None:

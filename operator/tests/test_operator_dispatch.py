@@ -138,6 +138,40 @@ def test_a_call_that_hangs_is_not_repeated(doer: Doer) -> None:
     wait_for("the call ends", lambda: doer.done == ["hang"])
 
 
+class QuotaDoer(Doer):
+    """Pods whose names begin with `hang` are refused, once they are released; what begins with
+    `then` ends after that."""
+
+    def __call__(self, scheduled: ScheduledAction) -> Outcome:
+        if scheduled.key.startswith("then"):
+            wait_for("the refusal", lambda: "hang" in self.done)
+        super().__call__(scheduled)
+        return Outcome.POD_NOT_CREATED if scheduled.key.startswith("hang") else Outcome.DONE
+
+
+def test_a_late_refusal_is_not_retried_after_its_pass(doer: Doer) -> None:
+    """Later passes decide again whether there is to be a pod."""
+    doer = QuotaDoer(released=doer.released)
+    doing = dispatcher(doer)
+    clean_up = scheduled("delete", order=ActionOrder.CLEAN_UP)
+    doing.run([scheduled("hang"), clean_up])
+    doer.released.set()
+    wait_for("the call ends", lambda: "hang" in doer.done)
+    doing.run([clean_up])
+    assert doer.done.count("hang") == 1
+
+
+def test_a_refusal_is_retried_in_a_pass_that_still_wants_the_pod(doer: Doer) -> None:
+    doer = QuotaDoer(released=doer.released)
+    doing = dispatcher(doer)
+    doing.run([scheduled("hang")])
+    releasing = threading.Timer(0.05, doer.released.set)
+    releasing.start()
+    doing.run([scheduled("hang"), scheduled("then-delete", order=ActionOrder.CLEAN_UP)])
+    releasing.join()
+    assert doer.done.count("hang") == 2
+
+
 def test_an_event_is_kept_for_the_next_pass(doer: Doer) -> None:
     doing = dispatcher(doer, workers=1)
     doing.run([scheduled("hang"), scheduled("event", order=ActionOrder.EMIT_EVENTS, after="hang")])

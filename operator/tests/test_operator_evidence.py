@@ -550,6 +550,19 @@ def test_a_report_that_changes_after_the_start_is_fresh() -> None:
     assert ages.as_of([], []) == {"uid": 1003.0}
 
 
+def test_a_report_that_was_removed_proves_nothing() -> None:
+    ages, view = watching(), topology(2, 7)
+    ages.observe(view, now=0.0)
+    removed = replace(view, status={}, version=2)
+    ages.observe(removed, now=4.0)
+    stale = {"uid": 4.0 - PREEXISTING_AGE_S}
+    assert ages.as_of([removed], [lease(2, 7, 5.0)]) == stale, "its Lease confirms no other"
+    ages.observe(replace(removed, version=3), now=6.0)
+    assert ages.as_of([removed], []) == stale
+    ages.observe(topology(2, 8, version=4), now=8.0)
+    assert ages.as_of([], []) == {"uid": 8.0}
+
+
 def test_a_report_that_is_read_again_is_not_fresher() -> None:
     ages = watching()
     ages.observe(topology(2, 7), now=0.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from topology_specs import query, random_specs, source, spec_of, sql, topology_spec, window
 
 from rekindle.errors import InvalidTopology
+from rekindle.topology.checks.urls import check_urls
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.model import Exchange, Resources, Topology
@@ -224,6 +225,43 @@ def test_a_bad_topology_is_refused_with_all_its_problems() -> None:
         "DuplicateName",
         "SharedPlace",
     }
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "file:///var/lib/rekindle/output//q/",
+        "file:///var/lib/rekindle/output/./q",
+        "file:///var/lib/rekindle/output/p/../q",
+        "file:////var/lib/rekindle/output/q",
+        "local:///var/lib/rekindle/output/q",
+    ],
+)
+def test_a_directory_is_shared_however_it_is_spelled(other: str) -> None:
+    assert _shared("file:///var/lib/rekindle/output/q", other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ("s3://b/q", "s3a://b/q/", True),
+        ("gs://b/q", "gcs://b/q", True),
+        ("abfs://c@a.dfs.core.windows.net/q", "abfss://c@A.dfs.core.Windows.net/q", True),
+        ("memory://q", "memory:///q", True),
+        ("s3://b/q", "gs://b/q", False),
+        ("s3://b/q", "s3://b/Q", False),
+        ("s3://b/x/q", "s3://b/x//q", False),  # keys are taken literally
+        ("file:///var/lib/rekindle/a b", "file:///var/lib/rekindle/a%20b", False),
+    ],
+)
+def test_a_place_is_shared_as_its_store_takes_urls(one: str, other: str, shared: bool) -> None:
+    assert _shared(one, other) == shared
+
+
+def _shared(one: str, other: str) -> bool:
+    queries = [query(n, "s", sink={"files": {"url": u}}) for n, u in (("a", one), ("b", other))]
+    spec = spec_of([source()], [], queries)
+    return any(p.reason == "SharedPlace" for p in check_urls(spec, skip_cluster_checks=True))
 
 
 def test_a_local_run_may_use_a_local_disk() -> None:

@@ -105,6 +105,7 @@ class Dispatcher:
         self._changed = threading.Condition()
         self._queue = _Queue()
         self._running: dict[str, _RunningAction] = {}
+        self._decided: dict[str, ScheduledAction] = {}  # by this pass, by key; empty between passes
         self._not_done: set[str] = set()  # keys of this pass that are not done
         self._cleans_up = False  # whether this pass deletes pods or records
         self._events: deque[ScheduledAction] = deque(maxlen=_MAX_EVENTS)
@@ -118,6 +119,7 @@ class Dispatcher:
                 self._start_actions()  # in case a worker did not
             self._keep_events()
             self._queue = _Queue()
+            self._decided = {}
 
     def _start_pass(self, actions: list[ScheduledAction]) -> None:
         now = self._clock()
@@ -129,7 +131,8 @@ class Dispatcher:
         due = {s.key for s in self._queue}
         # Actions that run, or wait for their back-off, are not done; nor are their dependents.
         not_due = {s.key for s in actions if s.key not in due}
-        self._not_done = {s.key for s in actions}
+        self._decided = {s.key: s for s in actions}
+        self._not_done = set(self._decided)
         self._cleans_up = any(s.order is ActionOrder.CLEAN_UP for s in self._queue)
         for key in not_due:
             self._drop_dependents(key)
@@ -221,10 +224,13 @@ class Dispatcher:
             self._changed.notify_all()
 
     def _retry_after_clean_up(self, action: ScheduledAction) -> None:
-        """A quota may count pods that this pass deletes."""
+        """A quota may count pods that this pass deletes. A call that hung may be of an earlier
+        pass: it is retried only if this pass has decided the same."""
         self._drop_dependents(action.key)
-        if self._cleans_up and action.order is ActionOrder.PLACE_PODS:
-            self._queue.insert(replace(action, order=ActionOrder.CREATE_AGAIN, after=()))
+        decided = self._decided.get(action.key)
+        if decided is None or not self._cleans_up or action.order is not ActionOrder.PLACE_PODS:
+            return
+        self._queue.insert(replace(decided, order=ActionOrder.CREATE_AGAIN, after=()))
 
     def _outcome(self, action: ScheduledAction) -> Outcome | None:
         """None: this replica no longer leads, and must not change anything."""

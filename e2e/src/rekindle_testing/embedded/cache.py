@@ -12,20 +12,12 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from rekindle_testing.progress import OnProgress
-
-
-def cache_root(environment: Mapping[str, str]) -> Path:
-    """REKINDLE_CACHE, or rekindle/ in the user's cache directory."""
-    if own := environment.get("REKINDLE_CACHE"):
-        return Path(own).absolute()
-    base = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")) / ".cache"
-    return Path(base).expanduser().absolute() / "rekindle"
 
 
 def content_key(parts: Iterable[tuple[str, bytes]]) -> str:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import cache_root
+from rekindle.directories import cache_root
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.go_modules import NODE_MODULE, Binary, build, find_go
 from rekindle_testing.embedded.java import ensure_java

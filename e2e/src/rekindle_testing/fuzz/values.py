@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from rekindle import names
+
 DURATIONS: Final = (
     *("1s", "10s", "1h", "15m", "7d", "1h30m", "100ms", "60s", "250ms", "0s", "00s", "1us"),
     *("99us", "61s", "1s1s", "3s", "7s", "1000000d", "9" * 31 + "d", "0d0h", "86400000000000us"),
@@ -311,7 +313,7 @@ def nested(depth: int) -> Any:
 POD_TEMPLATES: Final[tuple[Any, ...]] = (
     {},
     {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "ä" * 50}}},
-    {"metadata": {"labels": {"rekindle.dev/topology": "other"}}},
+    {"metadata": {"labels": {names.LABEL_TOPOLOGY: "other"}}},
     {"metadata": {"labels": {"a/b/c": "x"}}},
     {"metadata": {"labels": {"a": "x" * 64}}},
     {"metadata": {"labels": {"a": 1}}},
@@ -390,7 +392,7 @@ POD_TEMPLATES: Final[tuple[Any, ...]] = (
     {"spec": {"affinity": None}},
     {"spec": {"schedulingGates": [{"name": "mine"}]}},
     {"spec": {"schedulingGates": None}},
-    {"spec": {"schedulingGates": [{"name": "rekindle.dev/plan"}]}},
+    {"spec": {"schedulingGates": [{"name": names.GATE}]}},
     {"spec": {"priorityClassName": "system-node-critical"}},
     {"spec": {"priority": 5}},
     {"spec": {"hostNetwork": True}},
@@ -426,7 +428,6 @@ POD_TEMPLATES: Final[tuple[Any, ...]] = (
     [],
     "x",
 )
-KAFKA: Final[dict[str, Any]] = {"bootstrapServers": "b:9092", "topic": "t"}
 ANYTHING: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, 1, -1, 1.5, 2**63, "", "x", "true", "0", [], {}, [[]], [None], [{}]),
     *({"a": None}, {"": 1}, {"name": "x"}, [1, "a", None], ["x"] * 70, {"a": {"b": {"c": []}}}),

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import cache_root
+from rekindle.directories import cache_root
 from rekindle_testing.progress import OnProgress
 
 

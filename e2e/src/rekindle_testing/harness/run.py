@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -38,9 +39,15 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         self.observer.__exit__(kind, error, trace)
-        if error is not None:
-            self.keep_evidence()
-        self.cluster.delete_topology(self.name)
+        if error is None:
+            self.cluster.delete_topology(self.name)
+            return
+        # The cluster may be what has failed: the error of the test must not be replaced.
+        for clean_up in (self.keep_evidence, lambda: self.cluster.delete_topology(self.name)):
+            try:
+                clean_up()
+            except Exception as later:
+                print(f"after the failure of the test: {later!r}")
 
     # -- waiting ------------------------------------------------------------------------------
 
@@ -173,14 +180,28 @@ class Run:
         """Objects, Events and the ends of logs, into a file whose name is printed."""
         evidence = self.cluster.directory / f"evidence-{self.name}.txt"
         kubectl = self.cluster.kubectl
-        parts = [kubectl("get", "topo", self.name, "-o", "yaml"), self.cluster.describe_system()]
-        for pod in self.cluster.pods(f"{names.LABEL_TOPOLOGY}={self.name}"):
-            try:
-                parts.append(kubectl("logs", pod.metadata.name, "--tail=80"))
-            except Exception as error:  # the logs of the other pods are still kept
-                parts.append(f"{pod.metadata.name}: no logs: {error}")
+        parts = [
+            _or_error(lambda: kubectl("get", "topo", self.name, "-o", "yaml")),
+            _or_error(self.cluster.describe_system),
+        ]
+        try:
+            found = self.cluster.pods(f"{names.LABEL_TOPOLOGY}={self.name}")
+            pods = [pod.metadata.name for pod in found]
+        except Exception as error:
+            parts.append(f"no pods: {error!r}")
+            pods = []
+        for pod in pods:
+            parts.append(f"{pod}: " + _or_error(partial(kubectl, "logs", pod, "--tail=80")))
         evidence.write_text("\n---\n".join(parts))
         print(f"evidence of the failure: {evidence}", *_summary(self.observer.status), sep="\n")
+
+
+def _or_error(read: Callable[[], str]) -> str:
+    """What is read, or why it cannot be: the other parts of the evidence are still kept."""
+    try:
+        return read()
+    except Exception as error:
+        return f"cannot be read: {error!r}"
 
 
 def _parse(file: Path) -> tuple[int, int] | None:

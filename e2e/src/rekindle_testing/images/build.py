@@ -12,7 +12,7 @@ from typing import Self
 
 import yaml
 
-from rekindle_testing.embedded.cache import cache_root
+from rekindle.directories import cache_root
 from rekindle_testing.images import base, programs
 from rekindle_testing.images.engines import ContainerEngine, EngineKind, choose
 from rekindle_testing.images.errors import ImageError, NoContainerEngine

@@ -6,7 +6,7 @@ are of this process's clock, so another machine's clock cannot make a report loo
 coordinator that cannot write its status does not name the report in its Lease.
 
 A report or a Lease that exists when this process starts may be of any age. It proves nothing until
-one of them changes.
+one of them changes. Neither does a report that was removed, until there is another one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rekindle_operator.cluster.model import LeaseView, TopologyView
 from rekindle_operator.dataplane import report_number
 
 PREEXISTING_AGE_S = 60.0
-"""Assumed age of a report that existed when this process started."""
+"""Assumed age of a report that existed when this process started, or that was removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownReport:
-    """`preexisting`: it existed when this process started, and was neither changed nor confirmed
-    since."""
+    """`content`: empty if it was removed. `preexisting`: it existed when this process started, and
+    was neither changed nor confirmed since."""
 
     content: Mapping[str, Any]
     as_of: float
@@ -37,34 +37,37 @@ class ReportAges:
     """Keyed by the topology's uid. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
+        self._unreported: set[str] = set()  # seen before their first report
         self._known: dict[str, _KnownReport] = {}
         self._preexisting_leases: dict[str, int] = {}  # versions, by the topology's uid
 
     def observe(self, view: TopologyView, now: float) -> None:
         """Record the report in the newest version of the topology."""
-        known = self._known.get(view.uid)
-        if not view.data_plane:
-            self._known.setdefault(view.uid, _KnownReport({}, now))
-        elif known is None:
-            self._known[view.uid] = _KnownReport(
-                view.data_plane, now - PREEXISTING_AGE_S, preexisting=True
-            )
-        elif known.content != view.data_plane:
-            self._known[view.uid] = _KnownReport(view.data_plane, now)
+        known, long_ago = self._known.get(view.uid), now - PREEXISTING_AGE_S
+        if known is None and not view.data_plane:
+            self._unreported.add(view.uid)
+        elif known is None and view.uid not in self._unreported:
+            self._known[view.uid] = _KnownReport(view.data_plane, long_ago, preexisting=True)
+        elif known is None or known.content != view.data_plane:
+            as_of = now if view.data_plane else long_ago
+            self._known[view.uid] = _KnownReport(view.data_plane, as_of)
 
     def forget(self, uid: str) -> None:
+        self._unreported.discard(uid)
         self._known.pop(uid, None)
         self._preexisting_leases.pop(uid, None)
 
     def as_of(
         self, topologies: Iterable[TopologyView], leases: Iterable[LeaseView]
     ) -> Mapping[str, float]:
-        """When each report was last known to be true. Topologies without a report are left out."""
+        """When each report was last known to be true, without topologies that never had one."""
         by_name = {(lease.namespace, lease.name): lease for lease in leases}
         for view in topologies:
             known = self._known.get(view.uid)
             lease = by_name.get((view.namespace, coordinator_name(view.name)))
-            if known is None or lease is None or lease.seen_at <= known.as_of:
+            if known is None or not known.content:
+                continue
+            if lease is None or lease.seen_at <= known.as_of:
                 continue
             if known.preexisting and lease.version == self._preexisting_leases.setdefault(
                 view.uid, lease.version
@@ -72,7 +75,7 @@ class ReportAges:
                 continue
             if confirms(lease, known.content):
                 self._known[view.uid] = _KnownReport(known.content, lease.seen_at)
-        return {uid: known.as_of for uid, known in self._known.items() if known.content}
+        return {uid: known.as_of for uid, known in self._known.items()}
 
 
 def confirms(lease: LeaseView, report: Mapping[str, Any]) -> bool:

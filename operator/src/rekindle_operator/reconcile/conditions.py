@@ -249,7 +249,7 @@ def _consistent(context: ReconcileContext) -> Condition:
         shown.append(f"{segments.get(segment, segment)}/{rest}")
     diverged = []
     if shown:
-        diverged.append(f"diverged, replaced from their partners: {', '.join(shown)}")
+        diverged.append(f"to be replaced, since their partners agree: {', '.join(shown)}")
     reason = "Diverged" if shown else "Disagreement"
     return Condition("Consistent", "False", reason, "; ".join([*diverged, *report.inconsistent]))
 

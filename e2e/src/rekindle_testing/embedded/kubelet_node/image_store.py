@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import AcquiredEntry, acquire, cache_root, content_key, prune
+from rekindle.directories import cache_root
+from rekindle_testing.embedded.cache import AcquiredEntry, acquire, content_key, prune
 from rekindle_testing.embedded.kubelet_node import commands, files, mounts
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import fingerprint

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rekindle_testing.embedded.cache import cache_root, content_key, make_once
+from rekindle.directories import cache_root
+from rekindle_testing.embedded.cache import content_key, make_once
 from rekindle_testing.embedded.kubelet_node import packages
 from rekindle_testing.embedded.kubelet_node.files import PAUSE_IMAGE
 from rekindle_testing.embedded.kubelet_node.image_archive import archive

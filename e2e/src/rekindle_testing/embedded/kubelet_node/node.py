@@ -99,6 +99,7 @@ class KubeletNode:
         self._wrapper: Process | None = None  # `unshare`, which waits for the init
         self._template: ImageStoreTemplate | None = None
         self._is_disconnected = False
+        self._address_released = False
 
     @property
     def address(self) -> str:
@@ -202,8 +203,9 @@ class KubeletNode:
         if self._template is not None:
             self._template.release()
             self._template = None
-        if not never_reuse_address:
+        if not never_reuse_address and not self._address_released:
             self._network.release(self._addresses)
+            self._address_released = True  # from now on it may be another node's
 
     def freeze(self) -> None:
         """SIGSTOP to all: connections stay open and there are no responses."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rekindle_testing.embedded.cache import cache_root
+from rekindle.directories import cache_root
 from rekindle_testing.harness.any_cluster import Cluster, UnsupportedByCluster
 from rekindle_testing.harness.cluster import NAMESPACE, OPERATOR_NAMESPACE
 from rekindle_testing.harness.cluster_programs import (

@@ -24,6 +24,7 @@ _ON_DISK = ("file", "local")
 _CREATE_IF_ABSENT = frozenset(_ON_DISK) | CREATE_IF_ABSENT_PROTOCOLS
 _COMMON = ("file", "s3", "gs", "abfs", "https")
 _STORE = "spec.checkpoint.store"
+_SYNONYMS = {"local": "file", "s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs"}
 _OF_ONE_POD = frozenset(
     {"emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI", "image"}
 )
@@ -45,13 +46,13 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
             if sink is not None and sink.output_url is not None:
                 urls.append((f"spec.queries[{at}].sink.{kind}.url", sink.output_url))
     mounts = _mounts(spec)
-    taken: dict[str, str] = {}
+    taken: dict[tuple[str, str], str] = {}
     for path, url in urls:
         why_not = "cannot create an object only if it is absent"
         yield from _check_url(
             url, path, _CREATE_IF_ABSENT, why_not, skip_cluster_checks=skip_cluster_checks
         )
-        key = url.rstrip("/")
+        key = _place(url)
         if key in taken:
             what = f"{url} is used by {taken[key]} too"
             yield Problem(path, "SharedPlace", what, "give each its own directory")
@@ -70,6 +71,21 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
                 yield from _check_url(
                     given.input_url, where, known, why_not, skip_cluster_checks=skip_cluster_checks
                 )
+
+
+def _place(url: str) -> tuple[str, str]:
+    """Scheme and path, the same for two spellings of one directory. Object stores take `//`, `.`
+    and `%2F` in a key literally, and disks `%2F`."""
+    scheme, _, path = url.partition("://")
+    scheme = _SYNONYMS.get(scheme, scheme)
+    if scheme == "file":
+        return scheme, _normalized(path)
+    if scheme == "memory":
+        path = path.lstrip("/")
+    if scheme == "abfs":  # container@account.dfs.core.windows.net/path
+        authority, slash, rest = path.partition("/")
+        path = authority.lower() + slash + rest
+    return scheme, path.rstrip("/")
 
 
 def _check_is_on_volume(
