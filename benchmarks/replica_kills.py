@@ -81,9 +81,9 @@ def main() -> None:
         notes = _NOTE.findall(run.cluster.kubectl("logs", run.coordinator_pod().metadata.name))
         origin = run.cluster.topology(run.name)["metadata"]["creationTimestamp"]
         origin_s = dt.datetime.fromisoformat(origin).timestamp()
+        compared = _compare(cluster, run, load)
         folder = cluster.shared / run.name / "output"
         output = {query: written_files(folder / query) for query in QUERIES}
-        compared = _compare(cluster, run, load)
     rows = [row for query in QUERIES for row in _gap_rows(query, output[query], kills)]
     rows += _rebuild_rows(kills, notes)
     rows += [row for query in QUERIES for row in _epoch_rows(query, output[query], origin_s, kills)]
@@ -98,18 +98,18 @@ def _kill(cluster: EmbeddedCluster, run: Run, number: int) -> Kill:
     pod = _victim(run, number)
     labels = pod.metadata.labels
     slot = "/".join(labels[label] for label in _SLOT)
-    incarnation = int(labels[names.LABEL_INCARNATION]) + 1
+    incarnation = int(labels[names.LABEL_INCARNATION])
     killed_s = time.time()
     run.kill_pod_processes(pod)
     cluster.delete_pod(pod)
-    wait_for(
+    successor = wait_for(
         f"a Live successor of {pod.metadata.name}",
         lambda: _live_task(run, slot, incarnation),
         REBUILD_TIMEOUT_S,
         0.1,
     )
     segment = labels[names.LABEL_SEGMENT_NAME]
-    kill = Kill(segment, slot, incarnation, quiet_s, killed_s, time.time())
+    kill = Kill(segment, slot, successor["incarnation"], quiet_s, killed_s, time.time())
     rebuild_s = kill.rebuilt_s - killed_s
     print(f"{number + 1}: {pod.metadata.name} rebuilt in {rebuild_s:.1f} s", flush=True)
     return kill
@@ -129,14 +129,14 @@ def _nth(pods: Sequence[Any], number: int) -> Any:
 
 
 def _live_task(run: Run, slot: str, incarnation: int) -> dict[str, Any] | None:
-    """The task of the slot in the status, if it is Live and of that incarnation or later."""
+    """The task of the slot in the status, if it is Live and of a later incarnation."""
     tasks = (run.observer.status.get("dataPlane") or {}).get("tasks", [])
     return next(
         (
             task
             for task in tasks
             if task["slot"] == slot
-            and task["incarnation"] >= incarnation
+            and task["incarnation"] > incarnation
             and task.get("phase") == "Live"
         ),
         None,
@@ -147,6 +147,7 @@ def _compare(cluster: EmbeddedCluster, run: Run, load: Load) -> int:
     """The rows that were compared, through the last epoch of all sinks. The reference execution has
     the same rows, but an end; it lies after that epoch."""
     until = min(run.observer.stable_epochs().values())
+    cluster.delete_topology(run.name)  # the reference execution would wait for its processors
     rows = int(load.rows_per_s * EPOCH_S * (until + 5))
     resource = topology_resource(run.name, load, rows)
     reference = Reference(resource, cluster.shared, cluster.directory / "oracle")

@@ -8,8 +8,8 @@ come within a minute; from then on 1,000 small groups change in each epoch. One 
 with its disk, once a checkpoint has all of the state.
 
 - *read*: the donor reads state and log for their digest. *send*: until all chunks are stored.
-  *install*: until the newcomer has written them as its own files and compared the digest. *kill to
-  Live*: with the start of the newcomer's process and of Spark, and with catching up
+  *install*: until the newcomer's Spark is ready, and it has written them as its own files and
+  compared the digest. *kill to Live*: with the start of its process, and with catching up
 - *memory* of the Python processes, without pages of files: the most while state moves, above what
   it was before, for the donor in the seconds before the kill, for the newcomer before its first
   chunk (bar: 128 MiB, whatever the state's size)
@@ -198,8 +198,8 @@ def _movement_rows(megabytes: int, movement: Movement, donor_before_mib: float) 
         "read s": read_s,
         "send s": send_s,
         "install s": install_s,
+        "MB/s read": moved_mb / max(read_s, POLL_S),
         "MB/s sent": moved_mb / max(send_s, POLL_S),
-        "MB/s in all": moved_mb / max(read_s + send_s + install_s, POLL_S),
         "kill to Live s": movement.live - movement.killed,
     }
     before_after = {

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rekindle.engine.failure import EngineUnavailable
 from rekindle.errors import StoreError
 from rekindle.protocol import RestorePoint, TaskRef
 from rekindle.task import startup
@@ -37,3 +41,24 @@ def test_a_start_that_waits_for_its_storage_says_so(monkeypatch: pytest.MonkeyPa
     problem = status.response(1).problem
     assert problem is not None
     assert problem.message == "the store is away"
+
+
+def test_moved_state_is_installed_while_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[Path] = []
+    monkeypatch.setattr(
+        startup, "install", lambda stored, files, operators: installed.append(stored)
+    )
+
+    class NotReady(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            assert installed == [Path("stored")]
+            raise EngineUnavailable("it did not start")
+
+    segment = SimpleNamespace(nodes=["n"])
+    topology = SimpleNamespace(nodes={"n": SimpleNamespace(id="op")})
+    config: Any = SimpleNamespace(segment=segment, topology=topology, run_files=None)
+    engine: Any = SimpleNamespace(chain=NotReady())
+    unused: Any = None
+    status: Any = SimpleNamespace()
+    with pytest.raises(EngineUnavailable):
+        Startup(config, unused, engine, status).install(Path("stored"))

@@ -115,9 +115,9 @@ class Startup:
     def install(self, stored: Path) -> Installed:
         """Make state and log of what has arrived; by another thread. Raises NotMovable, DiskFull,
         LogCorrupt, StoreError, OSError."""
-        chain = self._engine.chain.result()
         operators = [self._config.topology.nodes[n].id for n in self._config.segment.nodes]
-        found = install(stored, self._config.run_files, operators)
+        found = install(stored, self._config.run_files, operators)  # while the engine starts
+        chain = self._engine.chain.result()
         with self._installing:
             log = self._open_log(chain)
             try:
