@@ -173,10 +173,14 @@ def test_all_is_stable_and_complete_after_the_last_failure(seed: int) -> None:
 @given(SEEDS, st.floats(0.5, 1.5))
 @settings(max_examples=15, deadline=None)
 def test_an_engine_slower_than_its_input_corrects_all_the_same(seed: int, call_s: float) -> None:
-    """A call may take longer than an epoch; a stable one has many epochs."""
+    """A call may take longer than an epoch; a stable one has many epochs. Buffers of fewer epochs
+    than arrive during two calls would be too few for good."""
     random = Random(seed)
+    chain = drawn_chain(random)
     slow = replace(
-        drawn_chain(random),
+        chain,
+        max_buffered_epochs=max(16, chain.max_buffered_epochs),
+        read_ahead_bytes=max(25 * EPOCH_BYTES, chain.read_ahead_bytes),
         tasks=random.choice([1, 1, 2]),
         latencies=(),
         call_epochs=random.choice([16, 64]),
