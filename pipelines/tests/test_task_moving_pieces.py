@@ -233,7 +233,7 @@ class Sessions:
 
     def do(self, effect: Any) -> None:
         match effect:
-            case newcomers.Ask(_, message):
+            case newcomers.SendToDonor(_, message):
                 self.to_donor(donors.MessageReceived(message))
             case donors.Reply(message):
                 self.to_newcomer(newcomers.MessageReceived(message))

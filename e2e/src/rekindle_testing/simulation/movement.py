@@ -100,7 +100,7 @@ class SimulatedMover:
 
     def perform(self, effect: NewcomerEffect | DonorEffect) -> None:
         match effect:
-            case newcomers.Ask(_, message):
+            case newcomers.SendToDonor(_, message):
                 self._ask(message)
             case newcomers.StoreChunk(session, number, data):
                 self._later(partial(self._store, session, number, data))

@@ -94,7 +94,7 @@ class Startup:
         self._prepared: Prepared | None = None
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
-        status.slow_start = lambda: self._calls.problem
+        status.startup_delay = lambda: self._calls.problem
         self._installed: Installed | None = None
         self._installing = threading.Lock()  # held while another thread writes the log
         self._begun = False

@@ -34,8 +34,8 @@ from rekindle.exchange.state_mover.donor import StateReached as DonorStateReache
 from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.exchange.state_mover.newcomer import (
     NewcomerEffect,
-    RequestsChecked,
     StartFrom,
+    TimePassed,
 )
 from rekindle.protocol import (
     PollRequest,
@@ -506,7 +506,7 @@ class TaskCore:
 
     def _woken(self) -> list[TaskEffect]:
         effects = [*self._supervise(Woken()), *self._start(Woken())]
-        effects += self._move(self.movement.step(RequestsChecked(), self._now))
+        effects += self._move(self.movement.step(TimePassed(), self._now))
         effects += self._donate(LeaseChecked())
         effects += self.saver.step(Woken(), self._now)
         if self.parts is not None and not self.supervisor.ended:
