@@ -188,7 +188,7 @@ def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
     eventually(lambda: world.sinks.progress()[0].durable == 4)
     assert not world.sinks.all_compared()
     world.run_to(9)
-    eventually(world.sinks.compared)
+    eventually(world.sinks.all_compared)
     world.earlier.stop_comparing()
     world.sinks.stop()
     killed(Boot(home, replicas=1), epoch=9)

@@ -20,7 +20,11 @@ from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, ObservedTopology, Watcher
 from rekindle_testing.fuzz.generator import Case, edit, is_edited
 from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
-from rekindle_testing.harness.operator_process import Operator, install_crds, operator_kubeconfig
+from rekindle_testing.harness.operator_process import (
+    OperatorProcess,
+    install_crds,
+    operator_kubeconfig,
+)
 from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import DeadlineError, wait_for
 
@@ -66,7 +70,7 @@ class RunStatistics:
 
 
 class Session:
-    def __init__(self, control_plane: ControlPlane, operator: Operator) -> None:
+    def __init__(self, control_plane: ControlPlane, operator: OperatorProcess) -> None:
         self.control_plane = control_plane
         self.operator = operator
         self.statistics = RunStatistics()
@@ -240,7 +244,7 @@ class Session:
             failures.append(Failure(None, f"{failed:g} reconcile passes failed"))
         if self._watcher.error:
             failures.append(Failure(None, f"the watch failed: {self._watcher.error}"))
-        if lines := self.operator.errors():
+        if lines := self.operator.error_lines():
             failures.append(Failure(None, "\n".join(lines[-5:])))
         return failures
 
@@ -303,7 +307,7 @@ def session(directory: Path, on_progress: OnProgress) -> Iterator[Session]:
     with ControlPlane(directory / "plane", on_progress=on_progress) as control_plane:
         install_crds(control_plane)
         control_plane.kubectl("create", "namespace", NAMESPACE)
-        operator = Operator(operator_kubeconfig(control_plane), directory, "operator")
+        operator = OperatorProcess(operator_kubeconfig(control_plane), directory, "operator")
         try:
             wait_for("the operator leads", operator.leads, _START_TIMEOUT_S)
             running = Session(control_plane, operator)

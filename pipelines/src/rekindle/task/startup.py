@@ -18,9 +18,9 @@ from pathlib import Path
 
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.connectors.registry import open_source
+from rekindle.engine.call_sizes import CallSizes, check_size
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
-from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient

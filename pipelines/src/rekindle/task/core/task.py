@@ -22,7 +22,7 @@ from rekindle.consistency.messages import (
     TentativeProcessed,
     UpstreamReported,
 )
-from rekindle.engine.retry import CallSizes
+from rekindle.engine.call_sizes import CallSizes
 from rekindle.errors import NotDeterministic, RekindleError
 from rekindle.exchange.state_mover.donor import (
     DonorCore,
@@ -66,10 +66,10 @@ from rekindle.task.core.loop import (
 from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,
-    DonorStepped,
+    DonorEventReceived,
     HeadAdvanced,
     LogTruncated,
-    NewcomerStepped,
+    NewcomerEventReceived,
     PollReceived,
     RefusePoll,
     Respond,
@@ -193,9 +193,9 @@ class TaskCore:
                 return []
             case CallFailedPermanently(error):
                 return self._give_up(error)
-            case NewcomerStepped(newcomer_event):
+            case NewcomerEventReceived(newcomer_event):
                 return self._move(self.movement.step(newcomer_event, self._now))
-            case DonorStepped(donor_event):
+            case DonorEventReceived(donor_event):
                 return self._donate(donor_event)
             case SinkReported(assigned, sink_event):
                 return self._sink_reported(assigned, sink_event)
