@@ -17,9 +17,9 @@ import yaml
 
 from rekindle.checkpoints.store import Store
 from rekindle.engine.bounds import MAX_EPOCHS, CallBounds, take_ready
+from rekindle.engine.call_sizes import CallSizes
 from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.engine.model import Chain, State
-from rekindle.engine.retry import CallSizes
 from rekindle.identity import Identity
 from rekindle.protocol import CheckpointDone, RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput

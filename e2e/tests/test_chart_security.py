@@ -23,7 +23,7 @@ from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.toolchain import ensure_helm
 from rekindle_testing.fixtures.bad_manifests import good_manifest
-from rekindle_testing.harness.operator_process import Operator
+from rekindle_testing.harness.operator_process import OperatorProcess
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -76,14 +76,14 @@ def topology(
         "REKINDLE_PRIORITY_CLASS": f"{SYSTEM}.rekindle-task",
     }
     directory = tmp_path_factory.mktemp("operator")
-    operator = Operator(account, directory, "operator", settings)
+    operator = OperatorProcess(account, directory, "operator", settings)
     try:
         wait_for("the operator leads", operator.leads, _START_S)
         plane.kubectl("create", "-n", TEAM, "-f", "-", stdin=json.dumps(good_manifest()))
         yield wait_for("it starts", lambda: _if_started(plane))
     finally:
         operator.stop()
-    assert operator.errors() == [], operator.log.read_text()
+    assert operator.error_lines() == [], operator.log.read_text()
 
 
 def _get(plane: ControlPlane, kind: str, namespace: str, *more: str) -> Any:

@@ -19,7 +19,11 @@ from operator_world import START_S, World
 from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.fixtures.bad_manifests import good_manifest
-from rekindle_testing.harness.operator_process import Operator, install_crds, operator_kubeconfig
+from rekindle_testing.harness.operator_process import (
+    OperatorProcess,
+    install_crds,
+    operator_kubeconfig,
+)
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
@@ -139,7 +143,7 @@ def test_an_operator_works_with_an_older_crd_until_it_is_upgraded(
 ) -> None:
     install_older(plane)
     world.add_volume("rekindle", tmp_path)
-    operator = Operator(kubeconfig, tmp_path, "first")
+    operator = OperatorProcess(kubeconfig, tmp_path, "first")
     try:
         wait_for("the operator leads", operator.leads, START_S)
         world.create(yaml.safe_load((ROOT / "examples/flights/topology.yaml").read_text()))
@@ -174,7 +178,7 @@ def test_an_operator_works_with_an_older_crd_until_it_is_upgraded(
         install_crds(plane)
     finally:
         operator.stop()
-    assert operator.errors() == [], operator.log.read_text()
+    assert operator.error_lines() == [], operator.log.read_text()
 
 
 def _is_running(world: World) -> bool:
@@ -186,12 +190,12 @@ def _incarnations(world: World) -> int:
     return sum(s["incarnation"] for s in world.status("flights")["slots"])
 
 
-def _missing(operator: Operator) -> float:
+def _missing(operator: OperatorProcess) -> float:
     metric = "rekindle_operator_crd_missing_fields "
     lines = operator.get("/metrics").splitlines()
     return next(float(x.removeprefix(metric)) for x in lines if x.startswith(metric))
 
 
-def _errors(operator: Operator) -> list[dict[str, Any]]:
+def _errors(operator: OperatorProcess) -> list[dict[str, Any]]:
     lines = [json.loads(x) for x in operator.log.read_text().splitlines() if x.startswith("{")]
     return [x for x in lines if x.get("level", "").upper() == "ERROR"]

@@ -19,7 +19,7 @@ COUNT = 60
 def test_generated_manifests_are_refused_with_a_field_or_run(tmp_path: Path) -> None:
     with session(tmp_path, print) as running:
         assert run(running, SEED, 0, COUNT, tmp_path, batch=COUNT) == []
-        created = running.figures.created
+        created = running.statistics.created
         assert created.total() == COUNT
         assert all(created[verdict] for verdict in Verdict)
-        assert running.figures.edited
+        assert running.statistics.edited

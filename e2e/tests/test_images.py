@@ -17,7 +17,7 @@ import pytest
 from rekindle_testing.images import base, engines, image_checks, programs
 from rekindle_testing.images.engines import ContainerEngine, EngineKind, ImageConfig, choose
 from rekindle_testing.images.errors import ImageError
-from rekindle_testing.images.starts import (
+from rekindle_testing.images.image_runs import (
     FINDINGS_PREFIX,
     IMAGES,
     OPERATOR,

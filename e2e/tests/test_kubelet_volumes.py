@@ -98,7 +98,7 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
             wait_for("the store's reason", lambda: "does not respond" in checkpointed(), 60)
             wait_for("a while", lambda: run.observer.now() > until, HANGS_S + 5)
         finally:
-            server.respond()
+            server.resume()
         run.wait_sinks_advance(timeout_s=120)
         assert run.container_starts() == before
         wait_for("no more problem", lambda: not _mentions(run, "does not respond"), 30)

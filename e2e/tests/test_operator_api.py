@@ -22,7 +22,7 @@ from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fixtures.bad_manifests import bad_manifests
 from rekindle_testing.fixtures.present import name_of, present
 from rekindle_testing.harness.operator_process import (
-    Operator,
+    OperatorProcess,
     install_crds,
     operator_kubeconfig,
 )
@@ -66,20 +66,22 @@ def world(plane: ControlPlane, tmp_path_factory: Any) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def operators(kubeconfig: Path, world: World, tmp_path_factory: Any) -> Iterator[list[Operator]]:
+def operators(
+    kubeconfig: Path, world: World, tmp_path_factory: Any
+) -> Iterator[list[OperatorProcess]]:
     """Two replicas, as the chart has them; the first leads."""
     directory = tmp_path_factory.mktemp("operators")
-    running = [Operator(kubeconfig, directory, "first")]
+    running = [OperatorProcess(kubeconfig, directory, "first")]
     try:
         wait_for("the first leads", running[0].leads, START_S)
-        running.append(Operator(kubeconfig, directory, "second"))
+        running.append(OperatorProcess(kubeconfig, directory, "second"))
         wait_for("the second is ready", lambda: running[1].get("/readyz"), START_S)
         yield running
     finally:
         for operator in running:
             operator.stop()
     for operator in running:
-        assert operator.errors() == [], operator.log.read_text()
+        assert operator.error_lines() == [], operator.log.read_text()
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def nodes(world: World) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def flights(world: World, operators: list[Operator]) -> Iterator[dict[str, Any]]:
+def flights(world: World, operators: list[OperatorProcess]) -> Iterator[dict[str, Any]]:
     world.silent.clear()
     manifest = yaml.safe_load((ROOT / "examples/flights/topology.yaml").read_text())
     yield world.create(manifest)
@@ -316,7 +318,7 @@ def test_deletion_leaves_no_objects_even_of_dead_nodes(
 
 
 def test_an_invalid_topology_only_gets_a_status_and_event(
-    world: World, operators: list[Operator]
+    world: World, operators: list[OperatorProcess]
 ) -> None:
     manifest = yaml.safe_load((ROOT / "examples/flights/topology.yaml").read_text())
     manifest["metadata"]["name"] = "broken"
@@ -332,7 +334,7 @@ def test_an_invalid_topology_only_gets_a_status_and_event(
 
 
 def test_validation_problems_are_in_valid_and_in_an_event(
-    world: World, operators: list[Operator]
+    world: World, operators: list[OperatorProcess]
 ) -> None:
     bad = [b for b in bad_manifests() if b.name in _HINTS]
     assert {b.name for b in bad} == set(_HINTS)
@@ -372,7 +374,7 @@ def _events_of(world: World, name: str) -> list[tuple[str, str, str]]:
 
 
 def test_another_replica_takes_over_and_restarts_no_pod(
-    world: World, nodes: list[str], flights: Any, operators: list[Operator]
+    world: World, nodes: list[str], flights: Any, operators: list[OperatorProcess]
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
     first, second = sorted(operators, key=lambda o: not o.leads())

@@ -9,7 +9,7 @@ import pytest
 from operator_world import START_S
 
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.harness.operator_process import Operator, install_crds
+from rekindle_testing.harness.operator_process import OperatorProcess, install_crds
 from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -29,9 +29,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def operators(
     plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Operator]]:
+) -> Iterator[list[OperatorProcess]]:
     directory = tmp_path_factory.mktemp("operators")
-    running = [Operator(plane.kubeconfig, directory, name) for name in ("first", "second")]
+    running = [OperatorProcess(plane.kubeconfig, directory, name) for name in ("first", "second")]
     try:
         for operator in running:
             wait_for("it is ready", lambda o=operator: o.get("/readyz"), START_S)  # type: ignore[misc]
@@ -41,14 +41,14 @@ def operators(
             operator.stop()
 
 
-def _leaders(operators: list[Operator]) -> list[Operator]:
+def _leaders(operators: list[OperatorProcess]) -> list[OperatorProcess]:
     leading = [o for o in operators if o.leads()]
     assert len(leading) <= 1
     return leading
 
 
 def test_a_frozen_api_server_ends_no_replica(
-    plane: ControlPlane, operators: list[Operator]
+    plane: ControlPlane, operators: list[OperatorProcess]
 ) -> None:
     wait_for("one leads", lambda: _leaders(operators), START_S)
     plane.pause_api_server()
@@ -64,10 +64,10 @@ def test_a_frozen_api_server_ends_no_replica(
         plane.resume_api_server()
     wait_for("one leads again", lambda: _leaders(operators), START_S)
     assert [o.process.poll() for o in operators] == [None, None]
-    assert [o.errors() for o in operators] == [[], []]
+    assert [o.error_lines() for o in operators] == [[], []]
 
 
-def test_a_killed_leader_is_soon_replaced(operators: list[Operator]) -> None:
+def test_a_killed_leader_is_soon_replaced(operators: list[OperatorProcess]) -> None:
     (leader,) = wait_for("one leads", lambda: _leaders(operators), START_S)
     (other,) = (o for o in operators if o is not leader)
     began = time.monotonic()

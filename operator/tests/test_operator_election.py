@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rekindle_operator.election import Candidate, ElectionTiming, LeaseRecord, Span
 from rekindle_operator.lease import lease_body, read_lease, released
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 TIMING = ElectionTiming()
 _TIMEOUT_S = 1.0

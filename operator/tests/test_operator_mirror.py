@@ -99,7 +99,7 @@ def test_an_object_with_a_finalizer_returns_with_the_next_list(
 ) -> None:
     kept_back = pod("a", 3)
     kept_back["metadata"]["finalizers"] = ["example.com/wait"]
-    mirror.forget(kept_back)
+    mirror.remove_deleted(kept_back)
     assert names(mirror) == {"b"}
     mirror.relist()
     assert names(mirror) == {"a", "b"}
@@ -120,7 +120,7 @@ def test_an_older_list_does_not_restore_what_was_deleted_here(
     mirror: Mirror[PodView], server: Server
 ) -> None:
     listed = kept(mirror)[0]
-    mirror.forget(pod("a", 3))
+    mirror.remove_deleted(pod("a", 3))
     mirror._informer._fire(MODIFIED, listed)  # type: ignore[no-untyped-call]
     assert names(mirror) == {"b"}
 
@@ -154,7 +154,7 @@ def test_a_write_of_this_process_skips_no_events_of_others(
     mirror: Mirror[PodView], server: Server
 ) -> None:
     mirror.put(pod("a", 7))
-    mirror.forget(pod("b", 8))
+    mirror.remove_deleted(pod("b", 8))
     mirror._request(watch=True, resource_version="2")
     assert server.watched_from == ["2"]
 

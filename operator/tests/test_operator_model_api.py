@@ -120,7 +120,7 @@ def test_a_stalled_watch_of_leases_replaces_no_coordinator(started: ModelOperato
 def test_a_node_missing_only_in_the_mirror_keeps_its_pods(started: ModelOperator) -> None:
     before = uids(started)
     started.model.stall("nodes")
-    started.cache.nodes.drop("", "c")
+    started.cache.nodes.remove_missing("", "c")
     started.run(3.0)
     assert uids(started) == before
     assert {n.name for n in started.cache.nodes.views()} == {"a", "b", "c"}
@@ -130,7 +130,7 @@ def test_pods_missing_only_in_the_mirror_are_not_replaced(started: ModelOperator
     before = uids(started)
     started.model.stall("pods")
     for pod in started.cache.pods.views():
-        started.cache.pods.drop(pod.namespace, pod.name)
+        started.cache.pods.remove_missing(pod.namespace, pod.name)
     started.run(3.0)
     assert uids(started) == before
 

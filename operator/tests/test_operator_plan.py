@@ -16,7 +16,7 @@ from rekindle_operator.cluster.model import Taint, Toleration
 from rekindle_operator.recovery.affinity import matches, required_terms
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
 from rekindle_operator.recovery.plan import SpareReplica, make_plan
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 def test_the_papers_density_prefers_queries_that_share_operators() -> None:

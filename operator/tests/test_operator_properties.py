@@ -17,7 +17,7 @@ from rekindle.names import GATE
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 _SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), (4000, 8 << 30)])
 _NODES = st.sampled_from("abcd")

@@ -97,8 +97,8 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def started(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror[PodView]]:
-    monkeypatch.setattr(mirrors, "_WATCH_S", 1)
-    monkeypatch.setattr(mirrors, "_SILENT_WATCH_S", 1.5)
+    monkeypatch.setattr(mirrors, "_WATCH_TIMEOUT_S", 1)
+    monkeypatch.setattr(mirrors, "_WATCH_READ_TIMEOUT_S", 1.5)
     configuration = client.Configuration(host=server.url)
     core = client.CoreV1Api(client.ApiClient(configuration))
     made = Mirror[PodView]("pods", core.list_pod_for_all_namespaces, pod_view, lambda: None)
@@ -151,5 +151,5 @@ def test_a_periodic_list_corrects_what_a_watch_has_missed(
     server: Server, started: Mirror[PodView], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.items = [pod("z", 1)]  # without an event
-    monkeypatch.setattr(mirrors, "_RELIST_S", 0.5)
+    monkeypatch.setattr(mirrors, "_RELIST_INTERVAL_S", 0.5)
     eventually(lambda: names(started) == {"z"})

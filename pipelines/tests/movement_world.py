@@ -59,7 +59,7 @@ MOVEMENT = MovementLimits(
 )
 DONOR = DonorLimits(chunk_bytes=64, window=WINDOW, sessions=2, lease_s=8.0)
 NEWCOMER = NewcomerLimits(
-    chunk_bytes=CHUNK_BYTES, window=WINDOW, damaged=4, retry=BackoffPolicy(0.75, 3.0)
+    chunk_bytes=CHUNK_BYTES, window=WINDOW, max_damaged=4, retry=BackoffPolicy(0.75, 3.0)
 )
 LONGEST_S = MOVEMENT.wait_s + MOVEMENT.attempts * MOVEMENT.session_s
 """After this time without failures no newcomer waits or moves any more."""
@@ -223,7 +223,7 @@ class Node:
 
     def run(self) -> None:
         if self.epoch is None:
-            self._step_newcomer(newcomers.RequestsChecked())
+            self._step_newcomer(newcomers.TimePassed())
             return
         self._receive()
         before = self.epoch
@@ -307,7 +307,7 @@ class Node:
     def _do_newcomer(self, effect: newcomers.NewcomerEffect) -> None:
         world = self.world
         match effect:
-            case newcomers.Ask(donor, message):
+            case newcomers.SendToDonor(donor, message):
                 if isinstance(message, ChunkRequest):
                     self.asked = max(self.asked, message.number + 1)
                 world.send(self.replica, donor, lambda: world.to_donor(donor, message))

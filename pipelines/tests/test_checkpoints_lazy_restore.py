@@ -46,7 +46,7 @@ from rekindle.errors import StateLost, StateMismatch, StoreError
 from rekindle.objects import Retry, open_objects
 from rekindle.streams.digest import digest_table
 from rekindle.workers import CallTimer
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 from rekindle_testing.waiting import eventually
 
 T = TypeVar("T")

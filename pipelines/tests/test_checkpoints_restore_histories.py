@@ -57,7 +57,7 @@ from rekindle.task.core.saver import (
     StateReached,
 )
 from rekindle.task.state import TaskState
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 from rekindle_testing.waiting import eventually
 
 EPOCHS = 40

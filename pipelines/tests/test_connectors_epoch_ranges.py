@@ -207,7 +207,7 @@ def test_the_sinks_of_a_task_begin_where_their_definition_does(tmp_path: Path, p
         [SinkAssignment(query="q", from_epoch=12, sink=SinkSpec(), definition="new", generation=2)]
     )
     try:
-        assert sinks.flush(49, 10)
+        assert sinks.wait_until_durable(49, 10)
     finally:
         sinks.stop()
     assert epochs_in(place, 0) == list(range(40, 50))

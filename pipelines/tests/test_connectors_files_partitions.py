@@ -22,7 +22,7 @@ from rekindle.connectors import csv_reading, files_index, files_preparation, fil
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 HOUR = dt.timedelta(hours=1)
 FILE = pa.field("file", pa.string())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rekindle.connectors import json_writer
 from rekindle.connectors.json_lines import json_line
 from rekindle.connectors.json_writer import UnencodableValue, encode_lines
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 _DECIMAL = decimal.Context(prec=20)
 _TIMES = st.datetimes()

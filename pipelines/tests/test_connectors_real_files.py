@@ -26,7 +26,7 @@ from rekindle.connectors.json_writer import encode_lines
 from rekindle.errors import SchemaMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.topology.kinds.files import FilesSourceSpec
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 def options(format: str, **fields: Any) -> FilesSourceSpec:

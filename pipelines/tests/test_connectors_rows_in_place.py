@@ -20,7 +20,7 @@ from rekindle.connectors import files_preparation, files_read
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SourceFailed
 from rekindle.streams.digest import digest_table
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 HOUR = dt.timedelta(hours=1)
 

@@ -23,7 +23,7 @@ from rekindle.connectors import files_preparation, files_read, text_in_place
 from rekindle.connectors.csv_reading import parse_csv_block
 from rekindle.connectors.line_blocks import digest_of
 from rekindle.errors import SourceFailed
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 BOM = b"\xef\xbb\xbf"
 TEXTS = pa.schema([("k", pa.string()), ("v", pa.float64())])

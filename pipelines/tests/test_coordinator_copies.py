@@ -18,7 +18,7 @@ from rekindle.protocol import TaskPhase
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 MID = Partition("mid", 0)
 SLOTS = tuple(Slot("mid", 0, replica) for replica in range(4))

@@ -32,7 +32,7 @@ from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 PARTS = (

@@ -28,7 +28,7 @@ from rekindle_testing.fixtures.coordinator_parts import (
     make_generation,
     make_topology,
 )
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 ACTIONS = st.sampled_from(
     ["work", "work", "poll", "poll", "head", "tick", "round", "round"]

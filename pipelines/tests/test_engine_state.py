@@ -24,7 +24,7 @@ from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
 from rekindle.engine.state.runs import BUCKETS, Run, RunShape, bucket_of, fold, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.exchange.hashing import hash_rows
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 PANE_US = 10
 SHAPE = RunShape(

@@ -42,7 +42,7 @@ from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, WindowShape, adv
 from rekindle.errors import StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 def state_table(**columns: Any) -> pa.Table:

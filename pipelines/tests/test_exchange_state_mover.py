@@ -203,7 +203,9 @@ def test_a_request_for_another_incarnation_or_partition_is_refused() -> None:
         core.step(offer_request(other), 0.0),
         core.step(d.MessageReceived(meant_for_another), 0.0),
     ]
-    assert refused == [[d.Reply(Refusal(s, RefusalReason.NOT_MEANT))] for s in (other, SESSION)]
+    assert refused == [
+        [d.Reply(Refusal(s, RefusalReason.WRONG_RECIPIENT))] for s in (other, SESSION)
+    ]
 
 
 def test_a_session_without_requests_expires_and_does_not_come_back() -> None:
@@ -254,7 +256,7 @@ def test_epochs_go_on_in_every_phase_of_a_session(phase: str) -> None:
 
 
 def a_newcomer() -> NewcomerCore:
-    limits = NewcomerLimits(chunk_bytes=10, window=2, damaged=3)
+    limits = NewcomerLimits(chunk_bytes=10, window=2, max_damaged=3)
     return NewcomerCore(Replica(SLOT, 2), "boot-n", limits)
 
 
@@ -269,7 +271,7 @@ def chunk(number: int, data: bytes = b"x" * 10, boot: str = "boot-d") -> n.Messa
 
 
 def asked(effects: list[n.NewcomerEffect]) -> list[int]:
-    messages = [e.message for e in effects if isinstance(e, n.Ask)]
+    messages = [e.message for e in effects if isinstance(e, n.SendToDonor)]
     return [m.number for m in messages if isinstance(m, ChunkRequest)]
 
 
@@ -302,7 +304,7 @@ def test_nothing_is_asked_before_all_holds_are_confirmed() -> None:
     core = a_newcomer()
     assert core.step(order(needed=None), 0.0) == []
     assert core.step(order(needed=5), 0.0) == [
-        n.Ask(DONOR_REPLICA, OfferRequest(SESSION, DONOR_REPLICA, 5, 10))
+        n.SendToDonor(DONOR_REPLICA, OfferRequest(SESSION, DONOR_REPLICA, 5, 10))
     ]
     assert core.step(order(needed=None), 0.0) == [], "an older poll"
 
@@ -325,7 +327,7 @@ def test_a_donor_that_prepares_its_offer_is_asked_again_soon() -> None:
     core = a_newcomer()
     core.step(order(), 0.0)
     for now in (2.0, 6.0):
-        core.step(n.RequestsChecked(), now)
+        core.step(n.TimePassed(), now)
     assert core.wake_at == 14.0
     core.step(n.MessageReceived(Preparing(SESSION, 3)), 10.0)
     assert core.wake_at == 12.0
@@ -359,8 +361,8 @@ def test_a_repeated_or_foreign_chunk_changes_nothing() -> None:
 def test_what_is_lost_is_asked_again_with_back_off() -> None:
     core = receiving_newcomer()
     core.step(chunk(0), 0.0)
-    assert asked(core.step(n.RequestsChecked(), 1.9)) == []
-    assert asked(core.step(n.RequestsChecked(), 2.0)) == [1]
+    assert asked(core.step(n.TimePassed(), 1.9)) == []
+    assert asked(core.step(n.TimePassed(), 2.0)) == [1]
     assert core.wake_at == 6.0, "twice as late as before"
 
 
@@ -379,7 +381,7 @@ def test_it_starts_only_with_the_donors_digest() -> None:
     core = installing_newcomer()
     assert core.step(n.StateInstalled(SESSION, "whole"), 0.0) == [
         n.StartFrom(SESSION, 9, 5),
-        n.Ask(DONOR_REPLICA, Release(SESSION)),
+        n.SendToDonor(DONOR_REPLICA, Release(SESSION)),
     ]
     other = installing_newcomer()
     assert n.DiscardState(SESSION) in other.step(n.StateInstalled(SESSION, "other"), 0.0)
@@ -422,7 +424,7 @@ def test_a_restore_point_of_an_older_poll_is_not_followed() -> None:
 def test_a_newer_order_replaces_the_session() -> None:
     core = receiving_newcomer()
     effects = core.step(order(session=NEWER), 0.0)
-    assert effects[:2] == [n.DiscardState(SESSION), n.Ask(DONOR_REPLICA, Release(SESSION))]
+    assert effects[:2] == [n.DiscardState(SESSION), n.SendToDonor(DONOR_REPLICA, Release(SESSION))]
     assert core.step(order(), 0.0) == [], "an older poll"
     assert core.step(chunk(0), 0.0) == []
     progress = core.report().progress

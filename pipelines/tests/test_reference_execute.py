@@ -24,7 +24,7 @@ from rekindle.reference import (
     Progress,
     RunEvent,
     SourcesOpened,
-    SparkStart,
+    SparkOptions,
     redirect,
     run_reference,
 )
@@ -345,7 +345,7 @@ def test_files_with_ambiguous_names_are_refused() -> None:
 )
 def test_a_master_that_is_not_local_is_refused_at_once(tmp_path: Path, master: str) -> None:
     with pytest.raises(RekindleError, match=r"is not supported.*give local, local\[n\]"):
-        run(tmp_path, spark=SparkStart(master))
+        run(tmp_path, spark=SparkOptions(master))
 
 
 def test_the_command_reports_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from random_histories import histories
 from rekindle.exchange.state_mover.messages import Replica
 from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 ACTIONS = (
     *["run"] * 12,

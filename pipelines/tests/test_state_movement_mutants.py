@@ -68,8 +68,8 @@ def chunks_are_stored_as_they_come(patch: Patch) -> None:
     arrived = NewcomerCore._chunk_arrived
 
     def misplaced(self: NewcomerCore, current: Any, chunk: Any, now: float) -> Any:
-        if current.asked and chunk.number not in current.asked:
-            object.__setattr__(chunk, "number", min(current.asked))
+        if current.requested and chunk.number not in current.requested:
+            object.__setattr__(chunk, "number", min(current.requested))
         return arrived(self, current, chunk, now)
 
     patch.setattr(NewcomerCore, "_chunk_arrived", misplaced)
@@ -84,7 +84,7 @@ def chunks_are_stored_as_they_come(patch: Patch) -> None:
 
 
 def everything_is_asked_for_at_once(patch: Patch) -> None:
-    go_on = NewcomerCore._go_on
+    go_on = NewcomerCore._continue_transfer
 
     def greedy(self: NewcomerCore, current: Any, now: float) -> Any:
         object.__setattr__(self._limits, "window", 1000)
@@ -93,7 +93,7 @@ def everything_is_asked_for_at_once(patch: Patch) -> None:
         finally:
             object.__setattr__(self._limits, "window", 3)
 
-    patch.setattr(NewcomerCore, "_go_on", greedy)
+    patch.setattr(NewcomerCore, "_continue_transfer", greedy)
 
 
 def a_stalled_session_is_never_given_up(patch: Patch) -> None:

@@ -22,7 +22,7 @@ from rekindle.streams.log import OutputLog, Result
 from rekindle.streams.log_reading import READ_EPOCHS
 from rekindle.streams.records import WATERMARK_CHANGE, Record, RecordKind, encode_header
 from rekindle.streams.tail import MAX_WATERMARK_CHANGES_BYTES
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 PLACES = st.floats(0, 1, exclude_max=True)
 SIZES = st.sampled_from((1, 700, 1 << 20))

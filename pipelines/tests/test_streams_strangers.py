@@ -240,7 +240,7 @@ def test_the_address_with_most_connections_loses_the_oldest() -> None:
     for name, peer in (("a", "reader"), ("b", "stranger"), ("c", "stranger"), ("d", "stranger")):
         limits.opened(name, peer, 0.0)
     assert limits.full
-    for _ in range(connections.CHECKS):
+    for _ in range(connections.MAX_CHECKS):
         assert not limits.make_room()  # they may be about to send a request
     (closed,) = limits.make_room()
     assert (closed.connection, closed.peer) == ("b", "stranger")

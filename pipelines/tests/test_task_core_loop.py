@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_histories import histories
 
+from rekindle.engine.call_sizes import MAX_CRASHES, CallSizes
 from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import EpochOutput, State
-from rekindle.engine.retry import MAX_CRASHES, CallSizes
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.events import SetProblem, Woken

@@ -175,9 +175,9 @@ def test_a_core_without_a_call_says_what_it_waits_for(moves: list[str]) -> None:
     core = (shell := play(moves)).core
     if shell.call is None:
         paused = not core.may_write(core.next_epoch)
-        assert paused or (core.wake_at is not None) or core.waits_for == core.next_epoch
+        assert paused or (core.wake_at is not None) or core.awaited_epoch == core.next_epoch
     else:
-        assert (core.wake_at, core.waits_for) == (None, None)
+        assert (core.wake_at, core.awaited_epoch) == (None, None)
 
 
 def test_a_failed_call_is_repeated_after_a_growing_back_off() -> None:

@@ -67,7 +67,7 @@ def test_sinks_write_no_epoch_after_the_agreed_one(world: World) -> None:
     world.sinks.assign([SINK])
     world.run_to(20)
     eventually(lambda: world.sinks.progress()[0].durable == 4)
-    assert world.sinks.flush(world.log.last, 1.0), "flush does not wait for later epochs"
+    assert world.sinks.wait_until_durable(world.log.last, 1.0), "it does not wait for later epochs"
     assert world.sink.epochs == [0, 1, 2, 3, 4]
     world.sinks.pause_after(None)
     eventually(lambda: world.sinks.progress()[0].durable == world.log.last)

@@ -181,14 +181,14 @@ def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
     crashed(home, replicas=1)
     mark(home)
     world = Boot(home, replicas=1).world
-    assert not world.sinks.compared(), "no sink is known yet"
+    assert not world.sinks.all_compared(), "no sink is known yet"
     world.sink.epochs = list(range(8))
     world.sinks.assign([SINK])
     world.run_to(5)
     eventually(lambda: world.sinks.progress()[0].durable == 4)
-    assert not world.sinks.compared()
+    assert not world.sinks.all_compared()
     world.run_to(9)
-    eventually(world.sinks.compared)
+    eventually(world.sinks.all_compared)
     world.earlier.stop_comparing()
     world.sinks.stop()
     killed(Boot(home, replicas=1), epoch=9)
@@ -203,7 +203,7 @@ def test_a_conflict_keeps_a_comparison_alive(home: Path) -> None:
     world.sinks.assign([SINK])
     world.run_to(9)
     eventually(lambda: world.sinks.progress()[0].durable == 8)
-    assert not world.sinks.compared()
+    assert not world.sinks.all_compared()
     world.sinks.stop()
 
 

@@ -12,10 +12,10 @@ import pytest
 from task_world import SCHEMA, Counting, World
 
 from rekindle.engine.bounds import CallBounds
+from rekindle.engine.call_sizes import CallSizes, check_columns
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory, describe_exit
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, State
-from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import EpochTooLarge, RekindleError, StoreError
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.call_size_file import CallSize, CallSizeFile
@@ -152,7 +152,7 @@ def test_an_epoch_too_large_for_the_task_is_refused(tmp_path: Path) -> None:
 def test_a_column_that_arrow_cannot_hold_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rekindle.engine.retry.COLUMN_BYTES", 1000)
+    monkeypatch.setattr("rekindle.engine.call_sizes.COLUMN_BYTES", 1000)
     rows = pa.table({"n": list(range(500)), "s": ["xyz"] * 500})
     with pytest.raises(EpochTooLarge, match=r"column s of epoch 3 has .* of type string"):
         check_columns(3, rows)

@@ -42,7 +42,7 @@ from rekindle.task.moving import pieces as pieces_module
 from rekindle.task.moving.pieces import Installation, Moved, NotMovable, Pieces, install
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 PANES = (1, 4, 17)
 """Tumbling windows, hopping ones, and long ones, whose panes are in a tree."""
@@ -233,7 +233,7 @@ class Sessions:
 
     def do(self, effect: Any) -> None:
         match effect:
-            case newcomers.Ask(_, message):
+            case newcomers.SendToDonor(_, message):
                 self.to_donor(donors.MessageReceived(message))
             case donors.Reply(message):
                 self.to_newcomer(newcomers.MessageReceived(message))

@@ -16,7 +16,7 @@ from rekindle.topology.sql.aggregates import parse_aggregates
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.row_wise import check_sql
 from rekindle_testing.fixtures.bad_manifests import good_manifest
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 SCHEMA = ddl_to_schema("n BIGINT, tags ARRAY<STRUCT<k: INT>>, s STRUCT<f: STRING>, ts TIMESTAMP")
 WORDS = st.sampled_from(

@@ -208,7 +208,7 @@ class Executor:
             self._cluster.request_pass()
         if response is not None and response.get("kind") == "Pod":
             if action.grace_s == 0 or not response["metadata"].get("deletionTimestamp"):
-                self._cluster.pods.forget(response)
+                self._cluster.pods.remove_deleted(response)
             else:
                 self._cluster.pods.put(response)
 

@@ -70,7 +70,10 @@ def task_limit_problems(tasks: int, policy: PodPolicy) -> list[Problem]:
     if tasks <= policy.max_tasks:
         return []
     what = f"needs {tasks} tasks; the limit for a topology is {policy.max_tasks}"
-    hint = "use fewer partitions or replicas, or have podPolicy.maxTasks raised in the chart"
+    hint = (
+        "use fewer partitions or replicas; "
+        "an administrator can raise podPolicy.maxTasks in the chart"
+    )
     return [Problem("spec", REASON, what, hint)]
 
 

@@ -35,13 +35,13 @@ class JsonFormatter(logging.Formatter):
 
 def configure_logging(
     level: int | str = logging.INFO,
-    quiet: Mapping[str, int] | None = None,
+    logger_levels: Mapping[str, int] | None = None,
     **fields: object,
 ) -> None:
-    """Replace all handlers of this process. `quiet`: levels of single loggers; `fields` are part
+    """Replace all handlers of this process. `logger_levels`: by name; `fields` are part
     of each line."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter(**fields))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for name, least in (quiet or {}).items():
+    for name, least in (logger_levels or {}).items():
         logging.getLogger(name).setLevel(least)

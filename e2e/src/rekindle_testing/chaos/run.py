@@ -35,10 +35,10 @@ from rekindle_testing.waiting import DeadlineError, wait_for
 
 BUILD = ROOT / "build" / "chaos"
 NODES = 5
-ADVANCE_WITHIN_S = 120.0
-START_WITHIN_S = 180.0
+ADVANCE_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 180.0
 _INPUT_BEFORE_ROUNDS_S = 90
-_INPUT_PER_ROUND_S = 60 + int(ADVANCE_WITHIN_S)
+_INPUT_PER_ROUND_S = 60 + int(ADVANCE_TIMEOUT_S)
 _NO_STALLED_LIVE = StalledLive("", 0.0, 0.0)
 _SPARE_INPUT_S = 20  # of input after the epoch that a query has to reach
 
@@ -191,7 +191,7 @@ class _Run:
             wait_for(
                 "all queries to be Live before the first round",
                 self._all_live,
-                START_WITHIN_S,
+                START_TIMEOUT_S,
                 0.25,
             )
             wait_for("checkpoints of both", self._all_checkpointed, 60, 0.25)
@@ -216,10 +216,10 @@ class _Run:
             self._print(f"  {time.monotonic() - began:5.1f} s  {self._injector.apply(step.action)}")
         self._injector.wait_nodes_replaced()
         faults_ended = time.monotonic()
-        self._wait_advanced(round, faults_ended + ADVANCE_WITHIN_S)
+        self._wait_advanced(round, faults_ended + ADVANCE_TIMEOUT_S)
         advanced_s = time.monotonic() - faults_ended
         self._wait(
-            round, "reported as Live", self._sampler.not_live, faults_ended + ADVANCE_WITHIN_S
+            round, "reported as Live", self._sampler.not_live, faults_ended + ADVANCE_TIMEOUT_S
         )
         live_s = time.monotonic() - faults_ended
         rows = self._compare_new(round)
@@ -235,7 +235,7 @@ class _Run:
             stalled_query=stalled.query,
         )
 
-    def _wait_advanced(self, round: Round, until: float) -> None:
+    def _wait_advanced(self, round: Round, deadline: float) -> None:
         """Until every query has passed the newest epoch that any query of its topology has written
         now."""
         # An epoch of both topologies is one second, so epochs and seconds of input compare.
@@ -250,16 +250,16 @@ class _Run:
                 behind |= progress.behind(goals[name])
             return behind
 
-        self._wait(round, f"beyond epochs {goals}", missing, until)
+        self._wait(round, f"beyond epochs {goals}", missing, deadline)
 
     def _wait(
-        self, round: Round, what: str, missing: Callable[[], dict[str, Any]], until: float
+        self, round: Round, what: str, missing: Callable[[], dict[str, Any]], deadline: float
     ) -> None:
         while left := missing():
             self._sampler.check()
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise RoundFailure(
-                    f"round {round.number}: {ADVANCE_WITHIN_S:g} s after the end of its faults "
+                    f"round {round.number}: {ADVANCE_TIMEOUT_S:g} s after the end of its faults "
                     f"not all queries are {what}: {left}"
                 )
             time.sleep(0.1)

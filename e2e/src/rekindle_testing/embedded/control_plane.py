@@ -261,7 +261,7 @@ class ControlPlane:
         # Both are mounted into every pod.
         for path in ("serviceaccounts/default", "configmaps/kube-root-ca.crt"):
             path = f"/api/v1/namespaces/default/{path}"
-            created = partial(self._api_answers, path)
+            created = partial(self._api_responds, path)
             self._await("kube-controller-manager", f"create {path}", created)
 
     def _launch_api_server(self) -> None:
@@ -278,11 +278,11 @@ class ControlPlane:
     # --- readiness --------------------------------------------------------
 
     def _await_api_server(self) -> None:
-        self._await("kube-apiserver", "answer /readyz", partial(self._api_answers, "/readyz"))
+        self._await("kube-apiserver", "respond to /readyz", partial(self._api_responds, "/readyz"))
 
     def _await_healthy(self, name: str, port: int) -> None:
-        healthy = partial(self._answers, components.LOOPBACK, port, "/healthz")
-        self._await(name, "answer /healthz", healthy)
+        healthy = partial(self._responds, components.LOOPBACK, port, "/healthz")
+        self._await(name, "respond to /healthz", healthy)
 
     def _await(self, name: str, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.settings.start_timeout_s
@@ -297,10 +297,10 @@ class ControlPlane:
                 )
             time.sleep(_POLL_S)
 
-    def _api_answers(self, path: str) -> bool:
-        return self._answers(self.settings.api_address, self._installation.ports.api_server, path)
+    def _api_responds(self, path: str) -> bool:
+        return self._responds(self.settings.api_address, self._installation.ports.api_server, path)
 
-    def _answers(self, host: str, port: int, path: str) -> bool:
+    def _responds(self, host: str, port: int, path: str) -> bool:
         connection = http.client.HTTPSConnection(
             host, port, timeout=5, context=self._installation.admin_tls
         )

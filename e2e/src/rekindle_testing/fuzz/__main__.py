@@ -57,7 +57,7 @@ def run(
         for failure in failures:
             _report(failure, cases, directory)
         found += failures
-        if running.operator.process.poll() is not None:
+        if running.operator_exited():
             break
     return found
 
@@ -65,13 +65,13 @@ def run(
 def _report(failure: Failure, cases: Sequence[Case], directory: Path) -> None:
     seed = cases[0].seed
     if failure.index is None:
-        _print(f"FAILURE: {failure.what}")
+        _print(f"FAILURE: {failure.message}")
         _print(f"  replay: make fuzz SEED={seed} FIRST={cases[0].index} COUNT={len(cases)}")
         return
     one = next(c for c in cases if c.index == failure.index)
     manifest = directory / f"{one.index}.json"
     manifest.write_text(one.body)
-    _print(f"FAILURE of manifest {one.index} of seed {seed}: {failure.what}")
+    _print(f"FAILURE of manifest {one.index} of seed {seed}: {failure.message}")
     _print(f"  made of: {one.derived_from}")
     _print(f"  manifest: {manifest}")
     _print(f"  replay: make fuzz SEED={seed} FIRST={one.index} COUNT=1")
@@ -88,19 +88,20 @@ def _soak(running: Session, seed: int, duration_s: float) -> list[Failure]:
 
 
 def summary(running: Session) -> list[str]:
-    figures = running.figures
-    latency = sorted(figures.validated_s) or [0.0]
-    passes = running.pass_buckets()
-    memory = figures.rss_mib or [0.0]
+    statistics = running.statistics
+    latency = sorted(statistics.validated_s) or [0.0]
+    passes = running.reconcile_duration_buckets()
+    memory = statistics.rss_mib or [0.0]
     return [
-        f"created: {_counted(figures.created)}",
-        f"edited: {_counted(figures.edited)}",
-        f"rejections by the API server: {_counted(figures.rejections)}",
-        f"reasons of Valid: {_counted(figures.reasons)}",
-        f"pods seen: {figures.pods}",
+        f"created: {_counted(statistics.created)}",
+        f"edited: {_counted(statistics.edited)}",
+        f"rejections by the API server: {_counted(statistics.rejections)}",
+        f"reasons of Valid: {_counted(statistics.reasons)}",
+        f"pods seen: {statistics.pods}",
         f"until the condition Valid, s: {_percentiles(latency)}",
         f"passes: {_passes(passes)}",
-        f"resident memory, MiB: {memory[0]:.0f} after a batch, {memory[-1]:.0f} after the last",
+        f"resident memory, MiB: {memory[0]:.0f} after the first batch, "
+        f"{memory[-1]:.0f} after the last",
         f"actions: {dict(running.actions())}",
     ]
 

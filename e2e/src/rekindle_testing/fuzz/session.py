@@ -20,30 +20,35 @@ from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, ObservedTopology, Watcher
 from rekindle_testing.fuzz.generator import Case, edit, is_edited
 from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
-from rekindle_testing.harness.operator_process import Operator, install_crds, operator_kubeconfig
+from rekindle_testing.harness.operator_process import (
+    OperatorProcess,
+    install_crds,
+    operator_kubeconfig,
+)
 from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import DeadlineError, wait_for
 
 _START_TIMEOUT_S = 60.0
 _VALIDATION_TIMEOUT_S = 60.0
 _SETTLING_TIMEOUT_S = 60.0
-_QUIET_S = 5.0  # without changes, before a topology counts as settled: longer than delayed writes
-_OBSERVED_S = 2.0  # during which a settled topology must not change
+# Without changes, before a topology counts as settled: longer than delayed writes.
+_QUIET_PERIOD_S = 5.0
+_OBSERVATION_S = 2.0  # during which a settled topology must not change
 _DELETION_TIMEOUT_S = 90.0
 _SENDERS = 4
-# A sample of a metric: name, labels, value.
+# A sample in the text format of Prometheus: name, labels, value.
 _SAMPLE = re.compile(r"^(\w+?)(?:_total)?(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     index: int | None  # None: of the whole batch
-    what: str
+    message: str
 
 
 @dataclass(slots=True)
 class SentResource:
-    """A case, and what became of it. `sent_at`: the newest version of it (monotonic)."""
+    """A case, and its verdicts. `sent_at`: when its newest version was sent (monotonic)."""
 
     case: Case
     uid: str = ""
@@ -52,7 +57,7 @@ class SentResource:
 
 
 @dataclass(slots=True)
-class Figures:
+class RunStatistics:
     """What the summary of a run reports; `reasons`: of the condition Valid."""
 
     created: Counter[Verdict] = field(default_factory=Counter)
@@ -65,10 +70,10 @@ class Figures:
 
 
 class Session:
-    def __init__(self, control_plane: ControlPlane, operator: Operator) -> None:
+    def __init__(self, control_plane: ControlPlane, operator: OperatorProcess) -> None:
         self.control_plane = control_plane
         self.operator = operator
-        self.figures = Figures()
+        self.statistics = RunStatistics()
         self._api = Api(control_plane.kubeconfig)
         self._watcher = Watcher(self._api)
         self._process = psutil.Process(operator.process.pid)
@@ -91,11 +96,12 @@ class Session:
             failures += self._check_settled(created)
         failures += self._check_operator()
         self._delete(created)
-        self.figures.rss_mib.append(self._process.memory_info().rss / 2**20)
+        if not self.operator_exited():  # else there is a failure that says so
+            self.statistics.rss_mib.append(self._process.memory_info().rss / 2**20)
         return failures
 
     def soak(self, cases: Sequence[Case], duration_s: float) -> tuple[dict[str, int], Counter[str]]:
-        """What changes while nothing happens: further versions by topology, and actions by kind."""
+        """What the operator does without edits: updates by topology, and actions by kind."""
         batch = [SentResource(c) for c in cases]
         for sent in batch:
             self._create(sent)
@@ -114,14 +120,14 @@ class Session:
 
     def _create(self, sent: SentResource) -> None:
         case = sent.case
-        status, answer = self._api.send("POST", TOPOLOGIES, case.body, strict=case.strict)
+        status, response = self._api.send("POST", TOPOLOGIES, case.body, strict=case.strict)
         if status != 201:
-            self._reject(sent, answer, self.figures.created)
+            self._reject(sent, response, self.statistics.created)
             return
-        sent.uid, sent.sent_at = answer["metadata"]["uid"], time.monotonic()
+        sent.uid, sent.sent_at = response["metadata"]["uid"], time.monotonic()
 
     def _edit(self, sent: SentResource) -> Failure | None:
-        """Only the spec, over what the operator may have changed meanwhile."""
+        """Replace the spec alone, and keep what the operator may have changed meanwhile."""
         seen = self._watcher.seen(sent.uid)
         if seen is None:
             return Failure(sent.case.index, "it has disappeared")
@@ -131,21 +137,21 @@ class Session:
         while True:
             current = self._api.get(f"{TOPOLOGIES}/{name}")
             body["metadata"] = current["metadata"]
-            status, answer = self._api.send(
+            status, response = self._api.send(
                 "PUT", f"{TOPOLOGIES}/{name}", json.dumps(body), strict=sent.case.strict
             )
             if status != 409:
                 break
         if status != 200:
-            self._reject(sent, answer, self.figures.edited)
+            self._reject(sent, response, self.statistics.edited)
         sent.sent_at = time.monotonic()
         return None
 
-    def _reject(self, sent: SentResource, answer: Any, counter: Counter[Verdict]) -> None:
-        message = str(answer.get("message"))
+    def _reject(self, sent: SentResource, response: Any, counter: Counter[Verdict]) -> None:
+        message = str(response.get("message"))
         sent.verdicts.append((Verdict.REJECTED, message))
         counter[Verdict.REJECTED] += 1
-        self.figures.rejections[str(answer.get("reason"))] += 1
+        self.statistics.rejections[str(response.get("reason"))] += 1
 
     def _await_validation(self, batch: Sequence[SentResource]) -> list[Failure]:
         """Until each has a condition of its newest generation."""
@@ -160,11 +166,11 @@ class Session:
         with contextlib.suppress(DeadlineError):
             wait_for(
                 "validation",
-                lambda: not not_validated() or self._has_ended(),
+                lambda: not not_validated() or self.operator_exited(),
                 _VALIDATION_TIMEOUT_S,
             )
-        what = f"the operator has not validated it within {_VALIDATION_TIMEOUT_S:g} s"
-        failures = [Failure(s.case.index, what) for s in not_validated()]
+        message = f"the operator has not validated it within {_VALIDATION_TIMEOUT_S:g} s"
+        failures = [Failure(s.case.index, message) for s in not_validated()]
         for sent in batch:
             self._count(sent)
         return failures
@@ -178,24 +184,24 @@ class Session:
         is_first = not any(v is not Verdict.REJECTED for v, _ in sent.verdicts)
         if not is_first and sent.verdicts[-1][0] is Verdict.REJECTED:
             return  # the edit was rejected: this is the verdict of before
-        counter = self.figures.created if is_first else self.figures.edited
+        counter = self.statistics.created if is_first else self.statistics.edited
         counter[outcome] += 1
         valid = next(c for c in seen.topology["status"]["conditions"] if c["type"] == "Valid")
-        self.figures.reasons[valid["reason"]] += 1
+        self.statistics.reasons[valid["reason"]] += 1
         sent.verdicts.append((outcome, valid["message"]))
         took_s = seen.validated_at[generation] - sent.sent_at
         if took_s > 0:  # else an edit changed nothing: its generation was validated before
-            self.figures.validated_s.append(took_s)
+            self.statistics.validated_s.append(took_s)
 
     def _check_settled(self, batch: Sequence[SentResource]) -> list[Failure]:
         failures = self._await_quiet(batch)
         before = {s.uid: self._changes(s) for s in batch}
         actions = self.actions()
-        time.sleep(_OBSERVED_S)
+        time.sleep(_OBSERVATION_S)
         for sent in batch:
-            if (times := self._changes(sent) - before[sent.uid]) > 0:
+            if (count := self._changes(sent) - before[sent.uid]) > 0:
                 failures.append(
-                    Failure(sent.case.index, f"changed {times} times after it had settled")
+                    Failure(sent.case.index, f"changed {count} times after it had settled")
                 )
         if done := self.actions() - actions:
             failures.append(Failure(None, f"actions after all had settled: {dict(done)}"))
@@ -205,11 +211,11 @@ class Session:
             if not pod["metadata"].get("deletionTimestamp")
             for owner in pod["metadata"].get("ownerReferences") or ()
         )
-        self.figures.pods += pods.total()
+        self.statistics.pods += pods.total()
         for sent in batch:
             if (seen := self._watcher.seen(sent.uid)) is not None:
                 found = violations(seen.topology, pods[sent.uid])
-                failures += [Failure(sent.case.index, what) for what in found]
+                failures += [Failure(sent.case.index, message) for message in found]
         return failures
 
     def _await_quiet(self, batch: Sequence[SentResource]) -> list[Failure]:
@@ -217,28 +223,28 @@ class Session:
         deadline = time.monotonic() + _SETTLING_TIMEOUT_S
         while True:
             before, actions = {s.uid: self._changes(s) for s in batch}, self.actions()
-            time.sleep(_QUIET_S)
+            time.sleep(_QUIET_PERIOD_S)
             changing = [s for s in batch if self._changes(s) > before[s.uid]]
             done = self.actions() - actions
             if not changing and not done:
                 return []
-            if time.monotonic() > deadline or self._has_ended():
+            if time.monotonic() > deadline or self.operator_exited():
                 break
-        what = f"still changes after {_SETTLING_TIMEOUT_S:g} s"
-        found = [Failure(s.case.index, f"{what}: {self._changes(s)} times") for s in changing]
+        message = f"still changes after {_SETTLING_TIMEOUT_S:g} s"
+        found = [Failure(s.case.index, f"{message}: {self._changes(s)} times") for s in changing]
         return found or [Failure(None, f"actions after {_SETTLING_TIMEOUT_S:g} s: {dict(done)}")]
 
     def _check_operator(self) -> list[Failure]:
         failures = []
-        if self._has_ended():
+        if self.operator_exited():
             failures.append(
-                Failure(None, f"the operator exited with {self.operator.process.returncode}")
+                Failure(None, f"the operator exited with code {self.operator.process.returncode}")
             )
-        elif failed := self.sample("rekindle_operator_reconcile_errors"):
-            failures.append(Failure(None, f"{failed:g} errors of reconcile passes"))
+        elif failed := self.metric_sum("rekindle_operator_reconcile_errors"):
+            failures.append(Failure(None, f"{failed:g} reconcile passes failed"))
         if self._watcher.error:
             failures.append(Failure(None, f"the watch failed: {self._watcher.error}"))
-        if lines := self.operator.errors():
+        if lines := self.operator.error_lines():
             failures.append(Failure(None, "\n".join(lines[-5:])))
         return failures
 
@@ -257,23 +263,7 @@ class Session:
             _DELETION_TIMEOUT_S,
         )
 
-    # --- what is observed -----------------------------------------------------
-
-    def left_over(self) -> list[str]:
-        """Objects of the operator that remain; the garbage collector deletes them with a delay."""
-        kinds = (
-            "pods",
-            "configmaps",
-            "leases",
-            "roles",
-            "rolebindings",
-            "serviceaccounts",
-            "secrets",
-        )
-        listed = self.control_plane.kubectl(
-            *("get", ",".join(kinds), "-n", NAMESPACE, "-l", names.LABEL_TOPOLOGY, "-o", "name")
-        )
-        return listed.split()
+    # --- metrics and observed objects -----------------------------------------
 
     def actions(self) -> Counter[str]:
         """Executed actions by kind."""
@@ -285,11 +275,12 @@ class Session:
         }
         return Counter(found)
 
-    def sample(self, name: str) -> float:
+    def metric_sum(self, name: str) -> float:
+        """Of all samples of a metric, whatever their labels."""
         found = _SAMPLE.findall(self.operator.get("/metrics"))
         return sum(float(value) for sample, _, value in found if sample == name)
 
-    def pass_buckets(self) -> dict[float, int]:
+    def reconcile_duration_buckets(self) -> dict[float, int]:
         """Reconcile passes by the upper limit of their duration, cumulative."""
         found = _SAMPLE.findall(self.operator.get("/metrics"))
         return {
@@ -302,7 +293,7 @@ class Session:
         seen = self._watcher.seen(sent.uid)
         return seen.changes if seen is not None else 0
 
-    def _has_ended(self) -> bool:
+    def operator_exited(self) -> bool:
         return self.operator.process.poll() is not None
 
 
@@ -316,7 +307,7 @@ def session(directory: Path, on_progress: OnProgress) -> Iterator[Session]:
     with ControlPlane(directory / "plane", on_progress=on_progress) as control_plane:
         install_crds(control_plane)
         control_plane.kubectl("create", "namespace", NAMESPACE)
-        operator = Operator(operator_kubeconfig(control_plane), directory, "operator")
+        operator = OperatorProcess(operator_kubeconfig(control_plane), directory, "operator")
         try:
             wait_for("the operator leads", operator.leads, _START_TIMEOUT_S)
             running = Session(control_plane, operator)

@@ -1,4 +1,4 @@
-"""The directory of a run outside pytest: removed at its end, kept with its evidence on failure."""
+"""The directory of a run outside pytest: deleted at its end, kept if the run fails."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def temporary_run_directory(name: str) -> Iterator[Path]:
     try:
         yield directory
     except BaseException:
-        print(f"kept for a look at the failure: {directory}")
+        print(f"the run failed; its logs and files are kept in {directory}")
         raise
     shutil.rmtree(directory)

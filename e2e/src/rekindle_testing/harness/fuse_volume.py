@@ -1,4 +1,4 @@
-"""A directory that answers slowly or not at all, as a network file system whose server does.
+"""A slow or hanging directory, like a network file system with a slow or dead server.
 
 A FUSE file system (bindfs) that passes everything through to another directory. While its process
 is stopped, every access to it hangs, as with an NFS mount whose server is gone.
@@ -49,15 +49,15 @@ class FuseVolume:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.respond()
+        self.resume()
         subprocess.run(["umount", "--lazy", str(self.directory)], check=False)
         self._children.close(grace_s=5)
 
     def hang(self) -> None:
-        """Every access waits until `respond`."""
+        """Every access waits until `resume`."""
         assert self._process is not None, "it is mounted"
         self._process.pause()
 
-    def respond(self) -> None:
+    def resume(self) -> None:
         if self._process is not None:
             self._process.resume()

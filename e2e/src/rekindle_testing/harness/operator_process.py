@@ -27,7 +27,8 @@ def install_crds(control_plane: ControlPlane) -> None:
 
 
 def operator_kubeconfig(control_plane: ControlPlane) -> Path:
-    """Installs the chart's permissions and priority classes; the operator's kubeconfig."""
+    """Install the chart's permissions and priority classes. Returns a kubeconfig with these
+    permissions."""
     chart = str(ROOT / "charts/rekindle")
     # Without a cluster, helm assumes a version that depends on how helm was built.
     command = [str(ensure_helm()), "template", "rekindle", chart, "--kube-version", "1.30.0"]
@@ -40,21 +41,21 @@ def operator_kubeconfig(control_plane: ControlPlane) -> Path:
     return control_plane.user_kubeconfig(_USER)
 
 
-class Operator:
-    """`python -m rekindle_operator` as a process. `more`: environment variables."""
+class OperatorProcess:
+    """`python -m rekindle_operator` as a process. `environment`: further variables, or others."""
 
     def __init__(
         self,
         kubeconfig: Path,
         directory: Path,
         identity: str,
-        more: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.log = directory / f"{identity}.log"
-        environment = os.environ | {
+        process_environment = os.environ | {
             "KUBECONFIG": str(kubeconfig),
             # Where the client puts certificates and keys, which stay after SIGKILL.
             "TMPDIR": str(directory),
@@ -63,12 +64,12 @@ class Operator:
             "REKINDLE_OPERATOR_IDENTITY": identity,
             # As the chart names it for the release `rekindle` in the namespace `default`.
             "REKINDLE_PRIORITY_CLASS": "default.rekindle-task",
-            **(more or {}),
+            **(environment or {}),
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rekindle_operator"],
-                env=environment,
+                env=process_environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -85,7 +86,7 @@ class Operator:
     def leads(self) -> bool:
         return "rekindle_operator_leader 1.0" in self.get("/metrics")
 
-    def errors(self) -> list[str]:
+    def error_lines(self) -> list[str]:
         """Lines of the log that report exceptions, or that are not of its logging (no JSON)."""
         lines = self.log.read_text().splitlines()
         return [line for line in lines if '"exception"' in line or not line.startswith("{")]

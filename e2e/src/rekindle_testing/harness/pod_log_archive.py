@@ -1,7 +1,7 @@
 """Preserves the logs of pods whose node dies, by hard links: nothing is copied.
 
-The directory of a lost node and the logs of a deleted pod are deleted with them, but they may be
-needed as evidence of a later failure.
+The logs of a lost node and of a deleted pod are deleted with them, but they may be needed to find
+the cause of a later failure.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from rekindle_testing.harness.nodes import NodeKind
 
 
 class PodLogArchive:
-    """`nodes`: the directory of a cluster's nodes; `kept`: on the same file system."""
+    """`nodes`: the directory of a cluster's nodes; `archive`: where logs are preserved, on the same
+    file system."""
 
-    def __init__(self, node_kind: NodeKind, nodes: Path, kept: Path) -> None:
+    def __init__(self, node_kind: NodeKind, nodes: Path, archive: Path) -> None:
         self._node_kind = node_kind
         self._nodes = nodes
-        self._kept = kept
+        self._archive = archive
         self._linked: set[int] = set()
 
     def preserve_new(self) -> None:
@@ -35,7 +36,7 @@ class PodLogArchive:
         if inode in self._linked:
             return
         name = f"{self._node_kind.name_of(log)}-{inode}"
-        target = self._kept / self._node_kind.pod_of(log) / name
+        target = self._archive / self._node_kind.pod_of(log) / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.link(log, target)
@@ -43,5 +44,5 @@ class PodLogArchive:
 
     def copy_to(self, directory: Path) -> None:
         self.preserve_new()
-        if self._kept.exists():
-            shutil.copytree(self._kept, directory, dirs_exist_ok=True)
+        if self._archive.exists():
+            shutil.copytree(self._archive, directory, dirs_exist_ok=True)

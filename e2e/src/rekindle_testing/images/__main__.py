@@ -21,7 +21,7 @@ from rekindle_testing.images.archives import write_key_after_build
 from rekindle_testing.images.build import Builder, exclusive_lock
 from rekindle_testing.images.engines import IN_NAMESPACES, EngineKind, ImageConfig
 from rekindle_testing.images.errors import ImageError
-from rekindle_testing.images.starts import (
+from rekindle_testing.images.image_runs import (
     IMAGES,
     ContainerRun,
     Findings,
@@ -64,7 +64,7 @@ def _build_and_start(saves: bool) -> list[str]:
     for image in IMAGES:
         tag = builder.build(image)
         config = builder.engine.parse_config(builder.run(builder.engine.inspect(tag)))
-        problems, findings = _start(builder, image, tag, config)
+        problems, findings = _run_checks(builder, image, tag, config)
         wrong += problems
         if not problems:
             _say(summary(image, tag, findings))
@@ -73,36 +73,36 @@ def _build_and_start(saves: bool) -> list[str]:
     return wrong
 
 
-def _start(
+def _run_checks(
     builder: Builder, image: Image, tag: str, config: ImageConfig
 ) -> tuple[list[str], Findings]:
     wrong = config_problems(config)
     findings: Findings = {}
-    for start in image.starts:
-        with _command(builder, image, tag, config, start) as command:
-            script = _IMAGE_CHECKS.read_text() if start.runs_checks else ""
+    for run in image.runs:
+        with _command(builder, image, tag, config, run) as command:
+            script = _IMAGE_CHECKS.read_text() if run.runs_checks else ""
             done = programs.run(command, timeout_s=_START_TIMEOUT_S, stdin=script)
-        wrong += run_problems(start, done.exit_code, done.output)
+        wrong += run_problems(run, done.exit_code, done.output)
         findings = {**findings, **read_findings(done.output)}
     return wrong or finding_problems(image, findings), findings
 
 
 @contextlib.contextmanager
 def _command(
-    builder: Builder, image: Image, tag: str, config: ImageConfig, start: ContainerRun
+    builder: Builder, image: Image, tag: str, config: ImageConfig, run: ContainerRun
 ) -> Iterator[Sequence[str]]:
     """What starts the image once; afterwards nothing is left of its container. Buildah mounts the
     image's file system in namespaces of its own: `images.enter` runs the command there."""
-    name, engine = f"rekindle-start-{os.getpid()}", builder.engine
+    name, engine = f"rekindle-run-{os.getpid()}", builder.engine
     if engine.kind is not EngineKind.BUILDAH:
         try:
-            yield engine.run(tag, name, image.writable, start.command)
+            yield engine.run(tag, name, image.writable, run.command)
         finally:
             programs.run([str(engine.kind), "rm", "--force", name], timeout_s=_COMMAND_TIMEOUT_S)
         return
     builder.run(engine.buildah("from", "--name", name, tag))
     try:
-        own = start.command or config.command
+        own = run.command or config.command
         spec = {
             "mount": engine.buildah("mount", name)[len(IN_NAMESPACES) :],
             "user": config.user,

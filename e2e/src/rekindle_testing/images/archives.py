@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rekindle_testing.embedded.cache import content_key
 from rekindle_testing.images.build import BUILD_DIRECTORY, Builder, exclusive_lock, version
-from rekindle_testing.images.starts import IMAGES
+from rekindle_testing.images.image_runs import IMAGES
 from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
 

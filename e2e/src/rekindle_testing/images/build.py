@@ -16,7 +16,7 @@ from rekindle.directories import cache_root
 from rekindle_testing.images import base, programs
 from rekindle_testing.images.engines import ContainerEngine, EngineKind, choose
 from rekindle_testing.images.errors import ImageError, NoContainerEngine
-from rekindle_testing.images.starts import IMAGES, Image
+from rekindle_testing.images.image_runs import IMAGES, Image
 from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
 

@@ -30,11 +30,13 @@ from urllib3.exceptions import HTTPError
 
 from rekindle_operator.cluster.convert import Json, version_of
 
-_CONNECT_S = 5
-_LIST_S = 30
-_WATCH_S = 5  # after which the server ends a watch
-_SILENT_WATCH_S = 8  # without a byte: the connection is broken; longer than `_WATCH_S`
-_RELIST_S = 45  # for changes that a watch has missed
+_CONNECT_TIMEOUT_S = 5
+_LIST_TIMEOUT_S = 30
+_WATCH_TIMEOUT_S = 5  # after which the server ends a watch
+_WATCH_READ_TIMEOUT_S = (
+    8  # without a byte: the connection is broken; longer than `_WATCH_TIMEOUT_S`
+)
+_RELIST_INTERVAL_S = 45  # for changes that a watch has missed
 _MAX_DELETED = 10_000  # uids; more deletions than happen during one list
 _RETRY_S = 1.0  # the informer retries without any pause
 
@@ -74,8 +76,12 @@ class Mirror(Generic[V]):
         self._version = 0  # all changes up to this one are known
         self._synced = threading.Event()
         self._listed_at = self._last_response_at = monotonic()
-        self._informer = SharedInformer(self._request, resync_period=_RELIST_S)  # type: ignore[no-untyped-call]
-        for kind, handler in ((ADDED, self._seen), (MODIFIED, self._seen), (DELETED, self._gone)):
+        self._informer = SharedInformer(self._request, resync_period=_RELIST_INTERVAL_S)  # type: ignore[no-untyped-call]
+        for kind, handler in (
+            (ADDED, self._on_changed),
+            (MODIFIED, self._on_changed),
+            (DELETED, self._on_deleted),
+        ):
             self._informer.add_event_handler(kind, handler)  # type: ignore[no-untyped-call]
 
     @property
@@ -121,11 +127,11 @@ class Mirror(Generic[V]):
             logger.error("%s %s cannot be parsed: %r", self.name, "/".join(_key(raw)), error)
             return None
 
-    def _seen(self, raw: dict[str, Any]) -> None:
+    def _on_changed(self, raw: dict[str, Any]) -> None:
         """Called by the informer, which has stored `raw` already."""
         if isinstance(raw, _Listed):
             return  # `replace` has stored it
-        self._follow(raw)
+        self._advance_version(raw)
         try:
             self.put(raw)
         finally:
@@ -133,23 +139,24 @@ class Mirror(Generic[V]):
             raw.clear()
             raw.update(rest)
 
-    def _gone(self, raw: Json) -> None:
+    def _on_deleted(self, raw: Json) -> None:
         """Called by the informer, also for what a new list does not contain."""
-        self._follow(raw)
+        self._advance_version(raw)
         self._remove(raw)
 
-    def _follow(self, event: Json) -> None:
+    def _advance_version(self, event: Json) -> None:
         """The next watch begins after this event."""
         self.record_response()
         with self._lock:
             self._version = max(self._version, version_of(event))
 
-    def forget(self, raw: Json) -> None:
-        """The API server has deleted the object."""
+    def remove_deleted(self, raw: Json) -> None:
+        """Remove an object: the response of its deletion, or the event."""
         self._remove(raw)
 
-    def drop(self, namespace: str, name: str, uid: str | None = None) -> None:
-        """A read got 404. With `uid`, an object of that name with another uid stays."""
+    def remove_missing(self, namespace: str, name: str, uid: str | None = None) -> None:
+        """Remove an object of which a read returned 404. With `uid`, an object of that name with
+        another uid stays."""
         with self._lock:
             known = self._views.get((namespace, name))
             if known is None or (uid is not None and getattr(known, "uid", uid) != uid):
@@ -197,7 +204,7 @@ class Mirror(Generic[V]):
         """The API call behind the informer."""
         try:
             if arguments.get("watch"):
-                if self._monotonic() - self._listed_at >= _RELIST_S:
+                if self._monotonic() - self._listed_at >= _RELIST_INTERVAL_S:
                     self.relist()
                 return self._open_watch(arguments)
             items, version = self.relist(**arguments)
@@ -209,8 +216,10 @@ class Mirror(Generic[V]):
 
     def _open_watch(self, arguments: dict[str, Any]) -> Any:
         call = {**self._selectors, **arguments, "_preload_content": False}
-        call |= {"resource_version": str(self._version), "timeout_seconds": _WATCH_S}
-        response = self._list_call(**call, _request_timeout=(_CONNECT_S, _SILENT_WATCH_S))
+        call |= {"resource_version": str(self._version), "timeout_seconds": _WATCH_TIMEOUT_S}
+        response = self._list_call(
+            **call, _request_timeout=(_CONNECT_TIMEOUT_S, _WATCH_READ_TIMEOUT_S)
+        )
         if response.status == 200:
             self.record_response()
         elif response.status != 410:
@@ -221,7 +230,7 @@ class Mirror(Generic[V]):
         """List all objects and replace what was known. Thread-safe. Raises ApiException or
         HTTPError."""
         call = {**self._selectors, **arguments, "_preload_content": False}
-        response = self._list_call(**call, _request_timeout=(_CONNECT_S, _LIST_S))
+        response = self._list_call(**call, _request_timeout=(_CONNECT_TIMEOUT_S, _LIST_TIMEOUT_S))
         if response.status != 200:
             raise ApiException(status=response.status, reason=response.reason)
         listed = json.loads(response.data)

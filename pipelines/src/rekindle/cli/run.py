@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from rekindle.cli.run_display import open_display, print_result
     from rekindle.directories import cache_root
     from rekindle.engine.spark.archive_cache import ARCHIVE_DIRECTORY
-    from rekindle.reference import SparkStart, run_reference
+    from rekindle.reference import SparkOptions, run_reference
     from rekindle.topology.load import load_topology
 
     log: Path | None = args.spark_log
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
                 input=args.input,
                 until_epoch=args.until_epoch,
                 epochs_per_call=args.epochs_per_job,
-                spark=SparkStart(args.master, log, cache_root(os.environ) / ARCHIVE_DIRECTORY),
+                spark=SparkOptions(args.master, log, cache_root(os.environ) / ARCHIVE_DIRECTORY),
                 on_event=display.report,
             )
     except InvalidTopology as error:

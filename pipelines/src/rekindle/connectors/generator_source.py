@@ -31,7 +31,7 @@ from rekindle.connectors.generator_columns import (
 )
 from rekindle.connectors.input_identity import InputFile
 from rekindle.connectors.source import SourceContext, SourceCut, SourceSummary
-from rekindle.engine.retry import check_size
+from rekindle.engine.call_sizes import check_size
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.generator.columns import event_start, parse_column

@@ -8,7 +8,7 @@ from rekindle.reference.run import (
     ReferenceResult,
     RunEvent,
     SourcesOpened,
-    SparkStart,
+    SparkOptions,
     SparkStarting,
     run_reference,
 )
@@ -20,7 +20,7 @@ __all__ = [
     "ReferenceResult",
     "RunEvent",
     "SourcesOpened",
-    "SparkStart",
+    "SparkOptions",
     "SparkStarting",
     "redirect",
     "run_reference",

@@ -49,7 +49,7 @@ MakeChain = Callable[[Segment], Chain]
 
 
 @dataclass(frozen=True, slots=True)
-class SparkStart:
+class SparkOptions:
     """How Spark is started. `log_file`: output of its JVM; `archives`: a directory of AppCDS
     archives, of which the matching one is used."""
 
@@ -123,7 +123,7 @@ def run_reference(
     input: Path | None = None,
     until_epoch: int | None = None,
     epochs_per_call: int = EPOCHS_PER_CALL,
-    spark: SparkStart = SparkStart(),
+    spark: SparkOptions = SparkOptions(),
     on_event: OnRunEvent = lambda event: None,
     make_chain: MakeChain | None = None,
 ) -> ReferenceResult:
@@ -152,7 +152,7 @@ def run_reference(
         )
         on_event(SourcesOpened(opened, last, topology.spec.epoch_interval))
         make = make_chain or stack.enter_context(_spark_chains(topology, spark, work, on_event))
-        execution = Execution(topology, make, _sinks(topology))
+        execution = Execution(topology, make, _query_sink_opener(topology))
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
         failed = threading.Event()
@@ -213,7 +213,7 @@ def _describe_source(
     return OpenedSource(name, summary, last_epoch, options.replay_speed, computed, idle)
 
 
-def _sinks(topology: Topology) -> QuerySinkOpener:
+def _query_sink_opener(topology: Topology) -> QuerySinkOpener:
     queries = {query.name: query for query in topology.spec.queries}
 
     def open_query_sink(name: str, partition: int, schema: pa.Schema) -> Sink:
@@ -230,7 +230,7 @@ def _output_urls(topology: Topology) -> dict[str, str]:
 
 def _require_no_output(topology: Topology) -> None:
     urls = _output_urls(topology)
-    open_query_sink = _sinks(topology)
+    open_query_sink = _query_sink_opener(topology)
     for segment in topology.segments:
         schema = arrow_schema(topology.nodes[segment.name].schema)
         for query, partition in itertools.product(segment.queries, range(segment.partitions)):
@@ -243,7 +243,7 @@ def _require_no_output(topology: Topology) -> None:
 
 @contextlib.contextmanager
 def _spark_chains(
-    topology: Topology, spark: SparkStart, work: Path, on_event: OnRunEvent
+    topology: Topology, spark: SparkOptions, work: Path, on_event: OnRunEvent
 ) -> Iterator[MakeChain]:
     """Makes chains on one Spark session, which is not started if no segment has an operator."""
     from rekindle.engine.passthrough import PassThroughChain

@@ -1,12 +1,12 @@
 """Which connections of a server are closed, and when. Pure.
 
 A connection is *admitted* with its first valid request, which needs the topology's token. Until
-then it has a deadline that no byte moves, and there are few of them. When there are too many, no
-other is accepted until `make_room` was called a few times while the server read what had come: all
-readers of a task may connect at one moment, and their requests are there by then. What is left
-after that goes, the oldest of the address that has most first, so a stranger who opens thousands
-only closes its own. An admitted connection has to begin its next request before it has been idle
-for too long.
+then it has a fixed deadline, which received bytes do not extend, and the number of such connections
+is limited. At the limit, no other is accepted until `make_room` was called a few times, each after
+the server has read what it had received: all readers of a task may connect at one moment, and their
+requests are received by then. Those that still have sent none are closed, first the oldest ones of
+the address with most of them, so a stranger who opens thousands only closes its own. An admitted
+connection has to begin its next request before it has been idle for too long.
 
 Design: docs/design/streams.md#edges.
 """
@@ -23,16 +23,16 @@ IDLE_S = 30.0
 """From the end of a response to the next whole request."""
 MAX_UNADMITTED = 512
 MAX_ADMITTED = 2048
-CHECKS = 10
+MAX_CHECKS = 10
 """Calls of `make_room` that an unadmitted connection survives."""
 
 C = TypeVar("C")
 
 
 def limits(descriptors: int) -> tuple[int, int]:
-    """Unadmitted connections, and admitted ones, of a process that may have so many descriptors
-    open (below 0: any number): strangers cannot take those that readers need, and readers not
-    those of the rest of the process."""
+    """The most unadmitted and the most admitted connections of a process that may open so many file
+    descriptors (below 0: no limit). Unadmitted ones cannot use up the descriptors that readers
+    need, nor readers those of the rest of the process."""
     if descriptors < 0:
         return MAX_UNADMITTED, MAX_ADMITTED
     part = descriptors // 8
@@ -86,7 +86,7 @@ class Connections(Generic[C]):
             self._checks[connection] += 1
         counts = Counter(self._peers[c] for c in self._unadmitted)
         most = max(counts, key=lambda peer: counts[peer], default="")
-        old = [c for c, n in self._checks.items() if n > CHECKS and self._peers[c] == most]
+        old = [c for c, n in self._checks.items() if n > MAX_CHECKS and self._peers[c] == most]
         reason = f"{len(self._unadmitted)} at once have sent no valid request in time"
         return [self._close(c, reason) for c in old[: -(-self._max_unadmitted // 4)]]
 

@@ -29,7 +29,7 @@ def main() -> int:
     os.environ.pop(TOKEN_VARIABLE, None)  # the JVM and its children do not need it
     ref = config.ref
     configure_logging(
-        quiet={"py4j": logging.WARNING},
+        logger_levels={"py4j": logging.WARNING},
         topology=config.topology.name,
         segment=config.segment.name,
         partition=ref.partition,

@@ -74,7 +74,7 @@ class EarlierBoots:
         if now not in before:
             results = (*before, now)
             self._write_results(batch.epoch, results)
-            raise _difference(where, results)
+            raise _divergence_error(where, results)
         self._file.unlink()
         if now == before[0]:
             _log.warning("%s equals the output log again; one computation was wrong", where)
@@ -108,7 +108,7 @@ def continue_log(
         return EarlierBoots(directory, results, has_no_partners, compare_from)
     epoch, disputed = stored
     if epoch > restored_from and len(disputed) > _RESULTS_BEFORE_DECISION:
-        raise _difference(f"epoch {epoch} of stream {log.stream}/{log.partition}", disputed)
+        raise _divergence_error(f"epoch {epoch} of stream {log.stream}/{log.partition}", disputed)
     log.start_at(restored_from + 1, keep=False)
     if epoch <= restored_from:
         return EarlierBoots(directory, {}, has_no_partners, compare_from)
@@ -118,7 +118,7 @@ def continue_log(
     return EarlierBoots(directory, {epoch: disputed}, has_no_partners, compare_from)
 
 
-def _difference(where: str, results: tuple[Result, ...]) -> Diverged:
+def _divergence_error(where: str, results: tuple[Result, ...]) -> Diverged:
     shown = ", ".join(f"{r.digest} (watermark {r.watermark})" for r in results)
     if len(results) == _RESULTS_BEFORE_DECISION:
         return Diverged(

@@ -17,10 +17,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from rekindle.engine.bounds import CallBounds
+from rekindle.engine.call_sizes import CallSizes, check_columns
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, EpochOutput
-from rekindle.engine.retry import CallSizes, check_columns
 from rekindle.errors import LogFull, SourceFailed, StateLost, StoreError
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch

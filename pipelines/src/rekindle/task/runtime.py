@@ -231,7 +231,7 @@ class TaskRuntime:
         running.donor.tick()
         if running.branched is not None:
             self._note_output(running.branched)
-        if running.earlier.compare_from is not None and running.sinks.compared():
+        if running.earlier.compare_from is not None and running.sinks.all_compared():
             running.earlier.stop_comparing()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
 
@@ -428,7 +428,7 @@ class TaskRuntime:
         if running is not None:
             if running.loop_thread.ident is not None:
                 running.loop_thread.join(end.loop_s)
-            if end.flush_s and not running.sinks.flush(running.log.last, end.flush_s):
+            if end.flush_s and not running.sinks.wait_until_durable(running.log.last, end.flush_s):
                 _log.warning(
                     "not all sinks have written the newest epochs; the restarted task writes them"
                 )

@@ -43,10 +43,10 @@ from rekindle.task.core.sink import (
 from rekindle.workers import CallTimer, Worker
 
 READ_BYTES = 8 << 20
-"""Of the log in one call of a sink."""
-WAIT_S = 0.25
-"""Longest wait for an epoch or a retry before the core is asked again."""
-PAUSED_S = 0.05
+"""Bytes that one call of a sink reads of the log."""
+MAX_WAIT_S = 0.25
+"""Longest wait for an epoch or a retry before the core is stepped again."""
+PAUSED_WAIT_S = 0.05
 """The same if the core does not wait for an epoch, such as while writing is paused."""
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class SinkWriter:
             if (call := self._next()) is None:
                 self._wait()
             else:
-                self._make(call)
+                self._perform(call)
             if self.core.problem is None:
                 self._worker.progressed()
 
@@ -111,17 +111,19 @@ class SinkWriter:
 
     def _wait(self) -> None:
         """Until the core can go on, or for a short time."""
-        wake_at, waits_for = self.core.wake_at, self.core.waits_for
-        left_s = WAIT_S if wake_at is None else min(WAIT_S, max(0.0, wake_at - time.monotonic()))
-        if waits_for is None:
-            self._stopping.wait(min(left_s, PAUSED_S))
-        elif self._log.wait_for(waits_for, left_s):
+        wake_at, awaited_epoch = self.core.wake_at, self.core.awaited_epoch
+        left_s = MAX_WAIT_S
+        if wake_at is not None:
+            left_s = min(left_s, max(0.0, wake_at - time.monotonic()))
+        if awaited_epoch is None:
+            self._stopping.wait(min(left_s, PAUSED_WAIT_S))
+        elif self._log.wait_for(awaited_epoch, left_s):
             self.step(LogGrew(self._log.last))
             return
         self.step(Woken())
 
-    def _make(self, call: SinkEffect) -> None:
-        """Make a call, and tell the core how it ended."""
+    def _perform(self, call: SinkEffect) -> None:
+        """Make a call, and step the core with its result."""
         try:
             match call:
                 case OpenSink():
@@ -182,7 +184,7 @@ class SinkWriters:
         self._compare_from = compare_from
         self._restored_from = restored_from
         self._open = open_sink
-        self._through: int | None = None  # see `pause_after`
+        self._write_limit: int | None = None  # see `pause_after`
         self._writers: dict[str, SinkWriter] = {}
 
     def assign(self, sinks: Iterable[SinkAssignment]) -> None:
@@ -197,19 +199,19 @@ class SinkWriters:
         self._writers = writers
 
     def _writer(self, assigned: SinkAssignment) -> SinkWriter:
-        core = SinkCore(assigned, self._restored_from, self._compare_from, self._through)
+        core = SinkCore(assigned, self._restored_from, self._compare_from, self._write_limit)
         return SinkWriter(core, self._log, self._open)
 
     def pause_after(self, through: int | None) -> None:
         """Write no epoch above this; None: all. For epochs about which replicas disagree."""
-        self._through = through
+        self._write_limit = through
         for writer in self._writers.values():
             writer.step(WriteLimitChanged(through))
 
     def progress(self) -> tuple[SinkProgress, ...]:
         return tuple(w.core.progress() for w in self._writers.values())
 
-    def compared(self) -> bool:
+    def all_compared(self) -> bool:
         """Whether all files that earlier boots may have written are compared, and equal."""
         writers = self._writers.values()
         return bool(writers) and not any(w.core.compares for w in writers)
@@ -218,11 +220,11 @@ class SinkWriters:
         problems = (w.problem for w in self._writers.values())
         return next((problem for problem in problems if problem), None)
 
-    def flush(self, through: int, timeout_s: float) -> bool:
+    def wait_until_durable(self, through: int, timeout_s: float) -> bool:
         """Wait until all are durable through an epoch; False at the timeout."""
         done = threading.Event()
-        if self._through is not None:
-            through = min(through, self._through)
+        if self._write_limit is not None:
+            through = min(through, self._write_limit)
         for _ in range(max(1, int(timeout_s / 0.02))):
             if all(s.durable >= through for s in self.progress()):
                 return True

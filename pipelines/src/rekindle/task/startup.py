@@ -18,9 +18,9 @@ from pathlib import Path
 
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.connectors.registry import open_source
+from rekindle.engine.call_sizes import CallSizes, check_size
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
-from rekindle.engine.retry import CallSizes, check_size
 from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, StoreError
 from rekindle.protocol import RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
@@ -94,7 +94,7 @@ class Startup:
         self._prepared: Prepared | None = None
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
-        status.slow_start = lambda: self._calls.problem
+        status.startup_delay = lambda: self._calls.problem
         self._installed: Installed | None = None
         self._installing = threading.Lock()  # held while another thread writes the log
         self._begun = False

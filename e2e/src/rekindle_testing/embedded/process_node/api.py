@@ -29,7 +29,7 @@ _KEEPALIVE = (
     (socket.TCP_KEEPCNT, 3),
     (socket.TCP_USER_TIMEOUT, 5000),
 )
-_WATCH_S = 240
+_WATCH_TIMEOUT_S = 240
 
 
 class ApiError(EmbeddedError):
@@ -74,11 +74,11 @@ class ApiClient:
         return await self._call("PUT", path, body)
 
     async def merge_patch(self, path: str, body: Json) -> Json:
-        return await self._call("PATCH", path, body, kind=_MERGE)
+        return await self._call("PATCH", path, body, content_type=_MERGE)
 
     async def strategic_merge_patch(self, path: str, body: Json) -> Json:
         """Lists with a merge key (conditions) keep the entries of others."""
-        return await self._call("PATCH", path, body, kind=_STRATEGIC)
+        return await self._call("PATCH", path, body, content_type=_STRATEGIC)
 
     async def delete(self, path: str, body: Json) -> Json:
         return await self._call("DELETE", path, body)
@@ -89,9 +89,11 @@ class ApiClient:
             "watch": "1",
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(_WATCH_S),
+            "timeoutSeconds": str(_WATCH_TIMEOUT_S),
         }
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=3.0, sock_read=_WATCH_S + 10)
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=3.0, sock_read=_WATCH_TIMEOUT_S + 10
+        )
         try:
             async with self._session.get(
                 self.url + path, params=query, timeout=timeout
@@ -116,7 +118,7 @@ class ApiClient:
         path: str,
         body: Json | None = None,
         query: Mapping[str, str] | None = None,
-        kind: str = "application/json",
+        content_type: str = "application/json",
     ) -> Json:
         try:
             async with self._session.request(
@@ -124,7 +126,7 @@ class ApiClient:
                 self.url + path,
                 params=query,
                 data=None if body is None else json.dumps(body),
-                headers={"Content-Type": kind},
+                headers={"Content-Type": content_type},
                 timeout=self._timeout,
             ) as response:
                 await _check(response)

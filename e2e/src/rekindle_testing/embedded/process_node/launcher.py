@@ -25,14 +25,14 @@ Config = dict[str, Any]
 
 def main(config_path: str) -> None:
     config: Config = json.loads(Path(config_path).read_text())
-    # Not reached by Ctrl-C in the terminal, nor by a group kill of the creator.
+    # A session of its own: neither Ctrl-C nor a signal to the creator's group reaches it.
     os.setsid()
     creator = os.pidfd_open(config["creator_pid"])
     _unshare()
     init = os.fork()
     if init == 0:
         _become_init(config)
-    _give_up_pid_namespace()
+    _restore_pid_namespace_of_children()
     Path(config["init_pid_file"]).write_text(str(init))
     _wait(creator, init)
     _clean_up(config)
@@ -52,9 +52,9 @@ def _unshare() -> None:
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
 
 
-def _give_up_pid_namespace() -> None:
-    # Children of the launcher would be in the namespace of the dead init, which the
-    # kernel refuses: `nft` in the clean-up could not be started.
+def _restore_pid_namespace_of_children() -> None:
+    # Otherwise children of the launcher would be in the namespace of the dead init, which
+    # the kernel refuses: `nft` in the clean-up could not be started.
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     with contextlib.suppress(OSError):
         syscalls.set_namespace(own, syscalls.CLONE_NEWPID)

@@ -90,10 +90,10 @@ def write(directory: Path, files: Payload) -> None:
         path.chmod(file.mode)
     version.mkdir(parents=True, exist_ok=True)
     before = current.resolve() if current.exists() else None
-    draft = directory / "..data_new"
-    draft.unlink(missing_ok=True)  # of a writer that was killed
-    draft.symlink_to(version.name)
-    draft.replace(current)
+    new_link = directory / "..data_new"
+    new_link.unlink(missing_ok=True)  # of a writer that was killed
+    new_link.symlink_to(version.name)
+    new_link.replace(current)
     tops = {Path(name).parts[0] for name in files}
     for top in tops:
         if not (directory / top).is_symlink():

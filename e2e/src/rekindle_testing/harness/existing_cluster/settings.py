@@ -1,4 +1,4 @@
-"""What the user says of the cluster, by environment variables: parsed once, pure."""
+"""The settings of an existing cluster, from environment variables. Pure."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class OperatorReplica:
     def _watch(self, plural: str, mirror: Mirror[Any]) -> None:
         def deliver(event: ApiEvent) -> None:
             if event.type == DELETED:
-                mirror.forget(event.raw)
+                mirror.remove_deleted(event.raw)
             else:
                 mirror.put(event.raw)
 

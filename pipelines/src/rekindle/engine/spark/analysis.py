@@ -20,7 +20,6 @@ from rekindle.arrow_types import TIMESTAMP, arrow_schema, topology_type
 from rekindle.engine.epochs import EPOCH, SYSTEM_COLUMNS
 from rekindle.engine.exact_sums import is_wide, shape_results, split_sum
 from rekindle.engine.spark.query import SqlRunner
-from rekindle.engine.spark.refusals import refused_column, refused_expression
 from rekindle.engine.spark.rewrite import quote
 from rekindle.engine.spark.steps import (
     Aggregation,
@@ -29,6 +28,7 @@ from rekindle.engine.spark.steps import (
     step_sql,
     window_node,
 )
+from rekindle.engine.spark.unsupported import unsupported_column, unsupported_expression
 from rekindle.engine.window_state import ROW_COUNT, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.topology.model import Node, Topology
@@ -169,7 +169,9 @@ class Analyzer:
         self, text: str, views: Mapping[str, pa.Schema], operator: str, *, row_wise: bool = False
     ) -> pa.Schema:
         def check(frame: DataFrame) -> None:
-            message = refused_column(frame.schema) or refused_expression(frame, row_wise=row_wise)
+            message = unsupported_column(frame.schema) or unsupported_expression(
+                frame, row_wise=row_wise
+            )
             if message is not None:
                 raise OperatorRefused(f"operator {operator}: {message}", operator)
 

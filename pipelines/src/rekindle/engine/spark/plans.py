@@ -64,7 +64,7 @@ class HashAggregation:
             if class_name(operator) == AGGREGATE
         ]
 
-    def run_if_in_order(self, run: Callable[[], pa.Table]) -> pa.Table | None:
+    def result_if_in_order(self, run: Callable[[], pa.Table]) -> pa.Table | None:
         """The result of `run`, which runs the plan; None if rows may have been aggregated out of
         order."""
         if not self._keeps_order:

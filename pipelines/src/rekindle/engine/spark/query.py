@@ -81,7 +81,7 @@ class SqlRunner:
         def run() -> pa.Table:
             return self._job(lambda: planned.run(views))
 
-        return planned.hash_aggregation.run_if_in_order(run) if in_order else run()
+        return planned.hash_aggregation.result_if_in_order(run) if in_order else run()
 
     def _run_once(self, sql: str, views: Mapping[str, pa.Table], in_order: bool) -> pa.Table | None:
         try:
@@ -89,7 +89,7 @@ class SqlRunner:
             if not in_order:
                 return self._job(frame.toArrow)
             plan = frame._jdf.queryExecution().executedPlan()
-            return HashAggregation(plan).run_if_in_order(lambda: self._job(frame.toArrow))
+            return HashAggregation(plan).result_if_in_order(lambda: self._job(frame.toArrow))
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
                 for name in views:  # which hold the rows

@@ -85,14 +85,14 @@ def start_session(
     EngineUnavailable.
     """
     global _jvm
-    user = dict(conf or {})
+    user_conf = dict(conf or {})
     directory = (data_dir or Path(tempfile.gettempdir()) / f"rekindle-{os.getpid()}") / "spark"
     bind = os.environ.get("REKINDLE_BIND") or "127.0.0.1"
     if _jvm is None or not _jvm.alive:
-        _forget_gateway()
-        logging.getLogger().removeFilter(_not_of_the_gateway)
+        _reset_gateway()
+        logging.getLogger().removeFilter(_no_gateway_logs)
         _jvm = launch(
-            cds.with_archive(jvm_spec(user, memory), cds_archive),
+            cds.with_archive(jvm_spec(user_conf, memory), cds_archive),
             directory=directory,
             environment={
                 "SPARK_LOCAL_IP": bind,
@@ -110,35 +110,35 @@ def start_session(
         "spark.driver.bindAddress": bind,
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        **user,
+        **user_conf,
     }
     from py4j.java_gateway import java_import
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(user.get("spark.master", master)).appName(app_name)
+    builder = SparkSession.builder.master(user_conf.get("spark.master", master)).appName(app_name)
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = _connect(builder, _jvm)
     # Import the class: PySpark imports packages, in which Py4J would search for it in all jars, for
     # every table.
     java_import(session._jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
-    session.sparkContext.setLogLevel(user.get("spark.log.level", "WARN"))
+    session.sparkContext.setLogLevel(user_conf.get("spark.log.level", "WARN"))
     return session
 
 
 def jvm_spec(conf: Mapping[str, str] | None = None, memory: MemoryPlan | None = None) -> JvmSpec:
     """The JVM for a user's sparkConf (of which driver memory, Java options and class path are used)
     and the pod's memory."""
-    user = conf or {}
+    user_conf = conf or {}
     plan = memory or plan_memory()
-    extra = user.get("spark.driver.extraClassPath", "")
+    extra = user_conf.get("spark.driver.extraClassPath", "")
     jars = find_jars(_spark_home())
     return JvmSpec(
         java=find_java(),
         jars=(*(Path(p) for p in extra.split(os.pathsep) if p), *jars),
-        heap=user.get("spark.driver.memory", f"{plan.heap_bytes >> 20}m"),
+        heap=user_conf.get("spark.driver.memory", f"{plan.heap_bytes >> 20}m"),
         direct=f"{plan.direct_bytes >> 20}m",
-        extra_flags=tuple(shlex.split(user.get("spark.driver.extraJavaOptions", ""))),
+        extra_flags=tuple(shlex.split(user_conf.get("spark.driver.extraJavaOptions", ""))),
     )
 
 
@@ -150,7 +150,7 @@ def current_jvm() -> Jvm | None:
 def use_jvm(jvm: Jvm) -> None:
     """Use an already started JVM for the next session."""
     global _jvm
-    _forget_gateway()
+    _reset_gateway()
     _jvm = jvm
 
 
@@ -163,11 +163,11 @@ def stop_session(session: SparkSession, *, keep_jvm: bool = False, timeout_s: fl
         _stop_context(session)
     if keep_jvm:
         return
-    _end_gateway()
+    _disconnect_gateway()
     if _jvm is not None:
         _jvm.stop(timeout_s)
         _jvm = None
-    _forget_gateway()  # last: Py4J waits for a callback connection of the JVM
+    _reset_gateway()  # last: Py4J waits for a callback connection of the JVM
 
 
 def _stop_context(session: SparkSession) -> None:
@@ -184,10 +184,10 @@ def kill_session() -> None:
     """Kill the JVM at once, even if its session is not ready yet."""
     global _jvm
     jvm, _jvm = _jvm, None
-    _end_gateway()
+    _disconnect_gateway()
     if jvm is not None:
         jvm.kill()
-    _forget_gateway()
+    _reset_gateway()
 
 
 def _connect(builder: SparkSession.Builder, jvm: Jvm) -> SparkSession:
@@ -221,18 +221,18 @@ def _import_pyspark() -> None:
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
-class _NotOfTheGateway(logging.Filter):
+class _NoGatewayLogs(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return record.module not in ("java_gateway", "clientserver")
 
 
-_not_of_the_gateway = _NotOfTheGateway()
+_no_gateway_logs = _NoGatewayLogs()
 
 
-def _end_gateway() -> None:
+def _disconnect_gateway() -> None:
     """Stop sending to a JVM that exits. A thread of Py4J tells it about each object that Python has
     released, and logs a traceback with the root logger if there is no response."""
-    logging.getLogger().addFilter(_not_of_the_gateway)
+    logging.getLogger().addFilter(_no_gateway_logs)
     if "pyspark" not in sys.modules:
         return
     from pyspark import SparkContext
@@ -241,7 +241,7 @@ def _end_gateway() -> None:
         SparkContext._gateway._gateway_client.is_connected = False
 
 
-def _forget_gateway() -> None:
+def _reset_gateway() -> None:
     """Let PySpark connect to another JVM; it holds its gateway in class attributes."""
     if "pyspark" not in sys.modules:
         return

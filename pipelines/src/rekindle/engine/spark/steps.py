@@ -28,6 +28,7 @@ from rekindle.topology.windows.kind import END, START
 from rekindle.topology.windows.registry import windows_of
 
 ORDER = "__r"
+"""Column of a row's position in the input's order."""
 TIME_OFFSET = "__time_offset"
 """Column of the microseconds to subtract from event time, if inputs differ in them."""
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
@@ -201,11 +202,13 @@ def _partials_sql(
         else "COALESCE(1)"
     )
     sort = "" if method is Aggregation.HASHED else f" SORT BY {group}, {ORDER}"
-    rows = _placed_sql(window, inputs, hint, float_keys, ordered=method is not Aggregation.HASHED)
+    rows = _rows_with_panes_sql(
+        window, inputs, hint, float_keys, ordered=method is not Aggregation.HASHED
+    )
     return f"SELECT {group}, count(1) AS {ROW_COUNT}{partials} FROM ({rows}{sort}) GROUP BY {group}"
 
 
-def _placed_sql(
+def _rows_with_panes_sql(
     window: WindowNode,
     inputs: Sequence[str],
     hint: str,
@@ -213,7 +216,7 @@ def _placed_sql(
     *,
     ordered: bool,
 ) -> str:
-    """SQL that adds to rows their pane, canonical keys and position in the input's order.
+    """SQL that adds columns to the rows: pane, canonical keys, position in the input's order.
 
     A window consists of panes of one slide each (`rekindle.engine.window_state`). A row is late
     here if it is late for the newest window of its pane.
@@ -224,7 +227,7 @@ def _placed_sql(
     """
     pane = window.windows.pane_sql(window.time)
     last_end = window.windows.last_end_sql(pane)
-    marker = (
+    pane_column = (
         f"CASE WHEN {window.time} IS NULL THEN {NULL_EVENT_TIME}L"
         f" WHEN {last_end} <= {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {PANE}"
     )
@@ -236,7 +239,7 @@ def _placed_sql(
         offsets = [f", {offset}L AS {TIME_OFFSET}" for offset in window.time_offsets]
         parts = zip(offsets or [""] * len(inputs), inputs, strict=True)
         rows = f"({' UNION ALL '.join(f'SELECT *{offset} FROM {quote(n)}' for offset, n in parts)})"
-    return f"SELECT /*+ {hint} */ *, {', '.join([*keys, marker, *order])} FROM {rows}"
+    return f"SELECT /*+ {hint} */ *, {', '.join([*keys, pane_column, *order])} FROM {rows}"
 
 
 def _canonical(key: str, is_float: bool) -> str:

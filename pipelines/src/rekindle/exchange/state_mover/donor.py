@@ -265,9 +265,9 @@ class DonorCore:
     def _offer_requested(self, request: OfferRequest, now: float) -> list[DonorEffect]:
         session = request.session
         if request.donor != self._replica or not self._is_partner(session.slot):
-            return [self._refuse(session, RefusalReason.NOT_MEANT)]
+            return [self._refuse(session, RefusalReason.WRONG_RECIPIENT)]
         known = self._newest.get(session.slot)
-        if known is not None and session.order < known.order:
+        if known is not None and session.sort_key < known.sort_key:
             return [self._refuse(session, RefusalReason.SUPERSEDED)]
         if known == session:
             return self._offer_repeated(request, now)

@@ -1,4 +1,4 @@
-"""What the parties of a state movement say to each other. Pure data.
+"""The messages of a state movement. Pure data.
 
 A session is named by the newcomer's slot and incarnation, and by a version that never comes back:
 the fence of the coordinator that began it, and a number. Messages are idempotent: each names its
@@ -19,8 +19,8 @@ from rekindle.topology.model import Slot
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """`fence`: of the coordinator that began the session. A coordinator that abandons everything of
-    its predecessors names number 0."""
+    """`fence`: of the coordinator that began the session. A coordinator that abandons all
+    sessions of its predecessors sends number 0."""
 
     fence: int
     number: int
@@ -35,8 +35,8 @@ class Session:
     version: Version
 
     @property
-    def order(self) -> tuple[int, Version]:
-        """Of two sessions of a slot the one with the higher order is newer."""
+    def sort_key(self) -> tuple[int, Version]:
+        """Of two sessions of a slot the one with the higher key is newer."""
         return self.incarnation, self.version
 
     def __str__(self) -> str:
@@ -71,11 +71,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """What polls tell one replica about state movements.
+    """The part of a poll that is about state movements.
 
     `order`: for a newcomer, with the address of the donor. `abandoned`: it starts from no session
-    up to this version. `may_restore`: it may get a restore point. `register`: holds, for an
-    upstream replica. `release`: sessions whose holds, or whose pinned state, nobody needs.
+    up to this version. `may_restore`: it may get a restore point. `register`: sessions for which an
+    upstream replica registers holds. `release`: sessions whose holds, or whose pinned state, nobody
+    needs.
     """
 
     order: Order | None = None
@@ -90,7 +91,7 @@ class FailureReason(StrEnum):
     REFUSED = "the donor refused"
     DONOR_RESTARTED = "the donor has restarted"
     DAMAGED = "a chunk arrived damaged again and again"
-    DIFFERENT = "the installed state differs from the donor's"
+    DIGEST_MISMATCH = "the installed state differs from the donor's"
     NOT_STORED = "what arrived could not be stored or installed"
 
 
@@ -132,9 +133,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class MovementReport:
-    """What a task's response says about state movements. `newcomer`: of one without state.
-    `donates`: sessions for which it keeps state. `moved_through`: it has started from a partner's
-    state after this epoch, and has computed nothing up to it."""
+    """The part of a task's poll response that is about state movements. `newcomer`: of one without
+    state. `donates`: sessions for which it keeps state. `moved_through`: it has started from a
+    partner's state after this epoch, and has computed nothing up to it."""
 
     newcomer: NewcomerReport | None = None
     holds: tuple[Hold, ...] = ()
@@ -178,7 +179,7 @@ DonorMessage = OfferRequest | ChunkRequest | Release
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """There will be an offer; `runs` of the state have been read for it."""
+    """There will be an offer; so far the donor has read `runs` runs of its state for it."""
 
     session: Session
     runs: int
@@ -215,7 +216,7 @@ class RefusalReason(StrEnum):
     BUSY = "it moves state to others already"  # asked again later
     ENDED = "the session has ended there"  # or was never known there
     SUPERSEDED = "it knows a newer session of the slot"
-    NOT_MEANT = "another incarnation or partition is meant"
+    WRONG_RECIPIENT = "another incarnation or partition is meant"
     UNREADABLE = "its state or log cannot be read"
     STOPPING = "it stops"
 

@@ -1,7 +1,7 @@
 """The newcomer's side of a state movement: `NewcomerCore.step(event, now) -> effects`. Pure.
 
-It asks the donor for one chunk after another, several at a time within a window, and stores them in
-order. What was asked for, has arrived and is being stored is never more than the window, so a slow
+It requests chunks from the donor, several at a time within a window, and stores them in
+order. What was requested, has arrived and is being stored is never more than the window, so a slow
 disk slows the transfer, and a lost connection costs the chunks in the window. The session's state
 counts only as a whole, once the digest of what was installed is the donor's.
 
@@ -43,7 +43,7 @@ from rekindle.transitions import StateMachine
 
 CHUNK_BYTES = 4 << 20
 WINDOW = 4
-"""Chunks that are asked for or in memory: with CHUNK_BYTES, what a movement costs in memory."""
+"""Chunks that are requested or in memory: with CHUNK_BYTES, what a movement costs in memory."""
 MAX_DAMAGED = 8
 """Chunks in a row that may arrive damaged."""
 RETRY = BackoffPolicy(first_s=2.0, longest_s=16.0)
@@ -53,7 +53,7 @@ RETRY = BackoffPolicy(first_s=2.0, longest_s=16.0)
 class NewcomerLimits:
     chunk_bytes: int = CHUNK_BYTES
     window: int = WINDOW
-    damaged: int = MAX_DAMAGED
+    max_damaged: int = MAX_DAMAGED
     retry: BackoffPolicy = RETRY
 
 
@@ -67,7 +67,7 @@ class OrderReceived:
 
 @dataclass(frozen=True, slots=True)
 class AbandonReceived:
-    """Start from no session up to this version."""
+    """Give up all sessions with this version or an older one: start from none of them."""
 
     version: Version
 
@@ -90,7 +90,7 @@ class ChunkStored:
 
 @dataclass(frozen=True, slots=True)
 class StateInstalled:
-    """The answer to InstallState. `digest`: of state and log as they are now here."""
+    """The result of InstallState. `digest`: of state and log as they were installed."""
 
     session: Session
     digest: str
@@ -105,8 +105,8 @@ class StoringFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestsChecked:
-    """Time has passed."""
+class TimePassed:
+    """Requests may be due for repetition (`NewcomerCore.wake_at`)."""
 
 
 NewcomerCoreEvent = (
@@ -117,7 +117,7 @@ NewcomerCoreEvent = (
     | ChunkStored
     | StateInstalled
     | StoringFailed
-    | RequestsChecked
+    | TimePassed
 )
 
 
@@ -125,8 +125,8 @@ NewcomerCoreEvent = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Send to the donor. It may be lost, and is then repeated."""
+class SendToDonor:
+    """The message may be lost; requests are then repeated."""
 
     donor: Replica
     message: DonorMessage
@@ -134,7 +134,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class StoreChunk:
-    """Write it behind the one before; one at a time. Answer with ChunkStored or StoringFailed."""
+    """Write it behind the one before; one at a time. The result is ChunkStored or StoringFailed."""
 
     session: Session
     number: int
@@ -143,7 +143,7 @@ class StoreChunk:
 
 @dataclass(frozen=True, slots=True)
 class InstallState:
-    """Make state and log of what is stored. Answer with StateInstalled or StoringFailed."""
+    """Make state and log of what is stored. The result is StateInstalled or StoringFailed."""
 
     session: Session
     offer: Offer
@@ -165,21 +165,23 @@ class StartFrom:
     base: int
 
 
-NewcomerEffect = Ask | StoreChunk | InstallState | DiscardState | StartFrom
+NewcomerEffect = SendToDonor | StoreChunk | InstallState | DiscardState | StartFrom
 
 
 @dataclass(slots=True)
 class _Request:
-    """`at`: when it was last made."""
+    """`at`: when it was last sent. `repeated`: how often it was sent again."""
 
     at: float
     repeated: int = 0
 
 
 @dataclass(slots=True)
-class _Receiving:
-    """One session at the newcomer. `stored`: how many chunks the shell has stored. `storing`:
-    whether it stores the next one."""
+class _NewcomerSession:
+    """One session at the newcomer. `needed`: as in `Order`. `prepared`: runs that the donor has
+    read for its offer. `stored`: how many chunks the shell has stored. `storing`: whether it stores
+    the next one. `requested`, `arrived`: chunks by number. `damaged`: chunks in a row that arrived
+    damaged."""
 
     order: Order
     needed: int | None
@@ -188,7 +190,7 @@ class _Receiving:
     prepared: int = 0
     stored: int = 0
     storing: bool = False
-    asked: dict[int, _Request] = field(default_factory=dict)
+    requested: dict[int, _Request] = field(default_factory=dict)
     arrived: dict[int, bytes] = field(default_factory=dict)
     offer_request: _Request | None = None
     damaged: int = 0
@@ -209,8 +211,8 @@ class _Receiving:
 
     @property
     def in_memory(self) -> int:
-        """Chunks that are asked for, have arrived, or are being stored."""
-        return len(self.asked) + len(self.arrived) + self.storing
+        """Chunks that are requested, have arrived, or are being stored."""
+        return len(self.requested) + len(self.arrived) + self.storing
 
 
 class NewcomerCore:
@@ -221,7 +223,7 @@ class NewcomerCore:
         self._boot = boot
         self._limits = limits or NewcomerLimits()
         self._abandoned: Version | None = None
-        self._current: _Receiving | None = None
+        self._current: _NewcomerSession | None = None
         self._restores = False
 
     @property
@@ -230,7 +232,7 @@ class NewcomerCore:
 
     @property
     def bytes_in_memory(self) -> int:
-        """At most; of chunks that are asked for, have arrived, or are being stored."""
+        """At most; of chunks that are requested, have arrived, or are being stored."""
         return self._current.in_memory * self._limits.chunk_bytes if self._current else 0
 
     @property
@@ -238,14 +240,14 @@ class NewcomerCore:
         current = self._current
         if current is None or current.phase.over:
             return None
-        made = [*current.asked.values()]
+        made = [*current.requested.values()]
         if current.offer_request is not None:
             made.append(current.offer_request)
         return min((self._due(request) for request in made), default=None)
 
     def may_restore(self, abandoned: Version | None) -> bool:
-        """Whether to follow a poll with a restore point that abandons all sessions up to a version.
-        An older poll, from before the session, is not followed."""
+        """Whether to restore from the checkpoint that a poll names, which abandons all sessions up
+        to a version. Not for an older poll, from before the session."""
         current = self._current
         if current is None or current.phase in (NewcomerPhase.FAILED, NewcomerPhase.ABANDONED):
             return True
@@ -274,12 +276,12 @@ class NewcomerCore:
         """Raises InvalidTransition."""
         match event:
             case OrderReceived(order):
-                return self._ordered(order, now)
+                return self._order_received(order, now)
             case AbandonReceived(version):
                 return self._abandon(version)
             case RestoreBegun():
                 self._restores = True
-                return self._leave(self._current)
+                return self._abandon_session(self._current)
             case MessageReceived(message):
                 return self._received(message, now)
             case ChunkStored(session, number):
@@ -291,13 +293,13 @@ class NewcomerCore:
                 if current is None:
                     return []
                 return self._fail(current, FailureReason.NOT_STORED, message)
-            case RequestsChecked():
-                return self._check_requests(now)
+            case TimePassed():
+                return self._repeat_requests(now)
         assert_never(event)
 
     # -- the coordinator -------------------------------------------------------------------------
 
-    def _ordered(self, order: Order, now: float) -> list[NewcomerEffect]:
+    def _order_received(self, order: Order, now: float) -> list[NewcomerEffect]:
         session, current = order.session, self._current
         if (session.slot, session.incarnation) != (self._replica.slot, self._replica.incarnation):
             return []
@@ -307,14 +309,14 @@ class NewcomerCore:
             return []
         effects: list[NewcomerEffect] = []
         if current is None or session.version > current.session.version:
-            effects += self._leave(current)
-            self._current = current = _Receiving(order, None)
+            effects += self._abandon_session(current)
+            self._current = current = _NewcomerSession(order, None)
         elif session != current.session:
             return []  # an older poll
         if current.phase is NewcomerPhase.HOLDING and order.needed is not None:
             current.needed = order.needed
             current.machine.step(NewcomerEvent.HOLDS_CONFIRMED)
-            effects += self._ask_for_offer(current, now)
+            effects += self._request_offer(current, now)
         return effects
 
     def _abandon(self, version: Version) -> list[NewcomerEffect]:
@@ -323,14 +325,14 @@ class NewcomerCore:
         self._abandoned = max(version, self._abandoned or version)
         if self._current is None or self._current.session.version > version:
             return []
-        return self._leave(self._current)
+        return self._abandon_session(self._current)
 
-    def _leave(self, current: _Receiving | None) -> list[NewcomerEffect]:
+    def _abandon_session(self, current: _NewcomerSession | None) -> list[NewcomerEffect]:
         if current is None or current.phase is NewcomerPhase.ABANDONED:
             return []
         was_failed = current.phase is NewcomerPhase.FAILED
         current.machine.step(NewcomerEvent.ABANDONED)
-        return [] if was_failed else self._clean(current)
+        return [] if was_failed else self._clean_up(current)
 
     # -- the donor -------------------------------------------------------------------------------
 
@@ -340,22 +342,24 @@ class NewcomerCore:
             return []
         match message:
             case Preparing(_, runs):
-                if current.phase is NewcomerPhase.ASKING:  # it is asked again soon
+                if current.phase is NewcomerPhase.ASKING:  # it is requested again soon
                     current.prepared, current.offer_request = runs, _Request(now)
                 return []
             case Offer():
-                return self._offered(current, message, now)
+                return self._offer_received(current, message, now)
             case Chunk():
                 return self._chunk_arrived(current, message, now)
             case Refusal(_, reason, text):
                 if reason is RefusalReason.BUSY:
-                    return []  # asked again with back-off
+                    return []  # requested again with back-off
                 if current.phase not in (NewcomerPhase.ASKING, NewcomerPhase.RECEIVING):
                     return []  # nothing is needed of the donor
                 return self._fail(current, FailureReason.REFUSED, text or f"refused: {reason}")
         assert_never(message)
 
-    def _offered(self, current: _Receiving, offer: Offer, now: float) -> list[NewcomerEffect]:
+    def _offer_received(
+        self, current: _NewcomerSession, offer: Offer, now: float
+    ) -> list[NewcomerEffect]:
         if current.phase is not NewcomerPhase.ASKING:
             if current.phase is NewcomerPhase.RECEIVING and not self._is_of_offer(current, offer):
                 return self._fail(current, FailureReason.DONOR_RESTARTED)
@@ -365,23 +369,25 @@ class NewcomerCore:
             return self._fail(current, FailureReason.REFUSED, message)
         current.offer, current.offer_request = offer, None
         current.machine.step(NewcomerEvent.OFFERED)
-        return self._go_on(current, now)
+        return self._continue_transfer(current, now)
 
-    def _chunk_arrived(self, current: _Receiving, chunk: Chunk, now: float) -> list[NewcomerEffect]:
-        if not self._is_of_offer(current, chunk) or chunk.number not in current.asked:
+    def _chunk_arrived(
+        self, current: _NewcomerSession, chunk: Chunk, now: float
+    ) -> list[NewcomerEffect]:
+        if not self._is_of_offer(current, chunk) or chunk.number not in current.requested:
             return []  # of an earlier boot of the donor, or it has arrived before
         if len(chunk.data) > self._limits.chunk_bytes or chunk_digest(chunk.data) != chunk.digest:
             current.damaged += 1
-            if current.damaged >= self._limits.damaged:
+            if current.damaged >= self._limits.max_damaged:
                 return self._fail(current, FailureReason.DAMAGED)
-            current.asked[chunk.number] = _Request(now)
-            return [self._ask_for_chunk(current, chunk.number)]
+            current.requested[chunk.number] = _Request(now)
+            return [self._request_chunk(current, chunk.number)]
         current.damaged = 0
-        del current.asked[chunk.number]
+        del current.requested[chunk.number]
         current.arrived[chunk.number] = chunk.data
-        return self._go_on(current, now)
+        return self._continue_transfer(current, now)
 
-    # -- the shell's answers ---------------------------------------------------------------------
+    # -- results from the shell ------------------------------------------------------------------
 
     def _chunk_stored(self, session: Session, number: int, now: float) -> list[NewcomerEffect]:
         current = self._find(session)
@@ -389,7 +395,7 @@ class NewcomerCore:
             return []
         current.storing = False
         current.stored += 1
-        return self._go_on(current, now)
+        return self._continue_transfer(current, now)
 
     def _installed(self, session: Session, digest: str) -> list[NewcomerEffect]:
         current = self._find(session)
@@ -398,17 +404,17 @@ class NewcomerCore:
         offer = current.offer
         if digest != offer.digest:
             message = f"the donor's digest is {offer.digest}, the digest of what arrived {digest}"
-            return self._fail(current, FailureReason.DIFFERENT, message)
+            return self._fail(current, FailureReason.DIGEST_MISMATCH, message)
         current.machine.step(NewcomerEvent.VERIFIED)
         return [
             StartFrom(session, offer.epoch, offer.base),
-            Ask(current.order.donor, Release(session)),
+            SendToDonor(current.order.donor, Release(session)),
         ]
 
     # -- requests --------------------------------------------------------------------------------
 
-    def _go_on(self, current: _Receiving, now: float) -> list[NewcomerEffect]:
-        """Store the next chunk, one at a time; ask for what fits into the window; install when all
+    def _continue_transfer(self, current: _NewcomerSession, now: float) -> list[NewcomerEffect]:
+        """Store the next chunk, one at a time; request what fits into the window; install when all
         is stored."""
         offer = current.offer
         assert offer is not None
@@ -420,71 +426,71 @@ class NewcomerCore:
                 effects.append(StoreChunk(current.session, current.stored, data))
         upto = min(offer.chunks, current.stored + self._limits.window)
         for number in range(current.stored + current.storing, upto):
-            if number not in current.asked and number not in current.arrived:
-                current.asked[number] = _Request(now)
-                effects.append(self._ask_for_chunk(current, number))
+            if number not in current.requested and number not in current.arrived:
+                current.requested[number] = _Request(now)
+                effects.append(self._request_chunk(current, number))
         if current.stored == offer.chunks:
             current.machine.step(NewcomerEvent.STORED)
             effects.append(InstallState(current.session, offer))
         return effects
 
-    def _check_requests(self, now: float) -> list[NewcomerEffect]:
+    def _repeat_requests(self, now: float) -> list[NewcomerEffect]:
         current = self._current
         if current is None or current.phase.over:
             return []
         effects: list[NewcomerEffect] = []
         request = current.offer_request
         if request is not None and now >= self._due(request):
-            effects += self._ask_for_offer(current, now)
-        for number, asked in current.asked.items():
-            if now >= self._due(asked):
-                current.asked[number] = _Request(now, asked.repeated + 1)
-                effects.append(self._ask_for_chunk(current, number))
+            effects += self._request_offer(current, now)
+        for number, requested in current.requested.items():
+            if now >= self._due(requested):
+                current.requested[number] = _Request(now, requested.repeated + 1)
+                effects.append(self._request_chunk(current, number))
         return effects
 
     def _due(self, request: _Request) -> float:
         return request.at + self._limits.retry.wait_s(request.repeated + 1)
 
-    def _ask_for_offer(self, current: _Receiving, now: float) -> list[NewcomerEffect]:
+    def _request_offer(self, current: _NewcomerSession, now: float) -> list[NewcomerEffect]:
         made = current.offer_request
         current.offer_request = _Request(now, made.repeated + 1 if made is not None else 0)
         assert current.needed is not None
         donor = current.order.donor
         request = OfferRequest(current.session, donor, current.needed, self._limits.chunk_bytes)
-        return [Ask(donor, request)]
+        return [SendToDonor(donor, request)]
 
-    def _ask_for_chunk(self, current: _Receiving, number: int) -> Ask:
+    def _request_chunk(self, current: _NewcomerSession, number: int) -> SendToDonor:
         assert current.offer is not None
         donor = current.order.donor
-        return Ask(donor, ChunkRequest(current.session, donor, current.offer.boot, number))
+        return SendToDonor(donor, ChunkRequest(current.session, donor, current.offer.boot, number))
 
     # -- endings ---------------------------------------------------------------------------------
 
     def _fail(
-        self, current: _Receiving, reason: FailureReason, message: str = ""
+        self, current: _NewcomerSession, reason: FailureReason, message: str = ""
     ) -> list[NewcomerEffect]:
         current.machine.step(NewcomerEvent.FAILED)
         current.reason, current.message = reason, message or str(reason)
-        return self._clean(current)
+        return self._clean_up(current)
 
-    def _clean(self, current: _Receiving) -> list[NewcomerEffect]:
+    def _clean_up(self, current: _NewcomerSession) -> list[NewcomerEffect]:
         """Forget what is in memory, and let the donor forget the session."""
         asked_donor = current.needed is not None
-        current.asked.clear()
+        current.requested.clear()
         current.arrived.clear()
         current.offer_request = None
         current.storing = False
         effects: list[NewcomerEffect] = [DiscardState(current.session)]
         if asked_donor:
-            effects.append(Ask(current.order.donor, Release(current.session)))
+            effects.append(SendToDonor(current.order.donor, Release(current.session)))
         return effects
 
-    def _find(self, session: Session) -> _Receiving | None:
+    def _find(self, session: Session) -> _NewcomerSession | None:
         """The session, if it is the newest and not over."""
         current = self._current
         if current is None or current.session != session or current.phase.over:
             return None
         return current
 
-    def _is_of_offer(self, current: _Receiving, message: Offer | Chunk) -> bool:
+    def _is_of_offer(self, current: _NewcomerSession, message: Offer | Chunk) -> bool:
         return current.offer is not None and message.boot == current.offer.boot

@@ -24,9 +24,9 @@ from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.engine.bounds import CallBounds, take_ready
+from rekindle.engine.call_sizes import CallSizes
 from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.model import EpochOutput, State
-from rekindle.engine.retry import CallSizes
 from rekindle.errors import RekindleError
 from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import chain_digest, chained_digest_from

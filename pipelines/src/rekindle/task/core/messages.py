@@ -85,7 +85,7 @@ class PollReceived:
 
 @dataclass(frozen=True, slots=True)
 class TaskRestored:
-    """State, inputs, engine and log are there; the log holds `log_base` to `log_last`. `complete`:
+    """State, inputs, engine and log are ready; the log holds `log_base` to `log_last`. `complete`:
     none of the state has to be fetched; otherwise StateComplete follows. `written_through`: the
     newest epoch that sinks certainly have; None: that of the state. `compare_from`: the first epoch
     of which an earlier boot may have written a wrong file; None: of none."""
@@ -127,22 +127,22 @@ class CallFailedPermanently:
 
 @dataclass(frozen=True, slots=True)
 class SinkReported:
-    """What happened to the sink of an assignment."""
+    """An event of the core of an assignment's sink."""
 
     assigned: SinkAssignment
     event: SinkEvent
 
 
 @dataclass(frozen=True, slots=True)
-class NewcomerStepped:
-    """What happened in a state movement to this task."""
+class NewcomerEventReceived:
+    """An event of the newcomer's core: of a state movement to this task."""
 
     event: NewcomerCoreEvent
 
 
 @dataclass(frozen=True, slots=True)
-class DonorStepped:
-    """What happened in state movements from this task."""
+class DonorEventReceived:
+    """An event of the donor's core: of state movements from this task."""
 
     event: DonorCoreEvent
 
@@ -158,8 +158,8 @@ TaskCoreEvent = (
     | LogTruncated
     | CallFailedPermanently
     | SinkReported
-    | NewcomerStepped
-    | DonorStepped
+    | NewcomerEventReceived
+    | DonorEventReceived
     | EpochsTaken
     | EpochsProcessed
     | EpochsAppended

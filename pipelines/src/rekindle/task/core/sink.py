@@ -154,7 +154,7 @@ class SinkCore:
         return self._check_at if self.conflict is not None else None
 
     @property
-    def waits_for(self) -> int | None:
+    def awaited_epoch(self) -> int | None:
         """The epoch that has to be in the log; None if the core waits for something else."""
         ready = self._call is None and not self._failures and self.may_write(self.next_epoch)
         return self.next_epoch if ready else None

@@ -35,7 +35,7 @@ from rekindle.task.core.partner import PartnerMessages
 from rekindle.task.core.phases import PhaseMachine, TaskEvent
 from rekindle.task.core.snapshots import Held
 
-DIGESTS = 16
+REPORTED_DIGESTS = 16
 """Number of newest epochs whose digests are in each response."""
 KEPT_DIGESTS = 256
 """Number of newest epochs whose digests can be requested."""
@@ -73,7 +73,7 @@ class SaverView(Protocol):
 
 
 class FetchView(Protocol):
-    """What is fetched of a restored state."""
+    """The fetching of a restored state from the store."""
 
     @property
     def problem(self) -> str | None: ...
@@ -94,7 +94,8 @@ class TaskComponents:
 
 
 class TaskStatus:
-    """See the module. `clock` is Unix time in seconds; `lock` is held while the phase changes."""
+    """See the module's docstring. `clock`: Unix time in seconds. `lock`: held while the phase
+    changes."""
 
     def __init__(
         self,
@@ -108,9 +109,9 @@ class TaskStatus:
         self._phases = PhaseMachine()
         self._lock = lock or nullcontext()
         self.restored_from: int | None = None
-        self.restoring: str | None = None  # the entry of which state is not here
-        self.fetch: FetchView | None = None  # while that is so
-        self.slow_start: Callable[[], str | None] | None = None  # says why, if it is slow
+        self.restoring: str | None = None  # the entry of which state is still fetched
+        self.fetch: FetchView | None = None  # while state is fetched
+        self.startup_delay: Callable[[], str | None] | None = None  # why the start is slow, if so
         self.snapshots: Callable[[], Sequence[Held]] | None = None  # with what each keeps in memory
         self.movement: Callable[[], MovementReport] | None = None
         self.moved_through: int | None = None  # if it has started from a partner's state
@@ -131,7 +132,7 @@ class TaskStatus:
         self._contradiction: tuple[Contradiction, int] | None = None  # and what was committed then
         self._output: Mapping[str, object] = {}  # fields of responses
 
-    # -- filled in -------------------------------------------------------------------------------
+    # -- written ---------------------------------------------------------------------------------
 
     def set_problem(self, subject: str, problem: TaskProblem | None) -> None:
         """Report the problem of a part of the task; None if it has recovered."""
@@ -278,18 +279,20 @@ class TaskStatus:
         known = self._computed.copy()  # the engine's thread adds to it
         newest = next(reversed(known), NO_EPOCH)
         return {
-            e: both for e, both in known.items() if e > newest - DIGESTS or e in self._requested
+            e: both
+            for e, both in known.items()
+            if e > newest - REPORTED_DIGESTS or e in self._requested
         }
 
     def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
         problem = self._failure or next(iter(self._problems.copy().values()), None)
         fetch = self.fetch
-        slow = self.slow_start() if self.slow_start is not None else None
+        slow = self.startup_delay() if self.startup_delay is not None else None
         if problem is None and slow is not None:
             problem = TaskProblem(message=slow)
         if problem is None and fetch is not None and fetch.problem is not None:
             problem = TaskProblem(
-                message=f"some of the state is not here: {fetch.problem}",
+                message=f"part of the state is not fetched from the store yet: {fetch.problem}",
                 saving=components is not None,
             )
         if problem is not None or components is None:

@@ -22,7 +22,7 @@ from rekindle.consistency.messages import (
     TentativeProcessed,
     UpstreamReported,
 )
-from rekindle.engine.retry import CallSizes
+from rekindle.engine.call_sizes import CallSizes
 from rekindle.errors import NotDeterministic, RekindleError
 from rekindle.exchange.state_mover.donor import (
     DonorCore,
@@ -34,8 +34,8 @@ from rekindle.exchange.state_mover.donor import StateReached as DonorStateReache
 from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.exchange.state_mover.newcomer import (
     NewcomerEffect,
-    RequestsChecked,
     StartFrom,
+    TimePassed,
 )
 from rekindle.protocol import (
     PollRequest,
@@ -66,11 +66,11 @@ from rekindle.task.core.loop import (
 from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,
-    DonorStepped,
+    DonorEventReceived,
     HeadAdvanced,
     HeadsChecked,
     LogTruncated,
-    NewcomerStepped,
+    NewcomerEventReceived,
     PollReceived,
     RefusePoll,
     Respond,
@@ -196,9 +196,9 @@ class TaskCore:
                 return []
             case CallFailedPermanently(error):
                 return self._give_up(error)
-            case NewcomerStepped(newcomer_event):
+            case NewcomerEventReceived(newcomer_event):
                 return self._move(self.movement.step(newcomer_event, self._now))
-            case DonorStepped(donor_event):
+            case DonorEventReceived(donor_event):
                 return self._donate(donor_event)
             case SinkReported(assigned, sink_event):
                 return self._sink_reported(assigned, sink_event)
@@ -516,7 +516,7 @@ class TaskCore:
 
     def _woken(self) -> list[TaskEffect]:
         effects = [*self._supervise(Woken()), *self._start(Woken())]
-        effects += self._move(self.movement.step(RequestsChecked(), self._now))
+        effects += self._move(self.movement.step(TimePassed(), self._now))
         effects += self._donate(LeaseChecked())
         effects += self.saver.step(Woken(), self._now)
         if self.parts is not None and not self.supervisor.ended:

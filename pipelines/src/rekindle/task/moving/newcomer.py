@@ -37,7 +37,6 @@ from rekindle.exchange.state_mover.messages import (
     Session,
 )
 from rekindle.exchange.state_mover.newcomer import (
-    Ask,
     ChunkStored,
     DiscardState,
     InstallState,
@@ -45,11 +44,12 @@ from rekindle.exchange.state_mover.newcomer import (
     NewcomerCoreEvent,
     NewcomerEffect,
     NewcomerLimits,
-    RequestsChecked,
+    SendToDonor,
     StartFrom,
     StateInstalled,
     StoreChunk,
     StoringFailed,
+    TimePassed,
 )
 from rekindle.identity import Identity
 from rekindle.protocol import PollRequest
@@ -146,7 +146,7 @@ class StateNewcomer:
     def _perform(self, effects: list[NewcomerEffect]) -> None:
         for effect in effects:
             match effect:
-                case Ask(donor, message):
+                case SendToDonor(donor, message):
                     self._start(self._ask, donor, self._part.addresses.get(donor, ""), message)
                 case StoreChunk():
                     self._start(self._store, effect)
@@ -165,7 +165,7 @@ class StateNewcomer:
         if self._io is None:
             self._io = IoThread("state-newcomer", self._died)
             self._io.start()
-            self._io.call(self._create, self._check_requests)
+            self._io.call(self._create, self._tick)
         self._io.call(self._create, work, *arguments)
 
     def _create(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
@@ -179,10 +179,10 @@ class StateNewcomer:
 
     # -- in the event loop -------------------------------------------------------------------------
 
-    async def _check_requests(self) -> None:
+    async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            self._step(RequestsChecked())
+            self._step(TimePassed())
 
     async def _ask(self, donor: Replica, address: str, message: DonorMessage) -> None:
         key = _key_of(message)
@@ -192,7 +192,7 @@ class StateNewcomer:
         try:
             answer = await self._client.ask(address, donor.incarnation, message)
         except StreamRefused as error:
-            answer = Refusal(message.session, RefusalReason.NOT_MEANT, str(error))
+            answer = Refusal(message.session, RefusalReason.WRONG_RECIPIENT, str(error))
         except StreamUnavailable as error:
             _log.info("%s: %s", message.session, error)
             return  # asked again

@@ -1,4 +1,4 @@
-"""Makes calls smaller after one that did not fit into memory. Pure.
+"""The sizes of calls and Spark jobs: reduced after a call that did not fit into memory. Pure.
 
 The call is halved, down to one epoch; then the rows of one epoch are divided into smaller Spark
 jobs, if the operators allow that. Calls stay as small as was needed, because later rows are likely

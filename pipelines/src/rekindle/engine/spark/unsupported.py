@@ -1,4 +1,5 @@
-"""Finds operators that must not run in Spark's analysis of them. Through Py4J, no job.
+"""What Spark's analysis of an operator shows that is not supported: types of columns, expressions.
+Through Py4J, without a job.
 
 SQL is checked without Spark first (`rekindle.topology`), where many types are unknown; here they
 are all known. Columns must have types that are equivalent in Spark, Arrow, Parquet and JSON, and
@@ -54,18 +55,18 @@ _SUPPORTED_SCALARS = (
 _TIMESTAMP_TYPE = re.compile(r"\btimestamp(_ltz)?\b")
 
 
-def refused_column(schema: StructType) -> str | None:
+def unsupported_column(schema: StructType) -> str | None:
     """A message about the first column of an unsupported type, with a hint; None if there is
     none."""
     for field in schema.fields:
-        refused = _refused_type(field.dataType)
-        if refused is not None:
-            name = refused.simpleString()
-            return f"column {field.name} has the type {name}, {_instead(refused)}"
+        unsupported = _unsupported_type(field.dataType)
+        if unsupported is not None:
+            name = unsupported.simpleString()
+            return f"column {field.name} has the type {name}, {_hint_text(unsupported)}"
     return None
 
 
-def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
+def unsupported_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
     """A message about an expression that reads the clock, or other rows although `row_wise`; None
     if there is none.
 
@@ -78,9 +79,9 @@ def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
         return "it has an aggregate, and sql works row by row; use an operator with window"
     if row_wise and not plan.deterministic():
         return "it has an expression that gives another result when an epoch is computed again"
-    if all(_is_safe(cast, operand) for cast, operand in _casts_to_timestamp(nodes)):
+    if all(_casts_no_string(operand) for operand in _operands_of_timestamp_casts(nodes)):
         return None
-    text = next(_texts_as_timestamp(plan), None)
+    text = next(_operands_cast_to_timestamp(plan), None)
     if text is None:
         return None
     hint = "write CAST(... AS TIMESTAMP) around it: that gives NULL for a string without a date"
@@ -89,12 +90,12 @@ def refused_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
     )
 
 
-def _refused_type(data_type: DataType) -> DataType | None:
+def _unsupported_type(data_type: DataType) -> DataType | None:
     match data_type:
         case ArrayType():
-            return _refused_type(data_type.elementType)
+            return _unsupported_type(data_type.elementType)
         case StructType():
-            found = (_refused_type(field.dataType) for field in data_type.fields)
+            found = (_unsupported_type(field.dataType) for field in data_type.fields)
             return next((t for t in found if t is not None), None)
         case StringType():
             return None if data_type.isUTF8BinaryCollation() else data_type
@@ -102,43 +103,43 @@ def _refused_type(data_type: DataType) -> DataType | None:
             return None if type(data_type) in _SUPPORTED_SCALARS else data_type
 
 
-def _instead(data_type: DataType) -> str:
+def _hint_text(data_type: DataType) -> str:
     if isinstance(data_type, StringType):
         return "which is not supported; remove the collation with COLLATE UTF8_BINARY"
     hint = hint_for(data_type.simpleString())
     return f"which is not supported; {hint}" if hint else "which is not supported"
 
 
-def _casts_to_timestamp(tree: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each cast to TIMESTAMP in a plan's JSON, and its operand. A tree is a list of its nodes,
+def _operands_of_timestamp_casts(tree: Any) -> Iterator[dict[str, Any]]:
+    """The operand of each cast to TIMESTAMP in a plan's JSON. A tree is a list of its nodes,
     parents first."""
     if isinstance(tree, dict):
         for value in tree.values():
-            yield from _casts_to_timestamp(value)
+            yield from _operands_of_timestamp_casts(value)
     elif isinstance(tree, list):
-        for at, node in enumerate(tree):
-            cast = isinstance(node, dict) and node.get("class", "").endswith(".Cast")
-            if cast and _TIMESTAMP_TYPE.search(json.dumps(node.get("dataType"))):
-                yield node, tree[at + 1]
-            yield from _casts_to_timestamp(node)
+        for index, node in enumerate(tree):
+            is_cast = isinstance(node, dict) and node.get("class", "").endswith(".Cast")
+            if is_cast and _TIMESTAMP_TYPE.search(json.dumps(node.get("dataType"))):
+                yield tree[index + 1]
+            yield from _operands_of_timestamp_casts(node)
 
 
-def _is_safe(cast: dict[str, Any], operand: dict[str, Any]) -> bool:
-    """Whether the type of the operand shows that no string is cast."""
+def _casts_no_string(operand: dict[str, Any]) -> bool:
+    """Whether the operand has no string that could lack a date: by its type, or as a literal."""
     data_type = operand.get("dataType")
     if data_type == "string" and operand["class"].endswith(".Literal"):
         return re.match(STARTS_WITH_YEAR, str(operand.get("value"))) is not None
     return data_type is not None and "string" not in json.dumps(data_type)
 
 
-def _texts_as_timestamp(plan: JavaObject) -> Iterator[str]:
+def _operands_cast_to_timestamp(plan: JavaObject) -> Iterator[str]:
     for expression in each(plan.expressions()):
-        yield from _texts_in(expression)
+        yield from _operands_in(expression)
     for child in each(plan.children()):
-        yield from _texts_as_timestamp(child)
+        yield from _operands_cast_to_timestamp(child)
 
 
-def _texts_in(expression: JavaObject) -> Iterator[str]:
+def _operands_in(expression: JavaObject) -> Iterator[str]:
     """The SQL of each operand in an expression whose strings, also those in arrays and structs, are
     cast to TIMESTAMP."""
     target = expression.dataType().catalogString() if class_name(expression) == "Cast" else ""
@@ -150,7 +151,7 @@ def _texts_in(expression: JavaObject) -> Iterator[str]:
         if "string" in operand_type and adds_timestamp and not _has_date(operand):
             yield str(operand.sql())
     for child in each(expression.children()):
-        yield from _texts_in(child)
+        yield from _operands_in(child)
 
 
 def _has_date(expression: JavaObject) -> bool:

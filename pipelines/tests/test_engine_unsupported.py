@@ -23,8 +23,8 @@ SCHEMA = "s STRING, n BIGINT, a ARRAY<STRING>, t TIMESTAMP"
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[Any]:
-    data = tmp_path_factory.mktemp("refusals")
-    session = sessions.start_session("refusals", data_dir=data, cds_archive=cds_archive)
+    data = tmp_path_factory.mktemp("unsupported")
+    session = sessions.start_session("unsupported", data_dir=data, cds_archive=cds_archive)
     yield session
     sessions.stop_session(session)
 

@@ -1,4 +1,4 @@
-"""The starts of each image, and what they must say. Pure."""
+"""The containers that `make images` runs of each image, and their expected results. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ContainerRun:
     """One run of a container. Without `command` it is the image's own; `runs_checks`: the script
     `image_checks` is its input."""
 
-    what: str
+    name: str
     command: tuple[str, ...] = ()
     exit_code: int = 0
     expected_output: str = ""  # a part of its output
@@ -37,7 +37,7 @@ class Image:
     max_mb: int
     """Beyond it `make images` fails: what it has today, and some room."""
     writable: tuple[str, ...]
-    starts: tuple[ContainerRun, ...]
+    runs: tuple[ContainerRun, ...]
 
 
 def _checks_of(name: str) -> ContainerRun:
@@ -52,7 +52,7 @@ OPERATOR = Image(
     target_mb=250,
     max_mb=240,
     writable=("/tmp",),
-    starts=(
+    runs=(
         ContainerRun(
             "operator without a cluster", exit_code=1, expected_output="No configuration found"
         ),
@@ -64,7 +64,7 @@ PIPELINES = Image(
     target_mb=900,
     max_mb=910,
     writable=("/tmp", "/var/lib/rekindle-task"),
-    starts=(
+    runs=(
         ContainerRun(
             "task without a topology",
             exit_code=2,
@@ -93,12 +93,12 @@ def config_problems(config: ImageConfig) -> list[str]:
     return wrong
 
 
-def run_problems(start: ContainerRun, exit_code: int, output: str) -> list[str]:
-    if exit_code == start.exit_code and start.expected_output in output:
+def run_problems(run: ContainerRun, exit_code: int, output: str) -> list[str]:
+    if exit_code == run.exit_code and run.expected_output in output:
         return []
     last = "\n".join(output.strip().splitlines()[-12:])
-    wanted = f"exit code {start.exit_code} and {start.expected_output.strip()!r}"
-    return [f"{start.what}: expected {wanted}, got exit code {exit_code} and:\n{last}"]
+    wanted = f"exit code {run.exit_code} and {run.expected_output.strip()!r}"
+    return [f"{run.name}: expected {wanted}, got exit code {exit_code} and:\n{last}"]
 
 
 def read_findings(output: str) -> Findings:
