@@ -28,7 +28,7 @@ from test_task_process import (
 from rekindle.connectors.compare import read_sink
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState, PollRequest
-from rekindle.streams.epochs import Kind
+from rekindle.streams.epochs import BatchKind
 from rekindle.streams.wire import LivePosition, ReadRequest, ReadResponse
 from rekindle.topology.model import Topology
 
@@ -109,7 +109,7 @@ def test_windows_answer_without_an_input_and_correct_themselves(
     assert [stable(t) for t in windows] == began
     assert all(t.answer and t.answer.missing == ("rows",) for t in windows)
     during = [read(t, at + 1) for t, at in zip(windows, began, strict=True)]
-    assert {b.kind for r in during for b in r.epochs} == {Kind.TENTATIVE}
+    assert {b.kind for r in during for b in r.epochs} == {BatchKind.TENTATIVE}
 
     coordinator.cut = set()
     coordinator.until(lambda: all(state(t) is ConsistencyState.STABLE for t in windows), 180)
@@ -118,7 +118,7 @@ def test_windows_answer_without_an_input_and_correct_themselves(
         for t, at, response in zip(windows, began, during, strict=True)
     ]
     kinds = {b.kind for r in after for b in r.epochs}
-    assert {Kind.UNDO, Kind.RECONCILIATION_DONE} <= kinds
+    assert {BatchKind.UNDO, BatchKind.RECONCILIATION_DONE} <= kinds
 
     def finished() -> bool:
         return all(

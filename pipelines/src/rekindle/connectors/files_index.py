@@ -29,7 +29,7 @@ from rekindle.connectors.cuts import (
     exact_fraction,
     first_row,
 )
-from rekindle.connectors.files_job import Job
+from rekindle.connectors.files_job import PreparationJob
 from rekindle.connectors.prepared import Rows
 from rekindle.errors import SchemaMismatch
 from rekindle.objects import to_json
@@ -95,7 +95,7 @@ def _is_identity(order: Int64s) -> bool:
     return bool(np.array_equal(order, np.arange(len(order))))
 
 
-def order_input(job: Job, keys: pa.Table, units: Sequence[Unit]) -> OrderedInput:
+def order_input(job: PreparationJob, keys: pa.Table, units: Sequence[Unit]) -> OrderedInput:
     """Raises SchemaMismatch for a NULL in the `orderBy` column."""
     if job.files.order_by is None:
         return OrderedInput(units, keys, None)
@@ -126,7 +126,7 @@ class NotInOrder(Exception):
 class OrderCheck:
     """Raises NotInOrder as soon as the rows that it observes are not in order."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PreparationJob) -> None:
         self._order_by = job.files.order_by
         self._last: pa.Array | None = None
 
@@ -147,7 +147,7 @@ def _sorted(key: pa.Array | pa.ChunkedArray) -> Int64s:
     return found
 
 
-def event_time_extent(job: Job, keys: pa.Table) -> bytes:
+def event_time_extent(job: PreparationJob, keys: pa.Table) -> bytes:
     """The first and last event time of all partitions, as JSON."""
     if job.event_time is None:
         return to_json([None, None])
@@ -155,7 +155,7 @@ def event_time_extent(job: Job, keys: pa.Table) -> bytes:
     return to_json([times["min"].value, times["max"].value])
 
 
-def build_index(job: Job, input: OrderedInput, rows: Rows) -> pa.Table:
+def build_index(job: PreparationJob, input: OrderedInput, rows: Rows) -> pa.Table:
     """One row for each epoch that has rows in any partition: the first of the partition's `rows`,
     and the newest event time through it. Of input in order only a portion is in memory."""
     if not input.keys.num_rows:
@@ -213,7 +213,7 @@ class _Epochs:
     """The epoch of each place in the order, portion by portion. Raises SchemaMismatch if there are
     too many."""
 
-    def __init__(self, job: Job, input: OrderedInput) -> None:
+    def __init__(self, job: PreparationJob, input: OrderedInput) -> None:
         self._job = job
         self._times: _RunningMax | None = None
         self._first_us = NO_WATERMARK
@@ -260,7 +260,9 @@ class _Epochs:
         return first_us
 
 
-def _require_epochs_in_range(job: Job, column: str | None, first_us: int, last_us: int) -> None:
+def _require_epochs_in_range(
+    job: PreparationJob, column: str | None, first_us: int, last_us: int
+) -> None:
     """A time that is wrong by thousands of years would need an epoch above MAX_EPOCH."""
     speedup = job.files.speedup or 1.0
     rate = exact_fraction(speedup)

@@ -31,7 +31,7 @@ from rekindle.connectors.files_index import (
     event_time_extent,
     order_input,
 )
-from rekindle.connectors.files_job import Job
+from rekindle.connectors.files_job import PreparationJob
 from rekindle.connectors.files_read import (
     ALL_ROW_GROUPS,
     FoundFile,
@@ -74,7 +74,9 @@ class Piece:
     text: TextBlocks | None = None
 
 
-def prepare(job: Job, fs: Any, found: list[FoundFile], rows_path: Path, index_path: Path) -> None:
+def prepare(
+    job: PreparationJob, fs: Any, found: list[FoundFile], rows_path: Path, index_path: Path
+) -> None:
     """Write the index, and the rows unless they can stay where they are. The index is created last:
     if it exists, the rows are complete."""
     temporary = _Temporary(rows_path)
@@ -110,7 +112,7 @@ class _Temporary:
 
 
 def _copy(
-    job: Job, fs: Any, found: list[FoundFile], rows_path: Path, temporary: _Temporary
+    job: PreparationJob, fs: Any, found: list[FoundFile], rows_path: Path, temporary: _Temporary
 ) -> pa.Table:
     """Stage the own rows in file order, and the keys of all others; write the former sorted.
     Returns the index."""
@@ -143,7 +145,7 @@ def _copy(
 
 
 def _index_in_place(
-    job: Job, fs: Any, found: list[FoundFile], temporary: _Temporary
+    job: PreparationJob, fs: Any, found: list[FoundFile], temporary: _Temporary
 ) -> pa.Table | None:
     """The index of input that can be read where it is; None of other input, and of text that is not
     verified: a process that reads its input once parses a copy's text once."""
@@ -165,7 +167,7 @@ def _index_in_place(
 
 
 def _parquet_in_place(
-    job: Job, fs: Any, found: list[FoundFile], path: Path
+    job: PreparationJob, fs: Any, found: list[FoundFile], path: Path
 ) -> tuple[OrderedInput, list[Piece]] | None:
     """Parquet that is in order and has small row groups. Reads the keys of all partitions, which
     are staged at `path`; the index reads the own rows, for checksums."""
@@ -195,7 +197,7 @@ def _in_order(required: OrderCheck, batches: Iterator[pa.RecordBatch]) -> Iterat
 
 
 def _text_in_place(
-    job: Job, fs: Any, found: list[FoundFile], path: Path
+    job: PreparationJob, fs: Any, found: list[FoundFile], path: Path
 ) -> tuple[OrderedInput, list[Piece]] | None:
     """Text that is in order and has blocks. Reads own files once, and the keys of the others; all
     keys are staged at `path`."""
@@ -221,7 +223,9 @@ def _text_in_place(
     return OrderedInput(units, open_memory_mapped(path), None), pieces
 
 
-def open_in_place(job: Job, fs: Any, found: list[FoundFile], recorded: bytes) -> RowsInPlace:
+def open_in_place(
+    job: PreparationJob, fs: Any, found: list[FoundFile], recorded: bytes
+) -> RowsInPlace:
     """The rows that `recorded`, of the index's metadata, says."""
     return _rows_in_place(job, fs, found, _decode(recorded))
 
@@ -250,7 +254,7 @@ def _decode(recorded: bytes) -> list[Piece]:
 
 
 def _rows_in_place(
-    job: Job, fs: Any, found: list[FoundFile], pieces: Sequence[Piece]
+    job: PreparationJob, fs: Any, found: list[FoundFile], pieces: Sequence[Piece]
 ) -> RowsInPlace:
     def read_from(row: int) -> Iterator[pa.RecordBatch]:
         for file, piece in zip(found, pieces, strict=True):
@@ -263,7 +267,7 @@ def _rows_in_place(
 
 
 def _read_piece(
-    job: Job, fs: Any, file: FoundFile, piece: Piece, first_row: int
+    job: PreparationJob, fs: Any, file: FoundFile, piece: Piece, first_row: int
 ) -> Iterator[pa.RecordBatch]:
     if piece.text is None:
         return _read(job, fs, file, RowGroupSelection(piece.first_group, job.partitions), first_row)
@@ -271,12 +275,14 @@ def _read_piece(
     return _computed(job, file, text)
 
 
-def _scan(job: Job, fs: Any, file: FoundFile, found: TextBlocks) -> Iterator[pa.RecordBatch]:
+def _scan(
+    job: PreparationJob, fs: Any, file: FoundFile, found: TextBlocks
+) -> Iterator[pa.RecordBatch]:
     batches = scan_blocks(fs, file.path, job.files, job.raw, job.name, IN_PLACE_BYTES, found)
     return _computed(job, file, batches)
 
 
-def _unit_rows(job: Job, fs: Any, file: FoundFile) -> list[int] | None:
+def _unit_rows(job: PreparationJob, fs: Any, file: FoundFile) -> list[int] | None:
     """The rows of each row group; None if the file is one unit, whose rows are not known yet."""
     if job.files.format != "parquet":
         return None
@@ -307,27 +313,29 @@ def _in_file_order(units: Sequence[Unit], own: pa.Table, others: pa.Table) -> pa
 
 
 def _read_keys(
-    job: Job, fs: Any, file: FoundFile, groups: RowGroupSelection = ALL_ROW_GROUPS
+    job: PreparationJob, fs: Any, file: FoundFile, groups: RowGroupSelection = ALL_ROW_GROUPS
 ) -> Iterator[pa.RecordBatch]:
     names = job.keys.names
     return (batch.select(names) for batch in _read(job.of_keys(), fs, file, groups))
 
 
-def _identify(job: Job, fs: Any, found: list[FoundFile]) -> bytes:
+def _identify(job: PreparationJob, fs: Any, found: list[FoundFile]) -> bytes:
     input_files = identify(fs, [file.path for file in found if job.verified], job.name)
     require_unchanged(job, found)
     return encode_input_files(input_files)
 
 
 def _read(
-    job: Job, fs: Any, file: FoundFile, groups: RowGroupSelection, first_row: int = 0
+    job: PreparationJob, fs: Any, file: FoundFile, groups: RowGroupSelection, first_row: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one file, with the columns that are computed from them."""
     batches = read_batches(fs, file.path, job.files, job.raw, job.name, groups, first_row)
     return _computed(job, file, batches)
 
 
-def _computed(job: Job, file: FoundFile, batches: NumberedBatches) -> Iterator[pa.RecordBatch]:
+def _computed(
+    job: PreparationJob, file: FoundFile, batches: NumberedBatches
+) -> Iterator[pa.RecordBatch]:
     if job.files.file_name_column is not None:
         batches = _with_name(batches, job.files.file_name_column, _text(job, file.name))
     if (expression := job.computed_event_time) is not None:
@@ -337,7 +345,7 @@ def _computed(job: Job, file: FoundFile, batches: NumberedBatches) -> Iterator[p
     return (batch for _, batch in batches)
 
 
-def _text(job: Job, name: str) -> str:
+def _text(job: PreparationJob, name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError as e:
@@ -355,7 +363,7 @@ def _with_name(batches: NumberedBatches, column: str, name: str) -> NumberedBatc
         yield row, batch.append_column(pa.field(column, pa.string()), names)
 
 
-def require_unchanged(job: Job, found: list[FoundFile]) -> None:
+def require_unchanged(job: PreparationJob, found: list[FoundFile]) -> None:
     """A file that is still being copied would be staged incompletely."""
     _, now = find_files(job.files.url, job.name)
     changed = sorted({file.path for file in {*found} ^ {*now}})

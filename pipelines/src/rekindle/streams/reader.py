@@ -23,7 +23,7 @@ from rekindle.backoff import Backoff
 from rekindle.errors import BelowFloor, EpochTooLarge, RekindleError
 from rekindle.protocol import ConsistencyState, Endpoint
 from rekindle.streams.client import StreamClient
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.io_thread import IoThread
 from rekindle.streams.reader_core import (
     WAIT_S,
@@ -297,11 +297,11 @@ class PartitionReader:
         come."""
         next_epoch, newest = call.epoch, NO_EPOCH
         for batch in response.epochs:
-            if batch.kind in (Kind.UNDO, Kind.RECONCILIATION_DONE):
+            if batch.kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE):
                 self._deliver(batch)
             elif batch.epoch >= next_epoch:
                 newest = batch.epoch
-                next_epoch = newest + (batch.kind is Kind.STABLE)
+                next_epoch = newest + (batch.kind is BatchKind.STABLE)
                 self._deliver(batch)
         head = response.progress.head
         self._step(LiveReturned(call.call, head, state, next_epoch, newest, response.live))

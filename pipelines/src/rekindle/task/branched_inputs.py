@@ -37,7 +37,7 @@ from rekindle.errors import RekindleError
 from rekindle.exchange.routing import Share, share_read
 from rekindle.protocol import Endpoint, Partner, Upstream
 from rekindle.streams.client import StreamClient
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.io_thread import IoThread
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.reader import REQUEST_BYTES, Client, PartitionReader
@@ -206,7 +206,7 @@ class BranchedInputs:
     def _end_of_correction(self, channel: Channel, through: int) -> EpochBatch:
         stream = self._input(channel).stream
         return EpochBatch(
-            stream, channel.partition, through, 0, _NO_ROWS, "", Kind.RECONCILIATION_DONE
+            stream, channel.partition, through, 0, _NO_ROWS, "", BatchKind.RECONCILIATION_DONE
         )
 
     def hear_partner(self, partner: Partner | None, boot: str) -> None:
