@@ -109,10 +109,10 @@ ASKING = Partner(replica=0, boot="a", asks=Postponement(number=1, lease_s=10.0))
 
 def test_a_replica_that_is_not_live_yet_does_not_promise_to_serve() -> None:
     replica = branches()
-    replica.hear_partner(ASKING, "b", 1.0)
+    replica.update_partner(ASKING, "b", 1.0)
     assert replica.partner.answer is None
     replica.become_live(2.0)
-    replica.hear_partner(ASKING, "b", 2.5)
+    replica.update_partner(ASKING, "b", 2.5)
     assert replica.partner.answer == PostponementAnswer(boot="a", number=1, promised=True)
 
 
@@ -120,7 +120,7 @@ def test_a_replica_whose_tentative_epochs_fail_does_not_promise_to_serve() -> No
     replica = branches()
     replica.become_live(0.0)
     replica._retry_at = 10.0
-    replica.hear_partner(ASKING, "b", 1.0)
+    replica.update_partner(ASKING, "b", 1.0)
     assert replica.partner.answer is None
 
 

@@ -27,7 +27,7 @@ from rekindle.exchange.state_mover.messages import (
     Session,
 )
 from rekindle.exchange.state_mover.newcomer import NewcomerEffect, NewcomerLimits
-from rekindle.task.core.messages import DonorStepped, NewcomerStepped, TaskCoreEvent
+from rekindle.task.core.messages import DonorEventReceived, NewcomerEventReceived, TaskCoreEvent
 from rekindle.task.state import TaskState
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.network import Network, Refused, Reply, TimedOut
@@ -127,7 +127,7 @@ class SimulatedMover:
     def _ask(self, message: DonorMessage) -> None:
         def ended(result: Any) -> None:
             if not isinstance(result, (Refused, TimedOut)):
-                self._step(NewcomerStepped(newcomers.MessageReceived(result)))
+                self._step(NewcomerEventReceived(newcomers.MessageReceived(result)))
 
         host = self.donor_address.rpartition(":")[0]
         self._network.call(self._process, host, message, ended, _TIMEOUT_S)
@@ -136,7 +136,7 @@ class SimulatedMover:
         chunks = self._stored.setdefault(session, [])
         assert len(chunks) == number, "chunks are stored in order"
         chunks.append(data)
-        self._step(NewcomerStepped(newcomers.ChunkStored(session, number)))
+        self._step(NewcomerEventReceived(newcomers.ChunkStored(session, number)))
 
     def _install(self, session: Session) -> None:
         chunks = self._stored.get(session)
@@ -144,14 +144,14 @@ class SimulatedMover:
             return  # discarded
         self.installed = MovedState.of(b"".join(chunks).decode())
         digest = self.installed.digest
-        self._step(NewcomerStepped(newcomers.StateInstalled(session, digest)))
+        self._step(NewcomerEventReceived(newcomers.StateInstalled(session, digest)))
 
     # -- the donor ---------------------------------------------------------------------------------
 
     def serve(self, message: DonorMessage, reply: Reply) -> None:
         number = message.number if isinstance(message, ChunkRequest) else None
         self._replies.setdefault((message.session, number), []).append(reply)
-        self._step(DonorStepped(donors.MessageReceived(message)))
+        self._step(DonorEventReceived(donors.MessageReceived(message)))
 
     def _reply(self, message: Preparing | Offer | Chunk | Refusal) -> None:
         match message:
@@ -173,11 +173,11 @@ class SimulatedMover:
         self._pinned[session] = lines
         sizes = [len(line) for line in lines]
         pinned = donors.SnapshotPinned(session, state.epoch, moved.base, sizes, moved.digest)
-        self._step(DonorStepped(pinned))
+        self._step(DonorEventReceived(pinned))
 
     def _read(self, session: Session, number: int, slices: Sequence[Slice]) -> None:
         lines = self._pinned.get(session)
         if lines is None:
             return
         data = b"".join(lines[s.piece][s.offset : s.offset + s.nbytes] for s in slices)
-        self._step(DonorStepped(donors.ChunkRead(session, number, data)))
+        self._step(DonorEventReceived(donors.ChunkRead(session, number, data)))

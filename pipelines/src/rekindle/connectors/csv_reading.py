@@ -256,7 +256,7 @@ def _bounded_lines(file: Any, where: str) -> Iterator[str]:
         if len(line) == _MAX_FIRST_LINE_CHARS:
             raise SchemaMismatch(
                 f"{where}: a line at the beginning has more than {_MAX_FIRST_LINE_CHARS:,} "
-                "characters; is the file a CSV file, and complete"
+                "characters; check that the file is CSV, and complete"
             )
         yield line
 

@@ -1,6 +1,6 @@
 """The order and the epochs of a `files` source's rows, and the index of one partition.
 
-The tuple time t of a row is its `orderBy` column if that is a time, else its event time. A row
+The time t of a row is its `orderBy` column if that is a time, else its event time. A row
 whose t is lower than an earlier row's, or NULL, belongs to the same epoch as the row before it.
 With `speedup` a row's epoch is floor(((t − t_first) / speedup) / Δ), with `rowsPerSecond` floor((i
 / rowsPerSecond) / Δ). All of it is of the whole input: a partition's index has every epoch, with
@@ -36,7 +36,7 @@ from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_WATERMARK
 
 PORTION_ROWS = 1 << 18
-"""Rows of an input in order whose keys are looked at together."""
+"""Rows of the ordered input whose keys are in memory at the same time."""
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
 
 
@@ -72,12 +72,12 @@ class OrderedInput:
         return None if _is_identity(order) else order
 
     def portions(self) -> Iterator[tuple[int, int]]:
-        """Ranges of places in the order, of at most PORTION_ROWS rows."""
+        """Ranges of positions in the sorted order, of at most PORTION_ROWS rows."""
         for first in range(0, self.keys.num_rows, PORTION_ROWS):
             yield first, min(first + PORTION_ROWS, self.keys.num_rows)
 
     def rows_at(self, first: int, end: int) -> Int64s:
-        """The rows, in file order, that have these places in the order."""
+        """Numbers, in file order, of the rows at these positions of the sorted order."""
         if self.order is not None:
             return self.order[first:end]
         return np.arange(first, end)
@@ -184,8 +184,8 @@ def build_index(job: PreparationJob, input: OrderedInput, rows: Rows) -> pa.Tabl
 
 
 class _RunningMax:
-    """The newest time of a column up to each place in the order, in microseconds, portion by
-    portion; NO_WATERMARK before the first. `newest`: so far."""
+    """The highest time of a column up to each position of the sorted order, in microseconds,
+    portion by portion; NO_WATERMARK before the first. `newest`: the highest so far."""
 
     def __init__(self, input: OrderedInput, column: str | None) -> None:
         self.newest = NO_WATERMARK
@@ -210,8 +210,8 @@ class _RunningMax:
 
 
 class _Epochs:
-    """The epoch of each place in the order, portion by portion. Raises SchemaMismatch if there are
-    too many."""
+    """The epoch of each position of the sorted order, portion by portion. Raises SchemaMismatch if
+    there are too many."""
 
     def __init__(self, job: PreparationJob, input: OrderedInput) -> None:
         self._job = job

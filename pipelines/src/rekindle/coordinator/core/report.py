@@ -213,7 +213,7 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
 def _durable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
     """The newest epoch that is durable in every partition, written by any replica. Sinks have all
     epochs of a checkpoint (I2), so a partition without tasks counts with its newest entry."""
-    best = [_checkpointed(segment.id, index, inputs) for index in range(segment.partitions)]
+    best = [_checkpoint_epoch(segment.id, index, inputs) for index in range(segment.partitions)]
     for task in inputs.membership:
         partition = task.partition
         if (
@@ -226,7 +226,7 @@ def _durable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
     return min(best, default=NO_EPOCH)
 
 
-def _checkpointed(segment: str, index: int, inputs: ReportInputs) -> int:
+def _checkpoint_epoch(segment: str, index: int, inputs: ReportInputs) -> int:
     """The epoch of a partition's newest entry. Entries of another generation do not count: the
     query may not have existed, or had another input."""
     manifest, generation = inputs.manifest, inputs.generation

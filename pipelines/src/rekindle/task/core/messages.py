@@ -126,14 +126,14 @@ class SinkReported:
 
 
 @dataclass(frozen=True, slots=True)
-class NewcomerStepped:
+class NewcomerEventReceived:
     """What happened in a state movement to this task."""
 
     event: NewcomerCoreEvent
 
 
 @dataclass(frozen=True, slots=True)
-class DonorStepped:
+class DonorEventReceived:
     """What happened in state movements from this task."""
 
     event: DonorCoreEvent
@@ -149,8 +149,8 @@ TaskCoreEvent = (
     | LogTruncated
     | CallFailedPermanently
     | SinkReported
-    | NewcomerStepped
-    | DonorStepped
+    | NewcomerEventReceived
+    | DonorEventReceived
     | EpochsTaken
     | EpochsProcessed
     | EpochsAppended
