@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rekindle_testing.embedded.cache import acquire
 from rekindle_testing.embedded.kubelet_node import files, mounts, removal
 from rekindle_testing.embedded.kubelet_node.addresses import (
-    ALL,
+    ALL_CLUSTERS,
     MAX_CLUSTERS,
     MAX_NODES,
     ClusterAddresses,
@@ -52,7 +52,7 @@ DATA = Path("/d")
 def test_ranges_of_clusters_and_nodes_do_not_overlap() -> None:
     clusters = [ClusterAddresses(index) for index in range(MAX_CLUSTERS)]
     ranges = [cluster.range for cluster in clusters]
-    assert all(network.subnet_of(ALL) for network in ranges)
+    assert all(network.subnet_of(ALL_CLUSTERS) for network in ranges)
     assert not any(a.overlaps(b) for a in ranges for b in ranges if a != b)
     for cluster in clusters:
         first = IPv4Network((cluster.range.network_address, 24))
