@@ -1,4 +1,4 @@
-"""The output log: appends, reads in order, and the log of a query that waits for a week.
+"""The output log: appends, reads in order, and opening the log of a query without rows for a week.
 
 .venv/bin/python benchmarks/log_reopen.py [--epochs 600000]
 

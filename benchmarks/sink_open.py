@@ -6,7 +6,7 @@ A task opens its sinks after each restart. The last epoch is searched for among 
 the time must not grow with the age of the sink. "no checkpoint": the task does not know of any
 epoch that is in the sink.
 
-Target: 100,000 epochs within 50 ms, twice as long as 1,000 at most, beside 5 ms.
+Target: 100,000 epochs within 50 ms, and within twice the time of 1,000 epochs plus 5 ms.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from kubernetes.client.exceptions import ApiException
 
 from rekindle import names
 from rekindle_testing.embedded.pki import CertificateAuthority
-from rekindle_testing.fixtures.present import name_of, present
+from rekindle_testing.fixtures.api_fields import name_of, required
 from rekindle_testing.waiting import wait_for
 
 START_S = 60.0  # start of the process on a busy machine
@@ -146,7 +146,7 @@ class World:
             wait_for(f"{name} is free of taints", partial(self._is_untainted, name))
 
     def _is_untainted(self, name: str) -> bool:
-        return not present(self.core.read_node(name).spec).taints
+        return not required(self.core.read_node(name).spec).taints
 
     def kill_node_still_ready(self, name: str) -> None:
         """Without heartbeats, but still Ready; its pods and its kubelet are
@@ -197,7 +197,7 @@ class World:
         claims = self.core.read_namespaced_persistent_volume_claim
         wait_for(
             "the claim is bound",
-            lambda: present(claims(claim, "default").status).phase == "Bound",
+            lambda: required(claims(claim, "default").status).phase == "Bound",
         )
 
     # --- topologies -----------------------------------------------------------

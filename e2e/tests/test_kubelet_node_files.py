@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from rekindle_testing.embedded.cache import acquire
 from rekindle_testing.embedded.kubelet_node import files, mounts, removal
 from rekindle_testing.embedded.kubelet_node.addresses import (
-    ALL,
-    CLUSTERS,
-    NODES,
+    ALL_CLUSTERS,
+    MAX_CLUSTERS,
+    MAX_NODES,
     ClusterAddresses,
     free_indexes,
     mac_of,
@@ -53,24 +53,24 @@ DATA = Path("/d")
 
 
 def test_ranges_of_clusters_and_nodes_do_not_overlap() -> None:
-    clusters = [ClusterAddresses(index) for index in range(CLUSTERS)]
+    clusters = [ClusterAddresses(index) for index in range(MAX_CLUSTERS)]
     ranges = [cluster.range for cluster in clusters]
-    assert all(network.subnet_of(ALL) for network in ranges)
+    assert all(network.subnet_of(ALL_CLUSTERS) for network in ranges)
     assert not any(a.overlaps(b) for a in ranges for b in ranges if a != b)
     for cluster in clusters:
         first = IPv4Network((cluster.range.network_address, 24))
         pods = [node.pod_cidr for node in cluster.nodes()]
-        assert len(set(pods)) == NODES
+        assert len(set(pods)) == MAX_NODES
         assert not any(network.overlaps(first) for network in pods)
         assert all(network.subnet_of(cluster.range) for network in pods)
         members = [cluster.host, *(node.address for node in cluster.nodes())]
-        assert len(set(members)) == NODES + 1
+        assert len(set(members)) == MAX_NODES + 1
         assert all(address in first for address in members)
 
 
 def test_a_cluster_avoids_the_routes_of_the_machine() -> None:
-    assert free_indexes(["default", "192.0.2.0/24", "127.0.0.1"]) == list(range(CLUSTERS))
-    assert free_indexes(["198.18.0.0/24", "198.18.70.1"]) == [1, *range(3, CLUSTERS)]
+    assert free_indexes(["default", "192.0.2.0/24", "127.0.0.1"]) == list(range(MAX_CLUSTERS))
+    assert free_indexes(["198.18.0.0/24", "198.18.70.1"]) == [1, *range(3, MAX_CLUSTERS)]
     assert free_indexes(["198.16.0.0/14"]) == []
 
 
@@ -84,7 +84,7 @@ def test_a_node_knows_all_others_that_may_ever_exist() -> None:
     host = mac_of(cluster.host)
     assert f"neigh replace 198.18.32.1 lladdr {host} nud permanent dev eth0" in lines
     assert lines[-1] == "route replace default via 198.18.32.1 dev eth0"
-    assert text.count("route replace 198") == text.count("neigh") - 1 == NODES - 1
+    assert text.count("route replace 198") == text.count("neigh") - 1 == MAX_NODES - 1
 
 
 def test_the_machine_gets_no_default_route() -> None:

@@ -18,7 +18,7 @@ from cluster_types import storms
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.kubelet_node.node import KubeletNode
-from rekindle_testing.fixtures.present import present
+from rekindle_testing.fixtures.api_fields import required
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster, pod_processes
 from rekindle_testing.harness.oracle import Reference
@@ -109,8 +109,8 @@ def test_a_topology_is_back_before_kubernetes_notices_a_loss(
     run.wait_sinks_advance()
     back_s = run.observer.now() - began
     plain = _plain_pod(run)
-    conditions = present(cluster.core.read_node(victim).status).conditions
-    ready = {c.type: c.status for c in present(conditions)}
+    conditions = required(cluster.core.read_node(victim).status).conditions
+    ready = {c.type: c.status for c in required(conditions)}
     print(f"replaced after {replaced_s:.1f} s, all queries back after {back_s:.1f} s")
     assert back_s < BACK_WITHIN_S
     # Meanwhile, to Kubernetes nothing has happened.

@@ -19,8 +19,8 @@ from operator_world import START_S, World
 
 from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.fixtures.api_fields import name_of, required
 from rekindle_testing.fixtures.bad_manifests import bad_manifests
-from rekindle_testing.fixtures.present import name_of, present
 from rekindle_testing.harness.operator_process import (
     OperatorProcess,
     install_crds,
@@ -134,7 +134,7 @@ def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any
     assert all(q["waitingFor"].startswith("a node for") for q in status["queries"])
     record = world.core.read_namespaced_config_map("flights-g1", "default")
     assert record.immutable
-    assert json.loads(present(record.data)["topology.json"])["uid"] == flights["metadata"]["uid"]
+    assert json.loads(required(record.data)["topology.json"])["uid"] == flights["metadata"]["uid"]
     assert world.condition("flights", "Valid")["reason"] == "Accepted"
 
     for name in ("node-a", "node-b"):

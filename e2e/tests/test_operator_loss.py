@@ -11,7 +11,7 @@ import pytest
 from cluster_types import cluster_of_type, every_cluster_type
 
 from rekindle_testing.embedded.components import Settings
-from rekindle_testing.fixtures.present import name_of, present
+from rekindle_testing.fixtures.api_fields import name_of, required
 from rekindle_testing.harness.any_cluster import OPERATOR_LEASE, Cluster
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.waiting import DeadlineError, wait_for
@@ -102,7 +102,7 @@ def _installed(cluster: Cluster) -> list[str]:
     leases = cluster.coordination.list_namespaced_lease(cluster.operator_namespace).items
     return [
         *(f"{p.metadata.name} {p.spec.node_name} {p.metadata.deletion_timestamp}" for p in pods),
-        *(f"{name_of(lease)} of {present(lease.spec).holder_identity}" for lease in leases),
+        *(f"{name_of(lease)} of {required(lease.spec).holder_identity}" for lease in leases),
     ]
 
 

@@ -128,7 +128,9 @@ DONE = ContainerView("a", "i", ended=ended(0))
 FAILED = ContainerView("a", "i", ended=ended(1))
 CREATING = ContainerView("a", "i", waiting=("ContainerCreating", ""))
 UNPREPARED = ContainerView("a", "i")
-BACKING_OFF = ContainerView("a", "i", waiting=("CrashLoopBackOff", "x"), last=ended(1), restarts=2)
+BACKING_OFF = ContainerView(
+    "a", "i", waiting=("CrashLoopBackOff", "x"), last_exit=ended(1), restarts=2
+)
 
 
 def view(*main: ContainerView, init: tuple[ContainerView, ...] = (), **more: Any) -> PodView:

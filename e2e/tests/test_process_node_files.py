@@ -84,6 +84,22 @@ def test_a_carriage_return_ends_no_line_of_a_rotated_log(tmp_path: Path) -> None
     assert read(tmp_path / "log") == b"10 %\r100 %\n"
 
 
+def test_follow_misses_nothing_of_a_rotation_while_it_sends(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"t1 stdout F a\nt1 stdout F b\n")
+
+    async def follow() -> list[bytes]:
+        pieces = logs.read(path, LogQuery(follow=True), lambda: True)
+        found = [await anext(pieces)]  # the client is slow
+        with path.open("ab") as file:
+            file.write(b"t1 stdout F c\n")
+        path.rename(tmp_path / "log.1")
+        path.write_bytes(b"t1 stdout F d\n")
+        return [*found, *[piece async for piece in pieces]]
+
+    assert asyncio.run(follow()) == [b"a\n", b"b\n", b"c\n", b"d\n"]
+
+
 def test_follow_continues_after_a_rotation_until_the_end(tmp_path: Path) -> None:
     async def follow() -> list[bytes]:
         log = Log(tmp_path / "log", limit_bytes=400)

@@ -6,7 +6,7 @@ from rekindle.consistency import states
 from rekindle.consistency.states import ConsistencyEvent
 from rekindle.coordinator.model import Partition
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.epochs import Kind
+from rekindle.streams.epochs import BatchKind
 from rekindle.streams.wire import LivePosition
 from rekindle.topology.model import Slot
 from rekindle.transitions import StateMachine
@@ -88,19 +88,19 @@ def test_a_live_reader_gets_all_kinds_in_order() -> None:
     request = ReadRequest(None, 0, LivePosition())
     items, position = output.read(request) or ((), None)
     assert [(i.kind, i.epoch, i.value) for i in items] == [
-        (Kind.STABLE, 0, "s0"),
-        (Kind.STABLE, 1, "s1"),
-        (Kind.TENTATIVE, 2, "t2"),
+        (BatchKind.STABLE, 0, "s0"),
+        (BatchKind.STABLE, 1, "s1"),
+        (BatchKind.TENTATIVE, 2, "t2"),
     ]
-    output.control(Kind.UNDO, 2)
+    output.control(BatchKind.UNDO, 2)
     disk.append(2, "s2")
-    output.control(Kind.RECONCILIATION_DONE, 2)
+    output.control(BatchKind.RECONCILIATION_DONE, 2)
     assert position is not None
     items, _ = output.read(ReadRequest(None, 2, position)) or ((), None)
     assert [(i.kind, i.epoch) for i in items] == [
-        (Kind.UNDO, 2),
-        (Kind.STABLE, 2),
-        (Kind.RECONCILIATION_DONE, 2),
+        (BatchKind.UNDO, 2),
+        (BatchKind.STABLE, 2),
+        (BatchKind.RECONCILIATION_DONE, 2),
     ]
     assert len(changes) == 4
     assert (output.report.tentative, output.report.corrected) == (-1, 2)

@@ -24,8 +24,8 @@ from rekindle_testing.embedded.go_modules import (
     NODE_MODULE,
     Binary,
     GoError,
+    cache_key,
     go_candidates,
-    key,
     needed_go,
     parse_go_version,
     required_version,
@@ -188,7 +188,7 @@ def test_go_is_searched_on_path_and_then_in_its_usual_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = program(tmp_path / "usual" / "go")
-    monkeypatch.setattr(go_modules, "_USUAL_GO", usual)
+    monkeypatch.setattr(go_modules, "_DEFAULT_GO", usual)
     first, second = (program(tmp_path / name / "go") for name in ("first", "second"))
     (tmp_path / "not-executable").mkdir()
     (tmp_path / "not-executable" / "go").write_text("")
@@ -199,7 +199,7 @@ def test_go_is_searched_on_path_and_then_in_its_usual_place(
 
 def test_a_go_that_is_too_old_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = program(tmp_path / "usual" / "go", "go version go1.99.0 linux/amd64")
-    monkeypatch.setattr(go_modules, "_USUAL_GO", new)
+    monkeypatch.setattr(go_modules, "_DEFAULT_GO", new)
     old = program(tmp_path / "old" / "go", "go version go1.20.1 linux/amd64")
     found = go_modules.find_go({"PATH": str(old.parent)}, tmp_path / "cache", no_progress)
     assert found.program == new
@@ -211,7 +211,7 @@ def test_without_go_the_error_says_what_to_do(
     def no_index(directory: Path) -> None:
         raise GoError("no network")
 
-    monkeypatch.setattr(go_modules, "_USUAL_GO", tmp_path / "none")
+    monkeypatch.setattr(go_modules, "_DEFAULT_GO", tmp_path / "none")
     monkeypatch.setattr(go_modules, "_install_wheel", no_index)
     old = program(tmp_path / "old" / "go", "go version go1.20.1 linux/amd64")
     with pytest.raises(GoError, match=r"go1\.20\.1.*no network.*KUBEBUILDER_ASSETS"):
@@ -236,9 +236,13 @@ def test_binaries_have_their_pinned_versions() -> None:
 
 
 def test_cache_keys_depend_on_the_compiler_and_the_programs() -> None:
-    assert key([ETCD], "go1.26.8") == key([ETCD], "go1.26.8") != key([ETCD], "go1.26.9")
+    assert (
+        cache_key([ETCD], "go1.26.8")
+        == cache_key([ETCD], "go1.26.8")
+        != cache_key([ETCD], "go1.26.9")
+    )
     sets = [[ETCD], [HELM], [KUBERNETES], [ETCD, HELM]]
-    assert len({key(binaries, "go1.26.8") for binaries in sets}) == 4
+    assert len({cache_key(binaries, "go1.26.8") for binaries in sets}) == 4
 
 
 def test_a_node_has_the_control_planes_version_and_libraries() -> None:
@@ -252,9 +256,9 @@ def test_a_node_has_the_control_planes_version_and_libraries() -> None:
 
 
 def test_binaries_of_two_modules_are_no_entry() -> None:
-    assert key([NODE, PAUSE], "go1.26.8") != key([NODE], "go1.26.8")
+    assert cache_key([NODE, PAUSE], "go1.26.8") != cache_key([NODE], "go1.26.8")
     with pytest.raises(ValueError, match="too many"):
-        key([NODE, KUBERNETES], "go1.26.8")
+        cache_key([NODE, KUBERNETES], "go1.26.8")
 
 
 def test_programs_of_a_node_are_built_alone(

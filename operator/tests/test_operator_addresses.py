@@ -9,8 +9,8 @@ from kubelet_parts import START, node, task
 from kubernetes import client
 
 from rekindle_operator.cluster.addresses import (
-    without_taken_over_ips,
-    without_taken_over_kubelets,
+    without_reused_ips,
+    without_reused_kubelet_addresses,
 )
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.cache import ClusterCache
@@ -23,7 +23,7 @@ NEW = node("new", kubelet=ADDRESS, created_at=START + 60)
 
 def test_the_newest_node_has_the_address() -> None:
     other = node("other", kubelet=Endpoint("10.0.0.8", 10250), created_at=START)
-    assert without_taken_over_kubelets([NEW, other, DEAD]) == (
+    assert without_reused_kubelet_addresses([NEW, other, DEAD]) == (
         NEW,
         other,
         replace(DEAD, kubelet=None),
@@ -32,7 +32,7 @@ def test_the_newest_node_has_the_address() -> None:
 
 def test_kubelets_on_other_ports_are_others() -> None:
     beside = replace(DEAD, kubelet=Endpoint(ADDRESS.host, 10251))
-    assert without_taken_over_kubelets([beside, NEW]) == (beside, NEW)
+    assert without_reused_kubelet_addresses([beside, NEW]) == (beside, NEW)
 
 
 def pod(number: int, on: str, ip: str, **changes: Any) -> PodView:
@@ -41,7 +41,7 @@ def pod(number: int, on: str, ip: str, **changes: Any) -> PodView:
 
 
 def addresses(*pods: PodView) -> list[str]:
-    return [p.ip for p in without_taken_over_ips(pods)]
+    return [p.ip for p in without_reused_ips(pods)]
 
 
 def test_the_newest_pod_has_the_address() -> None:

@@ -18,7 +18,7 @@ from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, EnsureAccess
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.reconcile.moves import MOVES_AT_ONCE, WITHOUT_NODE_S
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 SINGLE, SUCCESSOR = "flights-storms-0-0-1", "flights-storms-0-8-1"
 

@@ -16,7 +16,7 @@ from model_cluster import ModelCluster
 from plan_parts import capacity, node, pod, query, started
 
 from rekindle_operator.recovery.plan import SpareReplica, make_plan
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 PODS = {n: pod(n, cpu) for n, cpu in (("left", 1), ("right", 3), ("both", 1), ("other", 4))}
 PATHS = (("left", "both"), ("right", "both"))

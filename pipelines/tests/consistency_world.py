@@ -46,7 +46,7 @@ from rekindle.consistency.messages import (
     Woken,
 )
 from rekindle.consistency.states import TRANSITIONS, ConsistencyEvent, ConsistencyState
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel
 from rekindle.table_memory import memory_bytes
 from rekindle.transitions import StateMachine
@@ -75,7 +75,7 @@ class Record:
     """One record of a task's output; `epoch` of a control record: what it names."""
 
     at: float
-    kind: Kind
+    kind: BatchKind
     epoch: int
     value: int = 0
     attempt: int = 0
@@ -84,7 +84,7 @@ class Record:
 
     @property
     def batch(self) -> EpochBatch:
-        is_data = self.kind in (Kind.STABLE, Kind.TENTATIVE)
+        is_data = self.kind in (BatchKind.STABLE, BatchKind.TENTATIVE)
         rows = pa.table({"n": [self.value]}, schema=SCHEMA) if is_data else NO_ROWS
         return EpochBatch(
             "s", 0, self.epoch, self.epoch, rows, str(self.value), self.kind, self.attempt
@@ -104,13 +104,13 @@ class Stream:
     def append(self, record: Record) -> None:
         self.records.append(record)
         match record.kind:
-            case Kind.STABLE:
+            case BatchKind.STABLE:
                 self.stable.append(record)
                 self.corrected.append(record)
-            case Kind.RECONCILIATION_DONE:
+            case BatchKind.RECONCILIATION_DONE:
                 self.corrected.append(record)
                 self.tentative = NO_EPOCH
-            case Kind.TENTATIVE:
+            case BatchKind.TENTATIVE:
                 self.tentative = max(self.tentative, record.epoch)
         for callback in self.grew:
             callback()
@@ -187,10 +187,10 @@ class Link:
             if not self._is_here(record) or not self.task.core.may_read(self.channel, live=True):
                 return False
             self.live_at += 1
-            is_control = record.kind in (Kind.UNDO, Kind.RECONCILIATION_DONE)
+            is_control = record.kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE)
             if is_control or record.epoch >= self.live_from:
                 if not is_control:
-                    self.live_from = record.epoch + (record.kind is Kind.STABLE)
+                    self.live_from = record.epoch + (record.kind is BatchKind.STABLE)
                 self.task.receive(self.channel, record, live=True)
                 return True
         return False
@@ -212,7 +212,7 @@ class Task:
     woken_at: float | None = None
 
     def receive(self, channel: Channel, record: Record, live: bool) -> None:
-        if record.kind in (Kind.STABLE, Kind.TENTATIVE):
+        if record.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
             self.arrived.setdefault(record.epoch, self.world.now)
         self.step(BatchReceived(channel, record.batch, live))
 
@@ -247,9 +247,9 @@ class Task:
             case DropFork(attempt):
                 del self.states[attempt]
             case EmitUndo(from_epoch):
-                self._append(Kind.UNDO, from_epoch)
+                self._append(BatchKind.UNDO, from_epoch)
             case EmitReconciliationDone(through):
-                self._append(Kind.RECONCILIATION_DONE, through)
+                self._append(BatchKind.RECONCILIATION_DONE, through)
             case ReadLive(channel, from_epoch):
                 self.links[channel].read_live(from_epoch)
             case StopLive(channel):
@@ -257,7 +257,7 @@ class Task:
             case ReadAgain(channel, from_epoch):
                 link = self.links[channel]
                 read = link.stream.corrected[: link.stable_at]
-                assert len([r for r in read if r.kind is Kind.STABLE]) == from_epoch
+                assert len([r for r in read if r.kind is BatchKind.STABLE]) == from_epoch
                 self.read_again += 1
             case RequestPostponement() | EndPostponement() | AnswerPartner():
                 self.asked.append(effect)
@@ -267,7 +267,7 @@ class Task:
         return self.stream.stable[-1].epoch if self.stream.stable else NO_EPOCH
 
     def _append(
-        self, kind: Kind, epoch: int, value: int = 0, attempt: int = 0, channels: int = 0
+        self, kind: BatchKind, epoch: int, value: int = 0, attempt: int = 0, channels: int = 0
     ) -> None:
         self.stream.append(
             Record(self.world.now, kind, epoch, value, attempt, self._newest(), channels)
@@ -276,13 +276,13 @@ class Task:
     def _stable(self, epochs: Sequence[EpochInput]) -> None:
         for epoch in epochs:
             self.states[0] = fold(self.states[0], epoch)
-            self._append(Kind.STABLE, epoch.epoch, self.states[0])
+            self._append(BatchKind.STABLE, epoch.epoch, self.states[0])
         self.step(StableProcessed(epochs[-1].epoch))
 
     def _tentative(self, call: ProcessTentative) -> None:
         state = self.states[call.attempt] = fold(self.states[call.attempt], call.epoch)
         epoch = call.epoch.epoch
-        self._append(Kind.TENTATIVE, epoch, state, call.attempt, len(call.channels))
+        self._append(BatchKind.TENTATIVE, epoch, state, call.attempt, len(call.channels))
         self.step(TentativeProcessed(call.attempt, epoch))
 
 
@@ -366,7 +366,7 @@ class World:
             self._run(released_at)
             epoch, self.epochs = self.epochs, self.epochs + 1
             for number, source in enumerate(self.sources):
-                source.append(Record(self.now, Kind.STABLE, epoch, epoch * 7 + number))
+                source.append(Record(self.now, BatchKind.STABLE, epoch, epoch * 7 + number))
         self._run(until)
 
     def _run(self, until: float) -> None:

@@ -22,7 +22,7 @@ from rekindle.coordinator.checkpoints.retention import Progress
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.movement.core import MovementCore, ReplicasObserved
 from rekindle.coordinator.movement.session import MovementLimits
-from rekindle.coordinator.movement.views import ReplicaView, Views
+from rekindle.coordinator.movement.views import ReplicaView, ReplicaViews
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.exchange.state_mover import donor as donors
 from rekindle.exchange.state_mover import newcomer as newcomers
@@ -424,10 +424,10 @@ class Coordinator:
         """Whether this boot of a replica counts as redundancy."""
         return self.core.counts(node.replica) and self.observed.get(node.replica) == node.boot
 
-    def views(self) -> Views:
+    def views(self) -> ReplicaViews:
         world = self.world
         self.observed = {replica: heard.boot for replica, heard in self.responses.items()}
-        return Views((self._view(replica) for replica in world.pods), world.inputs)
+        return ReplicaViews((self._view(replica) for replica in world.pods), world.inputs)
 
     def _view(self, replica: Replica) -> ReplicaView:
         world, heard = self.world, self.responses.get(replica)

@@ -38,7 +38,7 @@ from rekindle.consistency.messages import (
 from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.model import EpochOutput, State
 from rekindle.protocol import Partner, PollRequest, PollResponse, RestorePoint, TaskRef
-from rekindle.streams.epochs import NO_EPOCH, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.task.core import events
 from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import (
@@ -85,7 +85,7 @@ class JoinedTask(Task):
     by the kind of the call; `states` is not used: the loop has them."""
 
     task: TaskCore = field(kw_only=True)
-    fails: dict[Kind, list[str]] = field(default_factory=dict)
+    fails: dict[BatchKind, list[str]] = field(default_factory=dict)
     calls: list[tuple[int, int, int]] = field(default_factory=list)  # attempt, first and last epoch
     forks: dict[int, FoldedState] = field(default_factory=dict)  # after what is out, by attempt
     result: FoldedState = field(default_factory=FoldedState)  # of the newest call
@@ -167,7 +167,7 @@ class JoinedTask(Task):
         self.send(self._processed(call))
 
     def _processed(self, call: ProcessEpochs) -> TaskCoreEvent:
-        failures = self.fails.get(Kind.TENTATIVE if call.attempt else Kind.STABLE)
+        failures = self.fails.get(BatchKind.TENTATIVE if call.attempt else BatchKind.STABLE)
         match failures.pop() if failures else "":
             case "memory" if len(call.epochs) > 1 or call.attempt:
                 return EngineFailed(OutOfMemory("too much"))
@@ -187,16 +187,16 @@ class JoinedTask(Task):
 
     def _append_stable(self, outputs: Sequence[EpochOutput]) -> None:
         for output in outputs:
-            self._append(Kind.STABLE, output.epoch, value_of(output))
+            self._append(BatchKind.STABLE, output.epoch, value_of(output))
         self.send(EpochsAppended([str(value_of(output)) for output in outputs]))
 
     def _append_tentative(self, effect: AppendTentative) -> None:
-        failures = self.fails.get(Kind.UNDO)
+        failures = self.fails.get(BatchKind.UNDO)
         if failures and failures.pop() == "disk":
             self.send(TentativeFailed("the disk is full"))
             return
         output = effect.output
-        self._append(Kind.TENTATIVE, output.epoch, value_of(output), effect.attempt)
+        self._append(BatchKind.TENTATIVE, output.epoch, value_of(output), effect.attempt)
         self.forks[effect.attempt] = self.result
         self.send(TentativeAppended())
 
@@ -286,7 +286,7 @@ def play_cuts(world: World, cuts: Sequence[tuple[float, int, bool]], settle_s: f
     world.run(world.now + settle_s)
 
 
-def records_of(task: Task, kind: Kind) -> list[Record]:
+def records_of(task: Task, kind: BatchKind) -> list[Record]:
     return [record for record in task.stream.records if record.kind is kind]
 
 

@@ -148,7 +148,7 @@ def act(
 ) -> OperatorState:
     what, which, faults = action
     if what == "compact":
-        return retried(lambda: compact_all(shape.runs, state))
+        return retried(lambda: compact_all(shape.run_shape, state))
     if what == "spill":
         return world.files.spill({"op": state})["op"]
     if what in ("save", "restore") and (state.digest or not state.is_empty):
@@ -252,7 +252,7 @@ def test_a_save_reads_what_it_has_to_write_again(world: World) -> None:
 
 
 def test_a_window_that_closes_reads_its_own_panes(world: World) -> None:
-    state = compact_all(SHAPE.runs, fill(world, 50, panes=8))
+    state = compact_all(SHAPE.run_shape, fill(world, 50, panes=8))
     shape = shape_of(1)
     state = world.restore(world.save(state, 2))
     closed = advance(shape, state, None, [(3, -100, SLIDE)], world.files)
@@ -262,7 +262,7 @@ def test_a_window_that_closes_reads_its_own_panes(world: World) -> None:
 
 
 def test_what_closes_first_is_fetched_first(world: World) -> None:
-    state = compact_all(SHAPE.runs, fill(world, 20, panes=6))
+    state = compact_all(SHAPE.run_shape, fill(world, 20, panes=6))
     state = world.restore(world.save(state, 2))
     assert world.fetch is not None
     order = world.fetch.missing

@@ -455,7 +455,7 @@ def act(world: World, action: str, number: int) -> None:
 
 
 def compact_whole(replica: Replica) -> None:
-    replica.state = compact_all(replica.world.model.shape.runs, replica.state)
+    replica.state = compact_all(replica.world.model.shape.run_shape, replica.state)
 
 
 def spill(replica: Replica) -> None:

@@ -22,7 +22,7 @@ from rekindle.connectors.registry import open_sink
 from rekindle.connectors.sink import Sink
 from rekindle.errors import SchemaMismatch, SinkRefused
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.topology.spec import QuerySpec, SinkSpec
 
 UTC = pa.timestamp("us", "UTC")
@@ -39,7 +39,7 @@ def rows(*keys: str, x: float = 0.1) -> pa.Table:
     return pa.Table.from_pylist([{"k": k, "x": x, "at": AT} for k in keys], SCHEMA)
 
 
-def batch(epoch: int, table: pa.Table, kind: Kind = Kind.STABLE) -> EpochBatch:
+def batch(epoch: int, table: pa.Table, kind: BatchKind = BatchKind.STABLE) -> EpochBatch:
     return EpochBatch("s", 0, epoch, 0, table, "", kind)
 
 
@@ -104,7 +104,7 @@ def test_a_store_that_ignores_the_condition_is_refused(monkeypatch: pytest.Monke
 
 def test_tentative_rows_do_not_reach_a_sink(url: str) -> None:
     with pytest.raises(ValueError, match="stable epochs only"):
-        sink_at(url).write(batch(1, rows("a"), Kind.TENTATIVE))
+        sink_at(url).write(batch(1, rows("a"), BatchKind.TENTATIVE))
 
 
 def test_unsupported_sinks_are_refused() -> None:

@@ -26,7 +26,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from schema_parts import topology_schema
 
 from rekindle.connectors import files_index, files_preparation
-from rekindle.connectors.files_job import Job
+from rekindle.connectors.files_job import PreparationJob
 from rekindle.connectors.files_read import find_files, read_batches
 from rekindle.connectors.prepared import MappedRows
 from rekindle.connectors.source import SourceSummary
@@ -126,7 +126,9 @@ def test_memory_does_not_grow_with_an_input_in_order(
         {"url": "file:///in", "format": "parquet", "orderBy": "t", "speedup": 1}
     )
     columns = topology_schema(SCHEMA)
-    job = Job("s", files, columns, "t", None, SECOND // 10, 0, partitions, verified=False)
+    job = PreparationJob(
+        "s", files, columns, "t", None, SECOND // 10, 0, partitions, verified=False
+    )
     table = pa.table({"t": times})
     units = [files_index.Unit("in", n, 1000, n % partitions == 0) for n in range(1000)]
     tracemalloc.start()

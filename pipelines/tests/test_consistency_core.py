@@ -27,7 +27,7 @@ from rekindle.consistency.messages import (
     Woken,
 )
 from rekindle.consistency.states import ConsistencyState
-from rekindle.streams.epochs import Kind
+from rekindle.streams.epochs import BatchKind
 from rekindle.streams.sunion import Channel
 
 WAIT_S = 2.7  # of the 3 s that an epoch may take
@@ -51,7 +51,7 @@ def kinds(task: Task) -> str:
     return "".join(b for a, b in zip(" " + letters, letters, strict=False) if a != b)
 
 
-def of_kind(task: Task, kind: Kind) -> list[Record]:
+def of_kind(task: Task, kind: BatchKind) -> list[Record]:
     return [record for record in task.stream.records if record.kind is kind]
 
 
@@ -64,8 +64,8 @@ def test_a_long_failure_is_tentative_and_then_corrected() -> None:
     (task,) = cut(Chain(), 10).tasks
     assert kinds(task).startswith("STU")
     assert kinds(task).endswith("SRS")
-    (undo,), (done,) = of_kind(task, Kind.UNDO), of_kind(task, Kind.RECONCILIATION_DONE)
-    tentative = [record.epoch for record in of_kind(task, Kind.TENTATIVE)]
+    (undo,), (done,) = of_kind(task, BatchKind.UNDO), of_kind(task, BatchKind.RECONCILIATION_DONE)
+    tentative = [record.epoch for record in of_kind(task, BatchKind.TENTATIVE)]
     assert undo.epoch == tentative[0] == 10
     assert done.epoch >= tentative[-1]
     assert tentative == list(range(10, tentative[-1] + 1))
@@ -73,7 +73,7 @@ def test_a_long_failure_is_tentative_and_then_corrected() -> None:
 
 def test_the_first_tentative_epoch_waits_for_its_deadline() -> None:
     (task,) = cut(Chain(), 10).tasks
-    first = of_kind(task, Kind.TENTATIVE)[0]
+    first = of_kind(task, BatchKind.TENTATIVE)[0]
     assert first.at - task.arrived[first.epoch] == pytest.approx(WAIT_S + 0.02)
     assert first.channels == 1
 
@@ -81,7 +81,9 @@ def test_the_first_tentative_epoch_waits_for_its_deadline() -> None:
 def test_during_a_failure_process_does_not_wait_and_delay_does() -> None:
     def delays(policy: Policy) -> list[float]:
         (task,) = cut(Chain(during_failure=policy), 20).tasks
-        return [r.at - task.arrived[r.epoch] for r in of_kind(task, Kind.TENTATIVE) if r.at < 30]
+        return [
+            r.at - task.arrived[r.epoch] for r in of_kind(task, BatchKind.TENTATIVE) if r.at < 30
+        ]
 
     assert max(delays(Policy.PROCESS)[4:]) < 0.1
     assert min(delays(Policy.DELAY)) > WAIT_S
@@ -91,15 +93,15 @@ def test_during_a_failure_process_does_not_wait_and_delay_does() -> None:
 def test_only_suspend_stops_new_input_during_stabilization(policy: Policy) -> None:
     slow = Chain(during_stabilization=policy, call_epochs=2, epoch_s=0.1)
     (task,) = cut(slow, 50).tasks
-    (undo,) = of_kind(task, Kind.UNDO)
-    new = [record for record in of_kind(task, Kind.TENTATIVE) if record.at > undo.at]
+    (undo,) = of_kind(task, BatchKind.UNDO)
+    new = [record for record in of_kind(task, BatchKind.TENTATIVE) if record.at > undo.at]
     assert bool(new) == (policy is not Policy.SUSPEND)
 
 
 def test_delay_makes_fewer_tentative_epochs_than_process() -> None:
     def count(failure: Policy, stabilization: Policy) -> int:
         chain = Chain(during_failure=failure, during_stabilization=stabilization)
-        return sum(len(of_kind(task, Kind.TENTATIVE)) for task in cut(chain, 15).tasks)
+        return sum(len(of_kind(task, BatchKind.TENTATIVE)) for task in cut(chain, 15).tasks)
 
     assert count(Policy.DELAY, Policy.DELAY) < count(Policy.PROCESS, Policy.PROCESS)
 
@@ -124,14 +126,14 @@ def test_tentative_input_is_processed_with_all_channels() -> None:
     world = cut(Chain(tasks=2), 10)
     second = world.tasks[1]
     assert "T" in kinds(second)
-    tentative = of_kind(second, Kind.TENTATIVE)
+    tentative = of_kind(second, BatchKind.TENTATIVE)
     assert {record.channels for record in tentative[4:]} == {2}
 
 
 def test_tasks_stabilize_one_after_another() -> None:
     world = cut(Chain(tasks=4), 15)
-    undone = [of_kind(task, Kind.UNDO)[0].at for task in world.tasks]
-    done = [of_kind(task, Kind.RECONCILIATION_DONE)[0].at for task in world.tasks]
+    undone = [of_kind(task, BatchKind.UNDO)[0].at for task in world.tasks]
+    done = [of_kind(task, BatchKind.RECONCILIATION_DONE)[0].at for task in world.tasks]
     assert undone == sorted(undone)
     assert done == sorted(done)
 
@@ -173,7 +175,7 @@ def test_a_second_failure_during_a_failure_joins_it() -> None:
     world.heal(1)
     world.run(50)
     assert second.core.state is ConsistencyState.STABLE
-    assert len(of_kind(second, Kind.UNDO)) == 1
+    assert len(of_kind(second, BatchKind.UNDO)) == 1
 
 
 def test_a_failure_during_stabilization_comes_after_it() -> None:
@@ -187,11 +189,11 @@ def test_a_failure_during_stabilization_comes_after_it() -> None:
     world.cut(1)
     world.run(70.5)
     (task,) = world.tasks
-    done = of_kind(task, Kind.RECONCILIATION_DONE)[0]
+    done = of_kind(task, BatchKind.RECONCILIATION_DONE)[0]
     assert task.core.state is ConsistencyState.UP_FAILURE
     assert 11 < done.epoch == task.core.stable_epoch < 39
     at = task.stream.records.index(done)
-    assert {record.kind for record in task.stream.records[at + 1 :]} == {Kind.TENTATIVE}
+    assert {record.kind for record in task.stream.records[at + 1 :]} == {BatchKind.TENTATIVE}
     assert task.stream.records[-1].epoch == 69
 
 
@@ -209,7 +211,7 @@ def test_a_partial_correction_upstream_is_passed_on() -> None:
     assert 11 < first.core.stable_epoch < 39
     assert second.core.stable_epoch == first.core.stable_epoch
     assert second.core.state is ConsistencyState.UP_FAILURE
-    assert of_kind(second, Kind.RECONCILIATION_DONE)[-1].epoch == second.core.stable_epoch
+    assert of_kind(second, BatchKind.RECONCILIATION_DONE)[-1].epoch == second.core.stable_epoch
 
 
 def test_a_long_failure_costs_bounded_memory() -> None:
@@ -239,7 +241,7 @@ def test_a_delay_that_becomes_infinite_ends_tentative_output() -> None:
     (task,) = world.tasks
     task.step(MaxDelayChanged(None))
     world.run(30)
-    assert of_kind(task, Kind.TENTATIVE)[-1].at <= 20.1
+    assert of_kind(task, BatchKind.TENTATIVE)[-1].at <= 20.1
     world.heal(1)
     world.run(40)
     assert task.core.state is ConsistencyState.STABLE
@@ -273,9 +275,9 @@ def test_an_input_that_is_always_too_late_holds_up_no_stable_epoch(policy: Polic
     world.run(100)
     (task,) = world.tasks
     assert task.core.stable_epoch >= world.epochs - late_s - 13
-    tentative = of_kind(task, Kind.TENTATIVE)
+    tentative = of_kind(task, BatchKind.TENTATIVE)
     assert max(r.at - task.arrived[r.epoch] for r in tentative[20:]) <= 3.0
-    assert len(of_kind(task, Kind.UNDO)) <= 100 / 12
+    assert len(of_kind(task, BatchKind.UNDO)) <= 100 / 12
 
 
 # -- what a task must not do -----------------------------------------------------------------------
@@ -285,7 +287,7 @@ def core() -> ConsistencyCore:
     return ConsistencyCore(ConsistencySettings([[0]], [SCHEMA], max_delay_s=3.0), 0, -1)
 
 
-def received(epoch: int, kind: Kind = Kind.STABLE) -> BatchReceived:
+def received(epoch: int, kind: BatchKind = BatchKind.STABLE) -> BatchReceived:
     return BatchReceived(Channel(0, 0), Record(0.0, kind, epoch).batch)
 
 
@@ -319,7 +321,7 @@ def test_a_tentative_result_in_state_stable_shows_the_history() -> None:
 def test_a_single_tentative_input_is_processed_and_corrected() -> None:
     manager = core()
     channel = Channel(0, 0)
-    assert manager.step(received(0, Kind.TENTATIVE), 0.0) == [ReadLive(channel, 0)]
+    assert manager.step(received(0, BatchKind.TENTATIVE), 0.0) == [ReadLive(channel, 0)]
     assert manager.wake_at == pytest.approx(WAIT_S)
     fork, call = manager.step(Woken(), WAIT_S)
     assert fork == ForkState(1, -1)
@@ -336,7 +338,7 @@ def test_stabilization_ends_after_the_fork_is_passed() -> None:
     here, late = Channel(0, 0), Channel(1, 0)
     settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=3.0)
     manager = ConsistencyCore(settings, 0, -1)
-    zero, one = (Record(0.0, Kind.STABLE, epoch).batch for epoch in (0, 1))
+    zero, one = (Record(0.0, BatchKind.STABLE, epoch).batch for epoch in (0, 1))
     manager.step(BatchReceived(here, zero), 0.0)
     manager.step(Woken(), WAIT_S)
     manager.step(TentativeProcessed(1, 0), 2.8)
@@ -353,13 +355,13 @@ def test_stabilization_ends_after_the_fork_is_passed() -> None:
 def test_a_part_is_corrected_when_the_upstream_says_it_is_done() -> None:
     """Epochs 0 and 1 are tentative; the upstream has corrected 0, and failed again."""
     manager = core()
-    manager.step(received(0, Kind.TENTATIVE), 0.0)
+    manager.step(received(0, BatchKind.TENTATIVE), 0.0)
     manager.step(Woken(), WAIT_S)
-    manager.step(received(1, Kind.TENTATIVE), 2.8)
+    manager.step(received(1, BatchKind.TENTATIVE), 2.8)
     manager.step(TentativeProcessed(1, 0), 2.9)
     manager.step(TentativeProcessed(1, 1), 3.0)
     assert manager.step(received(0), 3.1) == []
-    assert EmitUndo(0) in manager.step(received(0, Kind.RECONCILIATION_DONE), 3.2)
+    assert EmitUndo(0) in manager.step(received(0, BatchKind.RECONCILIATION_DONE), 3.2)
     assert EmitReconciliationDone(0) in manager.step(StableProcessed(0), 3.3)
     assert manager.state is ConsistencyState.UP_FAILURE
 
@@ -382,12 +384,12 @@ def test_an_ended_correction_counts_for_the_upstream_that_has_it(policy: Policy)
     for tick in range(1000):
         now = tick / 10
         if tick % 10 == 0:
-            pending.append(BatchReceived(here, Record(0.0, Kind.STABLE, tick // 10).batch))
+            pending.append(BatchReceived(here, Record(0.0, BatchKind.STABLE, tick // 10).batch))
         if tick == 405:
             pending.append(UpstreamReported(lost, 39, -1))
-            ended = Record(0.0, Kind.RECONCILIATION_DONE, 39).batch
+            ended = Record(0.0, BatchKind.RECONCILIATION_DONE, 39).batch
             pending.append(BatchReceived(lost, ended))
-            stable = [Record(0.0, Kind.STABLE, epoch).batch for epoch in range(25)]
+            stable = [Record(0.0, BatchKind.STABLE, epoch).batch for epoch in range(25)]
             pending += [BatchReceived(lost, batch) for batch in stable]
         if tick == 450:
             pending.append(UpstreamReported(lost, 20, -1))
@@ -408,7 +410,7 @@ def test_an_ended_correction_counts_for_the_upstream_that_has_it(policy: Policy)
 
 def test_undo_waits_for_the_epoch_that_is_being_processed() -> None:
     manager = core()
-    manager.step(received(0, Kind.TENTATIVE), 0.0)
+    manager.step(received(0, BatchKind.TENTATIVE), 0.0)
     manager.step(Woken(), WAIT_S)
     assert manager.step(received(0), 2.8) == []
     assert EmitUndo(0) in manager.step(TentativeProcessed(1, 0), 2.9)

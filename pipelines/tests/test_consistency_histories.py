@@ -25,7 +25,7 @@ from rekindle.consistency.messages import (
     PromiseEnded,
 )
 from rekindle.consistency.states import ROWS, ConsistencyState
-from rekindle.streams.epochs import NO_EPOCH, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind
 
 X_S = 3.0
 POLICIES = [
@@ -115,12 +115,12 @@ def check_output(task: Task) -> None:
     tentative: set[int] = set()  # not replaced by stable ones yet
     for record in task.stream.records:
         match record.kind:
-            case Kind.STABLE:
+            case BatchKind.STABLE:
                 assert record.epoch == stable + 1, "skipped or repeated"
                 assert undone or not tentative, "a correction without UNDO"
                 stable = record.epoch
                 tentative.discard(stable)
-            case Kind.TENTATIVE:
+            case BatchKind.TENTATIVE:
                 assert record.epoch > stable, "a tentative epoch after its stable version"
                 assert record.epoch not in tentative or undone
                 if record.attempt != attempt:
@@ -128,12 +128,12 @@ def check_output(task: Task) -> None:
                     assert record.epoch == stable + 1
                 attempt = record.attempt
                 tentative.add(record.epoch)
-            case Kind.UNDO:
+            case BatchKind.UNDO:
                 assert record.epoch == stable + 1, "UNDO of a stable epoch"
                 assert not undone, "UNDO twice"
                 undone = True
                 tentative = {e for e in tentative if e < record.epoch}
-            case Kind.RECONCILIATION_DONE:
+            case BatchKind.RECONCILIATION_DONE:
                 assert undone, "REC_DONE without UNDO"
                 assert record.epoch == stable
                 undone = False
@@ -199,7 +199,7 @@ def outputs(task: Task) -> dict[int, float]:
     """When each epoch was out first."""
     first: dict[int, float] = {}
     for record in task.stream.records:
-        if record.kind in (Kind.STABLE, Kind.TENTATIVE):
+        if record.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
             first.setdefault(record.epoch, record.at)
     return first
 
@@ -234,7 +234,7 @@ def test_with_an_infinite_delay_nothing_is_tentative(seed: int) -> None:
     random = Random(seed)
     world = play(random, replace(drawn_chain(random), max_delay_s=None))
     for task in world.tasks:
-        assert {record.kind for record in task.stream.records} == {Kind.STABLE}
+        assert {record.kind for record in task.stream.records} == {BatchKind.STABLE}
 
 
 @given(SEEDS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rekindle.consistency.deadlines import Deadlines
 from rekindle.consistency.live_union import LiveUnion
 from rekindle.consistency.partners import ANSWER_S, RETRY_S, Partners, Permission
-from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, SUnion
 from rekindle.table_memory import memory_bytes
 
@@ -22,7 +22,12 @@ CHANNELS = [Channel(0, 0), Channel(0, 2), Channel(1, 1)]
 
 
 def batch(
-    channel: Channel, epoch: int, kind: Kind = Kind.TENTATIVE, *, attempt: int = 1, value: int = 0
+    channel: Channel,
+    epoch: int,
+    kind: BatchKind = BatchKind.TENTATIVE,
+    *,
+    attempt: int = 1,
+    value: int = 0,
 ) -> EpochBatch:
     rows = pa.table({"n": [channel.partition * 100 + epoch, value]}, schema=SCHEMA)
     watermark = epoch * 10 + channel.partition
@@ -124,8 +129,8 @@ def test_a_whole_epoch_is_what_sunion_completes(kinds: list[int]) -> None:
     for channel, tentative_too in zip(CHANNELS, kinds, strict=True):
         if tentative_too:
             live.add(channel, batch(channel, 0, value=9))
-        live.add(channel, batch(channel, 0, Kind.STABLE))
-        complete += stable.add(channel, batch(channel, 0, Kind.STABLE))
+        live.add(channel, batch(channel, 0, BatchKind.STABLE))
+        complete += stable.add(channel, batch(channel, 0, BatchKind.STABLE))
     assert live.form(0, -5) == (complete[0], tuple(CHANNELS))
 
 
@@ -149,7 +154,7 @@ def test_the_watermark_is_that_of_the_channels_present() -> None:
 def test_undo_drops_tentative_batches_only() -> None:
     live = union()
     live.add(CHANNELS[0], batch(CHANNELS[0], 1))
-    live.add(CHANNELS[0], batch(CHANNELS[0], 2, Kind.STABLE))
+    live.add(CHANNELS[0], batch(CHANNELS[0], 2, BatchKind.STABLE))
     live.add(CHANNELS[0], batch(CHANNELS[0], 3))
     live.undo(CHANNELS[0], 2)
     assert [live.has(CHANNELS[0], e) for e in (1, 2, 3)] == [True, True, False]
@@ -158,10 +163,10 @@ def test_undo_drops_tentative_batches_only() -> None:
 def test_stable_batches_and_later_attempts_are_preferred() -> None:
     live = union()
     for kind, attempt, value in (
-        (Kind.TENTATIVE, 2, 2),
-        (Kind.TENTATIVE, 1, 1),
-        (Kind.STABLE, 0, 3),
-        (Kind.TENTATIVE, 9, 9),
+        (BatchKind.TENTATIVE, 2, 2),
+        (BatchKind.TENTATIVE, 1, 1),
+        (BatchKind.STABLE, 0, 3),
+        (BatchKind.TENTATIVE, 9, 9),
     ):
         live.add(CHANNELS[0], batch(CHANNELS[0], 0, kind, attempt=attempt, value=value))
     assert live.form(0, 0)[0].inputs[0]["n"].to_pylist()[1] == 3
@@ -171,7 +176,7 @@ def test_bytes_are_counted() -> None:
     live = union()
     one = batch(CHANNELS[0], 1)
     live.add(CHANNELS[0], one)
-    live.add(CHANNELS[0], batch(CHANNELS[0], 1, Kind.STABLE))
+    live.add(CHANNELS[0], batch(CHANNELS[0], 1, BatchKind.STABLE))
     live.add(CHANNELS[0], batch(CHANNELS[0], 2))
     assert live.buffered(CHANNELS[0]) == (2, 2 * memory_bytes(one.rows))
     live.advance(2)

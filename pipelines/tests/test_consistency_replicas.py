@@ -13,7 +13,7 @@ from test_consistency_histories import check_output, drawn_cuts, outputs
 
 from rekindle.consistency.messages import PartnerChanged, Policy
 from rekindle.consistency.states import ConsistencyState
-from rekindle.streams.epochs import Kind
+from rekindle.streams.epochs import BatchKind
 
 SEEDS = st.integers(0, 2**32)
 EXAMPLES = settings(max_examples=30, deadline=None)
@@ -35,9 +35,9 @@ def test_replicas_stabilize_one_after_another() -> None:
     world = common_failure(40)
     world.run(80)
     first, second = world.tasks
-    undone = [[r.at for r in t.stream.records if r.kind is Kind.UNDO] for t in (first, second)]
+    undone = [[r.at for r in t.stream.records if r.kind is BatchKind.UNDO] for t in (first, second)]
     done = [
-        [r.at for r in t.stream.records if r.kind is Kind.RECONCILIATION_DONE]
+        [r.at for r in t.stream.records if r.kind is BatchKind.RECONCILIATION_DONE]
         for t in (first, second)
     ]
     assert undone[0][0] < done[0][0] <= undone[1][0] < done[1][0]
@@ -75,8 +75,8 @@ def test_new_input_is_the_partners_while_it_serves() -> None:
     world = common_failure(40, replace(SLOW, during_stabilization=Policy.PROCESS))
     world.run(60)
     kinds = [record.kind for record in world.tasks[0].stream.records]
-    correction = kinds[kinds.index(Kind.UNDO) : kinds.index(Kind.RECONCILIATION_DONE)]
-    assert Kind.TENTATIVE not in correction
+    correction = kinds[kinds.index(BatchKind.UNDO) : kinds.index(BatchKind.RECONCILIATION_DONE)]
+    assert BatchKind.TENTATIVE not in correction
 
 
 def test_a_replica_stabilizes_when_its_partner_is_lost() -> None:

@@ -49,6 +49,14 @@ def test_a_lag_older_than_what_is_kept_is_estimated(heads: SourceHeads) -> None:
     assert heads.lag_s([GOOD], -1, 299.0, 1.0) == pytest.approx(298.0)
 
 
+def test_a_gap_between_polls_is_not_a_lag(heads: SourceHeads) -> None:
+    heads.advanced(GOOD, 358, 359.0)  # no responses for 60 s
+    heads.advanced(AHEAD, 358 + SKEW_S, 359.0)
+    assert heads.lag_s([GOOD], 355, 359.0, 1.0) == 2.0
+    assert heads.lag_s([GOOD], 300, 359.0, 1.0) == 57.0
+    assert heads.lag_s([GOOD], 288, 359.0, 1.0) == 69.0
+
+
 def test_partitions_of_earlier_generations_are_forgotten(heads: SourceHeads) -> None:
     heads.keep([AHEAD])
     assert heads.lag_s([GOOD], 298, 299.0, 1.0) > 0.0

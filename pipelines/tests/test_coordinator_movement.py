@@ -17,7 +17,7 @@ from rekindle.coordinator.model import Partition, PollNow
 from rekindle.coordinator.movement.core import MovementCore, ReplicasObserved, TimePassed
 from rekindle.coordinator.movement.phases import TRANSITIONS, MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import MovementLimits
-from rekindle.coordinator.movement.views import ReplicaView, Views
+from rekindle.coordinator.movement.views import ReplicaView, ReplicaViews
 from rekindle.exchange.state_mover.messages import (
     Directive,
     Hold,
@@ -74,7 +74,7 @@ class Observer:
     def show(self, *views: ReplicaView, gone: tuple[Replica, ...] = ()) -> list[object]:
         self.views.update({view.replica: view for view in views})
         self.views = {r: v for r, v in self.views.items() if r not in gone}
-        observed = ReplicasObserved(Views(self.views.values(), INPUTS), WANTED)
+        observed = ReplicasObserved(ReplicaViews(self.views.values(), INPUTS), WANTED)
         return [*self.core.step(observed, self.now)]
 
     def wait(self, seconds: float) -> None:

@@ -117,7 +117,7 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
     one = play(shape, steps, [1])
     for calls in (sizes, [len(steps)]):
         assert play(shape, steps, calls) == one
-    assert play(shape, steps, sizes, lambda s: compact_all(shape.runs, s)) == one
+    assert play(shape, steps, sizes, lambda s: compact_all(shape.run_shape, s)) == one
     assert play(shape, steps, sizes, join_single_deltas) == one
 
 
@@ -263,7 +263,7 @@ def test_a_fork_does_not_change_what_it_was_taken_from(
         found, branch = [], state
         for rows, mark in steps[at:]:
             step = advance(shape, branch, rows, [mark])
-            branch = compact_all(shape.runs, step.state)
+            branch = compact_all(shape.run_shape, step.state)
             found.append(digest_table(step.closed))
         return digest_table(folded(branch, shape)), found
 
@@ -361,7 +361,7 @@ def test_closed_windows_come_in_the_order_of_epoch_end_and_keys() -> None:
     rows = table([(k, w, 0, 1, 1.0, 1, 1.0, 1.0, "x") for w in (10, 0) for k in (None, "b", "a")])
     marks = [(0, NO_WATERMARK, 20), (1, 20, 45)]
     closed = advance(SHAPE, EMPTY, rows, marks).closed
-    assert closed.schema == SHAPE.closed
+    assert closed.schema == SHAPE.closed_schema
     order = [(r["__e"], r["__w"], r["__k0"]) for r in closed.to_pylist()]
     bounds = sorted({(e, w) for e, w, _ in order})
     assert order == [(e, w, k) for e, w in bounds for k in ("a", "b", None)]

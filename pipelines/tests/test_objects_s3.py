@@ -19,7 +19,7 @@ from rekindle.checkpoints import Manifest, ManifestStore, StateStore, Store
 from rekindle.connectors.registry import open_sink
 from rekindle.errors import StoreError
 from rekindle.objects import RemoteObjects, numbered_name, open_objects
-from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.waiting import eventually
 
@@ -141,7 +141,7 @@ def test_a_sink_takes_each_epoch_once(bucket: str, format: str) -> None:
     spec = SinkSpec.model_validate({"files": {"url": f"{bucket}/out", "format": format}})
     rows = pa.table({"n": [1, 2]})
     first, second = (open_sink("q", spec, 0, "uid", rows.schema) for _ in range(2))
-    batch = EpochBatch("s", 0, 7, 0, rows, "", Kind.STABLE)
+    batch = EpochBatch("s", 0, 7, 0, rows, "", BatchKind.STABLE)
     assert first.write(batch)
     assert not second.write(batch)
     assert open_sink("q", spec, 0, "uid", rows.schema).last_epoch() == 7

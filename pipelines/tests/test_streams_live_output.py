@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from log_parts import batch, open_log
 
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch
 from rekindle.streams.live_history import MAX_SEGMENTS, LiveHistory, Position
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.wire import LiveReport
 
-CONTROLS = (Kind.UNDO, Kind.RECONCILIATION_DONE)
+CONTROLS = (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE)
 
 
 @dataclass(frozen=True)
 class Record:
-    kind: Kind
+    kind: BatchKind
     epoch: int
     attempt: int = 0
 
@@ -34,20 +34,20 @@ def drawn_records(random: Random, failures: int) -> list[Record]:
     for _ in range(failures):
         for _ in range(random.randint(0, 3)):
             stable += 1
-            records.append(Record(Kind.STABLE, stable))
+            records.append(Record(BatchKind.STABLE, stable))
         attempt, last = attempt + 1, stable
         for _ in range(random.randint(1, 4)):
             last += 1
-            records.append(Record(Kind.TENTATIVE, last, attempt))
-        records.append(Record(Kind.UNDO, stable + 1))
+            records.append(Record(BatchKind.TENTATIVE, last, attempt))
+        records.append(Record(BatchKind.UNDO, stable + 1))
         while stable < last:
             if random.random() < 0.2:
                 last += 1
-                records.append(Record(Kind.TENTATIVE, last, attempt))
+                records.append(Record(BatchKind.TENTATIVE, last, attempt))
             else:
                 stable += 1
-                records.append(Record(Kind.STABLE, stable))
-        records.append(Record(Kind.RECONCILIATION_DONE, stable))
+                records.append(Record(BatchKind.STABLE, stable))
+        records.append(Record(BatchKind.RECONCILIATION_DONE, stable))
     return records
 
 
@@ -70,7 +70,7 @@ class Reader:
                 self.position = Position(run.segment + 1, -1)
             else:
                 self.position = Position(run.segment, run.first + 1)
-                self.from_epoch = run.first + (run.kind is Kind.STABLE)
+                self.from_epoch = run.first + (run.kind is BatchKind.STABLE)
 
 
 def expected(records: list[Record]) -> list[Record]:
@@ -81,13 +81,13 @@ def expected(records: list[Record]) -> list[Record]:
             found.append(record)
         elif record.epoch >= from_epoch:
             found.append(record)
-            from_epoch = record.epoch + (record.kind is Kind.STABLE)
+            from_epoch = record.epoch + (record.kind is BatchKind.STABLE)
     return found
 
 
 def add(history: LiveHistory, record: Record, stable: int) -> int:
     """The newest stable epoch after it."""
-    if record.kind is Kind.STABLE:
+    if record.kind is BatchKind.STABLE:
         return record.epoch  # the log has it; the history need not be called
     history.append(record.kind, record.epoch, stable, record.attempt)
     return stable
@@ -124,11 +124,11 @@ def test_a_late_reader_hears_that_all_is_corrected(seed: int) -> None:
     reader.read(history, stable, len(records))
     tentative = set[int]()
     for record in reader.got:
-        if record.kind is Kind.TENTATIVE:
+        if record.kind is BatchKind.TENTATIVE:
             tentative.add(record.epoch)
-        elif record.kind is Kind.UNDO:
+        elif record.kind is BatchKind.UNDO:
             tentative = {e for e in tentative if e < record.epoch}
-        elif record.kind is Kind.RECONCILIATION_DONE:
+        elif record.kind is BatchKind.RECONCILIATION_DONE:
             tentative = {e for e in tentative if e > record.epoch}
         else:
             tentative.discard(record.epoch)
@@ -139,7 +139,7 @@ def test_a_task_without_failures_has_no_segments() -> None:
     history = LiveHistory()
     reader = Reader(7)
     reader.read(history, stable=9, at_most=10)
-    assert reader.got == [Record(Kind.STABLE, e) for e in (7, 8, 9)]
+    assert reader.got == [Record(BatchKind.STABLE, e) for e in (7, 8, 9)]
     assert history.attempts() == frozenset()
 
 
@@ -147,10 +147,10 @@ def test_segments_are_bounded_and_a_reader_goes_on_behind_them() -> None:
     history, reader = LiveHistory(), Reader(0)
     reader.read(history, 0, 1)
     for epoch in range(1, MAX_SEGMENTS):
-        history.append(Kind.TENTATIVE, epoch, epoch - 1, epoch)
-        history.append(Kind.UNDO, epoch, epoch - 1)
+        history.append(BatchKind.TENTATIVE, epoch, epoch - 1, epoch)
+        history.append(BatchKind.UNDO, epoch, epoch - 1)
     reader.read(history, MAX_SEGMENTS - 1, 10 * MAX_SEGMENTS)
-    assert reader.got[-1] == Record(Kind.STABLE, MAX_SEGMENTS - 1)
+    assert reader.got[-1] == Record(BatchKind.STABLE, MAX_SEGMENTS - 1)
     assert len(reader.got) < MAX_SEGMENTS + 10
 
 
@@ -158,7 +158,7 @@ def test_a_position_of_another_process_begins_again() -> None:
     history = LiveHistory()
     run = history.next(Position(90, 4), 3, stable=5)
     assert run is not None
-    assert (run.kind, run.first, run.last) == (Kind.STABLE, 3, 5)
+    assert (run.kind, run.first, run.last) == (BatchKind.STABLE, 3, 5)
 
 
 # --- with logs ---
@@ -175,8 +175,8 @@ def tentative(live: LiveOutput, epoch: int, rows: int = 3, attempt: int = 1) -> 
     return live.append(attempt, epoch, epoch * 1000, batch(epoch, rows, salt=7).rows)
 
 
-def all_of(live: LiveOutput, from_epoch: int = 0) -> list[EpochBatch | tuple[Kind, int]]:
-    found: list[EpochBatch | tuple[Kind, int]] = []
+def all_of(live: LiveOutput, from_epoch: int = 0) -> list[EpochBatch | tuple[BatchKind, int]]:
+    found: list[EpochBatch | tuple[BatchKind, int]] = []
     position: Position | None = None
     while (following := live.next(position, from_epoch)) is not None:
         run, log = following
@@ -186,7 +186,7 @@ def all_of(live: LiveOutput, from_epoch: int = 0) -> list[EpochBatch | tuple[Kin
             continue
         (read, *_) = log.read(run.first, 0)
         found.append(read)
-        from_epoch = run.first + (run.kind is Kind.STABLE)
+        from_epoch = run.first + (run.kind is BatchKind.STABLE)
         position = Position(run.segment, run.first + 1)
     return found
 
@@ -197,9 +197,9 @@ def test_tentative_epochs_are_read_after_the_stable_ones(tmp_path: Path) -> None
     assert tentative(live, 4, rows=0)
     read = all_of(live, from_epoch=2)
     assert [(b.kind, b.epoch, b.attempt) for b in read if isinstance(b, EpochBatch)] == [
-        (Kind.STABLE, 2, 0),
-        (Kind.TENTATIVE, 3, 1),
-        (Kind.TENTATIVE, 4, 1),
+        (BatchKind.STABLE, 2, 0),
+        (BatchKind.TENTATIVE, 3, 1),
+        (BatchKind.TENTATIVE, 4, 1),
     ]
     assert isinstance(read[1], EpochBatch)
     assert read[1].rows.equals(batch(3, salt=7).rows)
@@ -234,7 +234,11 @@ def test_corrected_epochs_follow_the_undo(tmp_path: Path) -> None:
     live.reconciliation_done(3)
     live.log.append(batch(4))
     kinds = [r if isinstance(r, tuple) else (r.kind, r.epoch) for r in all_of(live, 3)]
-    assert kinds == [(Kind.STABLE, 3), (Kind.RECONCILIATION_DONE, 3), (Kind.STABLE, 4)]
+    assert kinds == [
+        (BatchKind.STABLE, 3),
+        (BatchKind.RECONCILIATION_DONE, 3),
+        (BatchKind.STABLE, 4),
+    ]
     assert live.report == LiveReport("boot", ConsistencyState.STABLE, -1, 3)
 
 

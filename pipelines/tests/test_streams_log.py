@@ -12,7 +12,7 @@ import pytest
 from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 
 from rekindle.errors import BelowFloor, Diverged, LogFull
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.log import Result
 from rekindle.streams.log_reading import READ_EPOCHS
 
@@ -64,7 +64,7 @@ def test_gaps_and_tentative_epochs_are_refused(tmp_path: Path) -> None:
         log.append(batch(2))
     rows = batch(1).rows
     with pytest.raises(ValueError, match="stable"):
-        log.append(EpochBatch("stream", 0, 1, 0, rows, "", Kind.TENTATIVE))
+        log.append(EpochBatch("stream", 0, 1, 0, rows, "", BatchKind.TENTATIVE))
 
 
 def test_a_reopened_log_continues(tmp_path: Path) -> None:

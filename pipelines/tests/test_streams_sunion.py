@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.errors import Diverged
-from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, SUnion, TentativeRefused
 
 LEFT = pa.schema([("a", pa.int64())])
@@ -105,7 +105,7 @@ def test_a_full_channel_waits_unless_its_epoch_is_needed() -> None:
 
 def test_tentative_batches_are_refused_by_name() -> None:
     rows = batch(CHANNELS[0], 0).rows
-    tentative = EpochBatch("s0", 0, 0, 0, rows, "d", Kind.TENTATIVE)
+    tentative = EpochBatch("s0", 0, 0, 0, rows, "d", BatchKind.TENTATIVE)
     with pytest.raises(TentativeRefused, match="epoch 0 of stream s0/0 is TENTATIVE"):
         SUnion(INPUTS, 0, 0).add(CHANNELS[0], tentative)
 

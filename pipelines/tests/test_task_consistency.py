@@ -22,7 +22,7 @@ from test_consistency_histories import (
 
 from rekindle.consistency.messages import Policy
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.epochs import Kind
+from rekindle.streams.epochs import BatchKind
 from rekindle.task.core.loop import EngineDied
 
 EXAMPLES = settings(max_examples=20, deadline=None)
@@ -72,7 +72,9 @@ def test_each_correction_has_one_undo_and_one_end(seed: int) -> None:
     world = play(seed)
     for task in world.tasks:
         check_output(task)
-        assert len(records_of(task, Kind.UNDO)) == len(records_of(task, Kind.RECONCILIATION_DONE))
+        assert len(records_of(task, BatchKind.UNDO)) == len(
+            records_of(task, BatchKind.RECONCILIATION_DONE)
+        )
 
 
 @given(SEEDS, st.sampled_from([p for p in POLICIES if p[1] is not Policy.SUSPEND]))
@@ -103,11 +105,11 @@ def test_an_engine_that_fails_changes_no_stable_epoch(seed: int) -> None:
     chain = replace(drawn_chain(random), max_delay_s=X_S)
     world = JoinedWorld(chain)
     for task in world.tasks:
-        kinds = [Kind.TENTATIVE, Kind.STABLE]
+        kinds = [BatchKind.TENTATIVE, BatchKind.STABLE]
         task.fails = {
             kind: [random.choice(["", "", "memory", "crash", "operator"]) for _ in range(40)]
             for kind in kinds
-        } | {Kind.UNDO: [random.choice(["", "disk"]) for _ in range(10)]}
+        } | {BatchKind.UNDO: [random.choice(["", "disk"]) for _ in range(10)]}
     play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)), settle_s=80)
     expected = failure_free(chain, world.epochs)
     for task, values in zip(world.tasks, expected, strict=True):
@@ -133,7 +135,11 @@ def test_a_cut_input_makes_output_tentative_and_then_it_is_corrected() -> None:
     assert response.consistency is ConsistencyState.STABLE
     assert (response.missing, response.tentative_epoch) == ((), -1)
     assert response.stable_epoch == 28
-    assert len(records_of(task, Kind.UNDO)) == len(records_of(task, Kind.RECONCILIATION_DONE)) == 1
+    assert (
+        len(records_of(task, BatchKind.UNDO))
+        == len(records_of(task, BatchKind.RECONCILIATION_DONE))
+        == 1
+    )
 
 
 def test_tentative_epochs_are_not_in_state_digests_or_checkpoints() -> None:
@@ -152,7 +158,7 @@ def test_a_short_failure_makes_nothing_tentative() -> None:
     world = cut_for(2)
     world.heal_all()
     world.run(30)
-    assert {record.kind for record in world.tasks[0].stream.records} == {Kind.STABLE}
+    assert {record.kind for record in world.tasks[0].stream.records} == {BatchKind.STABLE}
 
 
 def test_nothing_is_tentative_before_the_task_is_live() -> None:
@@ -165,7 +171,7 @@ def test_nothing_is_tentative_before_the_task_is_live() -> None:
     assert task.stream.records == []
 
 
-def failing(how: str, kind: Kind = Kind.TENTATIVE) -> tuple[JoinedWorld, JoinedTask]:
+def failing(how: str, kind: BatchKind = BatchKind.TENTATIVE) -> tuple[JoinedWorld, JoinedTask]:
     world = JoinedWorld(Chain())
     (task,) = world.tasks
     task.fails = {kind: [how]}
@@ -178,12 +184,12 @@ def failing(how: str, kind: Kind = Kind.TENTATIVE) -> tuple[JoinedWorld, JoinedT
 def test_a_tentative_epoch_that_fails_is_reported_and_left_out(how: str) -> None:
     world, task = failing(how)
     world.run(15)
-    assert records_of(task, Kind.TENTATIVE) == []
+    assert records_of(task, BatchKind.TENTATIVE) == []
     problem = task.task.response().problem
     assert problem is not None
     assert problem.message.startswith("tentative results are left out: ")
     world.run(30)  # it is tried again
-    assert records_of(task, Kind.TENTATIVE)
+    assert records_of(task, BatchKind.TENTATIVE)
     assert task.task.response().problem is None
     world.heal_all()
     world.run(60)
@@ -191,12 +197,12 @@ def test_a_tentative_epoch_that_fails_is_reported_and_left_out(how: str) -> None
 
 
 def test_a_branch_that_cannot_be_written_does_not_hold_up_the_stable_one() -> None:
-    world, task = failing("disk", Kind.UNDO)
+    world, task = failing("disk", BatchKind.UNDO)
     world.run(14)
     world.heal_all()
     world.run(20)
     assert task.task.response().stable_epoch == 18
-    assert records_of(task, Kind.TENTATIVE) == []
+    assert records_of(task, BatchKind.TENTATIVE) == []
 
 
 def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
@@ -215,7 +221,7 @@ def test_a_call_that_had_to_be_smaller_lets_tentative_epochs_go_first() -> None:
     world.run(10)
     world.cut(1)
     world.run(30)
-    task.fails = {Kind.STABLE: ["memory"]}
+    task.fails = {BatchKind.STABLE: ["memory"]}
     world.heal_all()
     world.run(60)
     out = outputs(task)

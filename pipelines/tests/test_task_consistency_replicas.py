@@ -24,7 +24,7 @@ from rekindle.consistency.messages import (
     RequestPostponement,
 )
 from rekindle.protocol import ConsistencyState, Partner, Postponement, PostponementAnswer
-from rekindle.streams.epochs import NO_EPOCH, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.task.core.branches import UNANSWERED_S, BranchesCore
 from rekindle.task.core.partner import PartnerMessages
 
@@ -45,7 +45,10 @@ def test_replicas_correct_themselves_one_after_the_other() -> None:
     world = common_failure(40)
     world.run(90)
     ends = [
-        (records_of(task, Kind.UNDO)[0].at, records_of(task, Kind.RECONCILIATION_DONE)[0].at)
+        (
+            records_of(task, BatchKind.UNDO)[0].at,
+            records_of(task, BatchKind.RECONCILIATION_DONE)[0].at,
+        )
         for task in world.tasks
     ]
     (first_began, first_ended), (second_began, second_ended) = sorted(ends)
@@ -57,7 +60,7 @@ def test_a_replica_whose_partner_is_lost_does_not_wait() -> None:
     world = common_failure(40)
     world.lost = {1}
     world.run(55)
-    assert records_of(world.tasks[0], Kind.UNDO)
+    assert records_of(world.tasks[0], BatchKind.UNDO)
     world.run(90)
     assert world.tasks[0].branches.state is ConsistencyState.STABLE
 
@@ -106,10 +109,10 @@ ASKING = Partner(replica=0, boot="a", asks=Postponement(number=1, lease_s=10.0))
 
 def test_a_replica_that_is_not_live_yet_does_not_promise_to_serve() -> None:
     replica = branches()
-    replica.hear_partner(ASKING, "b", 1.0)
+    replica.update_partner(ASKING, "b", 1.0)
     assert replica.partner.answer is None
     replica.become_live(2.0)
-    replica.hear_partner(ASKING, "b", 2.5)
+    replica.update_partner(ASKING, "b", 2.5)
     assert replica.partner.answer == PostponementAnswer(boot="a", number=1, promised=True)
 
 
@@ -117,7 +120,7 @@ def test_a_replica_whose_tentative_epochs_fail_does_not_promise_to_serve() -> No
     replica = branches()
     replica.become_live(0.0)
     replica._retry_at = 10.0
-    replica.hear_partner(ASKING, "b", 1.0)
+    replica.update_partner(ASKING, "b", 1.0)
     assert replica.partner.answer is None
 
 

@@ -28,7 +28,7 @@ from test_task_process import (
 from rekindle.connectors.compare import read_sink
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState, PollRequest
-from rekindle.streams.epochs import Kind
+from rekindle.streams.epochs import BatchKind
 from rekindle.streams.wire import LivePosition, ReadRequest, ReadResponse
 from rekindle.topology.model import Topology
 
@@ -84,9 +84,9 @@ def read(task: Task, from_epoch: int, live: LivePosition | None = None) -> ReadR
     return read_once(f"{task.address}:8815", request, 10, Identity("uid-1"))
 
 
-def kinds_after(task: Task, epoch: int, response: ReadResponse) -> set[Kind]:
+def kinds_after(task: Task, epoch: int, response: ReadResponse) -> set[BatchKind]:
     """Of all that a live reader gets from there on: a call has a limited number of epochs."""
-    kinds: set[Kind] = set()
+    kinds: set[BatchKind] = set()
     while response.epochs:
         response = read(task, epoch + 1, response.live)
         kinds |= {batch.kind for batch in response.epochs}
@@ -118,12 +118,12 @@ def test_windows_answer_without_an_input_and_correct_themselves(
     assert [stable(t) for t in windows] == began
     assert all(t.answer and t.answer.missing == ("rows",) for t in windows)
     during = [read(t, at + 1) for t, at in zip(windows, began, strict=True)]
-    assert {b.kind for r in during for b in r.epochs} == {Kind.TENTATIVE}
+    assert {b.kind for r in during for b in r.epochs} == {BatchKind.TENTATIVE}
 
     coordinator.cut = set()
     coordinator.until(lambda: all(state(t) is ConsistencyState.STABLE for t in windows), 180)
     for task, at, response in zip(windows, began, during, strict=True):
-        assert {Kind.UNDO, Kind.RECONCILIATION_DONE} <= kinds_after(task, at, response)
+        assert {BatchKind.UNDO, BatchKind.RECONCILIATION_DONE} <= kinds_after(task, at, response)
 
     def finished() -> bool:
         return all(

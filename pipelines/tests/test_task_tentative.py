@@ -18,7 +18,7 @@ from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.protocol import ConsistencyState, Endpoint, PollResponse, Upstream
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, EpochInput, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
@@ -227,7 +227,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def kinds(batches: Sequence[EpochBatch]) -> list[Kind]:
+def kinds(batches: Sequence[EpochBatch]) -> list[BatchKind]:
     return [batch.kind for batch in batches]
 
 
@@ -241,7 +241,7 @@ def test_a_cut_input_is_answered_tentatively_and_corrected(world: World) -> None
     assert (answer.consistency, answer.missing) == (ConsistencyState.UP_FAILURE, ("right-side",))
     eventually(lambda: task.output.report.tentative == 7, 20)
     tentative = task.live(5)
-    assert kinds(tentative) == [Kind.TENTATIVE] * 3
+    assert kinds(tentative) == [BatchKind.TENTATIVE] * 3
     only_left = [sum(expected(5, "left", "right-side")[-1:]) + 54]
     assert tentative[0].rows["n"].to_pylist() == only_left
     assert {batch.attempt for batch in tentative} == {1}

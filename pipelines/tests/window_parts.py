@@ -80,7 +80,7 @@ def history(
 
 
 def folded(state: OperatorState, shape: WindowShape = SHAPE) -> pa.Table:
-    return read(shape.runs, state, NO_PANE, END_OF_INPUT)
+    return read(shape.run_shape, state, NO_PANE, END_OF_INPUT)
 
 
 def shape_of(panes: int) -> WindowShape:

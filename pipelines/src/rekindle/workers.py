@@ -79,7 +79,7 @@ class Worker:
 
 
 class CallTimer:
-    """The call that one thread is in, for others to report if it does not return."""
+    """Times the call that one thread is in; other threads report it if it does not return."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class CallTimer:
         clock: Callable[[], float] = time.monotonic,
         why: str = "the storage does not respond",
     ) -> None:
-        """`why`: a call takes longer than `slow_s`."""
+        """`why`: the probable reason, for the message, if a call takes longer than `slow_s`."""
         self._slow_s = slow_s
         self._clock = clock
         self._why = why

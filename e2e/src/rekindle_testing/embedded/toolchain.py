@@ -33,12 +33,12 @@ __all__ = [
     "ensure_kubelet_binaries",
 ]
 
-_VERSION = "k8s.io/component-base/version"
+_VERSION_PACKAGE = "k8s.io/component-base/version"
 # Of the linker, and which part of vMAJOR.MINOR.PATCH each of them gets; None: all of it.
 _VERSION_VARIABLES = (
-    (f"{_VERSION}.gitVersion", None),
-    (f"{_VERSION}.gitMajor", 0),
-    (f"{_VERSION}.gitMinor", 1),
+    (f"{_VERSION_PACKAGE}.gitVersion", None),
+    (f"{_VERSION_PACKAGE}.gitMajor", 0),
+    (f"{_VERSION_PACKAGE}.gitMinor", 1),
 )
 
 KUBERNETES = Binary(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.epochs import NO_EPOCH, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.streams.live_history import LiveHistory, Position
 from rekindle.streams.wire import LivePosition, LiveReport
 from rekindle_testing.simulation.disk import Disk
@@ -40,12 +40,12 @@ class SimulatedOutput:
             branch.clear()
             self._history.begin_at(attempt, epoch)
         branch[epoch] = value
-        self._history.append(Kind.TENTATIVE, epoch, self._disk.last, attempt)
+        self._history.append(BatchKind.TENTATIVE, epoch, self._disk.last, attempt)
         self._drop_unreadable()
         self._changed()
         return True
 
-    def control(self, kind: Kind, epoch: int) -> None:
+    def control(self, kind: BatchKind, epoch: int) -> None:
         self._history.append(kind, epoch, self._disk.last)
         self._changed()
 
@@ -88,7 +88,7 @@ class SimulatedOutput:
                 OutputItem(run.kind, epoch, values[epoch], run.attempt)
                 for epoch in range(run.first, last + 1)
             ]
-            from_epoch = last + (run.kind is Kind.STABLE)
+            from_epoch = last + (run.kind is BatchKind.STABLE)
             position = Position(run.segment, last + 1)
         live = LivePosition(self._boot, *position) if items and position is not None else None
         return tuple(items), live

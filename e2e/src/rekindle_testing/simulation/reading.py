@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from rekindle.protocol import ConsistencyState, Endpoint
-from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch
 from rekindle.streams.reader_core import (
     AbandonCall,
     CallFailed,
@@ -53,7 +53,7 @@ class ReadRequest:
 class OutputItem:
     """An epoch, or a control with the epoch that it names."""
 
-    kind: Kind
+    kind: BatchKind
     epoch: int
     value: str = ""
     attempt: int = 0
@@ -200,6 +200,6 @@ class SimulatedReader:
 
     def _batch(self, item: OutputItem) -> EpochBatch:
         s, kind = self.subscription, item.kind
-        digest = item.value if kind is Kind.STABLE else ""
+        digest = item.value if kind is BatchKind.STABLE else ""
         rows = rows_of(item.value)
         return EpochBatch(s.stream, s.partition, item.epoch, 0, rows, digest, kind, item.attempt)

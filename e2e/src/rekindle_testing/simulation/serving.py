@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rekindle.streams.epochs import Kind
+from rekindle.streams.epochs import BatchKind
 from rekindle.streams.reader_core import WAIT_S
 from rekindle.streams.wire import StreamProgress
 from rekindle_testing.simulation.disk import Disk
@@ -87,5 +87,5 @@ class LogServer:
             return None
         last = min(log.last, first + READ_EPOCHS - 1)
         epochs = range(first, last + 1)
-        items = tuple(OutputItem(Kind.STABLE, epoch, log.values[epoch]) for epoch in epochs)
+        items = tuple(OutputItem(BatchKind.STABLE, epoch, log.values[epoch]) for epoch in epochs)
         return ReadReply(self._progress(), items)

@@ -16,7 +16,7 @@ from rekindle.consistency.messages import (
 )
 from rekindle.engine.model import EpochOutput
 from rekindle.protocol import TaskPhase
-from rekindle.streams.epochs import Kind
+from rekindle.streams.epochs import BatchKind
 from rekindle.task.core.branches import BranchEffect, BranchesCore
 from rekindle.task.core.loop import ProcessEpochs, TentativeAppended
 from rekindle.task.core.messages import HeadsChecked, InputEvent
@@ -127,10 +127,10 @@ class TentativeResults:
         assert self.checks is not None, "it is restored"
         match effect:
             case EmitUndo(from_epoch):
-                self._output.control(Kind.UNDO, from_epoch)
+                self._output.control(BatchKind.UNDO, from_epoch)
                 self.checks.undone(from_epoch)
             case EmitReconciliationDone(through):
-                self._output.control(Kind.RECONCILIATION_DONE, through)
+                self._output.control(BatchKind.RECONCILIATION_DONE, through)
                 self.checks.reconciled(through)
             case ReadLive() | StopLive() | ReadAgain():
                 self._inputs.perform(effect)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rekindle.consistency.messages import ConsistencySettings, Policy
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import LoopPhase, ProcessEpochs
 from rekindle_testing.simulation.output_order import OutputOrder
@@ -129,7 +129,7 @@ class TentativeChecks:
     # -- in time -----------------------------------------------------------------------------------
 
     def arrived(self, batch: EpochBatch) -> None:
-        is_epoch = batch.kind in (Kind.STABLE, Kind.TENTATIVE)
+        is_epoch = batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE)
         if is_epoch and batch.epoch > self._newest_arrived:
             for epoch in range(max(self._newest_arrived, self._newest_out) + 1, batch.epoch + 1):
                 self._arrivals[epoch] = self._now

@@ -1,4 +1,4 @@
-"""Addresses that a newer machine or pod has taken over. Pure.
+"""Addresses that a newer machine or pod reuses. Pure.
 
 The object of a lost node can stay while another machine, with another name, gets its address. A
 response from there says nothing about the lost node, nor about the pods that it ran.
@@ -14,7 +14,7 @@ from dataclasses import replace
 from rekindle_operator.cluster.model import Endpoint, NodeView, PodView
 
 
-def without_taken_over_kubelets(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
+def without_reused_kubelet_addresses(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
     """Of several nodes with the address of one kubelet, only the newest keeps it."""
     newest: dict[Endpoint, NodeView] = {}
     for node in sorted(nodes, key=lambda n: n.created_at):
@@ -26,7 +26,7 @@ def without_taken_over_kubelets(nodes: Sequence[NodeView]) -> tuple[NodeView, ..
     )
 
 
-def without_taken_over_ips(pods: Iterable[PodView]) -> tuple[PodView, ...]:
+def without_reused_ips(pods: Iterable[PodView]) -> tuple[PodView, ...]:
     """Pods of topologies and of operators (`is_managed`) keep their address unless a newer pod on
     another node has it."""
     pods = tuple(pods)

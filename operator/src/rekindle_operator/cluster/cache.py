@@ -24,8 +24,8 @@ from urllib3.exceptions import HTTPError
 
 from rekindle import names
 from rekindle_operator.cluster.addresses import (
-    without_taken_over_ips,
-    without_taken_over_kubelets,
+    without_reused_ips,
+    without_reused_kubelet_addresses,
 )
 from rekindle_operator.cluster.containers import creating_containers_since, failing_since
 from rekindle_operator.cluster.convert import (
@@ -331,8 +331,8 @@ class ClusterCache:
             report_times = dict(self._reports.as_of(topologies, lease_views))
             failures = self._failures.by_topology(self._clock())
         leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in lease_views)
-        pods = without_taken_over_ips(self.pods.views())
-        nodes = without_taken_over_kubelets(self.nodes.views())
+        pods = without_reused_ips(self.pods.views())
+        nodes = without_reused_kubelet_addresses(self.nodes.views())
         if self._namespace is not None:
             # Tasks of another operator only use capacity, as all other pods do.
             pods = tuple(p if p.namespace == self._namespace else p.as_foreign() for p in pods)

@@ -164,7 +164,7 @@ def _base_spec(
 
 def _resources(view: TopologyView, segment: Segment) -> Manifest:
     """Requests as in the plan. Limits are those of the segment's nodes, or the topology's."""
-    requests = {"cpu": f"{segment.resources.cpu_m}m", "memory": str(segment.resources.memory)}
+    requests = {"cpu": f"{segment.resources.cpu_m}m", "memory": str(segment.resources.memory_bytes)}
     nodes = [n for kind in ("sources", "operators") for n in view.spec.get(kind) or ()]
     of_nodes = (n.get("resources") for n in nodes if n.get("name") in segment.nodes)
     limits = task_limits(of_nodes, view.spec.get("resources") or {}, requests)

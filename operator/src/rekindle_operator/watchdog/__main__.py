@@ -237,9 +237,14 @@ class Watchdog:
         }
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         try:
-            self._api.call("POST", path, body)
+            status, raw = self._api.call("POST", path, body)
         except (OSError, http.client.HTTPException) as error:
             logger.warning("an Event could not be written: %s", error)
+            return
+        if status >= 400:
+            logger.warning(
+                "an Event could not be written: HTTP %d %s", status, raw.get("message", "")
+            )
 
 
 def main() -> None:

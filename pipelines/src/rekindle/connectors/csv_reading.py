@@ -62,7 +62,7 @@ def _read(
     has_generated_names = options.header and not set(schema.names) <= set(first.values)
     if has_generated_names:
         names = first.names
-    wrong: list[pa_csv.InvalidRow] = []
+    invalid_rows: list[pa_csv.InvalidRow] = []
     read = pa_csv.ReadOptions(
         block_size=BLOCK_BYTES,
         column_names=names,
@@ -75,11 +75,11 @@ def _read(
             yield from pa_csv.open_csv(
                 detector,
                 read_options=read,
-                parse_options=_parse_options(dialect, wrong),
+                parse_options=_parse_options(dialect, invalid_rows),
                 convert_options=_convert_options(options, schema),
             )
         except pa.ArrowInvalid as e:
-            raise _schema_mismatch(e, wrong, options, where) from e
+            raise _schema_mismatch(e, invalid_rows, options, where) from e
     if detector.needs_check:
         # As latin-1, because columns that are not read may hold invalid UTF-8.
         encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
@@ -115,7 +115,7 @@ def read_csv_blocks(
         header_lines = first.empty_lines + 1 if options.header else 0
         with fs.open(path, "rb") as file:
             for offset, lines in blocks_of_lines(file, block_bytes, max_line_bytes):
-                _require_rows(lines, dialect, where)
+                _require_row_per_line(lines, dialect, where)
                 start = _end_of_lines(lines, header_lines, where)
                 header_lines = 0
                 block = lines[start:]
@@ -124,7 +124,7 @@ def read_csv_blocks(
     return names, blocks()
 
 
-def _require_rows(lines: bytes, dialect: CsvDialect, where: str) -> None:
+def _require_row_per_line(lines: bytes, dialect: CsvDialect, where: str) -> None:
     """Check that each line is a row."""
     if dialect.escape is not None and dialect.escape.encode() in lines:
         raise NotReadableInBlocks(f"{where}: {dialect.escape} may be before a line end")
@@ -182,11 +182,13 @@ def _convert_options(options: FilesSourceSpec, schema: pa.Schema) -> pa_csv.Conv
     )
 
 
-def _parse_options(dialect: CsvDialect, wrong: list[pa_csv.InvalidRow]) -> pa_csv.ParseOptions:
-    """Rows with another number of values are added to `wrong`, and are an error."""
+def _parse_options(
+    dialect: CsvDialect, invalid_rows: list[pa_csv.InvalidRow]
+) -> pa_csv.ParseOptions:
+    """Rows with another number of values are added to `invalid_rows`, and are an error."""
 
     def refuse(row: pa_csv.InvalidRow) -> str:
-        wrong.append(row)
+        invalid_rows.append(row)
         return "error"
 
     return pa_csv.ParseOptions(
@@ -256,7 +258,7 @@ def _bounded_lines(file: Any, where: str) -> Iterator[str]:
         if len(line) == _MAX_FIRST_LINE_CHARS:
             raise SchemaMismatch(
                 f"{where}: a line at the beginning has more than {_MAX_FIRST_LINE_CHARS:,} "
-                "characters; is the file a CSV file, and complete"
+                "characters; check that the file is CSV, and complete"
             )
         yield line
 
@@ -293,11 +295,14 @@ def require_columns(names: list[str], schema: pa.Schema, where: str, hint: str =
 
 
 def _schema_mismatch(
-    error: pa.ArrowInvalid, wrong: list[pa_csv.InvalidRow], options: FilesSourceSpec, where: str
+    error: pa.ArrowInvalid,
+    invalid_rows: list[pa_csv.InvalidRow],
+    options: FilesSourceSpec,
+    where: str,
 ) -> SchemaMismatch:
     """Arrow's error in terms of the resource's options."""
-    if wrong:
-        row = wrong[0]
+    if invalid_rows:
+        row = invalid_rows[0]
         return SchemaMismatch(
             f"{where}: a row has {row.actual_columns} values instead of {row.expected_columns}: "
             f"{row.text[:_SHOWN_CHARS]!r}; correct the file, or its delimiter, quote or escape"

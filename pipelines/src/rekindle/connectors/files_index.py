@@ -1,6 +1,6 @@
 """The order and the epochs of a `files` source's rows, and the index of one partition.
 
-The tuple time t of a row is its `orderBy` column if that is a time, else its event time. A row
+The time t of a row is its `orderBy` column if that is a time, else its event time. A row
 whose t is lower than an earlier row's, or NULL, belongs to the same epoch as the row before it.
 With `speedup` a row's epoch is floor(((t − t_first) / speedup) / Δ), with `rowsPerSecond` floor((i
 / rowsPerSecond) / Δ). All of it is of the whole input: a partition's index has every epoch, with
@@ -29,14 +29,14 @@ from rekindle.connectors.cuts import (
     exact_fraction,
     first_row,
 )
-from rekindle.connectors.files_job import Job
+from rekindle.connectors.files_job import PreparationJob
 from rekindle.connectors.prepared import Rows
 from rekindle.errors import SchemaMismatch
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_WATERMARK
 
 PORTION_ROWS = 1 << 18
-"""Rows of an input in order whose keys are looked at together."""
+"""Rows of the ordered input whose keys are in memory at the same time."""
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
 
 
@@ -72,12 +72,12 @@ class OrderedInput:
         return None if _is_identity(order) else order
 
     def portions(self) -> Iterator[tuple[int, int]]:
-        """Ranges of places in the order, of at most PORTION_ROWS rows."""
+        """Ranges of positions in the sorted order, of at most PORTION_ROWS rows."""
         for first in range(0, self.keys.num_rows, PORTION_ROWS):
             yield first, min(first + PORTION_ROWS, self.keys.num_rows)
 
     def rows_at(self, first: int, end: int) -> Int64s:
-        """The rows, in file order, that have these places in the order."""
+        """Numbers, in file order, of the rows at these positions of the sorted order."""
         if self.order is not None:
             return self.order[first:end]
         return np.arange(first, end)
@@ -95,7 +95,7 @@ def _is_identity(order: Int64s) -> bool:
     return bool(np.array_equal(order, np.arange(len(order))))
 
 
-def order_input(job: Job, keys: pa.Table, units: Sequence[Unit]) -> OrderedInput:
+def order_input(job: PreparationJob, keys: pa.Table, units: Sequence[Unit]) -> OrderedInput:
     """Raises SchemaMismatch for a NULL in the `orderBy` column."""
     if job.files.order_by is None:
         return OrderedInput(units, keys, None)
@@ -126,7 +126,7 @@ class NotInOrder(Exception):
 class OrderCheck:
     """Raises NotInOrder as soon as the rows that it observes are not in order."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PreparationJob) -> None:
         self._order_by = job.files.order_by
         self._last: pa.Array | None = None
 
@@ -147,7 +147,7 @@ def _sorted(key: pa.Array | pa.ChunkedArray) -> Int64s:
     return found
 
 
-def event_time_extent(job: Job, keys: pa.Table) -> bytes:
+def event_time_extent(job: PreparationJob, keys: pa.Table) -> bytes:
     """The first and last event time of all partitions, as JSON."""
     if job.event_time is None:
         return to_json([None, None])
@@ -155,7 +155,7 @@ def event_time_extent(job: Job, keys: pa.Table) -> bytes:
     return to_json([times["min"].value, times["max"].value])
 
 
-def build_index(job: Job, input: OrderedInput, rows: Rows) -> pa.Table:
+def build_index(job: PreparationJob, input: OrderedInput, rows: Rows) -> pa.Table:
     """One row for each epoch that has rows in any partition: the first of the partition's `rows`,
     and the newest event time through it. Of input in order only a portion is in memory."""
     if not input.keys.num_rows:
@@ -184,8 +184,8 @@ def build_index(job: Job, input: OrderedInput, rows: Rows) -> pa.Table:
 
 
 class _RunningMax:
-    """The newest time of a column up to each place in the order, in microseconds, portion by
-    portion; NO_WATERMARK before the first. `newest`: so far."""
+    """The highest time of a column up to each position of the sorted order, in microseconds,
+    portion by portion; NO_WATERMARK before the first. `newest`: the highest so far."""
 
     def __init__(self, input: OrderedInput, column: str | None) -> None:
         self.newest = NO_WATERMARK
@@ -210,10 +210,10 @@ class _RunningMax:
 
 
 class _Epochs:
-    """The epoch of each place in the order, portion by portion. Raises SchemaMismatch if there are
-    too many."""
+    """The epoch of each position of the sorted order, portion by portion. Raises SchemaMismatch if
+    there are too many."""
 
-    def __init__(self, job: Job, input: OrderedInput) -> None:
+    def __init__(self, job: PreparationJob, input: OrderedInput) -> None:
         self._job = job
         self._times: _RunningMax | None = None
         self._first_us = NO_WATERMARK
@@ -260,7 +260,9 @@ class _Epochs:
         return first_us
 
 
-def _require_epochs_in_range(job: Job, column: str | None, first_us: int, last_us: int) -> None:
+def _require_epochs_in_range(
+    job: PreparationJob, column: str | None, first_us: int, last_us: int
+) -> None:
     """A time that is wrong by thousands of years would need an epoch above MAX_EPOCH."""
     speedup = job.files.speedup or 1.0
     rate = exact_fraction(speedup)

@@ -27,8 +27,8 @@ PREPARED_FORMAT = 7  # of the prepared files; files of another format are prepar
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What the preparation of one partition of a source needs. No job of Spark."""
+class PreparationJob:
+    """What the preparation of one partition of a source needs."""
 
     name: str
     files: FilesSourceSpec
@@ -75,7 +75,7 @@ class Job:
         names = {self.files.order_by, self.event_time} - {None} or {self.raw.names[0]}
         return pa.schema([f for f in self.schema if f.name in names])
 
-    def of_keys(self) -> Job:
+    def of_keys(self) -> PreparationJob:
         """The job that reads the fewest columns that give those of `keys`."""
         needed = {*self.keys.names, *columns_of(self.computed_event_time)}
         if not needed & {*self.raw.names}:
@@ -97,7 +97,7 @@ class Job:
             before += count
 
 
-def check(job: Job) -> None:
+def check(job: PreparationJob) -> None:
     files = job.files
     if files.order_by is not None and files.order_by not in job.schema.names:
         raise SourceFailed(
@@ -116,7 +116,7 @@ def check(job: Job) -> None:
         )
 
 
-def fingerprint(job: Job, found: list[FoundFile]) -> str:
+def fingerprint(job: PreparationJob, found: list[FoundFile]) -> str:
     parts = {
         "version": PREPARED_FORMAT,
         "pyarrow": pa.__version__,  # the checksums depend on its layout

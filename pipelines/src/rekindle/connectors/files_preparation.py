@@ -31,7 +31,7 @@ from rekindle.connectors.files_index import (
     event_time_extent,
     order_input,
 )
-from rekindle.connectors.files_job import Job
+from rekindle.connectors.files_job import PreparationJob
 from rekindle.connectors.files_read import (
     ALL_ROW_GROUPS,
     FoundFile,
@@ -65,7 +65,7 @@ EXTENT_KEY = b"rekindle.extent"  # the first and last event time of all partitio
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileSplit:
     """What a partition reads of one file: `rows` rows, of the row groups from `first_group` on, or
     of these blocks of a text."""
 
@@ -74,10 +74,12 @@ class Piece:
     text: TextBlocks | None = None
 
 
-def prepare(job: Job, fs: Any, found: list[FoundFile], rows_path: Path, index_path: Path) -> None:
+def prepare(
+    job: PreparationJob, fs: Any, found: list[FoundFile], rows_path: Path, index_path: Path
+) -> None:
     """Write the index, and the rows unless they can stay where they are. The index is created last:
     if it exists, the rows are complete."""
-    temporary = _Temporary(rows_path)
+    temporary = _TemporaryFiles(rows_path)
     try:
         table = _index_in_place(job, fs, found, temporary)
         if table is None:
@@ -91,7 +93,7 @@ def prepare(job: Job, fs: Any, found: list[FoundFile], rows_path: Path, index_pa
         temporary.remove()
 
 
-class _Temporary:
+class _TemporaryFiles:
     """Files beside the prepared rows until they are complete."""
 
     def __init__(self, rows: Path) -> None:
@@ -110,7 +112,11 @@ class _Temporary:
 
 
 def _copy(
-    job: Job, fs: Any, found: list[FoundFile], rows_path: Path, temporary: _Temporary
+    job: PreparationJob,
+    fs: Any,
+    found: list[FoundFile],
+    rows_path: Path,
+    temporary: _TemporaryFiles,
 ) -> pa.Table:
     """Stage the own rows in file order, and the keys of all others; write the former sorted.
     Returns the index."""
@@ -143,10 +149,11 @@ def _copy(
 
 
 def _index_in_place(
-    job: Job, fs: Any, found: list[FoundFile], temporary: _Temporary
+    job: PreparationJob, fs: Any, found: list[FoundFile], temporary: _TemporaryFiles
 ) -> pa.Table | None:
-    """The index of input that can be read where it is; None of other input, and of text that is not
-    verified: a process that reads its input once parses a copy's text once."""
+    """The index of input that can be read where it is; None for other input. Text that is not
+    verified is copied too: it is read once, and in place its text would be parsed twice, for the
+    index and for the rows."""
     in_place = None
     if job.files.format == "parquet":
         in_place = _parquet_in_place(job, fs, found, temporary.path("keys"))
@@ -154,19 +161,19 @@ def _index_in_place(
         in_place = _text_in_place(job, fs, found, temporary.path("keys"))
     if in_place is None:
         return None
-    input, pieces = in_place
-    table = build_index(job, input, _rows_in_place(job, fs, found, pieces))
+    input, splits = in_place
+    table = build_index(job, input, _rows_in_place(job, fs, found, splits))
     metadata = {
         INPUT_KEY: _identify(job, fs, found),  # after the last reading: see require_unchanged
         EXTENT_KEY: event_time_extent(job, input.keys),
-        IN_PLACE: _encode(pieces),
+        IN_PLACE: _encode(splits),
     }
     return with_checksum(table, metadata)
 
 
 def _parquet_in_place(
-    job: Job, fs: Any, found: list[FoundFile], path: Path
-) -> tuple[OrderedInput, list[Piece]] | None:
+    job: PreparationJob, fs: Any, found: list[FoundFile], path: Path
+) -> tuple[OrderedInput, list[FileSplit]] | None:
     """Parquet that is in order and has small row groups. Reads the keys of all partitions, which
     are staged at `path`; the index reads the own rows, for checksums."""
     groups = [row_groups(fs, f.path, job.raw.names, job.name) for f in found]
@@ -177,17 +184,19 @@ def _parquet_in_place(
     units = _units(own, sizes, [sum(size) for size in sizes])
     in_order = OrderCheck(job)
     try:
-        write_rows(path, job.keys, (_in_order(in_order, _read_keys(job, fs, f)) for f in found))
+        write_rows(path, job.keys, (_check_order(in_order, _read_keys(job, fs, f)) for f in found))
     except NotInOrder:
         return None
-    pieces = [
-        Piece(of_file.first, sum(n for at, n in enumerate(size) if at in of_file))
+    splits = [
+        FileSplit(of_file.first, sum(n for at, n in enumerate(size) if at in of_file))
         for (_, of_file), size in zip(own, sizes, strict=True)
     ]
-    return OrderedInput(units, open_memory_mapped(path), None), pieces
+    return OrderedInput(units, open_memory_mapped(path), None), splits
 
 
-def _in_order(required: OrderCheck, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _check_order(
+    required: OrderCheck, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Raises NotInOrder."""
     for batch in batches:
         required.observe(batch)
@@ -195,8 +204,8 @@ def _in_order(required: OrderCheck, batches: Iterator[pa.RecordBatch]) -> Iterat
 
 
 def _text_in_place(
-    job: Job, fs: Any, found: list[FoundFile], path: Path
-) -> tuple[OrderedInput, list[Piece]] | None:
+    job: PreparationJob, fs: Any, found: list[FoundFile], path: Path
+) -> tuple[OrderedInput, list[FileSplit]] | None:
     """Text that is in order and has blocks. Reads own files once, and the keys of the others; all
     keys are staged at `path`."""
     own = list(zip(found, job.own_groups(1 for _ in found), strict=True))
@@ -207,76 +216,80 @@ def _text_in_place(
         scanned.append(TextBlocks())
         own_file = 0 in groups  # a text is one row group, number 0
         batches = _scan(job, fs, file, scanned[-1]) if own_file else _read_keys(job, fs, file)
-        yield from _in_order(in_order, (batch.select(job.keys.names) for batch in batches))
+        yield from _check_order(in_order, (batch.select(job.keys.names) for batch in batches))
 
     try:
         counts = write_rows(path, job.keys, (keys(file, groups) for file, groups in own))
     except (SchemaMismatch, NotInOrder):
         return None  # a file that is wrong is read once more for the message
     units = _units(own, [None] * len(found), counts)
-    pieces = [
-        Piece(groups.first, count if 0 in groups else 0, text)
+    splits = [
+        FileSplit(groups.first, count if 0 in groups else 0, text)
         for (_, groups), count, text in zip(own, counts, scanned, strict=True)
     ]
-    return OrderedInput(units, open_memory_mapped(path), None), pieces
+    return OrderedInput(units, open_memory_mapped(path), None), splits
 
 
-def open_in_place(job: Job, fs: Any, found: list[FoundFile], recorded: bytes) -> RowsInPlace:
-    """The rows that `recorded`, of the index's metadata, says."""
+def open_in_place(
+    job: PreparationJob, fs: Any, found: list[FoundFile], recorded: bytes
+) -> RowsInPlace:
+    """The rows of an index whose metadata have `recorded` under IN_PLACE."""
     return _rows_in_place(job, fs, found, _decode(recorded))
 
 
-def _encode(pieces: Sequence[Piece]) -> bytes:
+def _encode(splits: Sequence[FileSplit]) -> bytes:
     """As JSON; headers that are equal are written once."""
     headers: dict[tuple[str, ...], int] = {}
     encoded = []
-    for piece in pieces:
-        names = None if piece.text is None else tuple(piece.text.names)
+    for split in splits:
+        names = None if split.text is None else tuple(split.text.names)
         header = None if names is None else headers.setdefault(names, len(headers))
-        blocks = [astuple(block) for block in piece.text.blocks] if piece.text else []
-        encoded.append([piece.first_group, piece.rows, header, blocks])
+        blocks = [astuple(block) for block in split.text.blocks] if split.text else []
+        encoded.append([split.first_group, split.rows, header, blocks])
     return to_json({"headers": list(headers), "pieces": encoded})
 
 
-def _decode(recorded: bytes) -> list[Piece]:
+def _decode(recorded: bytes) -> list[FileSplit]:
     found = json.loads(recorded)
     headers = found["headers"]
     return [
-        Piece(first_group, rows, None)
+        FileSplit(first_group, rows, None)
         if header is None
-        else Piece(first_group, rows, TextBlocks(headers[header], [Block(*b) for b in blocks]))
+        else FileSplit(first_group, rows, TextBlocks(headers[header], [Block(*b) for b in blocks]))
         for first_group, rows, header, blocks in found["pieces"]
     ]
 
 
 def _rows_in_place(
-    job: Job, fs: Any, found: list[FoundFile], pieces: Sequence[Piece]
+    job: PreparationJob, fs: Any, found: list[FoundFile], splits: Sequence[FileSplit]
 ) -> RowsInPlace:
     def read_from(row: int) -> Iterator[pa.RecordBatch]:
-        for file, piece in zip(found, pieces, strict=True):
-            if row < piece.rows:
-                yield from _read_piece(job, fs, file, piece, row)
-            row = max(0, row - piece.rows)
+        for file, split in zip(found, splits, strict=True):
+            if row < split.rows:
+                yield from _read_split(job, fs, file, split, row)
+            row = max(0, row - split.rows)
 
     kind = RowsInPlace if job.files.format == "parquet" else VerifiedRowsInPlace
-    return kind(job.name, job.schema, sum(piece.rows for piece in pieces), read_from)
+    return kind(job.name, job.schema, sum(split.rows for split in splits), read_from)
 
 
-def _read_piece(
-    job: Job, fs: Any, file: FoundFile, piece: Piece, first_row: int
+def _read_split(
+    job: PreparationJob, fs: Any, file: FoundFile, split: FileSplit, first_row: int
 ) -> Iterator[pa.RecordBatch]:
-    if piece.text is None:
-        return _read(job, fs, file, RowGroupSelection(piece.first_group, job.partitions), first_row)
-    text = read_blocks(fs, file.path, job.files, job.raw, job.name, piece.text, first_row)
-    return _computed(job, file, text)
+    if split.text is None:
+        return _read(job, fs, file, RowGroupSelection(split.first_group, job.partitions), first_row)
+    text = read_blocks(fs, file.path, job.files, job.raw, job.name, split.text, first_row)
+    return _with_computed_columns(job, file, text)
 
 
-def _scan(job: Job, fs: Any, file: FoundFile, found: TextBlocks) -> Iterator[pa.RecordBatch]:
+def _scan(
+    job: PreparationJob, fs: Any, file: FoundFile, found: TextBlocks
+) -> Iterator[pa.RecordBatch]:
     batches = scan_blocks(fs, file.path, job.files, job.raw, job.name, IN_PLACE_BYTES, found)
-    return _computed(job, file, batches)
+    return _with_computed_columns(job, file, batches)
 
 
-def _unit_rows(job: Job, fs: Any, file: FoundFile) -> list[int] | None:
+def _unit_rows(job: PreparationJob, fs: Any, file: FoundFile) -> list[int] | None:
     """The rows of each row group; None if the file is one unit, whose rows are not known yet."""
     if job.files.format != "parquet":
         return None
@@ -307,29 +320,33 @@ def _in_file_order(units: Sequence[Unit], own: pa.Table, others: pa.Table) -> pa
 
 
 def _read_keys(
-    job: Job, fs: Any, file: FoundFile, groups: RowGroupSelection = ALL_ROW_GROUPS
+    job: PreparationJob, fs: Any, file: FoundFile, groups: RowGroupSelection = ALL_ROW_GROUPS
 ) -> Iterator[pa.RecordBatch]:
     names = job.keys.names
     return (batch.select(names) for batch in _read(job.of_keys(), fs, file, groups))
 
 
-def _identify(job: Job, fs: Any, found: list[FoundFile]) -> bytes:
+def _identify(job: PreparationJob, fs: Any, found: list[FoundFile]) -> bytes:
     input_files = identify(fs, [file.path for file in found if job.verified], job.name)
     require_unchanged(job, found)
     return encode_input_files(input_files)
 
 
 def _read(
-    job: Job, fs: Any, file: FoundFile, groups: RowGroupSelection, first_row: int = 0
+    job: PreparationJob, fs: Any, file: FoundFile, groups: RowGroupSelection, first_row: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one file, with the columns that are computed from them."""
     batches = read_batches(fs, file.path, job.files, job.raw, job.name, groups, first_row)
-    return _computed(job, file, batches)
+    return _with_computed_columns(job, file, batches)
 
 
-def _computed(job: Job, file: FoundFile, batches: NumberedBatches) -> Iterator[pa.RecordBatch]:
+def _with_computed_columns(
+    job: PreparationJob, file: FoundFile, batches: NumberedBatches
+) -> Iterator[pa.RecordBatch]:
     if job.files.file_name_column is not None:
-        batches = _with_name(batches, job.files.file_name_column, _text(job, file.name))
+        batches = _with_file_name(
+            batches, job.files.file_name_column, _require_utf8(job, file.name)
+        )
     if (expression := job.computed_event_time) is not None:
         batches = with_event_time(
             batches, expression, job.schema, f"source {job.name}: {file.path}"
@@ -337,7 +354,7 @@ def _computed(job: Job, file: FoundFile, batches: NumberedBatches) -> Iterator[p
     return (batch for _, batch in batches)
 
 
-def _text(job: Job, name: str) -> str:
+def _require_utf8(job: PreparationJob, name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError as e:
@@ -349,14 +366,14 @@ def _text(job: Job, name: str) -> str:
     return name
 
 
-def _with_name(batches: NumberedBatches, column: str, name: str) -> NumberedBatches:
+def _with_file_name(batches: NumberedBatches, column: str, name: str) -> NumberedBatches:
     for row, batch in batches:
         names = pa.array([name] * batch.num_rows, pa.string())
         yield row, batch.append_column(pa.field(column, pa.string()), names)
 
 
-def require_unchanged(job: Job, found: list[FoundFile]) -> None:
-    """A file that is still being copied would be staged incompletely."""
+def require_unchanged(job: PreparationJob, found: list[FoundFile]) -> None:
+    """Raises SourceFailed if a file has changed since it was listed: it may still be copied."""
     _, now = find_files(job.files.url, job.name)
     changed = sorted({file.path for file in {*found} ^ {*now}})
     if changed:

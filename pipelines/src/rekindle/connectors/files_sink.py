@@ -39,7 +39,7 @@ from rekindle.objects import (
     to_json,
 )
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.topology.kinds.files import FilesSinkSpec
 
 _log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class FilesSink:
                 raise self._refused(f"cannot write epoch {epoch}", e) from e
 
     def write(self, batch: EpochBatch) -> bool:
-        if batch.kind is not Kind.STABLE:
+        if batch.kind is not BatchKind.STABLE:
             raise ValueError(f"a sink takes stable epochs only, not {batch.kind} {batch.epoch}")
         if not batch.rows.num_rows:
             return False

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.connectors.files_index import int64s
-from rekindle.connectors.files_job import Job, check, fingerprint
+from rekindle.connectors.files_job import PreparationJob, check, fingerprint
 from rekindle.connectors.files_preparation import (
     EXTENT_KEY,
     INPUT_KEY,
@@ -53,7 +53,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
     right one stay there and are read in place; else a sorted copy is. Raises SourceFailed."""
     source, node, work_dir = context.spec, context.node, context.work_dir
     expression = source.event_time.expression if source.event_time else None
-    job = Job(
+    job = PreparationJob(
         source.name,
         options,
         node.schema,
@@ -118,7 +118,7 @@ class FilesSource:
 
     def __init__(
         self,
-        job: Job,
+        job: PreparationJob,
         prepared: PreparedSource,
         lateness_us: int,
         open_rows: Callable[[PreparedSource], Rows],

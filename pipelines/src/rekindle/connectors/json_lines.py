@@ -1,8 +1,8 @@
-"""The values of JSON lines, and their comparison.
+"""Python values as JSON text, and the comparison of files of JSON lines.
 
-Times are ISO 8601 (UTC), also outside of Python's years 1 to 9999; doubles have their shortest
-exact form, and -0.0 becomes 0.0, as in digests; decimals, NaN and infinities are strings; bytes are
-base64. Invalid UTF-8 in a STRING becomes U+FFFD, as the WHATWG encoding standard prescribes.
+Times are ISO 8601 (UTC); doubles have their shortest exact form, and -0.0 becomes 0.0, as in
+digests; decimals, NaN and infinities are strings; bytes are base64. Columns of Arrow are encoded by
+`rekindle.connectors.json_writer`.
 """
 
 from __future__ import annotations

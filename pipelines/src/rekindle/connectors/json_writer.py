@@ -2,7 +2,8 @@
 
 Each column becomes an Arrow array of JSON texts; the texts of a row are joined by Arrow. Only what
 Arrow writes in another way than `rekindle.connectors.json_lines` (doubles, decimals, bytes) goes
-through Python value by value.
+through Python value by value. Times may be outside of Python's years 1 to 9999. Invalid UTF-8 in a
+STRING becomes U+FFFD, as the WHATWG encoding standard prescribes.
 """
 
 from __future__ import annotations

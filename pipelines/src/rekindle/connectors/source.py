@@ -78,8 +78,8 @@ class SourceContext:
     """What a source is opened with. Its prepared files are in `work_dir`, which belongs to this
     process, and are reused after a restart. `memory` limits the size of a computed epoch.
     `partition`: of the node's partitions. `verified`: each cut verifies a checksum, and `input` has
-    the digest of each file. A process that keeps nothing and has no replicas needs neither: the
-    last cut checks that no file has changed its size or time."""
+    the digest of each file. The reference execution, which has no replicas and no checkpoints,
+    needs neither: the last cut checks that no file has changed its size or time."""
 
     spec: SourceSpec
     node: Node

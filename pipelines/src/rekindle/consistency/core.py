@@ -49,14 +49,14 @@ from rekindle.consistency.messages import (
 )
 from rekindle.consistency.partners import Partners, Permission
 from rekindle.consistency.states import ConsistencyEvent, ConsistencyState, consistency_machine
-from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch
 from rekindle.streams.sunion import Channel
 
 _ARRIVED = {
-    Kind.STABLE: ConsistencyEvent.STABLE_ARRIVED,
-    Kind.TENTATIVE: ConsistencyEvent.TENTATIVE_ARRIVED,
-    Kind.UNDO: ConsistencyEvent.UNDO_ARRIVED,
-    Kind.RECONCILIATION_DONE: ConsistencyEvent.RECONCILIATION_DONE_ARRIVED,
+    BatchKind.STABLE: ConsistencyEvent.STABLE_ARRIVED,
+    BatchKind.TENTATIVE: ConsistencyEvent.TENTATIVE_ARRIVED,
+    BatchKind.UNDO: ConsistencyEvent.UNDO_ARRIVED,
+    BatchKind.RECONCILIATION_DONE: ConsistencyEvent.RECONCILIATION_DONE_ARRIVED,
 }
 
 
@@ -210,7 +210,7 @@ class ConsistencyCore:
         self.machine.step(_ARRIVED[batch.kind])
         if self._inputs.receive(channel, batch, live):
             self._progress_at = now
-        if batch.kind in (Kind.STABLE, Kind.TENTATIVE):
+        if batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
             self._deadlines.arrived(batch.epoch, now)
             if self._deadlines.deadline(batch.epoch) > now:
                 self._inputs.channels[channel].failed = False

@@ -21,7 +21,7 @@ from rekindle.consistency.messages import (
     ReadLive,
     StopLive,
 )
-from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, SUnion
 
 
@@ -84,17 +84,17 @@ class Inputs:
         out, Diverged."""
         state, progress = self.channels[channel], False
         match batch.kind:
-            case Kind.STABLE:
+            case BatchKind.STABLE:
                 if not live:
                     progress = self._receive_stable(channel, batch)
                 state.stable_received(batch.epoch, live)
-            case Kind.TENTATIVE:
+            case BatchKind.TENTATIVE:
                 state.tentative_received(batch.epoch)
-            case Kind.UNDO:
+            case BatchKind.UNDO:
                 state.undone(batch.epoch)
                 self.live.undo(channel, batch.epoch)
                 return False
-            case Kind.RECONCILIATION_DONE:
+            case BatchKind.RECONCILIATION_DONE:
                 state.corrected(batch.epoch)
                 return False
         if live and state.live_next is not None:

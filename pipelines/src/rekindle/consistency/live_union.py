@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, merge_rows
 from rekindle.table_memory import memory_bytes
 
@@ -67,7 +67,7 @@ class LiveUnion:
         """Drop the tentative batches of a channel, from an epoch on."""
         inbox = self._inboxes[channel]
         for epoch, batch in list(inbox.batches.items()):
-            if epoch >= from_epoch and batch.kind is Kind.TENTATIVE:
+            if epoch >= from_epoch and batch.kind is BatchKind.TENTATIVE:
                 inbox.drop(epoch)
 
     def has(self, channel: Channel, epoch: int) -> bool:
@@ -112,4 +112,4 @@ class LiveUnion:
 
 
 def _version(batch: EpochBatch) -> tuple[bool, int]:
-    return batch.kind is Kind.STABLE, batch.attempt
+    return batch.kind is BatchKind.STABLE, batch.attempt

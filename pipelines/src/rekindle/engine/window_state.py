@@ -37,9 +37,9 @@ from rekindle.streams.digest import DIGEST_BYTES, digest_table
 
 ROW_COUNT = "__n"
 LATE = -(2**63) + 1
-"""`__w` of the group that counts late rows, all of whose windows are closed."""
+"""Value of `__w`, instead of a pane's start, for late rows: all their windows are closed."""
 NULL_EVENT_TIME = -(2**63) + 2
-"""`__w` of the group that counts rows without event time."""
+"""Value of `__w` for rows without event time."""
 
 Int64s = npt.NDArray[np.int64]
 Watermarks = Sequence[tuple[int, int, int]]
@@ -58,22 +58,23 @@ class WindowShape:
 
     @property
     def key_names(self) -> list[str]:
-        return self.runs.key_names
+        return self.run_shape.key_names
 
     @cached_property
-    def runs(self) -> RunShape:
+    def run_shape(self) -> RunShape:
         return RunShape(self.keys, self.partials)
 
     @cached_property
-    def closed(self) -> pa.Schema:
+    def closed_schema(self) -> pa.Schema:
         """Schema of closed windows."""
-        kept = [field for field in self.runs.schema if field.name != HASH]
+        kept = [field for field in self.run_shape.schema if field.name != HASH]
         return pa.schema([*kept, pa.field(EPOCH, pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceResult:
-    """`closed`: windows, ordered by (epoch, window end, keys)."""
+    """`closed`: windows, ordered by (epoch, window end, keys). `late`, `null_event_time`: numbers
+    of rows that were dropped because they were late, or had no event time."""
 
     state: OperatorState
     closed: pa.Table
@@ -96,23 +97,23 @@ def advance(
     """
     rows, late, null_event_time = _split_dropped(shape, partials)
     ordered = None if rows is None else _by_epoch(shape, rows)
-    closed = ExternalSort(shape.closed, [EPOCH, PANE, *shape.key_names], files)
+    closed = ExternalSort(shape.closed_schema, [EPOCH, PANE, *shape.key_names], files)
     for part in _split_call(shape, ordered, watermarks):
         if ordered is not None:
             state = _append(shape, state, ordered, part)
         state = _close(shape, state, part, closed.add, files)
     if ordered is not None:
-        state = compact(shape.runs, state)
+        state = compact(shape.run_shape, state)
     return AdvanceResult(state, closed.sorted(), late, null_event_time)
 
 
 def align_state(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
     """Saved state with columns in the order of this shape, matched by name. Raises StateMismatch if
     a column is missing, unknown or of another type."""
-    names = shape.runs.schema.names
+    names = shape.run_shape.schema.names
     runs: dict[object, Run] = {}
     for run in state.runs():
-        _check_columns(shape.runs.schema, run.schema, operator)
+        _check_columns(shape.run_shape.schema, run.schema, operator)
         if run.schema.names != names:
             runs[run.id] = run.select(names)
     return state.with_runs(runs)
@@ -136,8 +137,8 @@ def _split_dropped(
     shape: WindowShape, partials: pa.Table | None
 ) -> tuple[pa.Table | None, int, int]:
     """The partials of panes, and the numbers of dropped rows: late ones, and ones without event
-    time. So are times at the ends of 64 bits, which stand for "never": windows that they are in
-    begin or end beyond."""
+    time. A row counts as without event time too if one of its windows would begin or end outside
+    of 64 bits."""
     if partials is None or not partials.num_rows:
         return None, 0, 0
     panes, counts = partials.column(PANE).to_numpy(), partials.column(ROW_COUNT).to_numpy()
@@ -165,7 +166,7 @@ def _by_epoch(shape: WindowShape, partials: pa.Table) -> _Rows:
     if (np.diff(epochs) < 0).any():
         order = np.argsort(epochs, kind="stable")
         epochs, partials = epochs[order], partials.take(pa.array(order))
-    schema = shape.runs.schema
+    schema = shape.run_shape.schema
     plain = pa.schema([field for field in schema if field.name != HASH])
     rows = partials.select(plain.names).cast(plain).combine_chunks()
     hashes = pa.array(hash_rows(rows, shape.key_names))
@@ -243,5 +244,5 @@ def _close(
         closes = np.searchsorted(ends, shape.windows.ends(int64s(rows.column(PANE))), side="left")
         add(rows.drop_columns([HASH]).append_column(EPOCH, pa.array(numbers[closes])))
 
-    state = each_window(shape.runs, state, pane_us, count, starts, add_closed, files)
+    state = each_window(shape.run_shape, state, pane_us, count, starts, add_closed, files)
     return drop(state, max(NO_PANE, after - pane_us * count + 1))

@@ -23,7 +23,7 @@ from rekindle.errors import BelowFloor
 from rekindle.exchange.routing import Share
 from rekindle.exchange.shuffle import Split, SplitCache, split
 from rekindle.streams import records
-from rekindle.streams.epochs import NO_EPOCH, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.streams.io_thread import SLICE_S, CallThread
 from rekindle.streams.live_history import Position, Run
 from rekindle.streams.live_output import LiveOutput
@@ -105,12 +105,12 @@ class EpochLots:
                     async for lot in lots:
                         yield lot
             except BelowFloor:
-                if run.kind is Kind.STABLE:
+                if run.kind is BatchKind.STABLE:
                     raise
                 # Tentative epochs were dropped meanwhile: the reader goes on behind them.
             read_any = call.epoch > run.first
             if read_any:
-                from_epoch = call.epoch - (run.kind is Kind.TENTATIVE)
+                from_epoch = call.epoch - (run.kind is BatchKind.TENTATIVE)
             gone = not read_any and not call.full
             position = Position(run.segment, run.last + 1 if gone else call.epoch)
 

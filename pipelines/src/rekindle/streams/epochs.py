@@ -28,7 +28,7 @@ NO_EPOCH = -1
 """The epoch before the first one: "nothing yet"."""
 
 
-class Kind(StrEnum):
+class BatchKind(StrEnum):
     """The kind of a batch (DPC); only STABLE ones are acknowledged, checkpointed and digested."""
 
     STABLE = "STABLE"
@@ -53,7 +53,7 @@ class EpochBatch:
     watermark: int
     rows: pa.Table
     digest: str
-    kind: Kind = Kind.STABLE
+    kind: BatchKind = BatchKind.STABLE
     attempt: int = 0
 
 

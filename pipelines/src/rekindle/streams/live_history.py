@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rekindle.streams.epochs import NO_EPOCH, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind
 
 MAX_SEGMENTS = 4096
 """The oldest ones are dropped; who still reads there goes on behind them."""
@@ -33,7 +33,7 @@ class Run:
     """What a reader gets next: epochs `first..last` of a branch; or a control, with the epoch that
     it names as both. `segment`: its number."""
 
-    kind: Kind
+    kind: BatchKind
     attempt: int
     segment: int
     first: int
@@ -41,12 +41,12 @@ class Run:
 
     @property
     def is_control(self) -> bool:
-        return self.kind in (Kind.UNDO, Kind.RECONCILIATION_DONE)
+        return self.kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE)
 
 
 @dataclass(slots=True)
 class _Segment:
-    kind: Kind
+    kind: BatchKind
     attempt: int
     first: int
     last: int
@@ -63,14 +63,14 @@ class LiveHistory:
         self._base = 0  # number of the first segment
         self._stable = NO_EPOCH  # newest one in a segment
 
-    def append(self, kind: Kind, epoch: int, stable: int, attempt: int = 0) -> None:
+    def append(self, kind: BatchKind, epoch: int, stable: int, attempt: int = 0) -> None:
         """A tentative epoch, or a control."""
         if stable > self._stable:
-            self._add(_Segment(Kind.STABLE, 0, self._stable + 1, stable))
+            self._add(_Segment(BatchKind.STABLE, 0, self._stable + 1, stable))
             self._stable = stable
-        if kind is Kind.RECONCILIATION_DONE:
+        if kind is BatchKind.RECONCILIATION_DONE:
             self.tentative, self.corrected = NO_EPOCH, epoch
-        elif kind is Kind.TENTATIVE:
+        elif kind is BatchKind.TENTATIVE:
             self.tentative = max(self.tentative, epoch)
             newest = self._segments[-1] if self._segments else None
             if newest is not None and (newest.kind, newest.attempt, newest.last + 1) == (
@@ -100,7 +100,7 @@ class LiveHistory:
 
     def attempts(self) -> frozenset[int]:
         """Whose epochs can be read."""
-        return frozenset(s.attempt for s in self._segments if s.kind is Kind.TENTATIVE)
+        return frozenset(s.attempt for s in self._segments if s.kind is BatchKind.TENTATIVE)
 
     def begin_at(self, attempt: int, base: int) -> None:
         """Epochs of an attempt before `base` are gone."""
@@ -115,7 +115,9 @@ class LiveHistory:
         newer epochs are tentative."""
         tentative = self.tentative > stable
         for at, segment in enumerate(self._segments):
-            is_run = segment.kind is Kind.STABLE or (tentative and segment.kind is Kind.TENTATIVE)
+            is_run = segment.kind is BatchKind.STABLE or (
+                tentative and segment.kind is BatchKind.TENTATIVE
+            )
             if is_run and segment.last >= from_epoch:
                 return Position(self._base + at, from_epoch)
         return Position(self._base + len(self._segments), from_epoch)
@@ -128,11 +130,11 @@ class LiveHistory:
         number, epoch = position
         while number < self._base + len(self._segments):
             segment = self._segments[number - self._base]
-            if segment.kind in (Kind.UNDO, Kind.RECONCILIATION_DONE):
+            if segment.kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE):
                 return Run(segment.kind, segment.attempt, number, segment.first, segment.last)
             first = max(segment.first, epoch, from_epoch)
             if first <= segment.last:
                 return Run(segment.kind, segment.attempt, number, first, segment.last)
             number, epoch = number + 1, NO_EPOCH
         first = max(self._stable + 1, epoch, from_epoch)
-        return Run(Kind.STABLE, 0, number, first, stable) if first <= stable else None
+        return Run(BatchKind.STABLE, 0, number, first, stable) if first <= stable else None

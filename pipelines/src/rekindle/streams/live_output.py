@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.epochs import EpochBatch, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch
 from rekindle.streams.live_history import LiveHistory, Position, Run
 from rekindle.streams.log import OutputLog
 from rekindle.streams.records import NO_DIGEST
@@ -108,7 +108,7 @@ class LiveOutput:
             branch.start_at(epoch, keep=False)
             with self._lock:
                 self._history.begin_at(attempt, epoch)
-        kind = Kind.TENTATIVE
+        kind = BatchKind.TENTATIVE
         batch = EpochBatch(
             log.stream, log.partition, epoch, watermark, rows, NO_DIGEST, kind, attempt
         )
@@ -121,12 +121,12 @@ class LiveOutput:
         return True
 
     def undo(self, from_epoch: int) -> None:
-        self._control(Kind.UNDO, from_epoch)
+        self._control(BatchKind.UNDO, from_epoch)
 
     def reconciliation_done(self, through: int) -> None:
-        self._control(Kind.RECONCILIATION_DONE, through)
+        self._control(BatchKind.RECONCILIATION_DONE, through)
 
-    def _control(self, kind: Kind, epoch: int) -> None:
+    def _control(self, kind: BatchKind, epoch: int) -> None:
         stable = self.log.last
         with self._lock:
             self._history.append(kind, epoch, stable)

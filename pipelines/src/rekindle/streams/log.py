@@ -26,7 +26,7 @@ import pyarrow as pa
 from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull, ObjectMissing
 from rekindle.streams import records
 from rekindle.streams.branches import Branch
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
 from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch, Reading, View
@@ -92,7 +92,7 @@ class OutputLog:
         self.partition = partition
         self.schema = schema
         self.attempt = attempt
-        self._kind = Kind.TENTATIVE if attempt else Kind.STABLE
+        self._kind = BatchKind.TENTATIVE if attempt else BatchKind.STABLE
         self._directory = directory
         self._budget = budget
         self._spill = spill
@@ -330,7 +330,7 @@ class OutputLog:
                 with self._changed:
                     if file is not self._stable.newest:
                         self._stable.add(file)
-                    file.grew(appended.tail, appended.record)
+                    file.set_tail(appended.tail, appended.record)
                     self._notify()
         return True
 
@@ -484,7 +484,7 @@ class OutputLog:
             if newest.size < self._file_bytes and newest.tail.records < LOG_FILE_RECORDS:
                 return newest
             with self._changed:
-                newest.complete()
+                newest.seal()
         return new_log_file(self._directory, epoch)
 
     def _free_budget(self) -> None:

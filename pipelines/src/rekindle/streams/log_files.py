@@ -67,8 +67,8 @@ class LogFile:
         self._mapped = None
 
     def write(self, appended: Appended) -> None:
-        """Write an epoch as `streams.tail.append_epoch` returned it; the caller calls `grew`. After
-        OSError the file is unchanged."""
+        """Write an epoch as `streams.tail.append_epoch` returned it; the caller calls `set_tail`.
+        After OSError the file is unchanged."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         file = os.open(self.path, flags, 0o666)
         try:
@@ -83,14 +83,15 @@ class LogFile:
         finally:
             os.close(file)
 
-    def grew(self, tail: Tail, record: Record | None) -> None:
-        """The file has a new tail; `record`: its new record, if it has one."""
+    def set_tail(self, tail: Tail, record: Record | None) -> None:
+        """Note what was written. `record`: the new record; None if the last one has grown."""
         self.tail = tail
         if record is not None and self.spilled is None:
             self._index.add(record.epoch, record.start)
 
-    def complete(self) -> None:
-        """Nothing will be appended any more: its last record does not grow, even if it is empty."""
+    def seal(self) -> None:
+        """Make the file immutable: nothing is appended any more, and its last record does not grow,
+        even if it is empty."""
         self.unmap()
         tail = self.tail
         self.tail = Tail(tail.next_epoch, tail.size, tail.records, tail.newest_bytes)
@@ -101,7 +102,7 @@ class LogFile:
             "format": SPILLED_FORMAT,
             "name": name,
             "size": size,
-            "sum": _outline_sum(name, size, outline),
+            "sum": _outline_checksum(name, size, outline),
         }
         temp = self.path.with_suffix(".tmp")
         try:
@@ -114,7 +115,7 @@ class LogFile:
     def replace_by_outline(self, outline: Path, name: str) -> Path:
         """Its bytes are object `name` of the store, its outline is a file. Returns the path of what
         is to be removed."""
-        self.complete()
+        self.seal()
         self.spilled = name
         self._index = SparseIndex()
         replaced, self.path = self.path, outline
@@ -181,7 +182,7 @@ def _load(path: Path, with_spilled: bool) -> tuple[LogFile | None, str | None]:
             for record in records.forward(view):
                 _require_stable(record)
                 file = file or LogFile(path, record.epoch)
-                file.grew(file.tail.with_record(record), record)
+                file.set_tail(file.tail.with_record(record), record)
         except DamagedRecord as damage:
             reason = f"{damage} of {path}"
         else:
@@ -219,12 +220,12 @@ def _read_spilled_file(path: Path) -> tuple[str, int, bytes]:
     if found != SPILLED_FORMAT:
         reason = f"an outline of format {found}; this release reads {SPILLED_FORMAT}"
         raise DamagedRecord(reason, 0)
-    if not isinstance(size, int) or header.get("sum") != _outline_sum(name, size, content):
+    if not isinstance(size, int) or header.get("sum") != _outline_checksum(name, size, content):
         raise DamagedRecord("an outline with a wrong checksum", 0)
     return name, size, content
 
 
-def _outline_sum(name: str, size: int, outline: bytes) -> int:
+def _outline_checksum(name: str, size: int, outline: bytes) -> int:
     return zlib.crc32(outline, zlib.crc32(f"{name}/{size}".encode()))
 
 

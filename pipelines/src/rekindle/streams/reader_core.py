@@ -17,7 +17,7 @@ from typing import assert_never
 from rekindle.exchange.routing import Share
 from rekindle.protocol import ConsistencyState
 from rekindle.streams import replica_choice
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.replica_choice import (
     DeliverEpochs,
     EpochsReceived,
@@ -126,11 +126,11 @@ def new_live_batches(
     first one that is needed."""
     new, newest = [], NO_EPOCH
     for batch in batches:
-        if batch.kind in (Kind.UNDO, Kind.RECONCILIATION_DONE):
+        if batch.kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE):
             new.append(batch)
         elif batch.epoch >= next_epoch:
             newest = batch.epoch
-            next_epoch = newest + (batch.kind is Kind.STABLE)
+            next_epoch = newest + (batch.kind is BatchKind.STABLE)
             new.append(batch)
     return new, next_epoch, newest
 

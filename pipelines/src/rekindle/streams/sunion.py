@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rekindle.errors import Diverged, RekindleError
-from rekindle.streams.epochs import EpochBatch, EpochInput, Kind
+from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
 from rekindle.table_memory import memory_bytes
 
 
@@ -88,7 +88,7 @@ class SUnion:
         """Add a batch and return the epochs that it completes, in order; a second batch of the
         same epoch is dropped if it equals the first. Raises TentativeRefused, Diverged."""
         inbox = self._inboxes[channel]
-        if batch.kind is not Kind.STABLE:
+        if batch.kind is not BatchKind.STABLE:
             raise TentativeRefused(
                 f"epoch {batch.epoch} of stream {batch.stream}/{batch.partition} is {batch.kind}; "
                 f"only stable epochs are merged here"

@@ -36,7 +36,7 @@ from rekindle.errors import RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.identity import STREAM_VERSIONS, UNVERSIONED, Identity, Versions, incompatible
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.log_reading import READ_EPOCHS
 
 PATH = "/v3/epochs"
@@ -261,12 +261,12 @@ def epoch_frame(
     return _frame(header, payload, checksum)
 
 
-def live_marks(kind: Kind, attempt: int, segment: int) -> dict[str, Any]:
+def live_marks(kind: BatchKind, attempt: int, segment: int) -> dict[str, Any]:
     """Of the frames of a live response."""
     return {"kind": kind, "attempt": attempt, "segment": segment}
 
 
-def control_frame(kind: Kind, epoch: int, segment: int) -> bytes:
+def control_frame(kind: BatchKind, epoch: int, segment: int) -> bytes:
     return epoch_frame(epoch, 0, "", None, 0, marks=live_marks(kind, 0, segment))
 
 
@@ -383,7 +383,7 @@ class ResponseDecoder:
         expected = self._request.from_epoch + len(self.epochs)
         if self._request.live is not None:
             expected = epoch  # there are gaps
-        elif header.get("kind", Kind.STABLE) != Kind.STABLE:
+        elif header.get("kind", BatchKind.STABLE) != BatchKind.STABLE:
             raise self._wrong(f"a {header['kind']} of epoch {epoch}, which was not requested")
         if epoch != expected or part != len(self._parts) or not part < parts:
             raise self._wrong(f"part {part} of {parts} of epoch {epoch} instead of {expected}")
@@ -443,7 +443,7 @@ class ResponseDecoder:
             rows = pa.Table.from_arrays(rows.columns, schema=self._schema)
         self._received += self._epoch_bytes
         self._parts, self._epoch_bytes = [], 0
-        request, kind = self._request, Kind(header.get("kind", Kind.STABLE))
+        request, kind = self._request, BatchKind(header.get("kind", BatchKind.STABLE))
         self.epochs.append(
             EpochBatch(
                 request.stream,
@@ -459,11 +459,11 @@ class ResponseDecoder:
         if request.live is not None:
             self._note_position(kind, header)
 
-    def _note_position(self, kind: Kind, header: Mapping[str, Any]) -> None:
+    def _note_position(self, kind: BatchKind, header: Mapping[str, Any]) -> None:
         """A replica that does not report its output has stable epochs alone."""
         assert self.progress is not None
         report, epoch, segment = self.progress.live, header["epoch"], header.get("segment", 0)
-        if kind in (Kind.UNDO, Kind.RECONCILIATION_DONE):
+        if kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE):
             segment, epoch = segment + 1, NO_EPOCH - 1
         if report is not None:
             self.live = LivePosition(report.boot, segment, epoch + 1)
@@ -507,4 +507,4 @@ def _require_types(header: Mapping[str, Any]) -> None:
     for name in ("epoch", "watermark"):
         if not -(1 << 63) <= header[name] < 1 << 63:
             raise ValueError(f"{name} is {header[name]}")
-    Kind(header.get("kind", Kind.STABLE))
+    BatchKind(header.get("kind", BatchKind.STABLE))

@@ -166,10 +166,10 @@ class BranchedInputs:
             for event in self._reports.heard(channel, progress, live=live):
                 self._step(event)
 
-    def hear_partner(self, partner: Partner | None, boot: str) -> None:
+    def update_partner(self, partner: Partner | None, boot: str) -> None:
         """What a poll says of the other replica; `boot`: of this task."""
         with self._changed:
-            self._apply(self._core.hear_partner(partner, boot, self._clock()))
+            self._apply(self._core.update_partner(partner, boot, self._clock()))
             if self._core.may_take:
                 self._changed.notify_all()
 

@@ -201,7 +201,7 @@ class TaskRuntime:
                 yield PollAccepted(self._follow_movement(desired))
                 running = self._running
                 if running is not None and running.branched is not None:
-                    running.branched.hear_partner(desired.partner, self.status.boot_id)
+                    running.branched.update_partner(desired.partner, self.status.boot_id)
             if (moved := self._newcomer.installed) is not None and not self._moved:
                 self._moved = True
                 yield StateMoved(moved.moved.state.epoch)

@@ -55,10 +55,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Resource requests of one task: milli-CPU and bytes."""
+    """Resource requests of one task; `cpu_m`: milli-CPU."""
 
     cpu_m: int
-    memory: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

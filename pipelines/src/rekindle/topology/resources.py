@@ -8,7 +8,7 @@ from typing import Any
 from rekindle.topology.model import Resources
 from rekindle.topology.units import parse_cpu, parse_size
 
-DEFAULT = Resources(cpu_m=500, memory=1024**3)
+DEFAULT = Resources(cpu_m=500, memory_bytes=1024**3)
 
 
 PARSERS: dict[str, Callable[[Any], int]] = {"cpu": parse_cpu, "memory": parse_size}
@@ -29,7 +29,7 @@ def task_resources(
         given = _requested(of_topology, name)
         return fallback if given is None else given
 
-    return Resources(choose("cpu", DEFAULT.cpu_m), choose("memory", DEFAULT.memory))
+    return Resources(choose("cpu", DEFAULT.cpu_m), choose("memory", DEFAULT.memory_bytes))
 
 
 def task_limits(

@@ -40,14 +40,14 @@ def parse_size(value: Any) -> int:
 
 
 def parse_cpu(value: Any) -> int:
-    """`"500m"`, `"1.5"`, `2` -> milli-CPU, rounded up to 1; 0 stays 0."""
+    """`"500m"`, `"1.5"`, `2` -> milli-CPU, rounded; at least 1, unless it is 0."""
     if isinstance(value, bool) or not _CPU.fullmatch(str(value)):
         raise ValueError(f"{value!r} is not a number of CPUs; write it like 500m or 2")
     cpus = parse_quantity(str(value))
     return max(1, round(cpus * 1000)) if cpus else 0
 
 
-def show_duration(us: int) -> str:
+def format_duration(us: int) -> str:
     """Formats microseconds as in a resource."""
     for unit, size in (("d", 86400 * SECOND), ("h", 3600 * SECOND), ("m", 60 * SECOND)):
         if us and us % size == 0:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
-ALL = IPv4Network("198.18.0.0/15")
-CLUSTERS = 16
-"""At most on one machine."""
-NODES = 31
-"""At most in one cluster."""
+ALL_CLUSTERS = IPv4Network("198.18.0.0/15")
+MAX_CLUSTERS = 16
+"""On one machine."""
+MAX_NODES = 31
+"""In one cluster."""
 PREFIX_LENGTH = 24
 """Of the network of the nodes, and of those of pods."""
 
@@ -42,7 +42,7 @@ class ClusterAddresses:
     @property
     def range(self) -> IPv4Network:
         """Of all nodes and pods."""
-        first = int(ALL.network_address) + self.index * 2**13
+        first = int(ALL_CLUSTERS.network_address) + self.index * 2**13
         return IPv4Network((first, 19))
 
     @property
@@ -57,7 +57,7 @@ class ClusterAddresses:
         )
 
     def nodes(self) -> Iterator[NodeAddresses]:
-        return map(self.node, range(1, NODES + 1))
+        return map(self.node, range(1, MAX_NODES + 1))
 
 
 def mac_of(address: IPv4Address) -> str:
@@ -73,7 +73,7 @@ def free_indexes(routes: Iterable[str]) -> list[int]:
     taken = [IPv4Network(route, strict=False) for route in routes if route != "default"]
     return [
         index
-        for index in range(CLUSTERS)
+        for index in range(MAX_CLUSTERS)
         if not any(ClusterAddresses(index).range.overlaps(network) for network in taken)
     ]
 

@@ -16,7 +16,7 @@ CNI_PLUGINS = Path("/usr/lib/cni")
 # In the node's own /run.
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PAUSE_IMAGE = "docker.io/rekindle/pause:dev"
-# Where a node sees its unpacked images (`image_store`).
+# Where a node sees the template of its image store (`image_store.ImageStoreTemplate`).
 IMAGE_TEMPLATE_DIRECTORY = "/run/rekindle/images"
 
 _CTR = ("ctr", "--namespace", "k8s.io")
@@ -26,7 +26,7 @@ IMAGES_UNKNOWN_TO_CRI = (
     'labels."io.cri-containerd.image"!=managed',
 )
 
-_DISABLED = (
+_DISABLED_PLUGINS = (
     *(f"io.containerd.snapshotter.v1.{name}" for name in ("aufs", "btrfs", "devmapper", "zfs")),
     "io.containerd.internal.v1.opt",
     "io.containerd.internal.v1.tracing",
@@ -73,8 +73,8 @@ def import_command(snapshotter: str) -> list[str]:
 
 
 def containerd_config_without_cri(root: Path, snapshotter: str) -> str:
-    """Of one that unpacks images and runs nothing."""
-    disabled = {*_DISABLED, "io.containerd.grpc.v1.cri"}
+    """For a containerd that unpacks images and runs no containers."""
+    disabled = {*_DISABLED_PLUGINS, "io.containerd.grpc.v1.cri"}
     others = {"native", "overlayfs"} - {snapshotter}
     disabled |= {f"io.containerd.snapshotter.v1.{other}" for other in others}
     return _containerd(root, sorted(disabled))
@@ -82,7 +82,7 @@ def containerd_config_without_cri(root: Path, snapshotter: str) -> str:
 
 def containerd_config(data: Path, snapshotter: str) -> str:
     return f"""\
-{_containerd(data / "containerd", _DISABLED)}
+{_containerd(data / "containerd", _DISABLED_PLUGINS)}
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE_IMAGE}"
 # Without CAP_SYS_RESOURCE nobody may lower an oom_score_adj, and every sandbox would fail.
@@ -136,11 +136,11 @@ def cni_config(data: Path, pod_subnet: IPv4Network) -> str:
         "ipam": ipam,
     }
     portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return _text({"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge, portmap]})
+    return _json_text({"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge, portmap]})
 
 
 def kubelet_config(settings: KubeletSettings) -> str:
-    return _text(
+    return _json_text(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -181,7 +181,7 @@ def kubelet_config(settings: KubeletSettings) -> str:
 
 
 def kube_proxy_config(name: str, kubeconfig: Path, cluster_cidr: IPv4Network) -> str:
-    return _text(
+    return _json_text(
         {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -224,5 +224,5 @@ def reserved(
     return kept
 
 
-def _text(document: Json) -> str:
+def _json_text(document: Json) -> str:
     return json.dumps(document, indent=1) + "\n"

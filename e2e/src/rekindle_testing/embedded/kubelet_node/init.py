@@ -67,7 +67,7 @@ def main(config_path: str) -> None:
         Path(file).write_text("0")
     socket.sethostname(config["name"])
     _prepare_mounts(Path(config["directory"]), config["images"])
-    _overlay_sysctls(config["sysctls"])
+    _override_sysctls(config["sysctls"])
     _await("the network", Path(config["network_ready"]).exists)
     for setting in _NETWORK_SETTINGS:
         _enable_network_setting(setting)
@@ -75,7 +75,7 @@ def main(config_path: str) -> None:
         name: _Program(name, argv, config["logs"]) for name, argv in config["programs"].items()
     }
     programs["containerd"].start()
-    _await("containerd", lambda: _accepts(config["containerd_socket"]))
+    _await("containerd", lambda: _accepts_connections(config["containerd_socket"]))
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     for program in programs.values():
         program.start()
@@ -145,14 +145,15 @@ def _is_same(path: Path, before: os.stat_result) -> bool:
     return (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino)
 
 
-def _overlay_sysctls(values: dict[str, int]) -> None:
-    """The kubelet sets these, for the whole machine, if they have other values."""
+def _override_sysctls(values: dict[str, int]) -> None:
+    """Bind a file with the value over each sysctl. The kubelet sets these, for the whole machine,
+    if they have other values."""
     for name, value in values.items():
         sysctl_file = Path("/proc/sys") / name
         if sysctl_file.exists():
-            overlaid = _RUN_DIRECTORY / name.replace("/", "-")
-            overlaid.write_text(f"{value}\n")
-            syscalls.bind(str(overlaid), str(sysctl_file))
+            override = _RUN_DIRECTORY / name.replace("/", "-")
+            override.write_text(f"{value}\n")
+            syscalls.bind(str(override), str(sysctl_file))
 
 
 def _enable_network_setting(name: str) -> None:
@@ -163,7 +164,7 @@ def _enable_network_setting(name: str) -> None:
         file.write_text("1")
 
 
-def _accepts(path: str) -> bool:
+def _accepts_connections(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

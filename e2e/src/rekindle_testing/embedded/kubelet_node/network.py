@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rekindle_testing.embedded.kubelet_node import cgroups, commands, removal
 from rekindle_testing.embedded.kubelet_node.addresses import (
-    NODES,
+    MAX_NODES,
     PREFIX_LENGTH,
     ClusterAddresses,
     NodeAddresses,
@@ -125,9 +125,9 @@ class NodeNetwork:
     def reserve(self) -> NodeAddresses:
         """Addresses that no node has, until they are released."""
         with self._lock:
-            free = set(range(1, NODES + 1)) - self._numbers
+            free = set(range(1, MAX_NODES + 1)) - self._numbers
             if not free:
-                raise KubeletNodeError(f"a cluster has at most {NODES} kubelet nodes")
+                raise KubeletNodeError(f"a cluster has at most {MAX_NODES} kubelet nodes")
             self._numbers.add(min(free))
             return self.addresses.node(min(free))
 

@@ -14,7 +14,7 @@ from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, Kube
 from rekindle_testing.embedded.kubelet_node.files import CNI_PLUGINS
 from rekindle_testing.progress import OnProgress, no_progress
 
-# A program of each package, by which it is found.
+# Program -> the package that has it.
 PACKAGES = {
     "containerd": "containerd",
     "runc": "runc",
@@ -26,7 +26,7 @@ PACKAGES = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
 }
-_QUIET = ("apt-get", "-qq", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=300")
+_APT_GET = ("apt-get", "-qq", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=300")
 
 
 def ensure_host_prerequisites(on_progress: OnProgress = no_progress) -> None:
@@ -36,7 +36,7 @@ def ensure_host_prerequisites(on_progress: OnProgress = no_progress) -> None:
         raise KubeletNodesUnsupported("kubelet nodes need Linux, for its namespaces")
     if os.geteuid() != 0:
         raise KubeletNodesUnsupported("kubelet nodes need root: they make namespaces and cgroups")
-    if packages := missing(_is_there):
+    if packages := missing(_is_installed):
         _install(packages, on_progress)
     try:
         commands.run(["unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "true"])
@@ -49,9 +49,9 @@ def ensure_host_prerequisites(on_progress: OnProgress = no_progress) -> None:
         raise KubeletNodesUnsupported("kubelet nodes need cgroups, mounted and writable")
 
 
-def missing(is_there: Callable[[str], bool]) -> list[str]:
-    """The packages of programs that are not there."""
-    return sorted({package for program, package in PACKAGES.items() if not is_there(program)})
+def missing(is_installed: Callable[[str], bool]) -> list[str]:
+    """The packages of programs that are not installed."""
+    return sorted({package for program, package in PACKAGES.items() if not is_installed(program)})
 
 
 def download(package: str, directory: Path) -> None:
@@ -81,14 +81,14 @@ def _install(packages: Sequence[str], on_progress: OnProgress) -> None:
     done = _apt(["install", "-y", "--no-install-recommends", *packages], here)
     if done.returncode != 0:
         raise KubeletNodesUnsupported(f"`apt-get install {names}` failed: {_last(done)}")
-    if still := missing(_is_there):
+    if still := missing(_is_installed):
         raise KubeletNodesUnsupported(f"installed, and yet not found: {' '.join(still)}")
 
 
 def _apt(arguments: Sequence[str], directory: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **commands.environment(), "DEBIAN_FRONTEND": "noninteractive"}
     return subprocess.run(
-        [*_QUIET, *arguments],
+        [*_APT_GET, *arguments],
         cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -99,7 +99,7 @@ def _apt(arguments: Sequence[str], directory: Path) -> subprocess.CompletedProce
     )
 
 
-def _is_there(program: str) -> bool:
+def _is_installed(program: str) -> bool:
     return shutil.which(program, path=commands.environment()["PATH"]) is not None
 
 

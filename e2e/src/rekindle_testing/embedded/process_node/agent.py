@@ -53,7 +53,7 @@ class Agent:
             settings=settings,
             api=self._api,
             events=EventRecorder(self._api, settings.name),
-            objects=ObjectReader(self._api, settings.timing.volume_refresh_s / 2),
+            objects=ObjectReader(self._api, settings.timing.volume_refresh_interval_s / 2),
             tokens=TokenReader(self._api),
             probe_executor=self._probe_executor,
             admit=self._admit,
@@ -176,7 +176,7 @@ class Agent:
     async def _enforce_memory_limits(self) -> None:
         """Kill containers whose processes use more than their limit, as the kernel would."""
         while True:
-            await asyncio.sleep(self._settings.timing.memory_sample_s)
+            await asyncio.sleep(self._settings.timing.memory_sample_interval_s)
             limited = [
                 (container, (container.spec.get("resources") or {}).get("limits", {}).get("memory"))
                 for worker in self.workers.values()

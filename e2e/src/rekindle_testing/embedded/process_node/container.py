@@ -54,7 +54,7 @@ class Container:
         self.directory = directory
         self._is_init = is_init
         self.attempt: Attempt | None = None
-        self.last: Exit | None = None  # of the attempt before the newest
+        self.previous_exit: Exit | None = None  # of the attempt before the newest
         self.consecutive_exits = ConsecutiveExits()
         self.waiting: tuple[str, str] | None = None  # reason and message
         self._probe_executor = probe_executor
@@ -87,7 +87,7 @@ class Container:
 
     def start(self, shim_spec: dict[str, Any], pod_ip: str) -> None:
         if self.attempt is not None:
-            self.last = self.attempt.exit()
+            self.previous_exit = self.attempt.exit()
             self._delete_older_attempts()
         self.waiting = None
         self._ended.clear()
@@ -100,7 +100,7 @@ class Container:
         numbers = sorted(int(d.name) for d in self.directory.glob("*") if d.name.isdigit())
         for number in numbers:
             if self.attempt is not None:
-                self.last = self.attempt.exit()
+                self.previous_exit = self.attempt.exit()
             self.attempt = Attempt.adopt(self.directory / str(number), self._on_exit)
             if ended := self.attempt.exit():
                 self.consecutive_exits = self.consecutive_exits.after(ended, self._backoff)
@@ -126,7 +126,7 @@ class Container:
             running_since=attempt.started_at if attempt is not None and running else None,
             ended=None if running or self.waiting else self.exit,
             waiting=None if running else self.waiting,
-            last=self.exit if self.waiting else self.last,
+            last_exit=self.exit if self.waiting else self.previous_exit,
             restarts=0 if attempt is None else attempt.number,
             started=is_started(running, startup),
             ready=is_ready(running, startup, readiness) or self._has_initialized(),

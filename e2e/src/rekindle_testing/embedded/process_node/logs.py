@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 _POLL_S = 0.2
 
@@ -77,8 +78,9 @@ async def _lines(path: Path, query: LogQuery, is_over: Callable[[], bool]) -> As
     if not path.exists():
         return
     rotated = path.with_name(path.name + ".1")
-    with path.open("rb") as file:
-        head, newline, _ = file.read().rpartition(b"\n")
+    with contextlib.ExitStack() as open_files:
+        file = open_files.enter_context(path.open("rb"))
+        head, newline, rest = file.read().rpartition(b"\n")
         # By \n alone: a progress bar's \r is part of its line.
         old = rotated.read_bytes().split(b"\n")[:-1] if rotated.exists() else []
         lines = [*old, *(head.split(b"\n") if newline else [])]
@@ -86,30 +88,39 @@ async def _lines(path: Path, query: LogQuery, is_over: Callable[[], bool]) -> As
             lines = lines[max(0, len(lines) - query.tail_lines) :]
         for line in lines:
             yield line
-    if query.follow:
-        async for line in _follow(path, len(head) + len(newline), is_over):
-            yield line
+        if query.follow:
+            async for line in _follow(path, file, rest, is_over):
+                yield line
 
 
-async def _follow(path: Path, position: int, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def _follow(
+    path: Path, first: BinaryIO, rest: bytes, is_over: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    """The lines after those that were read of `first`; `rest`: the begin of the next line."""
+    file = first
     with contextlib.ExitStack() as open_files:
-        file = open_files.enter_context(path.open("rb"))
-        file.seek(position)
-        rest = b""
         while True:
             # Checked before reading: lines that are written until then are still read.
-            over = is_over()
+            over, rotated = is_over(), _is_rotated(path, file)
             *lines, rest = (rest + file.read()).split(b"\n")
             for line in lines:
                 yield line
             if lines:
                 continue
-            if path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+            if rotated:
                 file = open_files.enter_context(path.open("rb"))
             elif over:
                 return
             else:
                 await asyncio.sleep(_POLL_S)
+
+
+def _is_rotated(path: Path, file: BinaryIO) -> bool:
+    """Whether another file than this one is at the path."""
+    try:
+        return path.stat().st_ino != os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:  # the shim has not created the next one yet
+        return False
 
 
 def _flag(query: Mapping[str, str], name: str) -> bool:

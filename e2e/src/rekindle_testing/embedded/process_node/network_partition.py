@@ -55,8 +55,8 @@ class NetworkPartition:
         rules = _RULES.format(
             table=self.table,
             range=self.address_range,
-            # nft resolves it there, wherever cgroup v2 is mounted; the kernel gets
-            # an inode.
+            # nft looks the path up below /sys/fs/cgroup, even if cgroup v2 is mounted
+            # elsewhere, and gives the kernel the inode that it finds.
             cgroup=os.path.relpath(self.cgroup, "/sys/fs/cgroup"),
         )
         _nft("-f", "-", stdin=rules)

@@ -92,7 +92,7 @@ def _message_of(content: str) -> str:
         return content
 
 
-class NodeObject:
+class NodeInApi:
     """One Node, with the permissions of `kubeconfig`."""
 
     def __init__(self, name: str, kubeconfig: Path) -> None:

@@ -122,7 +122,7 @@ class NodeObject:
 
     async def keep_reporting(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.timing.status_s)
+            await asyncio.sleep(self._settings.timing.status_interval_s)
             await self._tolerate("status", self.report())
 
     async def keep_lease(self) -> None:

@@ -84,7 +84,7 @@ class PodWorker:
         self._publishing = asyncio.Lock()
         self._volume_manager = VolumeManager(
             Volumes(directory / "volumes", worker_context.objects, worker_context.tokens),
-            worker_context.settings.timing.volume_refresh_s,
+            worker_context.settings.timing.volume_refresh_interval_s,
             lambda problem: self._event("Warning", "FailedMount", problem),
             lambda problem: self.fail("Evicted", problem),
         )

@@ -31,11 +31,11 @@ class Timing:
 
     lease_renew_s: float = 2.0
     lease_duration_s: int = 8
-    # Leases carry the heartbeat; the status is only refreshed.
-    status_s: float = 60.0
-    memory_sample_s: float = 0.7
+    # How often the Node's status is written though it has not changed: the heartbeat is the Lease.
+    status_interval_s: float = 60.0
+    memory_sample_interval_s: float = 0.7
     # Of mounted ConfigMaps, Secrets and tokens.
-    volume_refresh_s: float = 10.0
+    volume_refresh_interval_s: float = 10.0
     backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
     # For a pod whose object is already gone.
     deleted_object_grace_s: float = 1.0
@@ -45,8 +45,8 @@ class Timing:
 QUICK = Timing(
     lease_renew_s=1.0,
     lease_duration_s=4,
-    memory_sample_s=0.3,
-    volume_refresh_s=0.5,
+    memory_sample_interval_s=0.3,
+    volume_refresh_interval_s=0.5,
     backoff=BackoffPolicy(base_s=0.5),
 )
 

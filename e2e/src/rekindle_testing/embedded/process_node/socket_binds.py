@@ -20,7 +20,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 # Constants of linux/bpf.h without their prefixes, such as BPF_PROG_TYPE_.
-_CALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
+_BPF_CALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _PROG_LOAD, _PROG_ATTACH = 5, 8
 _CGROUP_SOCK_ADDR = 18
 _INET4_BIND, _INET6_BIND = 8, 9
@@ -56,21 +56,21 @@ def restrict_bind(cgroup: Path, address: str) -> None:
 
 
 def _program(fields: list[int], values: Iterable[int]) -> bytes:
-    """`if TCP, a port is named and all fields are 0: fields = values`, and allow. `fields`: offsets
-    in struct bpf_sock_addr."""
+    """`if TCP, the port is not 0 and all fields are 0: fields = values`, and allow the bind.
+    `fields`: offsets in struct bpf_sock_addr."""
     rewrite = b"".join(
         _instruction(_MOVE, _R2, immediate=value) + _instruction(_STORE, _R1, _R2, field)
         for field, value in zip(fields, values, strict=True)
     )
-    left = len(rewrite) // 8  # instructions after the test
+    skipped = len(rewrite) // 8  # instructions that a failed test jumps over
     # Each test jumps over what follows it, to the end.
     checks = [(_TYPE, _JUMP_NOT_EQUAL, int(socket.SOCK_STREAM)), (_PORT, _JUMP_EQUAL, 0)]
     checks += [(field, _JUMP_NOT_EQUAL, 0) for field in fields]
     tests = b""
     for field, jump, value in reversed(checks):
         test = _instruction(_LOAD, _R2, _R1, field)
-        tests = test + _instruction(jump, _R2, 0, left, value) + tests
-        left += 2
+        tests = test + _instruction(jump, _R2, 0, skipped, value) + tests
+        skipped += 2
     return tests + rewrite + _instruction(_MOVE, _R0, immediate=1) + _instruction(_EXIT)
 
 
@@ -96,7 +96,7 @@ def _attach(cgroup: int, attach_type: int, program: bytes) -> None:
 
 
 def _bpf(command: int, attributes: bytes) -> int:
-    if (number := _CALL_NUMBERS.get(platform.machine())) is None:
+    if (number := _BPF_CALL_NUMBERS.get(platform.machine())) is None:
         raise OSError(f"the system call number of bpf() on {platform.machine()} is unknown")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     libc = ctypes.CDLL(None, use_errno=True)

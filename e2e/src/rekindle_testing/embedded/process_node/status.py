@@ -23,7 +23,7 @@ class ContainerView:
     running_since: float | None = None
     ended: Exit | None = None
     waiting: tuple[str, str] | None = None  # reason, message
-    last: Exit | None = None  # the newest exit before this state
+    last_exit: Exit | None = None  # before this state
     restarts: int = 0
     started: bool = False
     ready: bool = False
@@ -136,7 +136,7 @@ def container_status(container: ContainerView) -> Json:
     else:
         reason, message = container.waiting or ("ContainerCreating", "")
         state = {"waiting": {"reason": reason} | ({"message": message} if message else {})}
-    last = container.last
+    last = container.last_exit
     return {
         "name": container.name,
         "image": container.image,
@@ -152,7 +152,9 @@ def container_status(container: ContainerView) -> Json:
 
 def _never_ran(container: ContainerView) -> bool:
     """Waiting for its first start, or without any state: its volumes are not prepared."""
-    return container.running_since is None and container.ended is None and container.last is None
+    return (
+        container.running_since is None and container.ended is None and container.last_exit is None
+    )
 
 
 def _failed(pod: Json, view: PodView) -> bool:

@@ -1,4 +1,4 @@
-"""What a run makes in somebody's cluster, how it is found, and how it is removed.
+"""What a run creates in somebody's cluster, how it is found, and how it is removed.
 
 Everything that is not inside one of the run's namespaces has the label of the run, or the
 annotation by which helm says which release it is of. So a run that was killed can be removed by the
@@ -27,8 +27,8 @@ CRD = f"{names.PLURAL}.{names.GROUP}"
 LEASE = "rekindle-harness"
 _RENEW_S = 10.0
 _ALIVE_S = 60.0
-_CLUSTER_KINDS = "clusterroles,clusterrolebindings,priorityclasses"
-_OF_RELEASE = "meta.helm.sh/release-namespace"
+_CLUSTER_SCOPED_KINDS = "clusterroles,clusterrolebindings,priorityclasses"
+_RELEASE_NAMESPACE_ANNOTATION = "meta.helm.sh/release-namespace"
 
 Clock = Callable[[], datetime]
 
@@ -105,18 +105,19 @@ def items(kubectl: Kubectl, kinds: str, *arguments: str) -> list[dict[str, Any]]
 
 def earlier_runs(kubectl: Kubectl) -> list[RunNames]:
     """Runs of which anything is left."""
-    kinds = f"namespaces,nodes,customresourcedefinitions,{_CLUSTER_KINDS}"
+    kinds = f"namespaces,nodes,customresourcedefinitions,{_CLUSTER_SCOPED_KINDS}"
     found = set()
     for item in items(kubectl, kinds, "-l", LABEL_RUN):
         found.add(item["metadata"]["labels"][LABEL_RUN])
-    for item in items(kubectl, _CLUSTER_KINDS, "-l", "app.kubernetes.io/managed-by=Helm"):
-        namespace = item["metadata"].get("annotations", {}).get(_OF_RELEASE, "")
+    for item in items(kubectl, _CLUSTER_SCOPED_KINDS, "-l", "app.kubernetes.io/managed-by=Helm"):
+        namespace = item["metadata"].get("annotations", {}).get(_RELEASE_NAMESPACE_ANNOTATION, "")
         if namespace.startswith("rekindle-e2e-"):
             found.add(namespace.removeprefix("rekindle-e2e-").removesuffix("-system"))
     return [RunNames(run) for run in sorted(found)]
 
 
 def refuse_if_alive(kubectl: Kubectl, run: RunNames, now: Clock) -> None:
+    """Raises ClusterNotUsable while the process that started the run renews its Lease."""
     found = kubectl("get", "lease", LEASE, "-n", run.namespace, "--ignore-not-found", "-o", "json")
     if not found:
         return
@@ -124,8 +125,8 @@ def refuse_if_alive(kubectl: Kubectl, run: RunNames, now: Clock) -> None:
     age_s = (now() - datetime.fromisoformat(spec["renewTime"])).total_seconds()
     if age_s < _ALIVE_S:
         raise ClusterNotUsable(
-            f"{spec['holderIdentity']} runs these tests in namespace {run.namespace}, alive "
-            f"{age_s:.0f} s ago: wait for its end, or a minute if it was killed"
+            f"{spec['holderIdentity']} runs these tests in namespace {run.namespace}; its Lease "
+            f"was renewed {age_s:.0f} s ago: wait for its end, or {_ALIVE_S:.0f} s if it was killed"
         )
 
 
@@ -142,8 +143,11 @@ def remove(kubectl: Kubectl, helm: Helm, run: RunNames, on_progress: OnProgress)
         on_progress(f"uninstalling the release in {run.operator_namespace}")
         options = ("--namespace", run.operator_namespace, "--wait", "--timeout", "90s")
         helm("uninstall", RELEASE, *options, timeout_s=120)
-    for item in items(kubectl, _CLUSTER_KINDS):
-        if item["metadata"].get("annotations", {}).get(_OF_RELEASE) == run.operator_namespace:
+    for item in items(kubectl, _CLUSTER_SCOPED_KINDS):
+        if (
+            item["metadata"].get("annotations", {}).get(_RELEASE_NAMESPACE_ANNOTATION)
+            == run.operator_namespace
+        ):
             kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found")
     on_progress(f"deleting the namespaces {run.namespace} and {run.operator_namespace}")
     namespaces = (run.namespace, run.operator_namespace)

@@ -61,14 +61,20 @@ class HeadHistory:
             self._released.append((epoch, now))
 
     def age_s(self, durable_epoch: int, now: float, interval_s: float) -> float:
-        """How long ago the first epoch after `durable_epoch` was released; 0 if none was."""
+        """How long ago the first epoch after `durable_epoch` was released; 0 if none was. Of epochs
+        between two observations, such as before and after a network partition, it is estimated."""
         if not self._released or durable_epoch >= self.head:
             return 0.0
+        wanted = durable_epoch + 1
+        later_epoch, later_at = self._released[-1]
         for epoch, at in reversed(self._released):
-            if epoch <= durable_epoch + 1:
+            if epoch == wanted:
                 return now - at
-        first, at = self._released[0]
-        return now - at + (first - durable_epoch - 1) * interval_s
+            estimate_s = now - later_at + (later_epoch - wanted) * interval_s
+            if epoch < wanted:
+                return min(now - at, estimate_s)
+            later_epoch, later_at = epoch, at
+        return now - later_at + (later_epoch - wanted) * interval_s
 
 
 class SourceHeads:
@@ -216,7 +222,7 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
 def _durable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
     """The newest epoch that is durable in every partition, written by any replica. Sinks have all
     epochs of a checkpoint (I2), so a partition without tasks counts with its newest entry."""
-    best = [_checkpointed(segment.id, index, inputs) for index in range(segment.partitions)]
+    best = [_checkpoint_epoch(segment.id, index, inputs) for index in range(segment.partitions)]
     for task in inputs.membership:
         partition = task.partition
         if (
@@ -229,7 +235,7 @@ def _durable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:
     return min(best, default=NO_EPOCH)
 
 
-def _checkpointed(segment: str, index: int, inputs: ReportInputs) -> int:
+def _checkpoint_epoch(segment: str, index: int, inputs: ReportInputs) -> int:
     """The epoch of a partition's newest entry. Entries of another generation do not count: the
     query may not have existed, or had another input."""
     manifest, generation = inputs.manifest, inputs.generation

@@ -14,7 +14,7 @@ from dataclasses import replace
 from rekindle.coordinator.checkpoints.retention import Progress
 from rekindle.coordinator.model import Effect
 from rekindle.coordinator.movement.core import MovementCore, ReplicasObserved
-from rekindle.coordinator.movement.views import ReplicaView, Views
+from rekindle.coordinator.movement.views import ReplicaView, ReplicaViews
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.coordinator.tasks.routes import serves
@@ -56,7 +56,7 @@ class StateMovements:
         if not needed and not self._was_needed:
             return []
         self._was_needed = needed
-        views = Views(
+        views = ReplicaViews(
             (_view(t, is_suspected, is_untrusted) for t in tasks if t.pod.may_be_running),
             graph.inputs,
         )

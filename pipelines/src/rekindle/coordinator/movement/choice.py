@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from rekindle.coordinator.model import Partition
-from rekindle.coordinator.movement.views import DonorBoot, ReplicaView, Views
+from rekindle.coordinator.movement.views import DonorBoot, ReplicaView, ReplicaViews
 from rekindle.exchange.state_mover.messages import Replica
 from rekindle.protocol import TaskPhase
 
 
 def usable_donors(
-    newcomer: ReplicaView, views: Views, failed: Collection[DonorBoot]
+    newcomer: ReplicaView, views: ReplicaViews, failed: Collection[DonorBoot]
 ) -> list[ReplicaView]:
     """Replicas that could give the newcomer their state: Live, trusted, of the same engine. Not in
     `failed`, which names donors of earlier attempts."""
@@ -46,7 +46,9 @@ def choose(
     )
 
 
-def waits_for_inputs(partition: Partition, views: Views, in_session: Collection[Partition]) -> bool:
+def waits_for_inputs(
+    partition: Partition, views: ReplicaViews, in_session: Collection[Partition]
+) -> bool:
     """Whether a newcomer of an input is before this one: state moves from the sources to the
     sinks."""
     return any(source in in_session for source in views.inputs.get(partition, ()))

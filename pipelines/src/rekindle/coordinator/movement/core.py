@@ -24,7 +24,7 @@ from rekindle.coordinator.model import NoteMovement, Partition, PollNow, partiti
 from rekindle.coordinator.movement.choice import choose, usable_donors, waits_for_inputs
 from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import Movement, MovementLimits, has_left
-from rekindle.coordinator.movement.views import ReplicaView, Views
+from rekindle.coordinator.movement.views import ReplicaView, ReplicaViews
 from rekindle.exchange.state_mover.messages import Directive, Replica, Session, Version
 from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot
@@ -45,7 +45,7 @@ class ReplicasObserved:
     """All replicas that may be running. To be fed once all that were ready have responded, or the
     coordinator no longer waits for them. `wanted`: replicas of each segment."""
 
-    views: Views
+    views: ReplicaViews
     wanted: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -67,7 +67,7 @@ class MovementCore:
         self._fence = fence
         self._limits = limits or MovementLimits()
         self._numbers = 0
-        self._views = Views()
+        self._views = ReplicaViews()
         self._wanted: Mapping[str, int] = {}
         self._movements: dict[Replica, Movement] = {}
         self._spent: dict[Slot, int] = {}  # attempts of boots that ended before they were Live
@@ -157,7 +157,7 @@ class MovementCore:
     def _follow(self, now: float) -> None:
         self._end_gone()
         for view in self._views:
-            if view.boot is not None and view.waits and self._views.is_current(view):
+            if view.boot is not None and view.is_newcomer and self._views.is_current(view):
                 spent, none = self._spent.get(view.slot, 0), Version(self._fence, 0)
                 known = Movement(view.replica, view.boot, now, none, attempts=spent)
                 self._movements.setdefault(view.replica, known)

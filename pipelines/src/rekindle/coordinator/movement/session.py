@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.movement.phases import TRANSITIONS, MovementEvent, MovementPhase
-from rekindle.coordinator.movement.views import DonorBoot, ReplicaView, Views
+from rekindle.coordinator.movement.views import DonorBoot, ReplicaView, ReplicaViews
 from rekindle.exchange.state_mover.messages import Order, Progress, Replica, Session, Version
 from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.protocol import TaskPhase
@@ -107,7 +107,7 @@ class Movement:
         self.failed.append((self.donor, self.donor_boot))
 
     def why_give_up(
-        self, view: ReplicaView, views: Views, limits: MovementLimits, now: float
+        self, view: ReplicaView, views: ReplicaViews, limits: MovementLimits, now: float
     ) -> str | None:
         """Why the session in progress should end; None: it goes on."""
         progress = self.progress_of(view)
@@ -138,7 +138,7 @@ class Movement:
         progress = view.newcomer.progress if view.newcomer is not None else None
         return progress if progress is not None and progress.session == self.session else None
 
-    def _why_unreadable(self, views: Views, progress: Progress | None) -> str | None:
+    def _why_unreadable(self, views: ReplicaViews, progress: Progress | None) -> str | None:
         """No replica of an input has the first epoch that the newcomer would read."""
         first = self.needed
         if progress is not None and progress.epoch is not None:
@@ -150,7 +150,7 @@ class Movement:
                 return f"input {source.key} begins at epoch {min(bases)}, and it needs {first}"
         return None
 
-    def _why_donor_is_lost(self, views: Views, installs: bool) -> str | None:
+    def _why_donor_is_lost(self, views: ReplicaViews, installs: bool) -> str | None:
         """`installs`: the newcomer has all that it needs of the donor."""
         assert self.donor is not None
         name = f"donor {self.donor.slot.key}, incarnation {self.donor.incarnation},"

@@ -63,12 +63,12 @@ class ReplicaView:
         return partition_of(self.slot)
 
     @property
-    def waits(self) -> bool:
-        """Whether it is a newcomer: it runs and has no state."""
+    def is_newcomer(self) -> bool:
+        """It runs and has no state."""
         return self.phase is TaskPhase.WAITING and self.restored_from is None
 
 
-class Views:
+class ReplicaViews:
     """The replicas that may be running, and what reads what."""
 
     def __init__(

@@ -94,7 +94,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 async def serve(bind: str, metrics: Metrics, is_ready: Callable[[], bool]) -> web.AppRunner:
-    async def fine(_: web.Request) -> web.Response:
+    async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def ready(_: web.Request) -> web.Response:
@@ -102,14 +102,14 @@ async def serve(bind: str, metrics: Metrics, is_ready: Callable[[], bool]) -> we
             return web.Response(text="ok\n")
         return web.Response(status=503, text="discovering tasks\n")
 
-    async def show(_: web.Request) -> web.Response:
+    async def scrape(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")
 
     app = web.Application()
-    app.router.add_get("/startupz", fine)
-    app.router.add_get("/livez", fine)
+    app.router.add_get("/startupz", healthy)
+    app.router.add_get("/livez", healthy)
     app.router.add_get("/readyz", ready)
-    app.router.add_get("/metrics", show)
+    app.router.add_get("/metrics", scrape)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, bind, CONTROL_PORT).start()

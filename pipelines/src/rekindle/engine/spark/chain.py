@@ -152,7 +152,7 @@ class SparkChain:
         """For tests: by operator id, one row for each group and pane, equal for equal states,
         however they are laid out."""
         return {
-            window.node.id: read(shape.runs, states, NO_PANE, END_OF_INPUT)
+            window.node.id: read(shape.run_shape, states, NO_PANE, END_OF_INPUT)
             for window, shape in self._windows()
             if (states := state.operators.get(window.node.id)) is not None
         }

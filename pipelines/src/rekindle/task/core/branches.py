@@ -156,7 +156,7 @@ class BranchesCore:
         effects = self._step(MaxDelayChanged(None), now)
         return [*effects, *self.step(TentativeProcessed(attempt, epoch), now)]
 
-    def hear_partner(self, partner: Partner | None, boot: str, now: float) -> list[BranchEffect]:
+    def update_partner(self, partner: Partner | None, boot: str, now: float) -> list[BranchEffect]:
         """What a poll says of the other replica; `boot`: of this task. While this one gives no
         tentative results, it is not asked to serve: the partner goes on without its answer."""
         asks = partner.asks if partner is not None else None

@@ -197,9 +197,9 @@ class TaskCore:
             case CallFailedPermanently(error):
                 return self._give_up(error)
             case NewcomerEventReceived(newcomer_event):
-                return self._move(self.movement.step(newcomer_event, self._now))
+                return self._apply_newcomer_effects(self.movement.step(newcomer_event, self._now))
             case DonorEventReceived(donor_event):
-                return self._donate(donor_event)
+                return self._step_donor(donor_event)
             case SinkReported(assigned, sink_event):
                 return self._sink_reported(assigned, sink_event)
             case StateComplete():
@@ -209,15 +209,15 @@ class TaskCore:
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
             case StepSucceeded() | StepFailed():
-                return self._start(event)
+                return self._step_start(event)
             case StopRequested():
-                return self._supervise(event)
+                return self._step_supervisor(event)
             case Woken():
                 return self._woken()
             case BatchReceived() | UpstreamReported():
-                return self._follow_inputs(event)
+                return self._step_branches(event)
             case _:
-                return self._loop(self._started().loop.step(event, self._now))
+                return self._apply_loop_effects(self._started().loop.step(event, self._now))
 
     def response(self) -> PollResponse:
         return self.status.response(self.polls.fence).model_copy(
@@ -247,56 +247,58 @@ class TaskCore:
             return [RefusePoll(refused.status, str(refused))]
         effects: list[TaskEffect] = [Respond(self.response())]
         if self.status.phase is TaskPhase.FAILED:
-            effects += self._supervise(FailureReported())
+            effects += self._step_supervisor(FailureReported())
         if changed:
-            effects += self._follow_movement(poll)
-            effects += self._supervise(PollAccepted(self.movement.permitted(poll)))
+            effects += self._update_movement(poll)
+            effects += self._step_supervisor(PollAccepted(self.movement.permitted(poll)))
             effects += self._truncate()
-            effects += self._hear_partner(poll)
+            effects += self._update_partner(poll)
         return effects
 
     # -- state movements -------------------------------------------------------------------------
 
-    def _follow_movement(self, poll: PollRequest) -> list[TaskEffect]:
+    def _update_movement(self, poll: PollRequest) -> list[TaskEffect]:
         base = self.parts.log.base if self.parts is not None else None
-        effects = self._move(self.movement.follow(poll, base, self._now))
+        effects = self._apply_newcomer_effects(self.movement.follow(poll, base, self._now))
         if poll.movement is not None and poll.movement.release:
-            effects += self._donate(SessionsReleased(poll.movement.release))
+            effects += self._step_donor(SessionsReleased(poll.movement.release))
         return effects
 
-    def _move(self, made: Sequence[NewcomerEffect]) -> list[TaskEffect]:
+    def _apply_newcomer_effects(
+        self, newcomer_effects: Sequence[NewcomerEffect]
+    ) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
-        for effect in made:
+        for effect in newcomer_effects:
             if isinstance(effect, StartFrom):
-                effects += self._supervise(StateMoved(effect.epoch))
+                effects += self._step_supervisor(StateMoved(effect.epoch))
             else:
                 effects.append(effect)
         return effects
 
-    def _donate(self, event: DonorCoreEvent) -> list[TaskEffect]:
+    def _step_donor(self, event: DonorCoreEvent) -> list[TaskEffect]:
         return [*self.donor.step(event, self._now)] if self.donor is not None else []
 
     # -- the supervisor --------------------------------------------------------------------------
 
-    def _supervise(self, event: SupervisorEvent) -> list[TaskEffect]:
+    def _step_supervisor(self, event: SupervisorEvent) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
         for effect in self.supervisor.step(event, self._now):
-            effects += self._apply(effect)
+            effects += self._apply_supervisor_effect(effect)
         return effects
 
-    def _apply(self, effect: SupervisorEffect) -> list[TaskEffect]:
+    def _apply_supervisor_effect(self, effect: SupervisorEffect) -> list[TaskEffect]:
         match effect:
             case StartTask(restore):
                 self.status.restored_from = restore.epoch
                 self.status.restoring = restore.object
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
-                return self._start(StartRequested(restore))
+                return self._step_start(StartRequested(restore))
             case StartMoved(epoch):
                 self.status.restored_from = self.status.moved_through = epoch
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
-                return self._start(StateArrived())
+                return self._step_start(StateArrived())
             case RunLoop():
-                return self._loop(self._started().loop.step(Woken(), self._now))
+                return self._apply_loop_effects(self._started().loop.step(Woken(), self._now))
             case SetSinks(through, sinks):
                 return self._set_sinks(through, sinks)
             case ReportDigests(epochs):
@@ -329,7 +331,7 @@ class TaskCore:
             effects += self.saver.step(EntriesRefused(refused), self._now)
         return effects
 
-    def _start(self, event: StartEvent) -> list[TaskEffect]:
+    def _step_start(self, event: StartEvent) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
         for effect in self.start.step(event, self._now):
             if isinstance(effect, SetProblem):
@@ -362,22 +364,27 @@ class TaskCore:
             self.status.restoring = None
         phase_effects = self._update_phase()
         saver_effects = self.saver.step(restored, self._now)
-        return [*phase_effects, *saver_effects, *self._supervise(Started()), *self._truncate()]
+        return [
+            *phase_effects,
+            *saver_effects,
+            *self._step_supervisor(Started()),
+            *self._truncate(),
+        ]
 
     def _truncate(self) -> list[TaskEffect]:
         if self.parts is None:
             return []
         durable = [core.next_epoch - 1 for core in self._sink_cores()]
-        return self._supervise(SinksProgressed(durable))
+        return self._step_supervisor(SinksProgressed(durable))
 
     # -- the loop --------------------------------------------------------------------------------
 
-    def _loop(self, made: Sequence[LoopEffect]) -> list[TaskEffect]:
+    def _apply_loop_effects(self, loop_effects: Sequence[LoopEffect]) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
-        for effect in made:
+        for effect in loop_effects:
             match effect:
                 case TakeEpochs():
-                    effects += self._take(effect)
+                    effects += self._request_epochs(effect)
                 case ProcessEpochs() | AppendEpochs() | AppendTentative() | RestartEngine():
                     self._take_request = None
                     effects.append(effect)
@@ -390,9 +397,9 @@ class TaskCore:
                 case CallCompleted(epochs, took_s):
                     self.status.processed(epochs[-1].epoch, took_s)
                     effects += self._update_phase()
-                    effects += self._donate(DonorStateReached(epochs[-1].epoch))
+                    effects += self._step_donor(DonorStateReached(epochs[-1].epoch))
                     effects += self._log_grew()
-                    effects += self._follow_inputs(StableProcessed(epochs[-1].epoch))
+                    effects += self._step_branches(StableProcessed(epochs[-1].epoch))
                 case TentativeCompleted():
                     effects += self._tentative_completed(effect)
                 case CheckpointReached(state):
@@ -404,15 +411,15 @@ class TaskCore:
 
     # -- tentative output ------------------------------------------------------------------------
 
-    def _take(self, request: TakeEpochs) -> list[TaskEffect]:
-        """The branches answer the loop, if the task has them, as soon as they can."""
+    def _request_epochs(self, request: TakeEpochs) -> list[TaskEffect]:
+        """If the task has branches, they answer the loop, as soon as they can."""
         if self._started().branches is None:
             return [request]
         self._take_request = request
-        return self._feed()
+        return self._give_epochs()
 
-    def _feed(self) -> list[TaskEffect]:
-        """Give the loop what it waits for, if the branches have it."""
+    def _give_epochs(self) -> list[TaskEffect]:
+        """Give the loop the epochs that it has requested, if the branches have them."""
         parts, request = self._started(), self._take_request
         if parts.branches is None or request is None or not parts.branches.may_take:
             return []
@@ -420,14 +427,14 @@ class TaskCore:
         if taken is None:
             return []
         self._take_request = None
-        return self._loop(parts.loop.step(taken, self._now))
+        return self._apply_loop_effects(parts.loop.step(taken, self._now))
 
-    def _follow_inputs(self, event: ConsistencyInput) -> list[TaskEffect]:
+    def _step_branches(self, event: ConsistencyInput) -> list[TaskEffect]:
         branches = self._started().branches
         if branches is None:
             return []
         try:
-            return self._follow(branches.step(event, self._now))
+            return self._apply_branch_effects(branches.step(event, self._now))
         except RekindleError as error:
             return self._give_up(error)
 
@@ -436,14 +443,16 @@ class TaskCore:
         assert branches is not None, "only branches give tentative epochs"
         attempt, epoch = completed.attempt, completed.epoch
         if completed.failed:
-            return self._follow(branches.leave_out(attempt, epoch, self._now))
-        return self._follow(branches.step(TentativeProcessed(attempt, epoch), self._now))
+            return self._apply_branch_effects(branches.leave_out(attempt, epoch, self._now))
+        return self._apply_branch_effects(
+            branches.step(TentativeProcessed(attempt, epoch), self._now)
+        )
 
-    def _hear_partner(self, poll: PollRequest) -> list[TaskEffect]:
+    def _update_partner(self, poll: PollRequest) -> list[TaskEffect]:
         branches, boot = self._branches(), self._settings.boot_id
         if branches is None:
             return []
-        return self._follow(branches.hear_partner(poll.partner, boot, self._now))
+        return self._apply_branch_effects(branches.update_partner(poll.partner, boot, self._now))
 
     def _update_phase(self) -> list[TaskEffect]:
         """Once the task is Live, its output may be tentative."""
@@ -451,16 +460,16 @@ class TaskCore:
         branches = self._branches()
         if branches is None or self.status.phase is not TaskPhase.LIVE:
             return []
-        return self._follow(branches.become_live(self._now))
+        return self._apply_branch_effects(branches.become_live(self._now))
 
     def _check_heads(self, heads: Sequence[int]) -> list[TaskEffect]:
         """An input that nobody answers for may be missing before the task is Live."""
         branches = self._branches()
         if branches is None:
             return []
-        return self._follow(branches.wait_for_heads(heads, self._now))
+        return self._apply_branch_effects(branches.wait_for_heads(heads, self._now))
 
-    def _follow(self, made: Sequence[BranchEffect]) -> list[TaskEffect]:
+    def _apply_branch_effects(self, branch_effects: Sequence[BranchEffect]) -> list[TaskEffect]:
         branches = self._branches()
         assert branches is not None, "their effects are followed"
         names = self._settings.input_names
@@ -468,7 +477,7 @@ class TaskCore:
         self.status.set_consistency(
             branches.state, branches.tentative_epoch, missing, branches.partner
         )
-        return [*made, *self._feed()]
+        return [*branch_effects, *self._give_epochs()]
 
     def _branches(self) -> BranchesCore | None:
         return self.parts.branches if self.parts is not None else None
@@ -481,7 +490,7 @@ class TaskCore:
         epoch = self.parts.loop.state.epoch + 1 if self.parts is not None else None
         segment = self._settings.ref.segment
         self.status.fail(TaskProblem(message=str(error), operator=segment, epoch=epoch))
-        return self._supervise(TaskFailed(isinstance(error, NotDeterministic)))
+        return self._step_supervisor(TaskFailed(isinstance(error, NotDeterministic)))
 
     # -- sinks -----------------------------------------------------------------------------------
 
@@ -515,13 +524,13 @@ class TaskCore:
     # -- time ------------------------------------------------------------------------------------
 
     def _woken(self) -> list[TaskEffect]:
-        effects = [*self._supervise(Woken()), *self._start(Woken())]
-        effects += self._move(self.movement.step(TimePassed(), self._now))
-        effects += self._donate(LeaseChecked())
+        effects = [*self._step_supervisor(Woken()), *self._step_start(Woken())]
+        effects += self._apply_newcomer_effects(self.movement.step(TimePassed(), self._now))
+        effects += self._step_donor(LeaseChecked())
         effects += self.saver.step(Woken(), self._now)
         if self.parts is not None and not self.supervisor.ended:
-            effects += self._loop(self.parts.loop.step(Woken(), self._now))
-            effects += self._follow_inputs(consistency.Woken())
+            effects += self._apply_loop_effects(self.parts.loop.step(Woken(), self._now))
+            effects += self._step_branches(consistency.Woken())
             for core in self._sink_cores():
                 effects += self._step_sink(core, Woken())
         return effects

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from rekindle.consistency.messages import BatchReceived, UpstreamReported
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.sunion import Channel
 from rekindle.streams.wire import StreamProgress
 
@@ -80,7 +80,7 @@ class UpstreamReports:
                 0,
                 _NO_ROWS,
                 "",
-                Kind.RECONCILIATION_DONE,
+                BatchKind.RECONCILIATION_DONE,
             )
             events.append(BatchReceived(channel, batch))
         return events

@@ -22,7 +22,7 @@ from rekindle.topology.spec import (
     SourceSpec,
     TopologySpec,
 )
-from rekindle.topology.units import MILLISECOND, SECOND, show_duration
+from rekindle.topology.units import MILLISECOND, SECOND, format_duration
 from rekindle.topology.windows.registry import check_window
 
 NAME_IN_SPEC = re.compile(r"[a-z]([a-z0-9_-]{0,38}[a-z0-9])?")
@@ -118,18 +118,18 @@ def _limit(value: int | None, most: int, path: str, what: str) -> Iterator[Probl
 def _times(spec: TopologySpec) -> Iterator[Problem]:
     least, most = EPOCH_INTERVALS
     if not least <= spec.epoch_interval <= most:
-        what = f"{show_duration(spec.epoch_interval)} is not between 100ms and 60s"
+        what = f"{format_duration(spec.epoch_interval)} is not between 100ms and 60s"
         yield Problem("spec.epochInterval", "OutOfRange", what, "write a duration like 1s")
         return
     if spec.max_delay is not None and spec.max_delay < MIN_MAX_DELAY:
-        what = f"{show_duration(spec.max_delay)} is less than {show_duration(MIN_MAX_DELAY)}"
+        what = f"{format_duration(spec.max_delay)} is less than {format_duration(MIN_MAX_DELAY)}"
         hint = "write how late a result may be, like 3s, or Infinite"
         yield Problem("spec.maxDelay", "OutOfRange", what, hint)
     interval = spec.checkpoint.interval
     if interval < spec.epoch_interval or interval % spec.epoch_interval:
         what = (
-            f"{show_duration(interval)} is not a multiple of epochInterval "
-            f"({show_duration(spec.epoch_interval)})"
+            f"{format_duration(interval)} is not a multiple of epochInterval "
+            f"({format_duration(spec.epoch_interval)})"
         )
         hint = "checkpoints are taken at the ends of epochs: write a multiple"
         yield Problem("spec.checkpoint.interval", "NotAMultiple", what, hint)

@@ -34,7 +34,8 @@ def _segment(topology: Topology, segment: Segment) -> Iterator[str]:
         queries = ", ".join(f"{q} (priority {by_name[q]})" for q in segment.queries)
         yield f"  queries    {queries}"
     yield f"  tasks      {tasks} = {segment.partitions} partitions x {segment.replicas} replicas"
-    yield f"  requests   {describe_resources(segment.resources.cpu_m, segment.resources.memory)}"
+    resources = segment.resources
+    yield f"  requests   {describe_resources(resources.cpu_m, resources.memory_bytes)}"
     yield f"  columns    {', '.join(topology.nodes[segment.nodes[-1]].schema.names)}"
 
 
@@ -70,7 +71,7 @@ def box_lines(topology: Topology, segment: Segment) -> tuple[str, ...]:
     """Lines of a segment's box in a drawing, the title first."""
     tasks = segment.partitions * segment.replicas
     partitions = _counted(segment.partitions, "partition")
-    resources = describe_resources(segment.resources.cpu_m, segment.resources.memory)
+    resources = describe_resources(segment.resources.cpu_m, segment.resources.memory_bytes)
     return (
         segment.name,
         *(f"{name}: {describe_node(topology.nodes[name])}" for name in segment.nodes),
@@ -92,7 +93,7 @@ def _totals(topology: Topology) -> Iterator[str]:
     counts = [(s, s.partitions * s.replicas) for s in topology.segments]
     tasks = sum(n for _, n in counts)
     cpu = sum(s.resources.cpu_m * n for s, n in counts)
-    memory = sum(s.resources.memory * n for s, n in counts)
+    memory = sum(s.resources.memory_bytes * n for s, n in counts)
     yield f"{tasks} tasks in {len(counts)} segments request {describe_resources(cpu, memory)}"
     for query in sorted(topology.spec.queries, key=lambda q: -q.priority):
         needs = [s.name for s in topology.needed_segments(query)]

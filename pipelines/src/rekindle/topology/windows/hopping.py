@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rekindle.errors import Problem
 from rekindle.topology.spec import WindowSpec
-from rekindle.topology.units import show_duration
+from rekindle.topology.units import format_duration
 
 MAX_PANES = 100_000
 """Slides of a window: a day by a second is 86,400. After a gap in the input, and at its end, each
@@ -28,7 +28,7 @@ class HoppingWindows:
 
     def describe(self) -> str:
         """Such as `24h every 6h`."""
-        size, slide = show_duration(self.size_us), show_duration(self.slide_us)
+        size, slide = format_duration(self.size_us), format_duration(self.slide_us)
         return size if self.size_us == self.slide_us else f"{size} every {slide}"
 
 
@@ -43,12 +43,12 @@ class HoppingKind:
                 what, hint = f"{field} is 0", "write a duration like 1h"
                 yield Problem(f"{path}.{field}", "InvalidWindow", what, hint)
         if window.size and window.slide and window.size % window.slide:
-            size, slide = show_duration(window.size), show_duration(window.slide)
+            size, slide = format_duration(window.size), format_duration(window.slide)
             what = f"size ({size}) is not a multiple of slide ({slide})"
             hint = "write a slide that divides size, or leave slide out"
             yield Problem(f"{path}.slide", "InvalidWindow", what, hint)
         elif window.size and window.slide and window.size // window.slide > MAX_PANES:
-            size, slide = show_duration(window.size), show_duration(window.slide)
+            size, slide = format_duration(window.size), format_duration(window.slide)
             what = f"{size} every {slide}: each row is in {window.size // window.slide:,} windows"
             hint = f"write a longer slide: at most {MAX_PANES:,} windows are possible"
             yield Problem(f"{path}.slide", "InvalidWindow", what, hint)
