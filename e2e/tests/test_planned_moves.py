@@ -52,7 +52,7 @@ def test_draining_every_node_in_turn_stops_no_query(
         pause_s = run.longest_pause_s("storm-watch", run.observer.now() - began_s)
         print(f"the longest time between two epochs of the sink: {pause_s:.1f} s")
         left = [c for c in run.observer.history.changes if c.at_s >= began_s]
-        assert not left, "a query left Live"
+        assert not left, f"a query left Live: {left}"
     # Not beside the topology, which would have to share its cores with it.
     reference = Reference(_topology(), cluster.shared, tmp_path_factory.mktemp("oracle"))
     reference.execute()

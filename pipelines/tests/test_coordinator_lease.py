@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
+
+import pytest
 
 from rekindle.coordinator.shell.kube import KubeApi
 from rekindle.coordinator.shell.objects import lease
@@ -30,9 +34,15 @@ class LosesFirst:
         return body
 
 
+def keeper_of(api: LosesFirst, settings: Settings, may_poll: Callable[[], bool]) -> LeaseKeeper:
+    return LeaseKeeper(
+        cast(KubeApi, api), settings, lambda event: None, lambda: 1, lambda: False, may_poll
+    )
+
+
 def test_a_lost_renewal_is_followed_by_another() -> None:
     api = LosesFirst()
-    keeper = LeaseKeeper(cast(KubeApi, api), SHORT, lambda event: None, lambda: 1, lambda: False)
+    keeper = keeper_of(api, SHORT, may_poll=lambda: True)
 
     async def renewed() -> None:
         runs = asyncio.create_task(keeper.run())
@@ -42,6 +52,20 @@ def test_a_lost_renewal_is_followed_by_another() -> None:
         runs.cancel()
 
     asyncio.run(renewed())
+
+
+@pytest.mark.parametrize(("waits_s", "taken"), [(60.0, False), (0.05, True)])
+def test_a_lease_is_left_to_a_predecessor_but_not_for_long(waits_s: float, taken: bool) -> None:
+    api = LosesFirst()
+    keeper = keeper_of(api, replace(SHORT, lease_wait_s=waits_s), may_poll=lambda: False)
+
+    async def run_for_a_while() -> None:
+        runs = asyncio.create_task(keeper.run())
+        await asyncio.sleep(0.5)
+        runs.cancel()
+
+    asyncio.run(run_for_a_while())
+    assert bool(api.renewals) is taken
 
 
 def test_there_is_time_for_another_before_the_coordinator_is_replaced() -> None:

@@ -139,7 +139,9 @@ class LeaseKeeper:
 
     Each renewal names the report that is still valid (`valid_report_number`; None: the newest is
     not written yet). Otherwise a report would be as old as its last change. `suspecting`: a task is
-    silent; then renewals are more frequent.
+    silent; then renewals are more frequent. `may_poll`: it knows what to poll. Before that the
+    Lease is left to a predecessor that still works (docs/design/planned-moves.md), which reports
+    meanwhile; not for longer than `lease_wait_s`.
     """
 
     def __init__(
@@ -149,14 +151,19 @@ class LeaseKeeper:
         feed: EventHandler,
         valid_report_number: Callable[[], int | None],
         suspecting: Callable[[], bool],
+        may_poll: Callable[[], bool],
     ) -> None:
         self._api, self._settings, self._feed = api, settings, feed
         self._valid_report_number, self._suspecting = valid_report_number, suspecting
+        self._may_poll = may_poll
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
         self._path = f"{self._collection}/{settings.topology}-coordinator"
         self._held: dict[str, Any] | None = None
 
     async def run(self) -> None:
+        until = time.monotonic() + self._settings.lease_wait_s
+        while not self._may_poll() and time.monotonic() < until:
+            await asyncio.sleep(self._settings.tick_s)
         while True:
             began = time.monotonic()
             try:
