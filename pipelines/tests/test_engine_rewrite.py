@@ -31,11 +31,23 @@ M = "`__e`, `__late`"
             "SELECT 'SELECT *' AS x FROM v -- SELECT *\nUNION ALL (SELECT b FROM `w-1`)",
             f"SELECT {M}, 'SELECT *' AS x FROM v -- SELECT *\nUNION ALL (SELECT {M}, b FROM `w-1`)",
         ),
+        (
+            "SELECT w.* FROM v UNION ALL SELECT w.* FROM w UNION ALL SELECT v.* FROM w AS v",
+            f"SELECT {M}, w.* FROM v UNION ALL SELECT {M}, w.* EXCEPT ({M}) FROM w "
+            f"UNION ALL SELECT {M}, v.* EXCEPT ({M}) FROM w AS v",
+        ),
+        (
+            "SELECT a IS DISTINCT FROM b AS c, extract(YEAR FROM d) y, v.* FROM v",
+            f"SELECT {M}, a IS DISTINCT FROM b AS c, extract(YEAR FROM d) y, "
+            f"v.* EXCEPT ({M}) FROM v",
+        ),
+        ("SELECT v.* FROM v WHERE a", f"SELECT {M}, v.* EXCEPT ({M}) FROM v WHERE a"),
+        ("SELECT V.*, b.* FROM `v` b", f"SELECT {M}, V.*, b.* EXCEPT ({M}) FROM `v` b"),
         ("SELECT 'ü😀' AS x, * FROM v", f"SELECT {M}, 'ü😀' AS x, * EXCEPT ({M}) FROM v"),
     ],
 )
 def test_system_columns_are_added_to_sql(sql: str, expected: str) -> None:
-    assert with_system_columns(sql, ["v", "w-1"], ["__e", "__late"]) == expected
+    assert with_system_columns(sql, ["__e", "__late"]) == expected
 
 
 def test_names_are_quoted() -> None:

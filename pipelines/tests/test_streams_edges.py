@@ -31,14 +31,14 @@ from rekindle.engine.bounds import CallBounds
 from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.protocol import Endpoint, Upstream
-from rekindle.streams import http_server, response_body
+from rekindle.streams import http_server, response_body, store_calls
 from rekindle.streams.io_thread import CallThread, IoThread
 from rekindle.streams.log import OutputLog
 from rekindle.streams.memory_budget import MemoryBudget
 from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.server import StreamServer
-from rekindle.streams.wire import ReadRequest
+from rekindle.streams.wire import CallTimedOut, ReadRequest, StreamUnavailable
 from rekindle.task.inputs import StreamInputs
 from rekindle.topology.model import Exchange, Input, Resources, Segment
 from rekindle.topology.schema import Schema
@@ -369,6 +369,44 @@ def test_readers_that_are_gone_hold_no_more_than_their_shares(
     eventually(lambda: not server._lots._budget.reserved_bytes)
 
 
+@pytest.mark.parametrize("hanging", [1, store_calls.MAX_HANGING])
+def test_a_fetch_that_hangs_holds_up_spilled_reads_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: int
+) -> None:
+    monkeypatch.setattr(store_calls, "DEADLINE_S", 0.3)
+    hung, released = set[str](), threading.Event()
+
+    class HangingSpill(MemorySpill):
+        def get(self, name: str) -> bytes:  # type: ignore[override]
+            if name in hung:
+                released.wait(30)
+            return super().get(name)
+
+    log = make_log(tmp_path, budget=8000, spill=HangingSpill(), file_bytes=2000)
+    for epoch in range(200):
+        log.append(batch(epoch))
+    spilled = {found[0]: e for e in range(199, -1, -1) if (found := log.spilled(e)) is not None}
+    *first, last = list(spilled)[: hanging + 1]
+    hung.update(first)
+    server = StreamServer(ADDRESS, 0, OWN)
+    server.serve_log(log)
+    address = f"{ADDRESS}:{server.port}"
+    if hanging == 1:  # its reader gives up, its fetch keeps its deadline
+        with pytest.raises(CallTimedOut):
+            read_once(address, ReadRequest("s", 0, spilled[first.pop()], 1), 0.1, OWN)
+    for name in first:
+        with pytest.raises(StreamUnavailable, match="has not responded within"):
+            read_once(address, ReadRequest("s", 0, spilled[name], 1), 5, OWN)
+    if hanging == store_calls.MAX_HANGING:
+        with pytest.raises(StreamUnavailable, match="calls of the store hang"):
+            read_once(address, ReadRequest("s", 0, spilled[last], 1), 5, OWN)
+        released.set()
+        eventually(lambda: not any(t.alive for t in server._lots._store_calls._hanging))
+    assert read(server, ReadRequest("s", 0, spilled[last], 1), 5) == [spilled[last]]
+    released.set()
+    server.stop()
+
+
 def test_a_slow_store_holds_up_only_those_who_need_it(tmp_path: Path) -> None:
     class SlowSpill(MemorySpill):
         go = threading.Event()
@@ -394,12 +432,10 @@ def test_a_slow_store_holds_up_only_those_who_need_it(tmp_path: Path) -> None:
         assert read(server, ReadRequest("s", 0, 59, 1), 5) == [59]
     assert not found
     before = [ask(server, ReadRequest("s", 0, 0, 1)) for _ in range(5)]
-    eventually(lambda: len(server._lots._store_thread) == 5)
+    eventually(lambda: len(server._lots._store_calls) == 5)
     for gone in before:
         gone.close()
-    eventually(
-        lambda: len(server._lots._store_thread) == 0
-    )  # nothing waits for those who have left
+    eventually(lambda: len(server._lots._store_calls) == 0)  # nothing waits for those who have left
     SlowSpill.go.set()
     thread.join(10)
     assert found == [0]

@@ -30,6 +30,7 @@ from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch
 from rekindle.streams.memory_budget import MemoryBudget
+from rekindle.streams.store_calls import StoreCalls
 from rekindle.streams.wire import (
     MAX_PART_BYTES,
     ReadRequest,
@@ -72,11 +73,11 @@ class EpochLots:
         self._budget = MemoryBudget(HELD_BYTES)
         self._rows_thread = CallThread("stream-rows")
         self._large_thread = CallThread("stream-large")
-        self._store_thread = CallThread("stream-store")
+        self._store_calls = StoreCalls()
 
     def stop(self, timeout_s: float) -> None:
         """End the threads after their calls in progress."""
-        for thread in (self._rows_thread, self._large_thread, self._store_thread):
+        for thread in (self._rows_thread, self._large_thread, self._store_calls):
             thread.stop(timeout_s)
 
     async def read(self, log: OutputLog, request: ReadRequest) -> AsyncGenerator[Lot]:
@@ -124,7 +125,7 @@ class EpochLots:
                 async with self._budget.reserve(name, 2 * size):  # as it is, and divided
                     fetched = log.fetched(name)
                     if fetched is None:
-                        fetched = await self._store_thread.run(partial(log.fetch, name))
+                        fetched = await self._store_calls.run(partial(log.fetch, name), name)
                     while not call.complete and log.spilled(call.epoch) == spilled:
                         lots = self._next_lots(
                             call, partial(log.read_fetched, fetched), reserved=True

@@ -9,13 +9,14 @@ Design: docs/design/engine.md#sql.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sqlglot.tokenizer_core import Token, TokenType
 
 from rekindle.topology.sql.tokens import tokenize
 
 _BEFORE_STAR = {TokenType.SELECT, TokenType.COMMA, TokenType.L_PAREN, TokenType.DOT, TokenType.ALL}
+_NAMES = (TokenType.VAR, TokenType.IDENTIFIER)
 
 
 def quote(name: str) -> str:
@@ -23,20 +24,18 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def with_system_columns(sql: str, relations: Iterable[str], columns: Sequence[str]) -> str:
-    """`sql` with system `columns` first in each SELECT.
-
-    `relations` are the operator's inputs; aliases in FROM count too. `x.*` of a struct column x is
-    not changed.
-    """
+def with_system_columns(sql: str, columns: Sequence[str]) -> str:
+    """`sql` with system `columns` first in each SELECT. `x.*` of a struct column x is not changed:
+    x names an input only in a SELECT that reads from it."""
     if not columns:
         return sql
     tokens = tokenize(sql)
     names = ", ".join(map(quote, columns))
-    tables = {name.lower() for name in relations} | set(_aliases(tokens))
-    result, done = [], 0
-    for at in range(len(tokens)):
-        insertion = _insertion(tokens, at, tables, names)
+    result, done, read = [], 0, ""
+    for at, token in enumerate(tokens):
+        if token.token_type is TokenType.SELECT:
+            read = _input_name(tokens, at)
+        insertion = _insertion(tokens, at, read, names)
         if insertion is None:
             continue
         position, text = insertion
@@ -45,16 +44,43 @@ def with_system_columns(sql: str, relations: Iterable[str], columns: Sequence[st
     return "".join([*result, sql[done:]])
 
 
-def _insertion(
-    tokens: Sequence[Token], at: int, tables: set[str], names: str
-) -> tuple[int, str] | None:
-    """The position and text to insert for the token at `at`; None if nothing."""
+def _input_name(tokens: Sequence[Token], select: int) -> str:
+    """What columns of its input are qualified with in the SELECT at this index, in lower case: the
+    alias in FROM, if there is one. There are no subqueries."""
+    depth = 0
+    for at in range(select + 1, len(tokens) - 1):
+        match tokens[at].token_type:
+            case TokenType.L_PAREN:
+                depth += 1
+            case TokenType.R_PAREN:
+                depth -= 1
+            case TokenType.FROM if depth == 0 and not _is_comparison(tokens, at):
+                return tokens[_alias(tokens, at + 1)].text.lower()
+    return ""
+
+
+def _is_comparison(tokens: Sequence[Token], at: int) -> bool:
+    """`a IS DISTINCT FROM b`"""
+    return tokens[at - 1].token_type is TokenType.DISTINCT
+
+
+def _alias(tokens: Sequence[Token], table: int) -> int:
+    """The index of its alias, or of its name: `FROM x y` and `FROM x AS y` give y."""
+    after = [token.token_type for token in tokens[table + 1 : table + 3]]
+    if len(after) == 2 and after[0] is TokenType.ALIAS:
+        return table + 2
+    return table + 1 if after and after[0] in _NAMES else table
+
+
+def _insertion(tokens: Sequence[Token], at: int, read: str, names: str) -> tuple[int, str] | None:
+    """The position and text to insert for the token at `at`; None if nothing. `read`: the name of
+    the input of its SELECT."""
     token = tokens[at]
     if token.token_type is TokenType.SELECT:
         if at + 1 < len(tokens) and tokens[at + 1].token_type is TokenType.ALL:
             token = tokens[at + 1]
         return token.end + 1, f" {names},"
-    if token.token_type is TokenType.STAR and _is_star(tokens, at, tables):
+    if token.token_type is TokenType.STAR and _is_star(tokens, at, read):
         opening = at + 2 if _is_except_list(tokens, at) else None
         if opening is not None:
             return tokens[opening].end + 1, f"{names}, "
@@ -62,14 +88,14 @@ def _insertion(
     return None
 
 
-def _is_star(tokens: Sequence[Token], at: int, tables: set[str]) -> bool:
+def _is_star(tokens: Sequence[Token], at: int, read: str) -> bool:
     """Whether a `*` means the columns of an input, not a product or a struct's fields."""
     before = tokens[at - 1].token_type if at else None
     if before not in _BEFORE_STAR:
         return False
     if before is TokenType.DOT:
         whole = at < 3 or tokens[at - 3].token_type is not TokenType.DOT
-        return whole and tokens[at - 2].text.lower() in tables
+        return whole and tokens[at - 2].text.lower() == read
     return True
 
 
@@ -79,12 +105,3 @@ def _is_except_list(tokens: Sequence[Token], at: int) -> bool:
         and tokens[at + 1].token_type is TokenType.EXCEPT
         and tokens[at + 2].token_type is TokenType.L_PAREN
     )
-
-
-def _aliases(tokens: Sequence[Token]) -> Iterable[str]:
-    """The aliases of tables in FROM: `FROM x y` and `FROM x AS y` give y."""
-    for at, token in enumerate(tokens):
-        if token.token_type is TokenType.FROM and at + 2 < len(tokens):
-            alias = at + 3 if tokens[at + 2].token_type is TokenType.ALIAS else at + 2
-            if alias < len(tokens):
-                yield tokens[alias].text.lower()

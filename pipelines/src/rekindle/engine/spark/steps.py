@@ -160,7 +160,7 @@ def step_sql(
         blocks.append((step.begin.node.name, output_sql(step.begin, step.system_columns)))
     for node in step.sql_nodes:
         sql = time_without_date_as_null(_operator(node).sql or "")
-        blocks.append((node.name, with_system_columns(sql, node.inputs, step.system_columns)))
+        blocks.append((node.name, with_system_columns(sql, step.system_columns)))
     if step.end is not None:
         inputs = [blocks[-1][0]] if blocks else sources
         blocks.append(("", _partials_sql(step.end, inputs, method, float_keys)))
