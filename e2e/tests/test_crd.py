@@ -15,7 +15,7 @@ import yaml
 from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.validate import validate
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
-from rekindle_testing.embedded.process_node.node_in_api import ApiRefusal, JsonApi
+from rekindle_testing.embedded.process_node.node_admin import ApiRefusal, JsonApi
 from rekindle_testing.fixtures.bad_manifests import (
     BadManifest,
     bad_manifests,

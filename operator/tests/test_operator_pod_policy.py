@@ -20,6 +20,7 @@ from rekindle_operator.pod_policy import (
 from rekindle_operator.settings import read_settings
 
 TASK = "spec.podTemplate.spec.containers[0]"
+APP_ARMOR = "container.apparmor.security.beta.kubernetes.io/task"
 
 
 def template(**fields: Any) -> dict[str, Any]:
@@ -73,6 +74,11 @@ REFUSED: list[tuple[Feature, dict[str, Any], str]] = [
         Feature.UNCONFINED,
         template(securityContext={"appArmorProfile": {"type": "Unconfined"}}),
         "spec.podTemplate.spec.securityContext.appArmorProfile",
+    ),
+    (
+        Feature.UNCONFINED,
+        {"podTemplate": {"metadata": {"annotations": {APP_ARMOR: "unconfined", "team": "a"}}}},
+        f"spec.podTemplate.metadata.annotations[{APP_ARMOR}]",
     ),
     (Feature.UNCONFINED, secured(procMount="Unmasked"), f"{TASK}.securityContext.procMount"),
     (

@@ -160,6 +160,7 @@ def test_a_bounded_generator_ends() -> None:
         ({"n": "integer(1)"}, "integer needs 2 arguments"),
         ({"n": "integer(a, b)"}, "'a' is not an integer"),
         ({"n": "integer(9, 1)"}, "9 is above 1"),
+        ({"n": "uniform(9, 1.5)"}, "9 is above 1.5"),
         ({"n": "choice(a, b)"}, "does not give BIGINT"),
         ({"n": "null(2, sequence)"}, "2.0 is not a probability"),
         ({"n": "sequence(1, 2"}, "lacks a closing parenthesis"),

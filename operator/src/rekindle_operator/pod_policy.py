@@ -93,6 +93,8 @@ _VOLUMES = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim"}
 )
 """Kinds of volumes without access to the node or to Secrets."""
+_APP_ARMOR_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
+"""Of annotations, one a container, from which the API server sets `appArmorProfile`."""
 _BASELINE_CAPABILITIES = frozenset(
     {
         *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD"),
@@ -110,8 +112,15 @@ class _Check:
         yield from self._account(spec.get("serviceAccountName"), "spec.serviceAccountName")
         checkpoint = _mapping(spec.get("checkpoint"))
         yield from self._secret(checkpoint.get("secretRef"), "spec.checkpoint.secretRef")
-        template = _mapping(_mapping(spec.get("podTemplate")).get("spec"))
-        yield from self._pod(template, "spec.podTemplate.spec")
+        template = _mapping(spec.get("podTemplate"))
+        annotations = _mapping(_mapping(template.get("metadata")).get("annotations"))
+        yield from self._annotations(annotations, "spec.podTemplate.metadata.annotations")
+        yield from self._pod(_mapping(template.get("spec")), "spec.podTemplate.spec")
+
+    def _annotations(self, annotations: Mapping[str, Any], path: str) -> Iterator[Problem]:
+        for key, profile in annotations.items():
+            if key.startswith(_APP_ARMOR_PREFIX) and profile == "unconfined":
+                yield from self._feature(Feature.UNCONFINED, f"{path}[{key}]")
 
     def _pod(self, pod: Mapping[str, Any], path: str) -> Iterator[Problem]:
         for field, feature in _HOST.items():

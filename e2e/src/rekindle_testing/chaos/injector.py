@@ -31,7 +31,7 @@ from rekindle_testing.chaos.plan import (
 )
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.process_node.node_in_api import NodeInApi
+from rekindle_testing.embedded.process_node.node_admin import NodeAdmin
 from rekindle_testing.harness.cluster import EmbeddedCluster, pod_processes
 
 _DELETE_ATTEMPTS = 60
@@ -92,7 +92,7 @@ class Injector:
                 self._added.append(node)
                 return f"starting {node}"
             case DeleteNodeObject(node):
-                api = NodeInApi(node, self._cluster.control_plane.kubeconfig)
+                api = NodeAdmin(node, self._cluster.control_plane.kubeconfig)
                 self._deletions.append(self._pool.submit(_delete, api))
                 return f"deleting Node {node}"
             case Freeze(node):
@@ -153,7 +153,7 @@ class Injector:
         return f"killed {len(found)} processes of {name} on {node}"
 
 
-def _delete(node: NodeInApi) -> None:
+def _delete(node: NodeAdmin) -> None:
     for _ in range(_DELETE_ATTEMPTS):
         try:
             # With `missing_ok`, a missing response of the API server would count as success.

@@ -17,7 +17,7 @@ from rekindle import names
 from rekindle.connectors.files_sink import parse_name
 from rekindle_testing.chaos.progress import Progress, StalledLive
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.process_node.node_in_api import JsonApi
+from rekindle_testing.embedded.process_node.node_admin import JsonApi
 from rekindle_testing.harness.any_cluster import OPERATOR_LEASE
 from rekindle_testing.harness.cluster import NAMESPACE, OPERATOR_NAMESPACE
 from rekindle_testing.harness.pod_log_archive import PodLogArchive

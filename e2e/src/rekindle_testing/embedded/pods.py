@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle_testing.embedded.errors import EmbeddedError
-from rekindle_testing.embedded.process_node.node_in_api import ApiRefusal, Json, JsonApi
+from rekindle_testing.embedded.process_node.node_admin import ApiRefusal, Json, JsonApi
 from rekindle_testing.waiting import wait_for
 
 _POLL_S = 0.05

@@ -23,7 +23,7 @@ from rekindle_testing.embedded.kubelet_node.image_store import ImageStoreTemplat
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork, child_of, wait_until
 from rekindle_testing.embedded.kubelet_node.state_file import DATA_DIRECTORY_NAME, Cgroup, Directory
 from rekindle_testing.embedded.process_node.memory import ProcessTree
-from rekindle_testing.embedded.process_node.node_in_api import NodeInApi
+from rekindle_testing.embedded.process_node.node_admin import NodeAdmin
 from rekindle_testing.embedded.process_node.quantities import parse_millis, parse_rounded_up
 from rekindle_testing.embedded.processes import Process
 from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_kubelet_binaries
@@ -86,7 +86,7 @@ class KubeletNode:
         self.data = self.directory / DATA_DIRECTORY_NAME
         self.logs = self.directory / "logs"
         self.log = self.logs / "kubelet.log"
-        self.api = NodeInApi(name, cluster.kubeconfig)
+        self.api = NodeAdmin(name, cluster.kubeconfig)
         self._cluster = cluster
         self._network = network
         self._cpu, self._memory, self._pods = cpu, memory, pods

@@ -24,7 +24,7 @@ from rekindle_testing.embedded.process_node.network_partition import (
     NetworkPartitionUnsupported,
     cgroup2_mount,
 )
-from rekindle_testing.embedded.process_node.node_in_api import NodeInApi
+from rekindle_testing.embedded.process_node.node_admin import NodeAdmin
 from rekindle_testing.embedded.process_node.settings import QUICK, Image, NodeSettings, Timing
 
 _IMPORT_ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ class ProcessNode:
         self.address = f"127.{self._index}.0.1"
         self.directory = directory.absolute()
         self.log = self.directory / "agent.log"
-        self.api = NodeInApi(name, cluster.kubeconfig)
+        self.api = NodeAdmin(name, cluster.kubeconfig)
         self._cluster = cluster
         self._capacity = {
             "cpu": cpu,

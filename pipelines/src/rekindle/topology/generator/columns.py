@@ -198,6 +198,8 @@ def _column(call: Call, data_type: DataType | None) -> Column:
             return Integers(low, high)
         case "uniform":
             left, right = call.numbers(None, None)
+            if left > right:
+                raise ExpressionError(f"{left:g} is above {right:g}")
             _require_doubles(call, data_type, left, right, left + (right - left) / 3)
             return Uniform(left, right)
         case "normal":

@@ -1,4 +1,4 @@
-"""A Node object, as an administrator uses it through the API server: get, cordon, drain, delete.
+"""What an administrator does with a Node through the API server: get, cordon, drain, delete.
 
 `JsonApi` is HTTPS without a client library; tests use it for other objects too.
 """
@@ -92,7 +92,7 @@ def _message_of(content: str) -> str:
         return content
 
 
-class NodeInApi:
+class NodeAdmin:
     """One Node, with the permissions of `kubeconfig`."""
 
     def __init__(self, name: str, kubeconfig: Path) -> None:
