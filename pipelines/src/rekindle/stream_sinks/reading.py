@@ -73,7 +73,13 @@ class ServedQuery:
     @property
     def newest(self) -> int:
         """The newest stable epoch that may be sent."""
-        return min(self.log.last, self.log.last if self.through is None else self.through)
+        last, through = self.log.last, self.through
+        return last if through is None else min(last, through)
+
+    def limit(self, through: int | None) -> None:
+        """See `through`."""
+        self.through = through
+        self._note_change()
 
     def end(self) -> None:
         """Wake all who wait: the query is no longer served."""

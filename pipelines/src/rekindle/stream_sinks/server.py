@@ -93,11 +93,14 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         path = [part.decode(errors="replace") for part in descriptor.path or ()]
         if len(path) != 1:
-            raise ValueError("a descriptor is a path of one name, that of a query")
+            raise _refused("InvalidPath", "a path has one name, that of a query")
         return _info(self._query(path[0]))
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        asked = parse_ticket(ticket.ticket)
+        try:
+            asked = parse_ticket(ticket.ticket)
+        except ValueError as error:
+            raise _refused("InvalidTicket", str(error)) from None
         served = self._query(asked.query)
         _check(served, asked)
         peer = context.peer().rpartition(":")[0]
@@ -106,7 +109,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         try:
             first = next(messages)  # before the response begins: what is refused is an error
         except BelowFloor as error:
-            raise IndexError(str(error)) from error  # gRPC's OUT_OF_RANGE
+            raise _refused("BelowFloor", str(error), oldest=served.oldest) from None
         except RekindleError as error:
             raise flight.FlightUnavailableError(str(error)) from error
         return flight.GeneratorStream(served.log.schema, _encoded(first, messages))
@@ -115,7 +118,8 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         found = self.queries.get(name)
         if found is None:
             known = ", ".join(sorted(self.queries)) or "none (yet)"
-            raise KeyError(f"this task has no query {name} with a stream sink; it has {known}")
+            message = f"this task has no query {name} with a stream sink; it has {known}"
+            raise _refused("UnknownQuery", message)
         return found
 
     def _messages(
@@ -134,16 +138,24 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
 def _check(served: ServedQuery, asked: Ticket) -> None:
     if asked.tentative and not served.tentative:
-        raise ValueError(
+        message = (
             f"query {served.query} has no tentative results for readers: "
             f"set sink.stream.tentative: true in the topology"
         )
+        raise _refused("NotTentative", message)
     own = served.log.partition
     if asked.partition is not None and asked.partition != own:
-        raise ValueError(
+        message = (
             f"this task has partition {own} of query {served.query}, not {asked.partition}; "
             f"each partition is in a pod of its own"
         )
+        raise _refused("OtherPartition", message)
+
+
+def _refused(reason: str, message: str, **details: int) -> Any:
+    """An error with details as JSON. Python's own errors would send a stack trace."""
+    info = json.dumps({"error": reason, **details}).encode()
+    return flight.FlightServerError(message, info)
 
 
 def _encoded(first: Message, others: Iterator[Message]) -> Iterator[tuple[Any, pa.Buffer]]:

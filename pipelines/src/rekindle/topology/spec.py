@@ -230,6 +230,11 @@ class SinkSpec(Spec):
         """The URL that only this sink writes to; None if it has none."""
         return next((given.output_url for given in self.kinds.values() if given is not None), None)
 
+    @property
+    def retained_bytes(self) -> int:
+        """How much of its newest output a task keeps for readers of this sink."""
+        return sum(given.retained_bytes for given in self.kinds.values() if given is not None)
+
 
 class QuerySpec(Spec):
     name: str
