@@ -300,6 +300,7 @@ class TaskRuntime:
             case StopSinks():
                 if running is not None:
                     running.sinks.stop()
+                    running.stream_sinks.assign(None, ())
             case EndProcess():
                 self._end(effect)
             case ReportDigests(epochs):
