@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from test_stream_sinks import IDENTITY, Task
+from test_stream_sinks_server import IDENTITY, Task
 
 from rekindle.cli.tail import TOKEN_VARIABLE
 from rekindle.cli.tail_lines import LineWriter

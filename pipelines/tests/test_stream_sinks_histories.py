@@ -149,20 +149,27 @@ def test_tickets_are_read_as_they_are_written(ticket: Ticket) -> None:
     assert parse_ticket(ticket.encode().encode()) == ticket
 
 
-@given(st.binary(max_size=60) | st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["query", "from_epoch", "at", "held", "wait_s", "partition", "x"]),
-        inner,
-        max_size=4,
-    ),
-).map(lambda message: json.dumps(message).encode()))
+@given(
+    st.binary(max_size=60)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["query", "from_epoch", "at", "held", "wait_s", "partition", "x"]),
+                inner,
+                max_size=4,
+            )
+        ),
+    ).map(lambda message: json.dumps(message).encode())
+)
 def test_any_other_bytes_are_refused_in_words(content: bytes) -> None:
+    error = None
     try:
         parse_ticket(content)
-    except ValueError as error:
-        assert "ticket" in str(error)
+    except ValueError as refused:
+        error = str(refused)
+    assert error is None or "ticket" in error
 
 
 def test_the_floor_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from urllib3.exceptions import HTTPError
 
 from rekindle import names
 from rekindle.errors import Problem
+from rekindle.identity import Identity
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.model import DryRunResult

@@ -18,10 +18,8 @@ from rekindle.streams.epochs import NO_EPOCH
 MAX_TICKET_BYTES = 4096
 MAX_BYTES = 8 << 20
 MAX_WAIT_S = 1.0
-_FIELDS = frozenset(
-    ("query", "partition", "from_epoch", "tentative", "max_bytes", "wait_s")
-    + ("at", "held", "correcting")
-)
+_WRITTEN = ("query", "partition", "from_epoch", "tentative", "max_bytes", "wait_s")
+_FIELDS = frozenset((*_WRITTEN, "at", "held", "correcting"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def parse_ticket(content: bytes) -> Ticket:
     if not isinstance(message, dict) or not isinstance(message.get("query"), str):
         raise ValueError('a ticket is a JSON object with a query, like {"query": "delays"}')
     if unknown := sorted(set(message) - _FIELDS):
-        raise ValueError(f"a ticket has no field {unknown[0]}; it has {', '.join(sorted(_FIELDS))}")
+        raise ValueError(f"a ticket has no field {unknown[0]}; it has {', '.join(_WRITTEN)}")
     tentative = message.get("tentative", False)
     if not isinstance(tentative, bool):
         raise ValueError("tentative in a ticket is true or false")

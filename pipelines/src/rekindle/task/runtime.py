@@ -1,8 +1,9 @@
 """The I/O around `SupervisorCore`: builds the components of one task, and ends them.
 
 Threads: this one (supervisor), the engine's loop, the control server, one for all readers, one for
-all connections of the stream server and at most three for what it reads, one for each sink, those of
-Arrow Flight if it has a stream sink, and the saver. Only the supervisor applies polls to the components.
+all connections of the stream server and at most three for what it reads, one for each sink, those
+of Arrow Flight if it has a stream sink, and the saver. Only the supervisor applies polls to the
+components.
 
 Design: docs/design/task.md.
 """
