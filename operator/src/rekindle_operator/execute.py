@@ -25,6 +25,7 @@ from urllib3.exceptions import HTTPError
 
 from rekindle import names
 from rekindle.errors import Problem
+from rekindle.identity import Identity
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.model import DryRunResult
@@ -189,7 +190,9 @@ class Executor:
         key, now = (action.namespace, action.name), self._clock()
         if now - self._tokens.get(key, float("-inf")) < _TOKEN_CHECK_INTERVAL_S:
             return
-        value = {"stringData": {TOKEN_KEY: secrets.token_urlsafe(32)}}
+        token = secrets.token_urlsafe(32)
+        reader = Identity(token=token).reader_token
+        value = {"stringData": {TOKEN_KEY: token, names.READER_TOKEN_KEY: reader}}
         path = f"/api/v1/namespaces/{action.namespace}/secrets"
         self._call("POST", path, {**action.manifest, **value}, none_for_status=409)
         self._tokens[key] = now

@@ -29,6 +29,7 @@ UNVERSIONED = 1
 TOKEN_VARIABLE = "REKINDLE_TOKEN"
 
 _SCHEME = "Bearer "
+_READER = b"rekindle reader of stream sinks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,18 @@ class Identity:
             return True
         given = (authorization or "").encode(errors="surrogateescape")
         return hmac.compare_digest(given, f"{_SCHEME}{self.token}".encode())
+
+    @property
+    def reader_token(self) -> str | None:
+        """The token of readers outside of the topology, who may only read its stream sinks. It
+        says nothing of `token`."""
+        if self.token is None:
+            return None
+        return hmac.new(self.token.encode(), _READER, "sha256").hexdigest()
+
+    def accepts_reader(self, authorization: str | None) -> bool:
+        """Whether a reader of stream sinks with this header `Authorization` is accepted."""
+        return Identity(self.topology, self.reader_token).accepts(authorization)
 
     def mismatch(self, topology: str) -> str | None:
         """Why a message for (or from) this topology is refused; None if it is ours."""

@@ -32,6 +32,7 @@ from rekindle.identity import (
 from rekindle.topology.spec import SinkSpec
 
 STREAM_PORT = 8815
+STREAM_SINK_PORT = 8816
 CONTROL_PORT = 8080
 MAX_POLL_BYTES = 16 << 20
 """A poll names every upstream replica: 1.2 MB for 8,000 tasks, the maximum of a topology."""

@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "run a topology in this process, without a cluster",
     "warm-up": "create the class archive (AppCDS) that halves the start time of Spark",
     "status": "show the queries and tasks of a topology in a cluster",
+    "tail": "print the rows of a query with a stream sink as they come",
     "timeline": "draw the history of a topology in a cluster",
 }
 

@@ -8,6 +8,7 @@ installed by the extra `cli`. Never writes; a list that the user may not read co
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import re
 from collections.abc import Sequence
@@ -96,6 +97,16 @@ class ClusterReader:
         )
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         return self._list(pods, ("labelSelector", selector))
+
+    def reader_token(self, topology: Json) -> str:
+        """The token of readers of the topology's stream sinks."""
+        meta = topology["metadata"]
+        name = names.token_secret_name(meta["name"], meta["uid"])
+        secret = self._get(f"/api/v1/namespaces/{self.namespace}/secrets/{name}")
+        found = (secret.get("data") or {}).get(names.READER_TOKEN_KEY)
+        if found is None:
+            raise ApiError(404, f"Secret {name} has no key {names.READER_TOKEN_KEY}")
+        return base64.b64decode(found).decode()
 
     def nodes(self) -> list[Json]:
         return self._list("/api/v1/nodes")

@@ -31,6 +31,8 @@ from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
 from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch, Reading, View
 from rekindle.streams.records import DamagedRecord, Record, RecordKind
+from rekindle.streams.retention import file_bytes as file_bytes_with
+from rekindle.streams.retention import retained_floor
 from rekindle.streams.tail import append_epoch
 
 LOG_FILE_BYTES = 16 << 20
@@ -105,6 +107,7 @@ class OutputLog:
         self._closed = False
         self._listeners: list[Callable[[], None]] = []
         self._floor = NO_EPOCH
+        self._retain_bytes = 0
         self._pins: set[LogPin] = set()
         self.damage: str | None = None
         """Damage that a read found; the log has to be reopened, which truncates it there."""
@@ -353,10 +356,20 @@ class OutputLog:
             floor = min([floor, *(pin.base - 1 for pin in self._pins)])
             with self._changed:
                 self._floor = max(self._floor, floor)
-                gone = self._stable.drop_through(floor)
+                gone = self._stable.drop_through(
+                    retained_floor(self._stable.extents, floor, self._retain_bytes)
+                )
                 self._notify()
             self._remove_files(gone)
         self._remove_spilled(gone)
+
+    def retain(self, retain_bytes: int) -> None:
+        """Keep the newest files that were truncated, up to so many bytes and half of the budget,
+        for readers who hold nothing. Over budget they go first."""
+        if self._budget is not None:
+            retain_bytes = min(retain_bytes, self._budget // 2)
+        with self._writing:
+            self._retain_bytes = retain_bytes
 
     def drop_oldest(self) -> bool:
         """Remove the oldest file, unless it is the newest, too. Returns whether one was removed."""
@@ -481,17 +494,21 @@ class OutputLog:
     def _writable(self, epoch: int) -> LogFile:
         newest = self._stable.newest
         if newest is not None and newest.spilled is None:
-            if newest.size < self._file_bytes and newest.tail.records < LOG_FILE_RECORDS:
+            file_bytes = file_bytes_with(self._file_bytes, self._retain_bytes)
+            if newest.size < file_bytes and newest.tail.records < LOG_FILE_RECORDS:
                 return newest
             with self._changed:
                 newest.seal()
         return new_log_file(self._directory, epoch)
 
     def _free_budget(self) -> None:
-        """Keep local bytes below the budget: spill the oldest files, or raise LogFull."""
+        """Keep local bytes below the budget: remove what is only retained, then spill the oldest
+        files, or raise LogFull."""
         if self._budget is None:
             return
         while self.local_bytes >= self._budget:
+            if self._drop_retained():
+                continue
             with self._changed:
                 local = [f for f in self._stable.extents if f.spilled is None]
             if self._spill is None or not local:
@@ -501,6 +518,19 @@ class OutputLog:
                     f"{self._floor + 1} on; raise logBudget or restart these consumers"
                 )
             self._spill_file(local[0], self._spill)
+
+    def _drop_retained(self) -> bool:
+        """Remove the oldest file if no consumer needs it; whether there was one."""
+        with self._writing:
+            floor = min([self._floor, *(pin.base - 1 for pin in self._pins)])
+            with self._changed:
+                oldest = next(iter(self._stable.extents), None)
+                if oldest is None or oldest.spilled is not None or oldest.last > floor:
+                    return False
+                gone = self._stable.drop_through(oldest.last)
+                self._notify()
+            self._remove_files(gone)
+        return True
 
     def _spill_file(self, file: LogFile, spill: Spill) -> None:
         # Unique: an earlier process may have written an object, which is never replaced.

@@ -1,8 +1,9 @@
 """The I/O around `SupervisorCore`: builds the components of one task, and ends them.
 
 Threads: this one (supervisor), the engine's loop, the control server, one for all readers, one for
-all connections of the stream server and at most three for what it reads, one for each sink, and the
-saver. Only the supervisor applies polls to the components.
+all connections of the stream server and at most three for what it reads, one for each sink, those
+of Arrow Flight if it has a stream sink, and the saver. Only the supervisor applies polls to the
+components.
 
 Design: docs/design/task.md.
 """
@@ -14,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -81,6 +82,7 @@ from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 from rekindle.task.startup import Prepared, Startup, call_sizes
 from rekindle.task.store import TaskStore
+from rekindle.task.stream_sinks import StreamSinks
 
 TICK_S = 0.05
 STOP_S = 5.0
@@ -102,6 +104,7 @@ class Running:
     donor: StateDonor  # without partners too: it may get some while it runs
     branched: BranchedInputs | None = None  # the inputs, if output may be tentative
     output: LiveOutput | None = None
+    stream_sinks: StreamSinks = field(kw_only=True)
 
 
 class TaskRuntime:
@@ -298,6 +301,7 @@ class TaskRuntime:
             case StopSinks():
                 if running is not None:
                     running.sinks.stop()
+                    running.stream_sinks.assign(None, ())
             case EndProcess():
                 self._end(effect)
             case ReportDigests(epochs):
@@ -317,6 +321,8 @@ class TaskRuntime:
             case SetSinks(through, sinks):
                 running.sinks.pause_after(through)
                 running.sinks.assign(sinks)
+                running.stream_sinks.assign(through, sinks)
+                self.status.set_problem("stream sinks", running.stream_sinks.problem)
             case NoteCommitted(point, refused):
                 running.saver.commit(point)
                 running.saver.refuse(refused)
@@ -367,6 +373,7 @@ class TaskRuntime:
         self.status.step(TaskEvent.STARTED)
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
+        config = self._config
         replica, boot = self._movement.replica, self.status.boot_id
         donor = StateDonor(replica, boot, lambda: loop.state, log, saver, self._server)
         return Running(
@@ -380,6 +387,7 @@ class TaskRuntime:
             donor,
             started.branched,
             started.output,
+            stream_sinks=StreamSinks(log, started.output, config.bind, config.identity),
         )
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
@@ -433,6 +441,7 @@ class TaskRuntime:
                     "not all sinks have written the newest epochs; the restarted task writes them"
                 )
             running.sinks.stop()
+            running.stream_sinks.stop()
             running.donor.stop(STOP_S / 5)
             running.inputs.close()
             running.saver.stop(end.saver_s)

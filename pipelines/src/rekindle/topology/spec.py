@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions, Spec
 from rekindle.topology.kinds.files import FilesSinkSpec, FilesSourceSpec
 from rekindle.topology.kinds.generator import GeneratorSourceSpec
+from rekindle.topology.kinds.stream import StreamSinkSpec
 from rekindle.topology.kinds.unsupported import UnsupportedSink, UnsupportedSource
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
@@ -211,8 +212,8 @@ class SinkSpec(Spec):
     """Files in a directory, one for each epoch with rows."""
     kafka: UnsupportedSink | None = None
     """A Kafka topic."""
-    stream: UnsupportedSink | None = None
-    """A stream that other programs read."""
+    stream: StreamSinkSpec | None = None
+    """A stream that other programs read over Arrow Flight."""
 
     @property
     def kinds(self) -> dict[str, SinkOptions | None]:
@@ -228,6 +229,11 @@ class SinkSpec(Spec):
     def output_url(self) -> str | None:
         """The URL that only this sink writes to; None if it has none."""
         return next((given.output_url for given in self.kinds.values() if given is not None), None)
+
+    @property
+    def retained_bytes(self) -> int:
+        """How much of its newest output a task keeps for readers of this sink."""
+        return sum(given.retained_bytes for given in self.kinds.values() if given is not None)
 
 
 class QuerySpec(Spec):

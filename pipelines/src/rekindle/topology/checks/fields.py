@@ -16,6 +16,7 @@ from rekindle.topology.checks.unsupported import UNSUPPORTED
 from rekindle.topology.checks.urls import check_urls
 from rekindle.topology.graph import nodes_with_paths
 from rekindle.topology.model import MAX_REPLICAS
+from rekindle.topology.kinds.stream import DEFAULT_RETAIN_BYTES
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import (
     OperatorSpec,
@@ -32,6 +33,7 @@ MAX_INPUTS = 16
 MAX_KEYS = 16
 MAX_PARTITIONS = 64
 MIN_LOG_BUDGET_BYTES = 16 * 1024**2
+MIN_RETAIN_BYTES = 1024**2
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
 MIN_MAX_DELAY = 100 * MILLISECOND
 _RESERVED_CONF = {
@@ -58,6 +60,7 @@ def check_fields(spec: TopologySpec, name: str, *, skip_cluster_checks: bool) ->
     found += _counts(spec)
     found += _times(spec)
     found += _log(spec)
+    found += _retained(spec)
     found += check_urls(spec, skip_cluster_checks=skip_cluster_checks)
     found += () if skip_cluster_checks else check_object_names(spec)
     found += _conf(spec)
@@ -140,6 +143,23 @@ def _log(spec: TopologySpec) -> Iterator[Problem]:
     if spec.log_budget < MIN_LOG_BUDGET_BYTES:
         what = f"{spec.log_budget} bytes are less than {MIN_LOG_BUDGET_BYTES // 1024**2}Mi"
         yield Problem("spec.logBudget", "OutOfRange", what, "write 16Mi or more, like 1Gi")
+
+
+def _retained(spec: TopologySpec) -> Iterator[Problem]:
+    """What is kept for readers is a part of the log."""
+    most = spec.log_budget // 2
+    for at, query in enumerate(spec.queries):
+        stream = query.sink.stream
+        if stream is None or stream.retain == DEFAULT_RETAIN_BYTES:
+            continue  # of a small log, half
+        path = f"spec.queries[{at}].sink.stream.retain"
+        if stream.retain < MIN_RETAIN_BYTES:
+            what = f"{stream.retain} bytes are less than {MIN_RETAIN_BYTES // 1024**2}Mi"
+            yield Problem(path, "OutOfRange", what, "write 1Mi or more, like 256Mi")
+        elif stream.retain > most:
+            what = f"{stream.retain} bytes are more than half of logBudget ({most} bytes)"
+            hint = f"write at most {most}, or raise spec.logBudget to {2 * stream.retain}"
+            yield Problem(path, "OutOfRange", what, hint)
 
 
 def _conf(spec: TopologySpec) -> Iterator[Problem]:

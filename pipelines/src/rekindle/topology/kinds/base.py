@@ -87,3 +87,8 @@ class SinkOptions(Spec):
     def output_url(self) -> str | None:
         """The URL (field `url`) that no other query may write to; None if it has none."""
         return None
+
+    @property
+    def retained_bytes(self) -> int:
+        """How much of its newest output a task keeps for readers of this sink."""
+        return 0

@@ -1,0 +1,49 @@
+"""The lines of `rekindle tail`: rows, tentative ones and corrections marked. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rekindle.stream_sinks.client import Received
+
+_MARKS = {"STABLE": "", "TENTATIVE": "tentative", "CORRECTED": "corrected"}
+
+
+class LineWriter:
+    """Knows which partitions are being corrected."""
+
+    def __init__(self, partitions: int, *, as_json: bool) -> None:
+        self._shows_partition = partitions > 1
+        self._as_json = as_json
+        self._correcting: set[int] = set()
+
+    def lines(self, partition: int, received: Received) -> Iterator[str]:
+        kind, epoch = received.kind, received.epoch
+        if kind == "UNDO":
+            self._correcting.add(partition)
+            yield self._control(partition, kind, epoch, f"undo: drop from epoch {epoch} on")
+        elif kind == "REC_DONE":
+            self._correcting.discard(partition)
+            yield self._control(partition, kind, epoch, f"corrected through epoch {epoch}")
+        else:
+            shown = "CORRECTED" if kind == "STABLE" and partition in self._correcting else kind
+            for row in received.rows.to_pylist():
+                yield self._row(partition, shown, epoch, row)
+
+    def _row(self, partition: int, kind: str, epoch: int, row: dict[str, Any]) -> str:
+        if self._as_json:
+            told = {"partition": partition, "epoch": epoch, "kind": kind, "row": row}
+            return json.dumps(told, default=str)
+        shown = json.dumps(row, default=str, ensure_ascii=False)
+        return f"{self._where(partition, epoch)}  {_MARKS[kind]:<9}  {shown}"
+
+    def _control(self, partition: int, kind: str, epoch: int, words: str) -> str:
+        if self._as_json:
+            return json.dumps({"partition": partition, "epoch": epoch, "kind": kind})
+        return f"{self._where(partition, epoch)}  -- {words}"
+
+    def _where(self, partition: int, epoch: int) -> str:
+        return f"{epoch:>8}" if not self._shows_partition else f"{partition:>2} {epoch:>8}"

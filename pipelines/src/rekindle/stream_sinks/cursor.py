@@ -1,0 +1,78 @@
+"""What a reader outside of the topology has, and what it has to be told before it gets more. Pure.
+
+A reader of tentative results holds tentative epochs until their stable versions come. It may have
+read them at another replica, or before a restart, whose order of output nobody has any more. So
+UNDO and REC_DONE follow from what the reader holds, not only from what a replica has sent.
+
+Design: docs/design/stream-sinks.md#corrections.
+Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rekindle.streams.epochs import NO_EPOCH, Kind
+
+
+class Control(NamedTuple):
+    """`UNDO`: drop the tentative epochs from `epoch` on. `REC_DONE`: all that was dropped through
+    `epoch` has come again, stable."""
+
+    kind: Kind
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """`stable`: the next stable epoch. `held`: the lowest and the highest tentative epoch that the
+    reader holds, both at `stable` or above; None: it holds none. `correcting`: the highest epoch
+    that it has dropped and not got again; NO_EPOCH: none."""
+
+    stable: int
+    held: tuple[int, int] | None = None
+    correcting: int = NO_EPOCH
+
+    def before_stable(self, epoch: int) -> tuple[list[Control], Cursor]:
+        """Before the stable version of an epoch."""
+        if self.held is None or epoch < self.held[0]:
+            return [], self
+        return self.undo(self.held[0])
+
+    def after_stable(self, epoch: int) -> Cursor:
+        """The reader has got the stable version of an epoch, which is the next one."""
+        if epoch != self.stable:
+            raise ValueError(f"epoch {epoch} is not the next stable one, {self.stable}")
+        return replace(self, stable=epoch + 1)
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether REC_DONE is due: all that was dropped has come again."""
+        return self.correcting != NO_EPOCH and self.stable > self.correcting
+
+    def first_tentative(self, epoch: int) -> int:
+        """Of a run of tentative epochs that begins at `epoch`, the first that the reader lacks."""
+        return max(epoch, self.stable, NO_EPOCH if self.held is None else self.held[1] + 1)
+
+    def after_tentative(self, epoch: int) -> Cursor:
+        """The reader has got a tentative epoch."""
+        lowest = epoch if self.held is None else self.held[0]
+        return replace(self, held=(lowest, epoch))
+
+    def undo(self, from_epoch: int) -> tuple[list[Control], Cursor]:
+        """The reader drops tentative epochs, if it holds any."""
+        if self.held is None or self.held[1] < from_epoch:
+            return [], self
+        lowest, highest = self.held
+        first = max(from_epoch, lowest)
+        held = (lowest, first - 1) if first > lowest else None
+        moved = replace(self, held=held, correcting=max(self.correcting, highest))
+        return [Control(Kind.UNDO, first)], moved
+
+    def reconciliation_done(self) -> tuple[list[Control], Cursor]:
+        """No further correction is due, if one was open."""
+        if self.correcting == NO_EPOCH:
+            return [], self
+        done = Control(Kind.RECONCILIATION_DONE, self.stable - 1)
+        return [done], replace(self, correcting=NO_EPOCH)

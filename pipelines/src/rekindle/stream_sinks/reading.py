@@ -1,0 +1,259 @@
+"""What one call of a reader is sent: the kept epochs of a query's partition, within bounds.
+
+Rows are read out of the log's mapped files as they are sent, so a reader that takes none holds only
+its own thread.
+
+Design: docs/design/stream-sinks.md#calls.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from rekindle.errors import BelowFloor
+from rekindle.stream_sinks.cursor import Control, Cursor
+from rekindle.stream_sinks.ticket import At, Ticket
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.live_history import Position, Run
+from rekindle.streams.live_output import LiveOutput
+from rekindle.streams.log import OutputLog
+from rekindle.table_memory import memory_bytes
+
+LOT_BYTES = 1 << 20
+PART_BYTES = 1 << 20
+"""Of rows in one message: clients in Go refuse more than 4 MiB by default."""
+MAX_EPOCHS = 4096
+"""Of one call, most of them without rows."""
+
+
+class Message(NamedTuple):
+    """`rows` with what a reader is told about them, as JSON."""
+
+    rows: pa.RecordBatch
+    metadata: str
+
+
+class ServedQuery:
+    """One query of a task. `output`: of the log, if it may be tentative; `from_epoch`: the first
+    one that belongs to the query. Thread-safe."""
+
+    def __init__(
+        self,
+        query: str,
+        log: OutputLog,
+        output: LiveOutput | None,
+        from_epoch: int = 0,
+        tentative: bool = False,
+    ) -> None:
+        self.query = query
+        self.log = log
+        self.output = output
+        self.from_epoch = from_epoch
+        self.tentative = tentative
+        self.through: int | None = None
+        """No epoch above it is sent, because replicas disagree; None: all are."""
+        self.ended = False
+        self._changed = threading.Condition()
+        self._changes = 0
+        log.listen(self._note_change)
+        if output is not None:
+            output.listen(self._note_change)
+
+    @property
+    def oldest(self) -> int:
+        """The lowest epoch that is kept."""
+        return max(self.log.base, self.from_epoch)
+
+    @property
+    def newest(self) -> int:
+        """The newest stable epoch that may be sent."""
+        last, through = self.log.last, self.through
+        return last if through is None else min(last, through)
+
+    def limit(self, through: int | None) -> None:
+        """See `through`."""
+        self.through = through
+        self._note_change()
+
+    def end(self) -> None:
+        """Wake all who wait: the query is no longer served."""
+        self.ended = True
+        self._note_change()
+
+    def _note_change(self) -> None:
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    def wait(self, call: Call, timeout_s: float) -> None:
+        """Wait until there is something for a call, or something else has happened."""
+        with self._changed:
+            before = self._changes
+        if not call.has_more() and not self.ended:
+            with self._changed:
+                self._changed.wait_for(lambda: self._changes != before, timeout_s)
+
+
+class Call:
+    """The messages of one call. Raises BelowFloor if the next epoch is no longer kept."""
+
+    def __init__(self, served: ServedQuery, ticket: Ticket) -> None:
+        self._served = served
+        self._output = served.output if ticket.tentative else None
+        self._cursor = ticket.cursor or Cursor(served.oldest)
+        self._position: Position | None = None
+        at, output = ticket.at, self._output
+        if at is not None and output is not None and at.boot == output.boot:
+            self._position = Position(at.segment, at.epoch)
+        self._ticket = ticket
+        self._left = ticket.max_bytes
+        self._epochs = 0
+        self._no_rows = served.log.schema.empty_table().to_batches() or [
+            pa.RecordBatch.from_pylist([], schema=served.log.schema)
+        ]
+
+    def has_more(self) -> bool:
+        """Whether it has anything to send now."""
+        return self._next_run() is not None
+
+    def messages(self) -> Iterator[Message]:
+        """At least one, the last of which is of the kind END."""
+        self._require_kept()
+        yield from self._corrected()
+        while not self._full and (found := self._next_run()) is not None:
+            yield from self._run(*found)
+        yield self._told("END", self._cursor.stable - 1)
+
+    @property
+    def _full(self) -> bool:
+        return self._left <= 0 or self._epochs >= MAX_EPOCHS
+
+    def _require_kept(self) -> None:
+        served, epoch = self._served, self._cursor.stable
+        if epoch < served.oldest:
+            raise BelowFloor(
+                f"epoch {epoch} of query {served.query}, partition {served.log.partition}, is no "
+                f"longer kept by this replica: its oldest kept epoch is {served.oldest}. Read it "
+                f"from another replica, or set from_epoch to {served.oldest}"
+            )
+
+    def _next_run(self) -> tuple[Run, OutputLog] | None:
+        """Stable epochs first, out of the log; then, for tentative results, the order of the
+        output from there on."""
+        log = self._served.log
+        stable, newest = self._cursor.stable, self._served.newest
+        of_log = Run(Kind.STABLE, 0, -1, stable, newest), log
+        if self._position is None and stable <= newest:
+            return of_log
+        if self._output is None:
+            return None
+        found = self._output.next(self._position, stable)
+        if found is None or found[0].kind is not Kind.STABLE:
+            return found
+        run, _ = found
+        if run.first > stable:  # the order of what is between is forgotten
+            self._position = None
+            return of_log if stable <= newest else None
+        run = replace(run, last=min(run.last, newest))
+        return (run, log) if run.first <= run.last else None
+
+    def _run(self, run: Run, log: OutputLog) -> Iterator[Message]:
+        if run.kind is Kind.UNDO:
+            controls, self._cursor = self._cursor.undo(run.first)
+            self._position = Position(run.segment + 1, NO_EPOCH)
+            yield from map(self._control, controls)
+        elif run.kind is Kind.RECONCILIATION_DONE:
+            self._position = Position(run.segment + 1, NO_EPOCH)
+            yield from self._reconciliation_done()
+        elif run.kind is Kind.TENTATIVE:
+            yield from self._tentative(run, log)
+        else:
+            yield from self._stable(run, log)
+
+    def _stable(self, run: Run, log: OutputLog) -> Iterator[Message]:
+        for batch in self._read(log, run.first, run.last):
+            controls, self._cursor = self._cursor.before_stable(batch.epoch)
+            yield from map(self._control, controls)
+            if run.segment >= 0:
+                self._position = Position(run.segment, batch.epoch + 1)
+            yield from self._rows(batch, self._cursor.after_stable(batch.epoch))
+            yield from self._corrected()
+
+    def _tentative(self, run: Run, log: OutputLog) -> Iterator[Message]:
+        first = self._cursor.first_tentative(run.first)
+        try:
+            for batch in self._read(log, first, run.last):
+                self._position = Position(run.segment, batch.epoch + 1)
+                yield from self._rows(batch, self._cursor.after_tentative(batch.epoch))
+        except BelowFloor:  # dropped meanwhile: the reader goes on behind them
+            self._position = Position(run.segment, run.last + 1)
+        if first > run.last:
+            self._position = Position(run.segment, run.last + 1)
+
+    def _read(self, log: OutputLog, epoch: int, last: int) -> Iterator[EpochBatch]:
+        while epoch <= last and not self._full:
+            read = log.read(epoch, LOT_BYTES)
+            if not read:
+                return
+            for batch in read:
+                if batch.epoch > last or self._full:
+                    return
+                self._left -= memory_bytes(batch.rows) if batch.rows.num_rows else 64
+                self._epochs += 1
+                epoch = batch.epoch + 1
+                yield batch
+
+    def _corrected(self) -> Iterator[Message]:
+        if self._cursor.is_corrected:
+            yield from self._reconciliation_done()
+
+    def _reconciliation_done(self) -> Iterator[Message]:
+        controls, self._cursor = self._cursor.reconciliation_done()
+        yield from map(self._control, controls)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def _rows(self, batch: EpochBatch, after: Cursor) -> Iterator[Message]:
+        """The message of an epoch's last part has the ticket behind it."""
+        parts = _parts(batch.rows)
+        for number, rows in enumerate(parts):
+            if number + 1 == len(parts):
+                self._cursor = after
+            yield self._told(batch.kind, batch.epoch, rows, number, len(parts))
+        self._cursor = after
+
+    def _control(self, control: Control) -> Message:
+        return self._told(control.kind, control.epoch)
+
+    def _told(
+        self,
+        kind: str,
+        epoch: int,
+        rows: pa.RecordBatch | None = None,
+        part: int = 0,
+        parts: int = 1,
+    ) -> Message:
+        output, position = self._output, self._position
+        at = None
+        if output is not None and position is not None:
+            at = At(output.boot, position.segment, position.epoch)
+        ticket = replace(
+            self._ticket, partition=self._served.log.partition, cursor=self._cursor, at=at
+        )
+        told = {"kind": str(kind), "epoch": epoch, "part": part, "parts": parts}
+        metadata = json.dumps(told | {"next": ticket.encode()})
+        return Message(self._no_rows[0] if rows is None else rows, metadata)
+
+
+def _parts(rows: pa.Table) -> list[pa.RecordBatch]:
+    """None of an epoch without rows."""
+    if not rows.num_rows:
+        return []
+    most = max(1, rows.num_rows * PART_BYTES // max(1, rows.nbytes))
+    return [batch for batch in rows.to_batches(max_chunksize=most) if batch.num_rows]

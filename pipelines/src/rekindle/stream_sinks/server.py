@@ -1,0 +1,196 @@
+"""Arrow Flight for readers outside of the topology: the queries of one task.
+
+A call is bounded: it waits at most a second for something new, then sends at most `max_bytes`, or
+one epoch. Flight keeps a thread for each call in progress, so their number is bounded, and how many
+of them may be of one peer. Nothing of the task waits for a call.
+
+Design: docs/design/stream-sinks.md#calls.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from rekindle.errors import BelowFloor, RekindleError
+from rekindle.identity import Identity
+from rekindle.stream_sinks.reading import Call, Message, ServedQuery
+from rekindle.stream_sinks.ticket import Ticket, parse_ticket
+
+MAX_CALLS = 32
+MAX_CALLS_OF_PEER = 8
+STOP_S = 2.0
+_AUTHORIZATION = "authorization"
+_log = logging.getLogger(__name__)
+
+
+class StreamSinkServer:
+    """Serves queries from `serve` on, on every call the newest set of them."""
+
+    def __init__(self, address: str, port: int, identity: Identity) -> None:
+        """Binds; raises OSError."""
+        host = f"[{address}]" if ":" in address else address
+        try:
+            self._flight = _Flight(f"grpc://{host}:{port}", identity)
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            raise OSError(f"port {port} of {address} cannot serve stream sinks: {error}") from error
+        self.port: int = self._flight.port
+
+    def serve(self, queries: Iterable[ServedQuery]) -> None:
+        self._flight.queries = {query.query: query for query in queries}
+
+    def stop(self) -> None:
+        """End all calls that wait, and the server. What a reader does not take ends with the
+        process."""
+        queries, self._flight.queries = self._flight.queries, {}
+        for query in queries.values():
+            query.end()
+        ending = threading.Thread(target=self._flight.shutdown, name="stream-sinks", daemon=True)
+        ending.start()
+        ending.join(STOP_S)
+
+
+class _Calls:
+    """Which calls are in progress, by peer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of_peer: Counter[str] = Counter()
+
+    def begin(self, peer: str) -> None:
+        """Raises FlightUnavailableError if there are too many."""
+        with self._lock:
+            if self._of_peer[peer] >= MAX_CALLS_OF_PEER or self._of_peer.total() >= MAX_CALLS:
+                raise flight.FlightUnavailableError(
+                    f"a task serves {MAX_CALLS} calls at once, and {MAX_CALLS_OF_PEER} of one "
+                    f"address; try again, or read another replica"
+                )
+            self._of_peer[peer] += 1
+
+    def end(self, peer: str) -> None:
+        with self._lock:
+            self._of_peer[peer] -= 1
+            if not self._of_peer[peer]:
+                del self._of_peer[peer]
+
+
+class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    def __init__(self, location: str, identity: Identity) -> None:
+        self.queries: dict[str, ServedQuery] = {}
+        self._calls = _Calls()
+        super().__init__(location, middleware={_AUTHORIZATION: _Admission(identity)})
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
+        return iter([_info(query) for query in self.queries.values()])
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        path = [part.decode(errors="replace") for part in descriptor.path or ()]
+        if len(path) != 1:
+            raise _refused("InvalidPath", "a path has one name, that of a query")
+        return _info(self._query(path[0]))
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        try:
+            asked = parse_ticket(ticket.ticket)
+        except ValueError as error:
+            raise _refused("InvalidTicket", str(error)) from None
+        served = self._query(asked.query)
+        _check(served, asked)
+        peer = context.peer().rpartition(":")[0]
+        self._calls.begin(peer)
+        messages = self._messages(Call(served, asked), served, asked.wait_s, peer)
+        try:
+            first = next(messages)  # before the response begins: what is refused is an error
+        except BelowFloor as error:
+            raise _refused("BelowFloor", str(error), oldest=served.oldest) from None
+        except RekindleError as error:
+            raise flight.FlightUnavailableError(str(error)) from error
+        return flight.GeneratorStream(served.log.schema, _encoded(first, messages))
+
+    def _query(self, name: str) -> ServedQuery:
+        found = self.queries.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.queries)) or "none (yet)"
+            message = f"this task has no query {name} with a stream sink; it has {known}"
+            raise _refused("UnknownQuery", message)
+        return found
+
+    def _messages(
+        self, call: Call, served: ServedQuery, wait_s: float, peer: str
+    ) -> Iterator[Message]:
+        try:
+            served.wait(call, wait_s)
+            if served.ended:
+                raise flight.FlightUnavailableError(
+                    f"query {served.query} is no longer served by this task; read another replica"
+                )
+            yield from call.messages()
+        finally:
+            self._calls.end(peer)
+
+
+def _check(served: ServedQuery, asked: Ticket) -> None:
+    if asked.tentative and not served.tentative:
+        message = (
+            f"query {served.query} has no tentative results for readers: "
+            f"set sink.stream.tentative: true in the topology"
+        )
+        raise _refused("NotTentative", message)
+    own = served.log.partition
+    if asked.partition is not None and asked.partition != own:
+        message = (
+            f"this task has partition {own} of query {served.query}, not {asked.partition}; "
+            f"each partition is in a pod of its own"
+        )
+        raise _refused("OtherPartition", message)
+
+
+def _refused(reason: str, message: str, **details: int) -> Any:
+    """An error with details as JSON. Python's own errors would send a stack trace."""
+    info = json.dumps({"error": reason, **details}).encode()
+    return flight.FlightServerError(message, info)
+
+
+def _encoded(first: Message, others: Iterator[Message]) -> Iterator[tuple[Any, pa.Buffer]]:
+    yield first.rows, pa.py_buffer(first.metadata.encode())
+    for rows, metadata in others:
+        yield rows, pa.py_buffer(metadata.encode())
+
+
+def _info(served: ServedQuery) -> Any:
+    """Where reading begins, and what is kept."""
+    told = {
+        "query": served.query,
+        "partition": served.log.partition,
+        "oldest": served.oldest,
+        "newest": served.newest,
+        "tentative": served.tentative,
+    }
+    ticket = flight.Ticket(Ticket(served.query, served.log.partition).encode())
+    return flight.FlightInfo(
+        served.log.schema,
+        flight.FlightDescriptor.for_path(served.query),
+        [flight.FlightEndpoint(ticket, [])],
+        app_metadata=json.dumps(told).encode(),
+    )
+
+
+class _Admission(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
+    def __init__(self, identity: Identity) -> None:
+        super().__init__()
+        self._identity = identity
+
+    def start_call(self, info: Any, headers: Any) -> None:
+        given = headers.get(_AUTHORIZATION) or [None]
+        if not self._identity.accepts_reader(given[0]):
+            raise flight.FlightUnauthenticatedError(
+                "the header authorization needs `Bearer` and the reader's token of the topology "
+                "(docs/read-a-stream.md#access)"
+            )

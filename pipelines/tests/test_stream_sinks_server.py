@@ -1,0 +1,253 @@
+"""A real Flight client reads a real Flight server."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from log_parts import SCHEMA, batch, open_log
+
+from rekindle.identity import Identity
+from rekindle.protocol import ConsistencyState
+from rekindle.stream_sinks.reading import ServedQuery
+from rekindle.stream_sinks.server import MAX_CALLS_OF_PEER, StreamSinkServer
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.live_output import LiveOutput
+from rekindle.streams.log import OutputLog
+
+IDENTITY = Identity("uid-1", "secret")
+OPTIONS = flight.FlightCallOptions(
+    timeout=20, headers=[(b"authorization", b"Bearer " + str(IDENTITY.reader_token).encode())]
+)
+
+
+class Task:
+    """What of a task readers outside can see."""
+
+    def __init__(self, directory: Path, *, tentative: bool = False) -> None:
+        self.log: OutputLog = open_log(directory / "log")
+        self.output = LiveOutput(self.log, directory / "tentative", directory.name)
+        self.query = ServedQuery("delays", self.log, self.output, tentative=tentative)
+        self.server = StreamSinkServer("127.0.0.1", 0, IDENTITY)
+        self.server.serve([self.query])
+
+    def append(self, *epochs: int, rows: int = 3) -> None:
+        for epoch in epochs:
+            self.log.append(batch(epoch, rows))
+
+    def answer(self, *epochs: int, attempt: int = 1) -> None:
+        self.output.enter(ConsistencyState.UP_FAILURE)
+        for epoch in epochs:
+            self.output.append(attempt, epoch, epoch, batch(epoch, 2, salt=7).rows)
+
+    def correct(self, *epochs: int) -> None:
+        self.output.undo(self.log.last + 1)
+        self.append(*epochs)
+        self.output.reconciliation_done(self.log.last)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Iterator[Task]:
+    made = Task(tmp_path, tentative=True)
+    yield made
+    made.server.stop()
+
+
+def connect(task: Task) -> Any:
+    return flight.connect(f"grpc://127.0.0.1:{task.server.port}")
+
+
+def call(client: Any, ticket: str | dict[str, Any]) -> list[tuple[dict[str, Any], pa.RecordBatch]]:
+    text = ticket if isinstance(ticket, str) else json.dumps(ticket)
+    return [
+        (json.loads(chunk.app_metadata.to_pybytes()), chunk.data)
+        for chunk in client.do_get(flight.Ticket(text), OPTIONS)
+    ]
+
+
+def told(messages: list[tuple[dict[str, Any], pa.RecordBatch]]) -> list[tuple[str, int, int]]:
+    return [(m["kind"], m["epoch"], rows.num_rows) for m, rows in messages]
+
+
+def test_a_client_reads_what_is_kept_and_goes_on(task: Task) -> None:
+    task.append(0, 1)
+    client = connect(task)
+    first = call(client, {"query": "delays"})
+    assert told(first) == [("STABLE", 0, 3), ("STABLE", 1, 3), ("END", 1, 0)]
+    assert first[1][1].schema == SCHEMA
+    assert pa.Table.from_batches([first[1][1]]).equals(batch(1).rows)
+    task.append(2)
+    assert told(call(client, first[-1][0]["next"])) == [("STABLE", 2, 3), ("END", 2, 0)]
+    assert told(call(client, first[0][0]["next"]))[0] == ("STABLE", 1, 3)
+
+
+def test_a_call_waits_for_what_comes(task: Task) -> None:
+    task.append(0)
+    client = connect(task)
+    ticket = call(client, {"query": "delays"})[-1][0]["next"]
+    threading.Timer(0.2, lambda: task.append(1)).start()
+    assert told(call(client, ticket))[0] == ("STABLE", 1, 3)
+    began = time.monotonic()
+    assert told(call(client, {"query": "delays", "from_epoch": 9})) == [("END", 8, 0)]
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_epochs_without_rows_are_not_sent(task: Task) -> None:
+    task.append(*range(50), rows=0)
+    task.append(50)
+    assert told(call(connect(task), {"query": "delays"})) == [("STABLE", 50, 3), ("END", 50, 0)]
+
+
+def test_a_call_ends_after_its_bytes(task: Task) -> None:
+    task.append(*range(10), rows=1000)
+    client, ticket, got = connect(task), json.dumps({"query": "delays", "max_bytes": 50_000}), []
+    calls = 0
+    while len(got) < 10:
+        found = call(client, ticket)
+        ticket, calls = found[-1][0]["next"], calls + 1
+        got += [m["epoch"] for m, _ in found[:-1]]
+    assert got == list(range(10))
+    assert calls > 3
+
+
+def test_a_large_epoch_comes_in_parts(task: Task) -> None:
+    task.append(0, rows=200_000)
+    found = call(connect(task), {"query": "delays"})[:-1]
+    assert [m["part"] for m, _ in found] == list(range(found[0][0]["parts"]))
+    assert len(found) > 2
+    assert pa.Table.from_batches([rows for _, rows in found]).num_rows == 200_000
+    assert '"from_epoch": 0' in found[0][0]["next"]
+    assert '"from_epoch": 1' in found[-1][0]["next"]
+
+
+def test_an_epoch_below_the_floor_is_refused_with_the_floor(task: Task) -> None:
+    task.append(*range(3000))
+    task.log.truncate(2500)
+    base = task.log.base
+    assert base > 0
+    with pytest.raises(flight.FlightServerError, match=f"oldest kept epoch is {base}") as refused:
+        call(connect(task), {"query": "delays", "from_epoch": base - 1})
+    assert json.loads(refused.value.extra_info) == {"error": "BelowFloor", "oldest": base}
+    assert "Traceback" not in str(refused.value)
+    assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", base, 3)
+
+
+def test_nothing_is_sent_about_which_replicas_disagree(task: Task) -> None:
+    task.append(*range(5))
+    task.query.through = 2
+    assert told(call(connect(task), {"query": "delays"}))[-1] == ("END", 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("ticket", "message"),
+    [
+        ({"query": "board"}, "has no query board.*it has delays"),
+        ({"query": "delays", "partition": 3}, "has partition 0 .* not 3"),
+        ({"query": "delays", "form_epoch": 3}, "no field form_epoch"),
+        ({"query": "delays", "from_epoch": -3}, "from_epoch in a ticket is -3"),
+        ("delays", "a ticket is JSON"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    task: Task, ticket: str | dict[str, Any], message: str
+) -> None:
+    with pytest.raises(flight.FlightServerError, match=message):
+        call(connect(task), ticket)
+
+
+def test_tentative_results_have_to_be_offered(task: Task) -> None:
+    task.query.tentative = False
+    with pytest.raises(flight.FlightServerError, match=r"set sink\.stream\.tentative: true"):
+        call(connect(task), {"query": "delays", "tentative": True})
+
+
+@pytest.mark.parametrize("token", ["", "Bearer secret", "Bearer x"])
+def test_the_reader_token_is_needed(task: Task, token: str) -> None:
+    options = flight.FlightCallOptions(timeout=10, headers=[(b"authorization", token.encode())])
+    with pytest.raises(flight.FlightUnauthenticatedError, match="reader's token"):
+        connect(task).do_get(flight.Ticket('{"query": "delays"}'), options).read_all()
+
+
+def test_queries_are_listed_with_what_is_kept(task: Task) -> None:
+    task.append(*range(5))
+    (info,) = connect(task).list_flights(options=OPTIONS)
+    assert info.descriptor.path == [b"delays"]
+    assert info.schema == SCHEMA
+    assert json.loads(info.app_metadata)["newest"] == 4
+    again = connect(task).get_flight_info(info.descriptor, OPTIONS)
+    assert told(call(connect(task), again.endpoints[0].ticket.ticket.decode()))[0][1] == 0
+
+
+def test_tentative_epochs_come_and_are_corrected(task: Task) -> None:
+    task.append(0)
+    client = connect(task)
+    stable_only = call(client, {"query": "delays"})[-1][0]["next"]
+    found = call(client, {"query": "delays", "tentative": True})
+    task.answer(1, 2)
+    found += call(client, found[-1][0]["next"])
+    assert told(found)[-3:] == [("TENTATIVE", 1, 2), ("TENTATIVE", 2, 2), ("END", 0, 0)]
+    task.correct(1, 2)
+    corrected = call(client, found[-1][0]["next"])
+    assert told(corrected) == [
+        ("UNDO", 1, 0),
+        ("STABLE", 1, 3),
+        ("STABLE", 2, 3),
+        ("REC_DONE", 2, 0),
+        ("END", 2, 0),
+    ]
+    assert told(call(client, stable_only))[:-1] == [("STABLE", 1, 3), ("STABLE", 2, 3)]
+
+
+def test_a_reader_goes_on_at_another_replica(task: Task, tmp_path: Path) -> None:
+    task.append(0)
+    task.answer(1, 2)
+    found = call(connect(task), {"query": "delays", "tentative": True})
+    assert told(found)[-2] == ("TENTATIVE", 2, 2)
+    other = Task(tmp_path / "other", tentative=True)
+    try:
+        other.append(0)
+        other.answer(1, 2, 3)
+        client = connect(other)
+        after = call(client, found[-1][0]["next"])
+        assert told(after) == [("TENTATIVE", 3, 2), ("END", 0, 0)]
+        other.output.undo(1)
+        other.append(1, 2, 3)
+        kinds = [kind for kind, _, _ in told(call(client, after[-1][0]["next"]))]
+        assert kinds == ["UNDO", "STABLE", "STABLE", "STABLE", "REC_DONE", "END"]
+    finally:
+        other.server.stop()
+
+
+def test_a_reader_that_takes_nothing_holds_up_nobody(task: Task) -> None:
+    once = pa.array([0]).take(pa.array([0] * 2_000_000))
+    rows = pa.table({"n": once, "s": pa.array(["x" * 20]).take(once)}, schema=SCHEMA)
+    task.log.append(EpochBatch("stream", 0, 0, 0, rows, "00" * 16))
+    ticket = flight.Ticket('{"query": "delays"}')
+    clients = [connect(task) for _ in range(MAX_CALLS_OF_PEER)]
+    stuck = [client.do_get(ticket, OPTIONS) for client in clients]
+    for reader in stuck:
+        reader.read_chunk()
+    began = time.monotonic()
+    task.append(1)
+    assert time.monotonic() - began < 5
+    with pytest.raises(flight.FlightUnavailableError, match="8 of one address"):
+        connect(task).do_get(ticket, OPTIONS).read_chunk()
+    for reader in stuck:
+        reader.cancel()
+    for client in clients:
+        client.close()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            assert call(connect(task), {"query": "delays", "from_epoch": 1})
+            return
+        except flight.FlightUnavailableError:
+            time.sleep(0.1)
+    raise AssertionError("the calls of readers that are gone did not end")

@@ -1,0 +1,107 @@
+"""What a log keeps for readers outside of its topology."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from log_parts import MemorySpill, batch, filled, open_log
+
+from rekindle.streams.retention import MIN_FILE_BYTES, file_bytes, retained_floor
+
+
+@dataclass(frozen=True)
+class File:
+    first: int
+    last: int
+    size: int
+    spilled: str | None = None
+
+
+@st.composite
+def files(draw: st.DrawFn) -> list[File]:
+    made, first, spilled = list[File](), draw(st.integers(0, 5)), draw(st.integers(0, 4))
+    for at in range(draw(st.integers(0, 8))):
+        last = first + draw(st.integers(0, 4))
+        made.append(File(first, last, draw(st.integers(1, 100)), "x" if at < spilled else None))
+        first = last + 1
+    return made
+
+
+@given(files(), st.integers(-1, 50), st.integers(0, 400))
+def test_the_newest_files_below_the_floor_stay(made: list[File], floor: int, retain: int) -> None:
+    through = retained_floor(made, floor, retain)
+    assert through <= floor
+    gone = [f for f in made if f.last <= through]
+    kept = [f for f in made if through < f.last <= floor]
+    assert sum(f.size for f in kept) <= retain
+    assert all(f.spilled is None for f in kept)
+    if gone:
+        next_size = gone[-1].size
+        assert gone[-1].spilled is not None or sum(f.size for f in kept) + next_size > retain
+
+
+@given(files(), st.integers(-1, 50))
+def test_without_retention_all_through_the_floor_goes(made: list[File], floor: int) -> None:
+    through = retained_floor(made, floor, 0)
+    assert [f for f in made if f.last <= through] == [f for f in made if f.last <= floor]
+
+
+@given(st.integers(1, 1 << 30), st.integers(0, 1 << 30))
+def test_files_are_a_part_of_what_is_kept(limit: int, retain: int) -> None:
+    size = file_bytes(limit, retain)
+    assert size <= limit
+    assert not retain or size <= max(MIN_FILE_BYTES, retain / 8)
+
+
+def test_a_log_keeps_what_was_truncated_up_to_its_bytes(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.retain(1 << 20)
+    for epoch in range(100):
+        log.append(batch(epoch, rows=2000))
+    log.truncate(98)
+    kept = log.local_bytes
+    assert (1 << 20) * 3 // 4 <= kept <= (1 << 20) + 2 * (128 << 10)
+    assert 0 < log.base < 98
+    assert log.read(log.base, 0)[0].rows.equals(batch(log.base, rows=2000).rows)
+    log.retain(0)
+    log.truncate(98)
+    assert log.base > 90
+
+
+def test_what_is_retained_goes_before_anything_is_spilled(tmp_path: Path) -> None:
+    spill = MemorySpill()
+    log = open_log(tmp_path, budget=1 << 20, spill=spill)
+    log.retain(1 << 30)  # at most half of the budget
+    for epoch in range(60):
+        log.append(batch(epoch, rows=2000))
+        log.truncate(epoch - 1)
+    assert log.local_bytes <= 1 << 20
+    assert log.base > 0
+    assert not spill
+
+
+def test_what_consumers_need_is_spilled_not_dropped(tmp_path: Path) -> None:
+    spill = MemorySpill()
+    log = open_log(tmp_path, budget=1 << 20, spill=spill)
+    log.retain(1 << 18)
+    log.truncate(3)
+    for epoch in range(60):
+        log.append(batch(epoch, rows=2000))
+    assert spill
+    assert log.base <= 4
+    assert [b.epoch for b in log.read(4, 0)] == [4]
+
+
+def test_a_reopened_log_still_has_what_it_retained(tmp_path: Path) -> None:
+    log = filled(tmp_path, 50, rows=2000)
+    log.retain(1 << 20)
+    log.truncate(40)
+    base = log.base
+    log.close()
+    again = open_log(tmp_path)
+    again.retain(1 << 20)
+    again.truncate(40)
+    assert again.base == base
