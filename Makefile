@@ -7,7 +7,7 @@ PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not 
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup tools lint unit test failures e2e smoke cluster demo chaos fuzz simulate mutants bench images reference clean lock
+.PHONY: setup tools lint unit test failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-dpc images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -64,6 +64,9 @@ mutants: setup    ## bugs that are planted in the product: simulations have to f
 
 bench: tools      ## the benchmarks, with tables under build/bench
 	$(PY) benchmarks/run.py
+
+bench-dpc: tools  ## DPC's experiments, with tables and pictures under build/bench/dpc: ARGS="--seconds 5 --policies Process/Process"
+	PYTHONPATH=benchmarks $(PY) -m dpc $(ARGS)
 
 images: setup     ## the container images, built, measured and started once each: ENGINE=podman BASE=... ARCHIVES=1
 	@$(PY) -m rekindle_testing.images

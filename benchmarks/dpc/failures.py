@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from dpc.scenario import Deployed, input_s, make_reference
 from dpc.topologies import Policy, Setting
-
 from rekindle_testing.harness.cluster import EmbeddedCluster
 
 CHAIN = 4

@@ -14,17 +14,14 @@ what it produces, as in section 5 of the paper.
 from __future__ import annotations
 
 import base64
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Self
 
-from dpc.topologies import CUT, EPOCH_S, QUERY, Setting, nodes, resource
-
+from dpc.topologies import CUT, QUERY, Setting, nodes, resource
 from rekindle import names
 from rekindle.identity import Identity
 from rekindle.protocol import STREAM_PORT

@@ -105,7 +105,7 @@ def outage(
     during = [a for a in arrivals if cut_s <= a.at_s <= end_s]
     tentative = [a for a in during if a.kind is Kind.TENTATIVE]
     return Outage(
-        max(delays_s(arrivals, clock, cut_s, end_s)),
+        max(delays_s(arrivals, clock, cut_s, end_s), default=0.0),
         len(tentative),
         sum(a.rows for a in tentative),
         end_s - healed_s,
