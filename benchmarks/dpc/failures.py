@@ -8,11 +8,11 @@ the one task (docs/design/consistency.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dpc.scenario import Deployed, input_s, make_reference
-from dpc.topologies import Policy, Setting
+from dpc.topologies import MAX_DELAY_S, Policy, Setting
 from rekindle_testing.harness.cluster import EmbeddedCluster
 
 CHAIN = 4
@@ -36,46 +36,36 @@ class FailureRow:
     rows_equal: int
 
 
-OnRow = Callable[[FailureRow], None]
-
-
 def measure_failures(
     cluster: EmbeddedCluster,
     policies: Sequence[Policy],
     cuts_s: Sequence[float],
-    on_row: OnRow,
     chain: int = 1,
-) -> list[FailureRow]:
-    """Each policy has a topology of its own, with the cuts one after another."""
+) -> Iterator[FailureRow]:
+    """Each policy has a topology of its own, with the cuts one after another; its rows come when
+    its sink has been compared. Raises AssertionError if that differs."""
     kind = "failures" if chain == 1 else "chain"
     settings = [
         Setting(f"{kind}-{number}", input_s(cuts_s), policy, chain=chain)
         for number, policy in enumerate(policies)
     ]
     reference = make_reference(cluster, settings[0])
-    rows = []
     for setting in settings:
         with Deployed(cluster, setting) as deployed:
             cuts = [(cut_s, deployed.cut(cut_s)) for cut_s in cuts_s]
             deployed.run.wait_sinks_advance()
             equal = deployed.verify(reference)
-        found = [
-            FailureRow(
-                str(setting.policy),
-                cut_s,
-                position,
-                setting.max_delay_s or 0.0,
-                round(measured.usual_s, 3),
-                round(measured.outage.delay_new_s, 3),
-                measured.outage.tentative_epochs,
-                measured.outage.tentative_rows,
-                round(measured.outage.stabilized_s, 3),
-                equal,
-            )
-            for cut_s, at_tasks in cuts
-            for position, measured in enumerate(at_tasks, 1)
-        ]
-        for row in found:
-            on_row(row)
-        rows += found
-    return rows
+        for cut_s, at_tasks in cuts:
+            for position, measured in enumerate(at_tasks, 1):
+                yield FailureRow(
+                    str(setting.policy),
+                    cut_s,
+                    position,
+                    MAX_DELAY_S,
+                    round(measured.usual_s, 3),
+                    round(measured.outage.delay_new_s, 3),
+                    measured.outage.tentative_epochs,
+                    measured.outage.tentative_rows,
+                    round(measured.outage.stabilized_s, 3),
+                    equal,
+                )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -51,10 +51,7 @@ class CheckpointRow:
     row_max_s: float
 
 
-def measure_overheads(
-    cluster: EmbeddedCluster, epochs_s: Sequence[float], on_row: Callable[[OverheadRow], None]
-) -> list[OverheadRow]:
-    rows = []
+def measure_overheads(cluster: EmbeddedCluster, epochs_s: Sequence[float]) -> Iterator[OverheadRow]:
     for epoch_s in epochs_s:
         settings = [
             Setting(
@@ -67,7 +64,7 @@ def measure_overheads(
             for name, max_delay_s in (("finite", MAX_DELAY_S), ("infinite", None))
         ]
         for setting, delays in zip(settings, _delays_together(cluster, settings), strict=True):
-            row = OverheadRow(
+            yield OverheadRow(
                 epoch_s,
                 "Infinite" if setting.max_delay_s is None else f"{setting.max_delay_s:g} s",
                 round(statistics.median(delays), 4),
@@ -75,9 +72,6 @@ def measure_overheads(
                 round(statistics.mean(delays) + epoch_s / 2, 4),
                 len(delays),
             )
-            on_row(row)
-            rows.append(row)
-    return rows
 
 
 def _delays_together(cluster: EmbeddedCluster, settings: Sequence[Setting]) -> list[list[float]]:
@@ -89,11 +83,8 @@ def _delays_together(cluster: EmbeddedCluster, settings: Sequence[Setting]) -> l
 
 
 def measure_checkpoints(
-    cluster: EmbeddedCluster,
-    checkpoints_s: Sequence[float],
-    on_row: Callable[[CheckpointRow], None],
-) -> list[CheckpointRow]:
-    rows: list[CheckpointRow] = []
+    cluster: EmbeddedCluster, checkpoints_s: Sequence[float]
+) -> Iterator[CheckpointRow]:
     with tempfile.TemporaryDirectory() as directory:
         streaming = StructuredStreaming(ROWS_PER_SECOND * len(SOURCES), Path(directory))
         with streaming:
@@ -108,21 +99,14 @@ def measure_checkpoints(
                     streaming.begin(checkpoint_s, seconds)
                     (delays,) = deployed.delays_s(seconds).values()
                     mean_s, max_s = streaming.result(seconds)
-                found = [
-                    CheckpointRow(
-                        checkpoint_s,
-                        "Rekindle",
-                        round(statistics.mean(delays) + EPOCH_S / 2, 3),
-                        round(max(delays) + EPOCH_S, 3),
-                    ),
-                    CheckpointRow(
-                        checkpoint_s, "Structured Streaming", round(mean_s, 3), round(max_s, 3)
-                    ),
-                ]
-                for row in found:
-                    on_row(row)
-                rows += found
-    return rows
+                ours = (statistics.mean(delays) + EPOCH_S / 2, max(delays) + EPOCH_S)
+                yield CheckpointRow(checkpoint_s, "Rekindle", *_rounded(*ours))
+                theirs = _rounded(mean_s, max_s)
+                yield CheckpointRow(checkpoint_s, "Structured Streaming", *theirs)
+
+
+def _rounded(mean_s: float, max_s: float) -> tuple[float, float]:
+    return round(mean_s, 3), round(max_s, 3)
 
 
 def _percentile(values: Sequence[float], fraction: float) -> float:

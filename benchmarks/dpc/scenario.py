@@ -44,6 +44,7 @@ QUIET_S = 5.0
 START_S = 90.0
 """That a topology may take until it is Live and has a checkpoint."""
 STABILIZE_S = 90.0
+STEADY_S = 120.0
 _STEADY_EPOCHS = 10
 _LIVE_S = 240.0
 
@@ -86,7 +87,8 @@ class Deployed:
             self.run.wait_live(_LIVE_S)
             self.run.wait_checkpoint(timeout_s=_LIVE_S)
             self._listen(context)
-            wait_for("delays without a failure", self._is_steady, 120, 0.25)
+            what = f"{self.setting.name}: epochs without delay (is the machine busy?)"
+            wait_for(what, self._is_steady, STEADY_S, 0.25)
             self._context = context.pop_all()
         return self
 

@@ -20,15 +20,16 @@ FLAT = 1.25
 
 AnyRow = FailureRow | OverheadRow | CheckpointRow | ThroughputRow
 
+_KEEPS_X = "keeps X; fewer tentative results than Process/Process"
 PAPER = {
-    "Process/Process": "below X for any length; the most tentative results",
-    "Process/Delay": "below X for any length; fewer tentative results",
-    "Process/Suspend": "grows with the failure, since stabilization is not bounded by X",
-    "Delay/Process": "below X for any length; fewer tentative results",
-    "Delay/Delay": "below X for any length; fewest tentative results of those that keep X",
+    "Process/Process": "below alpha X for any length; the most tentative results",
+    "Process/Delay": _KEEPS_X,
+    "Process/Suspend": "breaks X for long failures",
+    "Delay/Process": _KEEPS_X,
+    "Delay/Delay": _KEEPS_X,
     "Delay/Suspend": "breaks X for failures longer than 3 s",
 }
-"""Fig. 10 in the words of section 5.1; its curves are not given in numbers."""
+"""What section 5 says of Fig. 10; the values of its curves are only in the picture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is measured of a failure: delays of new results, tentative rows, when all is stable again."""
+"""Measures of a failure: delays of new results, tentative rows, when output is stable again."""
 
 from __future__ import annotations
 
