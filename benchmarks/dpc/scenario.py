@@ -25,6 +25,7 @@ from dpc.topologies import CUT, QUERY, Setting, nodes, resource
 from rekindle import names
 from rekindle.identity import Identity
 from rekindle.protocol import STREAM_PORT
+from rekindle.streams.epochs import Kind
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster
@@ -37,15 +38,17 @@ from rekindle_testing.harness.stream_delays import Arrival, EpochClock, Outage, 
 from rekindle_testing.harness.stream_listener import StreamListener
 from rekindle_testing.waiting import wait_for
 
-NODES = 2
-NODE = NodeResources(cpu="4", memory="12Gi")
+NODES = 3
+NODE = NodeResources(cpu="3", memory="8Gi")
 QUIET_S = 5.0
 """Before each cut; delays of that time are the usual ones."""
-START_S = 90.0
+START_S = 180.0
 """That a topology may take until it is Live and has a checkpoint."""
 STABILIZE_S = 90.0
 STEADY_S = 120.0
 _STEADY_EPOCHS = 10
+_SLOW_S = 0.5
+"""Beyond two epoch intervals, before a measurement begins."""
 _LIVE_S = 240.0
 
 
@@ -87,8 +90,7 @@ class Deployed:
             self.run.wait_live(_LIVE_S)
             self.run.wait_checkpoint(timeout_s=_LIVE_S)
             self._listen(context)
-            what = f"{self.setting.name}: epochs without delay (is the machine busy?)"
-            wait_for(what, self._is_steady, STEADY_S, 0.25)
+            self._wait_steady()
             self._context = context.pop_all()
         return self
 
@@ -119,19 +121,23 @@ class Deployed:
         data = self._cluster.core.read_namespaced_secret(secret, NAMESPACE).data
         return base64.b64decode(data["token"]).decode()
 
+    def _wait_steady(self) -> None:
+        what = f"{self.setting.name}: epochs without delay (is the machine busy?)"
+        wait_for(what, self._is_steady, STEADY_S, 0.25)
+
     def _is_steady(self) -> bool:
-        """Every task's newest epochs came within two intervals."""
-        for listener in self._listeners.values():
-            newest = listener.arrivals[-_STEADY_EPOCHS:]
-            late = [a for a in newest if self.clock.delay_s(a) > 2 * self.setting.epoch_s + 0.5]
-            if len(newest) < _STEADY_EPOCHS or late:
-                return False
-        return True
+        """Every task's newest epochs are stable, and came in time."""
+        return all(
+            len(newest := listener.arrivals[-_STEADY_EPOCHS:]) == _STEADY_EPOCHS
+            and all(self._is_in_time(a) for a in newest)
+            for listener in self._listeners.values()
+        )
+
+    def _is_in_time(self, arrival: Arrival) -> bool:
+        delay_s = self.clock.delay_s(arrival)
+        return arrival.kind is Kind.STABLE and delay_s <= 2 * self.setting.epoch_s + _SLOW_S
 
     # -- measuring -------------------------------------------------------------------------------
-
-    def arrivals(self, node: str) -> list[Arrival]:
-        return self._listeners[node].arrivals
 
     def delays_s(self, seconds: float) -> dict[str, list[float]]:
         """By task: the delays of the epochs of the next `seconds`."""
@@ -145,6 +151,7 @@ class Deployed:
     def cut(self, seconds: float) -> list[Measured]:
         """Cut one input for some seconds, and wait until the output of all tasks is stable and
         current again."""
+        self._wait_steady()
         usual = {node: max(found) for node, found in self.delays_s(QUIET_S).items()}
         (pod,) = self.run.task_pods(CUT)
         cut_s = time.time()

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ from engine_parts import task_config
 
 from dpc.topologies import GROUPS, SOURCES, Setting, resource
 from rekindle.engine.memory import plan_memory
-from rekindle.engine.model import State
+from rekindle.engine.model import Chain, State
 from rekindle.engine.retry import CallSizes
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
@@ -73,12 +72,16 @@ class ThroughputRow:
 
 
 def measure_throughput(pairs: int = PAIRS, epochs: int = EPOCHS) -> ThroughputRow:
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        directory = Path(name)
+    name, spec = load_topology(resource(Setting("throughput", 1.0)))
+    topology = compile_topology(spec, name)
+    segment = next(s for s in topology.segments if s.inputs)
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        directory = Path(place)
         session = start_session("bench", data_dir=directory)
         stack.callback(stop_session, session)
         session.sparkContext.setLogLevel("ERROR")
-        bench = _Bench(session, directory, epochs)
+        chain = SparkChain(segment, topology, session)
+        bench = _Bench(topology, segment, chain, directory, epochs)
         upstreams = stack.enter_context(bench.serve())
         times: dict[bool, list[float]] = {True: [], False: []}
         for pair in range(WARM_UP_PAIRS + pairs):
@@ -106,17 +109,17 @@ def _result(finite_s: list[float], infinite_s: list[float], rows: int) -> Throug
 class _Bench:
     """`round` runs the task from its first epoch to its last."""
 
-    def __init__(self, session: Any, directory: Path, epochs: int) -> None:
-        name, spec = load_topology(resource(Setting("throughput", 1.0)))
-        self._topology: Topology = compile_topology(spec, name)
-        self._segment: Segment = next(s for s in self._topology.segments if s.inputs)
-        self._chain = SparkChain(self._segment, self._topology, session)
+    def __init__(
+        self, topology: Topology, segment: Segment, chain: Chain, directory: Path, epochs: int
+    ) -> None:
+        self._segment = segment
+        self._chain = chain
         self._directory = directory
         self._epochs = epochs
         self._memory = plan_memory()
-        ref = TaskRef(segment=self._segment.id, partition=0, replica=0, incarnation=1)
-        of_source = task_config(self._topology, directory, self._memory)
-        self._config = replace(of_source, segment=self._segment, ref=ref)
+        ref = TaskRef(segment=segment.id, partition=0, replica=0, incarnation=1)
+        of_source = task_config(topology, directory, self._memory)
+        self._config = replace(of_source, segment=segment, ref=ref)
 
     @contextmanager
     def serve(self) -> Iterator[list[Upstream]]:
@@ -148,16 +151,11 @@ class _Bench:
         directory = self._directory / name
         log = OutputLog(directory / "log", self._segment.stream, 0, self._chain.output_schema)
         log.start_at(0)
-        branched: BranchedInputs | None = None
-        if finite:
-            settings = self._config.consistency(first_attempt=1)
-            branched = BranchedInputs(self._segment, 0, settings, 0, NO_WATERMARK)
+        inputs = self._inputs(finite)
+        branched = inputs if isinstance(inputs, BranchedInputs) else None
+        if branched is not None:
             branched.attach(LiveOutput(log, directory / "tentative", name))
             branched.become_live()
-        else:
-            read_ahead = self._memory.read_ahead_bytes
-            streams = StreamInputs(self._segment, 0, 0, NO_WATERMARK, read_ahead_bytes=read_ahead)
-        inputs = branched or streams
         status = TaskStatus(self._config.ref, name, 0, EPOCH_US, time.time)
         loop = EpochLoop(
             chain=self._chain,
@@ -184,6 +182,13 @@ class _Bench:
         inputs.close()
         log.close()
         return seconds
+
+    def _inputs(self, finite: bool) -> BranchedInputs | StreamInputs:
+        if finite:
+            settings = self._config.consistency(first_attempt=1)
+            return BranchedInputs(self._segment, 0, settings, 0, NO_WATERMARK)
+        read_ahead = self._memory.read_ahead_bytes
+        return StreamInputs(self._segment, 0, 0, NO_WATERMARK, read_ahead_bytes=read_ahead)
 
 
 def _rows(epoch: int, rng: np.random.Generator) -> pa.Table:
