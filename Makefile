@@ -7,7 +7,7 @@ PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not 
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup tools lint unit test failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-flux images reference clean lock
+.PHONY: setup tools lint unit test failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-dpc bench-flux images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -69,6 +69,9 @@ bench-flux: tools ## replicas killed and rebuilt, throughput meanwhile, state mo
 	$(PY) benchmarks/replica_kills.py --kills $(or $(KILLS),30)
 	$(PY) benchmarks/catch_up.py
 	$(PY) benchmarks/state_movement.py --megabytes $(or $(MEGABYTES),10 100 1000)
+
+bench-dpc: tools  ## DPC's experiments, with tables and pictures under build/bench/dpc: ARGS="--seconds 5 --policies Process/Process"
+	cd benchmarks && ../$(PY) -m dpc $(ARGS)
 
 images: setup     ## the container images, built, measured and started once each: ENGINE=podman BASE=... ARCHIVES=1
 	@$(PY) -m rekindle_testing.images

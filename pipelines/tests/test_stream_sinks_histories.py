@@ -18,7 +18,7 @@ from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.reading import Call, ServedQuery
 from rekindle.stream_sinks.ticket import At, Ticket, parse_ticket
 from rekindle.streams.live_output import LiveOutput
-from rekindle_testing.fixtures.examples import scaled_examples
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 class Replica:

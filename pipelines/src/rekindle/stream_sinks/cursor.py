@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rekindle.streams.epochs import NO_EPOCH, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind
 
 
 class Control(NamedTuple):
     """`UNDO`: drop the tentative epochs from `epoch` on. `REC_DONE`: all that was dropped through
     `epoch` has come again, stable."""
 
-    kind: Kind
+    kind: BatchKind
     epoch: int
 
 
@@ -68,11 +68,11 @@ class Cursor:
         first = max(from_epoch, lowest)
         held = (lowest, first - 1) if first > lowest else None
         moved = replace(self, held=held, correcting=max(self.correcting, highest))
-        return [Control(Kind.UNDO, first)], moved
+        return [Control(BatchKind.UNDO, first)], moved
 
     def reconciliation_done(self) -> tuple[list[Control], Cursor]:
         """No further correction is due, if one was open."""
         if self.correcting == NO_EPOCH:
             return [], self
-        done = Control(Kind.RECONCILIATION_DONE, self.stable - 1)
+        done = Control(BatchKind.RECONCILIATION_DONE, self.stable - 1)
         return [done], replace(self, correcting=NO_EPOCH)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from rekindle.errors import BelowFloor
 from rekindle.stream_sinks.cursor import Control, Cursor
 from rekindle.stream_sinks.ticket import At, Ticket
-from rekindle.streams.epochs import NO_EPOCH, EpochBatch, Kind
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.live_history import Position, Run
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
@@ -148,13 +148,13 @@ class Call:
         output from there on."""
         log = self._served.log
         stable, newest = self._cursor.stable, self._served.newest
-        of_log = Run(Kind.STABLE, 0, -1, stable, newest), log
+        of_log = Run(BatchKind.STABLE, 0, -1, stable, newest), log
         if self._position is None and stable <= newest:
             return of_log
         if self._output is None:
             return None
         found = self._output.next(self._position, stable)
-        if found is None or found[0].kind is not Kind.STABLE:
+        if found is None or found[0].kind is not BatchKind.STABLE:
             return found
         run, _ = found
         if run.first > stable:  # the order of what is between is forgotten
@@ -164,14 +164,14 @@ class Call:
         return (run, log) if run.first <= run.last else None
 
     def _run(self, run: Run, log: OutputLog) -> Iterator[Message]:
-        if run.kind is Kind.UNDO:
+        if run.kind is BatchKind.UNDO:
             controls, self._cursor = self._cursor.undo(run.first)
             self._position = Position(run.segment + 1, NO_EPOCH)
             yield from map(self._control, controls)
-        elif run.kind is Kind.RECONCILIATION_DONE:
+        elif run.kind is BatchKind.RECONCILIATION_DONE:
             self._position = Position(run.segment + 1, NO_EPOCH)
             yield from self._reconciliation_done()
-        elif run.kind is Kind.TENTATIVE:
+        elif run.kind is BatchKind.TENTATIVE:
             yield from self._tentative(run, log)
         else:
             yield from self._stable(run, log)

@@ -15,8 +15,8 @@ from rekindle.topology.checks.resources import check_resources
 from rekindle.topology.checks.unsupported import UNSUPPORTED
 from rekindle.topology.checks.urls import check_urls
 from rekindle.topology.graph import nodes_with_paths
-from rekindle.topology.model import MAX_REPLICAS
 from rekindle.topology.kinds.stream import DEFAULT_RETAIN_BYTES
+from rekindle.topology.model import MAX_REPLICAS
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import (
     OperatorSpec,

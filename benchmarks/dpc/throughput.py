@@ -1,0 +1,202 @@
+"""Check: a finite maxDelay costs no throughput without failures.
+
+One task of real parts in this process: readers over HTTP from three output logs on disk, union and
+window in Spark, output log. With an infinite maxDelay its inputs are `StreamInputs`, with a finite
+one `BranchedInputs` with a live output, as in a task that is Live. Everything is there when the
+clock starts, so the task takes epochs as fast as it can, up to as many a call as the loop allows.
+
+Rounds come in pairs, of which every other one begins with the other kind, after rounds that warm
+the JVM up. The result is the median of the ratios of pairs: both rounds of a pair have the same
+machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from engine_parts import task_config
+
+from dpc.topologies import GROUPS, SOURCES, Setting, resource
+from rekindle.engine.call_sizes import CallSizes
+from rekindle.engine.memory import plan_memory
+from rekindle.engine.model import Chain, State
+from rekindle.engine.spark.chain import SparkChain
+from rekindle.engine.spark.session import start_session, stop_session
+from rekindle.protocol import ConsistencyState, Endpoint, TaskRef, Upstream
+from rekindle.streams.digest import digest_table
+from rekindle.streams.epochs import NO_WATERMARK, EpochBatch
+from rekindle.streams.live_output import LiveOutput
+from rekindle.streams.log import OutputLog
+from rekindle.streams.server import StreamServer
+from rekindle.task.branched_inputs import BranchedInputs
+from rekindle.task.core.status import TaskStatus
+from rekindle.task.inputs import StreamInputs
+from rekindle.task.loop import EpochLoop
+from rekindle.task.state import TaskState
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_topology
+from rekindle.topology.model import Segment, Topology
+
+PAIRS = 15
+WARM_UP_PAIRS = 2
+EPOCHS = 400
+ROWS = 750
+"""Of each source in an epoch."""
+BAR = 0.97
+"""Of the infinite one's throughput."""
+EPOCH_US = 500_000
+_LOCALHOST = "127.0.0.1"
+_ROUND_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputRow:
+    """Rows of all sources a second, medians of all rounds; `ratio`: the median of finite by
+    infinite of each pair, `low` and `high` its quartiles."""
+
+    finite: int
+    infinite: int
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+    met: bool
+
+
+def measure_throughput(pairs: int = PAIRS, epochs: int = EPOCHS) -> ThroughputRow:
+    name, spec = load_topology(resource(Setting("throughput", 1.0)))
+    topology = compile_topology(spec, name)
+    segment = next(s for s in topology.segments if s.inputs)
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        directory = Path(place)
+        session = start_session("bench", data_dir=directory)
+        stack.callback(stop_session, session)
+        session.sparkContext.setLogLevel("ERROR")
+        chain = SparkChain(segment, topology, session)
+        bench = _Bench(topology, segment, chain, directory, epochs)
+        upstreams = stack.enter_context(bench.serve())
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for pair in range(WARM_UP_PAIRS + pairs):
+            for finite in (True, False) if pair % 2 else (False, True):
+                seconds = bench.round(finite, upstreams, f"{pair}-{finite}")
+                if pair >= WARM_UP_PAIRS:
+                    times[finite].append(seconds)
+    return _result(times[True], times[False], epochs * ROWS * len(SOURCES))
+
+
+def _result(finite_s: list[float], infinite_s: list[float], rows: int) -> ThroughputRow:
+    ratios = [b / a for a, b in zip(finite_s, infinite_s, strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4)
+    return ThroughputRow(
+        round(rows / statistics.median(finite_s)),
+        round(rows / statistics.median(infinite_s)),
+        round(ratio, 3),
+        round(low, 3),
+        round(high, 3),
+        len(ratios),
+        ratio >= BAR,
+    )
+
+
+class _Bench:
+    """`round` runs the task from its first epoch to its last."""
+
+    def __init__(
+        self, topology: Topology, segment: Segment, chain: Chain, directory: Path, epochs: int
+    ) -> None:
+        self._segment = segment
+        self._chain = chain
+        self._directory = directory
+        self._epochs = epochs
+        self._memory = plan_memory()
+        ref = TaskRef(segment=segment.id, partition=0, replica=0, incarnation=1)
+        of_source = task_config(topology, directory, self._memory)
+        self._config = replace(of_source, segment=segment, ref=ref)
+
+    @contextmanager
+    def serve(self) -> Iterator[list[Upstream]]:
+        """The upstream logs, complete, on a server of their own."""
+        server = StreamServer(_LOCALHOST, 0)
+        try:
+            for number, input in enumerate(self._segment.inputs):
+                server.serve_log(self._write(input.stream, number), lambda: self._epochs - 1)
+            endpoint = Endpoint(address=f"{_LOCALHOST}:{server.port}", replica=0, incarnation=1)
+            yield [
+                Upstream(stream=input.stream, partition=0, endpoints=(endpoint,))
+                for input in self._segment.inputs
+            ]
+        finally:
+            server.stop()
+
+    def _write(self, stream: str, seed: int) -> OutputLog:
+        rng = np.random.default_rng(seed)
+        log = OutputLog(self._directory / stream, stream, 0, _rows(0, rng).schema)
+        log.start_at(0)
+        for epoch in range(self._epochs):
+            rows = _rows(epoch, rng)
+            digest = digest_table(rows)
+            log.append(EpochBatch(stream, 0, epoch, epoch * EPOCH_US, rows, digest))
+        return log
+
+    def round(self, finite: bool, upstreams: list[Upstream], name: str) -> float:
+        """Seconds."""
+        directory = self._directory / name
+        log = OutputLog(directory / "log", self._segment.stream, 0, self._chain.output_schema)
+        log.start_at(0)
+        inputs = self._inputs(finite)
+        branched = inputs if isinstance(inputs, BranchedInputs) else None
+        if branched is not None:
+            branched.attach(LiveOutput(log, directory / "tentative", name))
+            branched.become_live()
+        status = TaskStatus(self._config.ref, name, 0, EPOCH_US, time.time)
+        loop = EpochLoop(
+            chain=self._chain,
+            state=TaskState(-1, NO_WATERMARK, State()),
+            inputs=inputs,
+            log=log,
+            checkpoint_interval_epochs=10,
+            save=lambda state: None,
+            status=status,
+            wait=lambda _: True,
+            sizes=CallSizes.of(self._memory),
+            branches=branched,
+        )
+        began = time.perf_counter()
+        inputs.route(upstreams)
+        while log.last < self._epochs - 1:
+            if time.perf_counter() - began > _ROUND_S:
+                raise TimeoutError(f"round {name} is at epoch {log.last} of {self._epochs}")
+            loop.run_call(1.0)
+        seconds = time.perf_counter() - began
+        if branched is not None:
+            branched.report(status)
+            assert status.response(0).consistency is ConsistencyState.STABLE, "nothing was missing"
+        inputs.close()
+        log.close()
+        return seconds
+
+    def _inputs(self, finite: bool) -> BranchedInputs | StreamInputs:
+        if finite:
+            settings = self._config.consistency(first_attempt=1)
+            return BranchedInputs(self._segment, 0, settings, 0, NO_WATERMARK)
+        read_ahead = self._memory.read_ahead_bytes
+        return StreamInputs(self._segment, 0, 0, NO_WATERMARK, read_ahead_bytes=read_ahead)
+
+
+def _rows(epoch: int, rng: np.random.Generator) -> pa.Table:
+    times = epoch * EPOCH_US + np.arange(ROWS) * (EPOCH_US // ROWS)
+    return pa.table(
+        {
+            "k": rng.integers(1, GROUPS + 1, ROWS),
+            "v": rng.uniform(0, 100, ROWS),
+            "t": pa.array(times).cast(pa.timestamp("us", "UTC")),
+        }
+    )
