@@ -35,6 +35,13 @@ REFUSED = {
     ("status", "--kubeconfig"): [""],
     ("status", "--context"): [""],
     ("status", "--interval"): SECONDS,
+    ("tail", "TOPOLOGY"): NAME,
+    ("tail", "QUERY"): [""],
+    ("tail", "--namespace"): NAME,
+    ("tail", "--kubeconfig"): [""],
+    ("tail", "--context"): [""],
+    ("tail", "--from-epoch"): WHOLE,
+    ("tail", "--address"): [""],
     ("timeline", "TOPOLOGY"): NAME,
     ("timeline", "--namespace"): NAME,
     ("timeline", "--kubeconfig"): [""],
@@ -70,7 +77,8 @@ def test_all_options_of_all_commands_are_tried() -> None:
 def test_a_wrong_value_is_a_usage_error(
     command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [f"{option}={value}", "x"] if option.startswith("--") else ["--", value]
+    before = ["t"] if option == "QUERY" else []
+    given = [f"{option}={value}", "x"] if option.startswith("--") else ["--", *before, value]
     with pytest.raises(SystemExit) as end:
         main([command, *given])
     assert end.value.code == 2
