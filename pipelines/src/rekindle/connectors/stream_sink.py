@@ -40,4 +40,4 @@ class StreamSink:
         return after
 
     def write(self, batch: EpochBatch) -> bool:
-        return batch.rows.num_rows > 0
+        return bool(batch.rows.num_rows)
