@@ -1,4 +1,4 @@
-"""A stream sink in a cluster: `rekindle tail` follows it while a replica it reads is killed."""
+"""A stream sink in a cluster: `rekindle tail` goes on while the replica it reads is killed."""
 
 from __future__ import annotations
 

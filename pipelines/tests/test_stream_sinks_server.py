@@ -108,8 +108,7 @@ def test_epochs_without_rows_are_not_sent(task: Task) -> None:
 def test_a_call_ends_after_its_bytes(task: Task) -> None:
     task.append(*range(10), rows=1000)
     client, ticket = connect(task), json.dumps({"query": "delays", "max_bytes": 50_000})
-    got: list[Any] = []
-    calls = 0
+    calls, got = 0, list[int]()
     while len(got) < 10:
         found = call(client, ticket)
         ticket, calls = found[-1][0]["next"], calls + 1

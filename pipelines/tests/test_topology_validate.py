@@ -32,6 +32,14 @@ def test_a_valid_resource_has_no_problem() -> None:
     assert problems_of(good_manifest()) == []
 
 
+@pytest.mark.parametrize("stream", [{}, {"tentative": True}, {"retain": "8Mi"}])
+def test_a_stream_sink_is_valid_with_a_small_log(stream: dict[str, Any]) -> None:
+    manifest = good_manifest()
+    manifest["spec"]["logBudget"] = "16Mi"
+    manifest["spec"]["queries"][0]["sink"] = {"stream": stream}
+    assert problems_of(manifest) == []
+
+
 def test_the_table_is_large_and_its_names_differ() -> None:
     assert len(BAD) >= 40
     assert len({b.name for b in BAD}) == len(BAD)

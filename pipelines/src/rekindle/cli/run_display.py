@@ -148,7 +148,8 @@ def print_result(stream: TextIO, topology: str, result: ReferenceResult) -> None
     table.add_column("output", overflow="fold")
     for query, rows in result.rows.items():
         epochs = result.epochs_with_rows[query]
-        table.add_row(query, f"{rows:,}", f"{epochs:,}", result.urls.get(query, ""))
+        url = result.urls.get(query, "not stored: give --output")
+        table.add_row(query, f"{rows:,}", f"{epochs:,}", url)
     console.print(table)
     for operator, dropped in result.dropped.items():
         if dropped.late or dropped.null_event_time:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rekindle.cli.kubernetes_api import ApiError, ClusterReader, add_cluster_arguments, open_cluster
+from rekindle.cli.kubernetes_api import (
+    ApiError,
+    ApiUnavailable,
+    ClusterReader,
+    add_cluster_arguments,
+    open_cluster,
+)
 from rekindle.cli.option_types import not_empty, number_from
 from rekindle.errors import RekindleError
 from rekindle.termination import Terminated
@@ -93,9 +100,15 @@ class _Pods:
         self._cluster = cluster
         self._topology = cluster.topology(topology)
         self.segment = _segment(self._topology, query)
+        self._known: dict[int, list[str]] = {}
 
     def addresses(self, partition: int) -> list[str]:
-        """Of pods that run, by replica; none while the API server does not respond."""
+        """Of pods that run, by replica; while the API server does not respond, the known ones."""
+        with contextlib.suppress(ApiError, ApiUnavailable):
+            self._known[partition] = self._found(partition)
+        return self._known.get(partition, [])
+
+    def _found(self, partition: int) -> list[str]:
         from rekindle import names
         from rekindle.protocol import STREAM_SINK_PORT
 
