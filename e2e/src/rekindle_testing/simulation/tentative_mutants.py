@@ -78,14 +78,12 @@ def _stays_with_replica(is_better: Any) -> Any:
     return lambda self, endpoint, current, now: False
 
 
-def _takes_next_epoch(form: Any) -> Any:
-    """A channel that lacks an epoch, but has the next one, gives that."""
+def _repeats_epoch(add: Any) -> Any:
+    """A channel that lacks an epoch gives the one before it again."""
 
-    def wrong(self: LiveUnion, epoch: int, watermark: int) -> Any:
-        for inbox in self._inboxes.values():
-            if epoch not in inbox.batches and epoch + 1 in inbox.batches:
-                inbox.put(replace(inbox.batches[epoch + 1], epoch=epoch))
-        return form(self, epoch, watermark)
+    def wrong(self: LiveUnion, channel: Any, batch: Any) -> None:
+        add(self, channel, batch)
+        add(self, channel, replace(batch, epoch=batch.epoch + 1))
 
     return wrong
 
@@ -153,7 +151,7 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "a reader stays with a replica whose output is not stable": replaced(
         ReplicaChoice, "_is_better", _stays_with_replica
     ),
-    "a missing epoch is replaced by the next one": replaced(LiveUnion, "form", _takes_next_epoch),
+    "a missing epoch is replaced by the one before": replaced(LiveUnion, "add", _repeats_epoch),
     "an epoch waits from when anything arrived last": replaced(
         Deadlines, "first_arrival", _counts_from_newest
     ),
