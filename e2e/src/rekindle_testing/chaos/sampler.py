@@ -1,7 +1,7 @@
 """Samples a chaos run from outside: the sinks' files, objects of the API, and metrics of tasks.
 
-A thread for each, since the API server may not respond while the sinks continue. `pods`, `leader` and
-`statuses` are of the last sample; `stalled_live` has all that was found in any sample.
+A thread for each, since the API server may not respond while the sinks continue. `pods`, `leader`
+and `statuses` are of the last sample; `stalled_live` has all that was found in any sample.
 """
 
 from __future__ import annotations

@@ -61,12 +61,6 @@ def _keeps_tentative_state(completed: Any) -> Any:
     return wrong
 
 
-def _promises_always(requested: Any) -> Any:
-    return lambda self, by, lease_s, corrects, now: requested(
-        self, self._replica, lease_s, False, now
-    )
-
-
 def _breaks_promise(permission: Any) -> Any:
     def wrong(self: Partners, now: float) -> Permission:
         return Permission.BEGIN if now < self._promised_until else permission(self, now)
@@ -141,9 +135,6 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     ),
     "the stable branch goes on from the tentative state": replaced(
         LoopCore, "_tentative_completed", _keeps_tentative_state
-    ),
-    "a replica promises to serve while it corrects": replaced(
-        Partners, "requested", _promises_always
     ),
     "a replica that has promised to serve begins to correct": replaced(
         Partners, "permission", _breaks_promise
