@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 
 import pytest
@@ -178,20 +179,71 @@ def test_tentative_results_come_in_time_and_are_corrected(
     assert outcome.tentative > 5
 
 
+AT_START = [fault(FaultKind.STOP_TASK, at, 20.0, target=0) for at in (6.0, 7.0)]
+
+
+SLOW_SOURCE = [fault(FaultKind.SLOW_TASK, 14.0, 45.0, target=0)]
+SLOW_REPLICA = [*CUT, fault(FaultKind.SLOW_TASK, 25.0, 25.0, target=3)]
+EVICTED = [fault(FaultKind.EVICT_TASK, 20.0, 1.0, target=2, other=BY_FORCE)]
+DONOR_LOST = [*EVICTED, fault(FaultKind.FREEZE_TASK, 20.5, 1.0, target=3, stays=True)]
+AT_ONCE, LATER = Variant(topologies.CHAIN, 1.0), Variant(topologies.CHAIN, 2.0)
+SUSPENDS = Variant(topologies.CHAIN, 2.0, during_stabilization="Suspend")
+STABLE = Variant(topologies.CHAIN)
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "faults", "variant"),
     [
-        "UNDO is forgotten",
-        "REC_DONE is never sent",
-        "each tentative epoch begins with the stable state",
-        "tentative rows enter the log, and so the sinks",
-        "new input waits during a failure",
+        ("UNDO is forgotten", CUT, LATER),
+        ("UNDO begins an epoch too late", CUT, LATER),
+        ("REC_DONE is never sent", CUT, LATER),
+        ("each tentative epoch begins with the stable state", CUT, LATER),
+        ("the stable branch goes on from the tentative state", CUT, LATER),
+        ("tentative rows enter the log, and so the sinks", CUT, LATER),
+        ("a missing epoch is replaced by the one before", CUT, LATER),
+        ("new input waits during a failure", CUT, LATER),
+        ("an epoch waits from when anything arrived last", CUT, LATER),
+        ("a correction begins an epoch too late", CUT, LATER),
+        ("a task is tentative before it is Live", AT_START, LATER),
+        ("a new failure begins in an open correction", SLOW_SOURCE, AT_ONCE),
+        ("a replica that has promised to serve begins to correct", SLOW_REPLICA, SUSPENDS),
+        ("a state is moved under another epoch", EVICTED, STABLE),
+        ("a copy counts as a witness", EVICTED, STABLE),
+        ("a movement is never given up", DONOR_LOST, STABLE),
     ],
 )
-def test_bugs_in_tentative_results_are_found(name: str) -> None:
+def test_bugs_in_tentative_results_and_moved_states_are_found(
+    name: str, faults: Sequence[Fault], variant: Variant
+) -> None:
     with MUTANTS[name]():
-        failure = simulate(CHAIN, CUT, Variant(topologies.CHAIN, 2.0)).failure
-    assert str(failure).startswith(("I1", "I3"))
+        failure = simulate(CHAIN, faults, variant).failure
+    assert failure is not None
+
+
+def one_replica_is_cut_off() -> Outcome:
+    """One replica of an operator does not hear one of its inputs for a while."""
+    until = fault(FaultKind.ADD_NODE, 45.0, 1.0)
+    simulation = Simulation(DIAMOND, [until], Variant(topologies.THREE, 2.0))
+    cluster = simulation.cluster
+
+    def cut() -> None:
+        named = {cluster.topology.segment(s.segment).name: s.segment for s in cluster.pods}
+        hosts = {(s.segment, s.replica): pod.address for s, pod in cluster.pods.items()}
+        nodes = [cluster.network.node_of[hosts[named[n], 0]] for n in ("one", "everything")]
+        for sender, receiver in (nodes, nodes[::-1]):
+            cluster.network.disconnect(sender, receiver)
+            cluster.scheduler.after(20.0, partial(cluster.network.reconnect, sender, receiver))
+
+    cluster.scheduler.after(20.0, cut)
+    return simulation.run()
+
+
+def test_a_reader_leaves_a_replica_whose_output_is_tentative() -> None:
+    outcome = one_replica_is_cut_off()
+    assert outcome.failure is None
+    assert outcome.tentative > 5
+    with MUTANTS["a reader stays with a replica whose output is not stable"]():
+        assert "others are read" in str(one_replica_is_cut_off().failure)
 
 
 def test_there_are_forty_planted_bugs() -> None:

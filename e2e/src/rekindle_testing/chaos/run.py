@@ -19,10 +19,23 @@ from typing import Any
 
 from rekindle_testing.chaos import topologies
 from rekindle_testing.chaos.evidence import keep_evidence
+from rekindle_testing.chaos.freshness import Freshness
 from rekindle_testing.chaos.injector import Injector
-from rekindle_testing.chaos.plan import ChaosPlan, Fault, Round, make_plan
+from rekindle_testing.chaos.plan import (
+    ChaosPlan,
+    Fault,
+    FaultAction,
+    Freeze,
+    HealNetwork,
+    KillNodes,
+    PartitionNetwork,
+    Round,
+    Thaw,
+    make_plan,
+)
 from rekindle_testing.chaos.progress import Progress, StalledLive
 from rekindle_testing.chaos.sampler import Sampler
+from rekindle_testing.chaos.task_samples import upstream_of
 from rekindle_testing.embedded.processes import ChildProcesses
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -40,6 +53,8 @@ START_TIMEOUT_S = 180.0
 _INPUT_BEFORE_ROUNDS_S = 90
 _INPUT_PER_ROUND_S = 60 + int(ADVANCE_TIMEOUT_S)
 _NO_STALLED_LIVE = StalledLive("", 0.0, 0.0)
+_LATE_S = 5.0
+"""Beyond `maxDelay`: results are sampled, and tasks that start compete for the cores."""
 _SPARE_INPUT_S = 20  # of input after the epoch that a query has to reach
 
 
@@ -50,7 +65,8 @@ class RoundFailure(AssertionError):
 @dataclass(frozen=True, slots=True)
 class RoundResult:
     """Times are seconds since the end of the round's last fault. `stalled_live_s`: the longest time
-    that a query, `stalled_query`, was reported as Live while its sink wrote nothing."""
+    that a query, `stalled_query`, was reported as Live while its sink wrote nothing; `tentative`,
+    `latest_s`: of a topology with a finite `maxDelay`, see `Freshness`."""
 
     number: int
     advanced_s: float
@@ -58,12 +74,15 @@ class RoundResult:
     rows: int
     stalled_live_s: float
     stalled_query: str = ""
+    tentative: int = 0
+    latest_s: float = 0.0
 
     def __str__(self) -> str:
         return (
             f"all queries advance after {self.advanced_s:.1f} s and are Live after "
             f"{self.live_s:.1f} s; {self.rows:,} rows equal; "
-            f"longest stall while Live {self.stalled_live_s:.1f} s {self.stalled_query}"
+            f"longest stall while Live {self.stalled_live_s:.1f} s {self.stalled_query}; "
+            f"{self.tentative} tentative epochs, new results after {self.latest_s:.1f} s at most"
         )
 
 
@@ -118,7 +137,7 @@ class _Run:
         self._on_progress = on_progress
         self._log: list[str] = []
         self._input_s = _INPUT_BEFORE_ROUNDS_S + _INPUT_PER_ROUND_S * len(plan.rounds)
-        self._resources = topologies.topology_resources(self._input_s)
+        self._resources = topologies.topology_resources(self._input_s, plan.seed)
         # Room for two tasks on each, and for a coordinator and an operator.
         resources = NodeResources(cpu="1300m", memory="4Gi")
         self.cluster = EmbeddedCluster(
@@ -136,6 +155,11 @@ class _Run:
                 topologies.partitions(resource), file_interval_s=topologies.WINDOW_SLIDE_S
             )
             for name, resource in self._resources.items()
+        }
+        self._freshness = {
+            name: Freshness(upstream_of(resource), topologies.MAX_DELAY_S)
+            for name, resource in self._resources.items()
+            if topologies.may_be_tentative(resource)
         }
         self._compared = dict.fromkeys(self._resources, -1)
 
@@ -176,7 +200,9 @@ class _Run:
             for name, resource in self._resources.items()
         }
         kubeconfig = self.cluster.control_plane.kubeconfig
-        return Sampler(kubeconfig, self._progress, sinks, self.log_archive, self.history)
+        return Sampler(
+            kubeconfig, self._progress, sinks, self.log_archive, self.history, self._freshness
+        )
 
     def _sink(self, query: dict[str, Any]) -> Path:
         url: str = query["sink"]["files"]["url"]
@@ -213,7 +239,9 @@ class _Run:
         began = time.monotonic()
         for step in round.steps:
             time.sleep(max(0.0, began + step.at_s - time.monotonic()))
+            self._note_silent(step.action, ends=False)
             self._print(f"  {time.monotonic() - began:5.1f} s  {self._injector.apply(step.action)}")
+            self._note_silent(step.action, ends=True)
         self._injector.wait_nodes_replaced()
         faults_ended = time.monotonic()
         self._wait_advanced(round, faults_ended + ADVANCE_TIMEOUT_S)
@@ -226,14 +254,42 @@ class _Run:
         stalled = max(
             self._sampler.stalled_live[seen:], key=lambda s: s.stalled_s, default=_NO_STALLED_LIVE
         )
+        tentative, latest_s = self._check_tentative(round.number)
         return RoundResult(
             number=round.number,
+            tentative=tentative,
+            latest_s=_rounded(latest_s),
             advanced_s=_rounded(advanced_s),
             live_s=_rounded(live_s),
             rows=rows,
             stalled_live_s=_rounded(stalled.stalled_s),
             stalled_query=stalled.query,
         )
+
+    def _note_silent(self, action: FaultAction, *, ends: bool) -> None:
+        """Nodes are silent from before a fault until after its end."""
+        silent = self._sampler.silent_nodes
+        if isinstance(action, Freeze | PartitionNetwork) and not ends:
+            silent |= {action.node}
+        elif isinstance(action, Thaw | HealNetwork) and ends:
+            silent -= {action.node}
+        elif isinstance(action, KillNodes) and ends:
+            silent -= set(action.nodes)
+        self._sampler.silent_nodes = silent
+
+    def _check_tentative(self, number: int) -> tuple[int, float]:
+        """How many tentative epochs there were, and the longest time until an epoch was out."""
+        tentative, latest_s = 0, 0.0
+        for name, freshness in self._freshness.items():
+            tentative += freshness.tentative
+            latest_s = max(latest_s, freshness.latest_s)
+            if freshness.latest_s > topologies.MAX_DELAY_S + _LATE_S:
+                raise RoundFailure(
+                    f"round {number}: an epoch that had arrived at a Live task of {name} was out "
+                    f"only after {freshness.latest_s:.1f} s; maxDelay is {topologies.MAX_DELAY_S} s"
+                )
+            freshness.tentative, freshness.latest_s = 0, 0.0
+        return tentative, latest_s
 
     def _wait_advanced(self, round: Round, deadline: float) -> None:
         """Until every query has passed the newest epoch that any query of its topology has written

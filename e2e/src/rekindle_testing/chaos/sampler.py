@@ -1,7 +1,7 @@
-"""Samples a chaos run from outside: the sinks' files, and objects of the API.
+"""Samples a chaos run from outside: the sinks' files, objects of the API, and metrics of tasks.
 
-Two threads, since the API server may not respond while the sinks continue. `pods`, `leader` and
-`statuses` are of the last sample; `stalled_live` has all that was found in any sample.
+A thread for each, since the API server may not respond while the sinks continue. `pods`, `leader`
+and `statuses` are of the last sample; `stalled_live` has all that was found in any sample.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
+from rekindle_testing.chaos.freshness import Freshness
 from rekindle_testing.chaos.progress import Progress, StalledLive
+from rekindle_testing.chaos.task_samples import sample_tasks
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.node_admin import JsonApi
 from rekindle_testing.harness.any_cluster import OPERATOR_LEASE
@@ -26,6 +28,7 @@ Json = dict[str, Any]
 
 _FILES_EVERY_S = 0.25
 _API_EVERY_S = 0.5
+_TASKS_EVERY_S = 0.5
 _TOPOLOGIES = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}"
 _LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/{OPERATOR_LEASE}"
 
@@ -34,7 +37,8 @@ class Sampler:
     """`progress`: of each topology, continued here; `sinks`: topology -> query -> the directory of
     its sink; `log_archive`: gets the logs of pods before they are deleted with their nodes;
     `history`: the file to which each change of the API's objects is appended, one JSON object a
-    line."""
+    line; `freshness`: of topologies whose results may be tentative, continued here. `silent_nodes`:
+    those that are frozen or cut off, set by the run."""
 
     def __init__(
         self,
@@ -43,9 +47,11 @@ class Sampler:
         sinks: Mapping[str, Mapping[str, Path]],
         log_archive: PodLogArchive,
         history: Path,
+        freshness: Mapping[str, Freshness],
     ) -> None:
         self.pods: list[Json] = []
         self.leader = ""
+        self.silent_nodes: frozenset[str] = frozenset()
         self.statuses: dict[str, Json] = {}
         self.stalled_live: list[StalledLive] = []
         self._api = JsonApi(kubeconfig)
@@ -53,13 +59,14 @@ class Sampler:
         self._sinks = sinks
         self._log_archive = log_archive
         self._history = history
+        self._freshness = freshness
         self._last: Json = {}
         self._began = time.monotonic()
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._run, args=(sample,), name=sample.__name__, daemon=True)
-            for sample in (self._sample_files, self._sample_api)
+            for sample in (self._sample_files, self._sample_api, self._sample_tasks)
         ]
 
     def __enter__(self) -> Sampler:
@@ -117,6 +124,12 @@ class Sampler:
                 self._read_api()
             except (EmbeddedError, OSError, ValueError):  # unavailable; read again later
                 continue
+
+    def _sample_tasks(self) -> None:
+        while self._freshness and not self._stop.wait(_TASKS_EVERY_S):
+            for name, freshness in self._freshness.items():
+                found = sample_tasks(self.pods, name)
+                freshness.observe(self.now(), found, silent=bool(self.silent_nodes))
 
     def _read_api(self) -> None:
         found = self._api.call("GET", _TOPOLOGIES)["items"]

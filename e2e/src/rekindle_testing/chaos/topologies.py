@@ -16,15 +16,31 @@ from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 METERS, TRIPS = "meters", "trips"
 NAMES = (METERS, TRIPS)
 WINDOW_SLIDE_S = 2  # between two files of a sink without failures
+MAX_DELAY_S = 5  # of a topology whose results may be tentative
 _ROWS_PER_S = 40
 _STATIONS = 12
 _FILE_S = 10
 _RESOURCES = {"requests": {"cpu": "400m", "memory": "768Mi"}}
 
 
-def topology_resources(seconds: int) -> dict[str, dict[str, Any]]:
-    """Name -> resource; both have input for so many seconds."""
-    return {METERS: _meters(seconds), TRIPS: _trips()}
+def topology_resources(seconds: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Name -> resource; both have input for so many seconds. With half of the seeds `trips` has a
+    finite `maxDelay`."""
+    trips = _trips()
+    random_of_seed = random.Random(f"maxDelay {seed}")
+    if random_of_seed.random() < 0.5:
+        trips["spec"] |= {
+            "maxDelay": f"{MAX_DELAY_S}s",
+            "availability": {
+                "duringFailure": random_of_seed.choice(("Process", "Delay")),
+                "duringStabilization": random_of_seed.choice(("Process", "Delay", "Suspend")),
+            },
+        }
+    return {METERS: _meters(seconds), TRIPS: trips}
+
+
+def may_be_tentative(resource: dict[str, Any]) -> bool:
+    return "maxDelay" in resource["spec"]
 
 
 def partitions(resource: dict[str, Any]) -> dict[str, int]:

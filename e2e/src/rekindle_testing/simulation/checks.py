@@ -84,15 +84,13 @@ class Checks:
         """I3: a replica whose partner relies on it does not begin to stabilize, unless it has lost
         it."""
         own = pod.boot.tentative.checks if pod.boot is not None else None
-        if own is None or own.served_since is None:
+        if own is None or not own.branches.is_served(own.now):
             return
         for other in self._pods():
             if other is pod or _partition(other) != _partition(pod) or other.boot is None:
                 continue
             partner = other.boot.tentative.checks
-            if partner is None or partner.partner_since > own.served_since:
-                continue
-            if partner.is_suspended and partner.stabilizes_since > own.served_since:
+            if partner is not None and partner.breaks_promise(own.asked_at):
                 raise Violation(
                     f"I3: {other.slot.key} suspends new input, although {pod.slot.key} relies on it"
                 )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rekindle.consistency.messages import ConsistencySettings, Policy
-from rekindle.protocol import ConsistencyState
+from rekindle.consistency.messages import ConsistencySettings
+from rekindle.protocol import ConsistencyState, Postponement
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import LoopPhase, ProcessEpochs
@@ -26,6 +26,7 @@ _SLOW_CALL_S = 6.0
 _PAUSE_S = 0.3
 """Between two ticks: the process was frozen."""
 _BACKLOG_EPOCHS = 2
+_SUSPENDED_TICKS = 1
 _SWITCH_TICKS = 30
 """Within so many ticks a reader has left a replica whose output is not stable."""
 
@@ -41,27 +42,28 @@ class TentativeChecks:
         assert settings.max_delay_s is not None
         self.branches = branches
         self.stabilizes_since = 0.0
-        self.served_since: float | None = None
+        self.asked_at = 0.0  # when it asked its partner last
         self.partner_since = 0.0
         self._task = task
         self._around = surroundings
-        self._settings = settings
         self._max_delay_s = settings.max_delay_s
         self._order = OutputOrder()
         self._state = ConsistencyState.STABLE
         self._partner: object = None
+        self._asks: Postponement | None = None
+        self._suspended_ticks = 0
         self._forks: tuple[int, str] = (0, "")  # the newest attempt, and its state
         # Of the promise that results come in time:
         self._arrivals: dict[int, float] = {}
         self._newest_arrived = NO_EPOCH
         self._newest_out = task.pod.disk.last
-        self._out_at = self._excused_at = self._ticked_at = self._now
+        self._out_at = self._excused_at = self._ticked_at = self.now
         self._slow_until = 0.0
         self._catching_up = True
         self._ignored: dict[str, int] = {}  # for how many ticks a better replica was not read
 
     @property
-    def _now(self) -> float:
+    def now(self) -> float:
         return self._task.process.scheduler.now
 
     def _violated(self, invariant: str, problem: str) -> None:
@@ -97,13 +99,13 @@ class TentativeChecks:
         if state is ConsistencyState.STABLE:
             self._violated("I3", self._order.settled())
         elif state is ConsistencyState.STABILIZATION and before is not state:
-            self.stabilizes_since = self._now
+            self.stabilizes_since = self.now
         if self.branches.partner.partner != self._partner:
-            self._partner, self.partner_since = self.branches.partner.partner, self._now
-        if not self.branches.is_served(self._now):
-            self.served_since = None
-        elif self.served_since is None:
-            self.served_since = self._now
+            self._partner, self.partner_since = self.branches.partner.partner, self.now
+        if (asks := self.branches.partner.asks) != self._asks and asks is not None:
+            self._asks = asks
+            if asks.lease_s:
+                self.asked_at = self.now
 
     # -- what is computed --------------------------------------------------------------------------
 
@@ -132,18 +134,18 @@ class TentativeChecks:
         is_epoch = batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE)
         if is_epoch and batch.epoch > self._newest_arrived:
             for epoch in range(max(self._newest_arrived, self._newest_out) + 1, batch.epoch + 1):
-                self._arrivals[epoch] = self._now
+                self._arrivals[epoch] = self.now
             self._newest_arrived = batch.epoch
 
     def _out(self, epoch: int) -> None:
         if epoch > self._newest_out:
             for done in range(self._newest_out + 1, epoch + 1):
                 self._arrivals.pop(done, None)
-            self._newest_out, self._out_at = epoch, self._now
+            self._newest_out, self._out_at = epoch, self.now
 
     def tick(self, better: frozenset[str]) -> None:
         """`better`: replicas that should be read instead of those that are."""
-        now = self._now
+        now = self.now
         self._ignored = {address: self._ignored.get(address, 0) + 1 for address in better}
         if ignored := [a for a, ticks in self._ignored.items() if ticks > _SWITCH_TICKS]:
             self._violated("I3", f"{ignored} have stable output, and others are read")
@@ -166,17 +168,19 @@ class TentativeChecks:
     def _is_excused(self) -> bool:
         """Whether nobody promises that results come in time: the task was not Live yet, its engine
         is slow or down, it is frozen, or the policy does not."""
-        now, parts = self._now, self._task.core.parts
+        now, parts = self.now, self._task.core.parts
         if self._task.pod.slowness > 1.0:
             self._slow_until = now + _SLOW_CALL_S
         is_down = parts is None or parts.loop.phase is LoopPhase.RESTARTING
         was_frozen = now > self._ticked_at + _PAUSE_S
+        suspends = self.branches.suspends(now)
+        self._suspended_ticks = self._suspended_ticks + 1 if suspends else 0
         gives_none = not self.branches.serves or self._task.core.supervisor.ended
-        return is_down or was_frozen or gives_none or now < self._slow_until or self.is_suspended
+        return is_down or was_frozen or gives_none or now < self._slow_until or suspends
 
-    @property
-    def is_suspended(self) -> bool:
-        """Whether new input waits until corrections are done."""
-        suspends = self._settings.during_stabilization is Policy.SUSPEND
-        is_served = self.branches.is_served(self._now)
-        return self._state is ConsistencyState.STABILIZATION and (suspends or is_served)
+    def breaks_promise(self, asked_at: float) -> bool:
+        """Whether it has suspended new input for some time, although it began to correct after its
+        partner, which it has not lost since, had asked it to serve."""
+        was_known = self.partner_since < asked_at
+        is_late = self.stabilizes_since > asked_at
+        return was_known and is_late and self._suspended_ticks > _SUSPENDED_TICKS

@@ -61,12 +61,6 @@ def _keeps_tentative_state(completed: Any) -> Any:
     return wrong
 
 
-def _promises_always(requested: Any) -> Any:
-    return lambda self, by, lease_s, corrects, now: requested(
-        self, self._replica, lease_s, False, now
-    )
-
-
 def _breaks_promise(permission: Any) -> Any:
     def wrong(self: Partners, now: float) -> Permission:
         return Permission.BEGIN if now < self._promised_until else permission(self, now)
@@ -78,14 +72,12 @@ def _stays_with_replica(is_better: Any) -> Any:
     return lambda self, endpoint, current, now: False
 
 
-def _takes_next_epoch(form: Any) -> Any:
-    """A channel that lacks an epoch, but has the next one, gives that."""
+def _repeats_epoch(add: Any) -> Any:
+    """A channel that lacks an epoch gives the one before it again."""
 
-    def wrong(self: LiveUnion, epoch: int, watermark: int) -> Any:
-        for inbox in self._inboxes.values():
-            if epoch not in inbox.batches and epoch + 1 in inbox.batches:
-                inbox.put(replace(inbox.batches[epoch + 1], epoch=epoch))
-        return form(self, epoch, watermark)
+    def wrong(self: LiveUnion, channel: Any, batch: Any) -> None:
+        add(self, channel, batch)
+        add(self, channel, replace(batch, epoch=batch.epoch + 1))
 
     return wrong
 
@@ -144,16 +136,13 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "the stable branch goes on from the tentative state": replaced(
         LoopCore, "_tentative_completed", _keeps_tentative_state
     ),
-    "a replica promises to serve while it corrects": replaced(
-        Partners, "requested", _promises_always
-    ),
     "a replica that has promised to serve begins to correct": replaced(
         Partners, "permission", _breaks_promise
     ),
     "a reader stays with a replica whose output is not stable": replaced(
         ReplicaChoice, "_is_better", _stays_with_replica
     ),
-    "a missing epoch is replaced by the next one": replaced(LiveUnion, "form", _takes_next_epoch),
+    "a missing epoch is replaced by the one before": replaced(LiveUnion, "add", _repeats_epoch),
     "an epoch waits from when anything arrived last": replaced(
         Deadlines, "first_arrival", _counts_from_newest
     ),

@@ -129,6 +129,11 @@ class ConsistencyCore:
         """Whether the partner has promised to serve in place of this replica."""
         return self._partners.served(now)
 
+    def suspends(self, now: float) -> bool:
+        """Whether new input waits until corrections are done."""
+        correcting = self.state is ConsistencyState.STABILIZATION
+        return correcting and self._policy(now) is Policy.SUSPEND
+
     def buffered(self) -> tuple[int, int]:
         """Epochs and bytes of rows that are kept, in all buffers."""
         return self._inputs.buffered()

@@ -95,6 +95,10 @@ class BranchesCore:
         """Whether the partner serves in place of this replica, by its promise."""
         return self._core.is_served(now)
 
+    def suspends(self, now: float) -> bool:
+        """Whether new input waits until corrections are done."""
+        return self._core.suspends(now)
+
     def missing(self) -> tuple[Channel, ...]:
         """The channels without which output is tentative."""
         return () if self.state is ConsistencyState.STABLE else self._core.missing()
