@@ -8,6 +8,7 @@ the partner's state, not from a checkpoint, and agree with the partner, which mu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import json
 import os
@@ -223,9 +224,9 @@ class Cluster:
         return manifest.epoch if manifest is not None else -1
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    spec = make_spec(tmp_path, request.param)
+@contextlib.contextmanager
+def running_cluster(tmp_path: Path, spec: dict[str, Any]) -> Iterator[Cluster]:
+    """The tasks of a topology, and their coordinator."""
     Store(spec["checkpoint"]["store"])
     topology = compile_topology(load_spec(spec), "test", skip_cluster_checks=True)
     origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=2)
@@ -240,6 +241,12 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
             replica.process.wait(10)
     made.store.close()
     network.release()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with running_cluster(tmp_path, make_spec(tmp_path, request.param)) as made:
+        yield made
 
 
 @pytest.mark.timeout(900)
