@@ -1,0 +1,80 @@
+"""Real task processes with a stream sink: a reader goes on while the replica that it reads is lost.
+
+Two replicas of a source, and the coordinator's real core; `rekindle tail` and a plain Flight client
+read them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as flight
+import pytest
+from test_cli_tail import Process
+from test_task_movement_process import make_spec
+
+from rekindle.protocol import STREAM_SINK_PORT
+from rekindle_testing.harness.task_processes import TaskProcesses, task_processes
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[TaskProcesses]:
+    spec = make_spec(tmp_path, with_window=False)
+    spec["sources"][0]["generator"]["rowsPerSecond"] = 40
+    spec["queries"] = [{"name": "delays", "from": "rows", "sink": {"stream": {"retain": "4Mi"}}}]
+    with task_processes(tmp_path, spec) as made:
+        yield made
+
+
+def read_once(address: str, ticket: dict[str, Any]) -> list[int]:
+    """The column `v` of what one call returns."""
+    found: list[int] = []
+    with flight.connect(f"grpc://{address}") as client:
+        asked = flight.Ticket(json.dumps(ticket))
+        for chunk in client.do_get(asked, flight.FlightCallOptions(timeout=30)):
+            found += chunk.data["v"].to_pylist()
+    return found
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_a_reader_gets_each_row_once_while_its_replica_is_lost(cluster: TaskProcesses) -> None:
+    cluster.until(lambda: cluster.all_live() and cluster.committed() > 0, 240)
+    lost, partner = cluster.replicas.values()
+    addresses = [f"{r.address}:{STREAM_SINK_PORT}" for r in (lost, partner)]
+    tail = Process("--json", *(part for address in addresses for part in ("--address", address)))
+    lines: list[dict[str, Any]] = []
+
+    def newest() -> int:
+        while not tail.lines.empty():
+            lines.append(json.loads(tail.lines.get()))
+        assert tail.process.poll() is None
+        return int(lines[-1]["epoch"]) if lines else -1
+
+    try:
+        cluster.until(lambda: newest() > 5, 120)
+        lost.kill()
+        lost_at = newest()
+        successor = cluster.start(lost.slot)
+        cluster.until(lambda: newest() > lost_at + 20, 180)
+        cluster.until(cluster.all_live, 180)
+    finally:
+        code, errors = tail.stop()
+    newest_epoch = newest_of(lines)
+    assert code == 0, errors
+    assert addresses[0] in errors, "it read the other replica"
+    assert {line["kind"] for line in lines} == {"STABLE"}
+    assert [line["row"]["v"] for line in lines] == list(range(len(lines)))
+
+    # The successor got what its partner has kept, and serves it to the bit.
+    ticket = {"query": "delays", "from_epoch": lost_at - 3, "max_bytes": 1}
+    other = f"{successor.address}:{STREAM_SINK_PORT}"
+    assert read_once(other, ticket) == read_once(addresses[1], ticket) != []
+    print(f"{len(lines)} rows through epoch {newest_epoch}; lost after epoch {lost_at}")
+
+
+def newest_of(lines: list[dict[str, Any]]) -> int:
+    return max(int(line["epoch"]) for line in lines)
