@@ -111,7 +111,7 @@ class SimulatedReader:
 
     def better_replica(self) -> str | None:
         """A replica whose output is STABLE, and that has not failed lately, if that of the one that
-        is read is not. DPC, section 3.3."""
+        is read is not. DPC (Balazinska et al. 2005), section 3.3."""
         current = self.core.choice.current
         read = next((e for e in self._endpoints if e.address == current), None)
         if read is None or ConsistencyState.STABLE in (read.state, self._states.get(read.address)):
