@@ -182,11 +182,14 @@ def test_tentative_results_come_in_time_and_are_corrected(
 AT_START = [fault(FaultKind.STOP_TASK, at, 20.0, target=0) for at in (6.0, 7.0)]
 
 
-SLOW_SOURCE = [fault(FaultKind.SLOW_TASK, 14.0, 45.0, target=0)]
-SLOW_REPLICA = [*CUT, fault(FaultKind.SLOW_TASK, 25.0, 25.0, target=3)]
+SLOW_REPLICAS = [*CUT, *(fault(FaultKind.SLOW_TASK, 30.0, 25.0, target=t) for t in (2, 3))]
 EVICTED = [fault(FaultKind.EVICT_TASK, 20.0, 1.0, target=2, other=BY_FORCE)]
+EVICTED_AGAIN = [
+    fault(FaultKind.EVICT_TASK, at, 1.0, target, BY_FORCE)
+    for at, target in ((16.0, 2), (25.0, 3), (34.5, 2), (44.0, 3), (53.5, 2))
+]
 DONOR_LOST = [*EVICTED, fault(FaultKind.FREEZE_TASK, 20.5, 1.0, target=3, stays=True)]
-AT_ONCE, LATER = Variant(topologies.CHAIN, 1.0), Variant(topologies.CHAIN, 2.0)
+LATER = Variant(topologies.CHAIN, 2.0)
 SUSPENDS = Variant(topologies.CHAIN, 2.0, during_stabilization="Suspend")
 STABLE = Variant(topologies.CHAIN)
 
@@ -205,10 +208,9 @@ STABLE = Variant(topologies.CHAIN)
         ("an epoch waits from when anything arrived last", CUT, LATER),
         ("a correction begins an epoch too late", CUT, LATER),
         ("a task is tentative before it is Live", AT_START, LATER),
-        ("a new failure begins in an open correction", SLOW_SOURCE, AT_ONCE),
-        ("a replica that has promised to serve begins to correct", SLOW_REPLICA, SUSPENDS),
+        ("a replica that has promised to serve begins to correct", SLOW_REPLICAS, SUSPENDS),
         ("a state is moved under another epoch", EVICTED, STABLE),
-        ("a copy counts as a witness", EVICTED, STABLE),
+        ("a copy counts as a witness", EVICTED_AGAIN, STABLE),
         ("a movement is never given up", DONOR_LOST, STABLE),
     ],
 )

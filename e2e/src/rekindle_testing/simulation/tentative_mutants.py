@@ -119,10 +119,6 @@ def _finite_at_once(replace_settings: Any) -> Any:
     return lambda settings, **changes: settings
 
 
-def _goes_on_correcting(fail_again: Any) -> Any:
-    return lambda self, now: []
-
-
 TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "UNDO is forgotten": replaced(ConsistencyCore, "_stabilize", _without(EmitUndo)),
     "UNDO begins an epoch too late": replaced(ConsistencyCore, "_stabilize", _undoes_too_late),
@@ -150,7 +146,4 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "corrections never begin": replaced(ConsistencyCore, "_try_to_stabilize", _never_corrects),
     "a correction begins an epoch too late": replaced(Inputs, "ready", _skips_epoch),
     "a task is tentative before it is Live": replaced(branches, "replace", _finite_at_once),
-    "a new failure begins in an open correction": replaced(
-        ConsistencyCore, "_fail_again", _goes_on_correcting
-    ),
 }
