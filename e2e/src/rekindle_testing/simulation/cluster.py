@@ -70,7 +70,7 @@ class SimulatedCluster:
             build_graph(self.topology),
             self.store,
             self.sinks,
-            lambda: [pod for slot, pod in self.pods.items() if slot in self._slots],
+            lambda: [pod for slot, pod in self.pods.items() if slot.first in self._slots],
         )
         self.nodes: dict[str, Node] = {}
         self.pods: dict[Slot, TaskPod] = {}
@@ -126,7 +126,7 @@ class SimulatedCluster:
 
     def needed_since(self, slot: Slot) -> float | None:
         """Since when the newest spec has a slot."""
-        return self._slots.get(slot)
+        return self._slots.get(slot.first)
 
     def edit(self, kind: str, position: int, **fields: Any) -> Callable[[], None]:
         """Change fields of an operator or a query, by its position in the spec. Returns what
@@ -208,10 +208,8 @@ class SimulatedCluster:
             self.server.objects.change(NODES, raw, spec={"unschedulable": cordoned})
 
     def drain(self, node: Node) -> None:
-        """Cordon a node and evict its pods."""
+        """Cordon a node. The budget refuses evictions, so the operator moves the pods."""
         self.cordon(node, True)
-        for pod in list(node.pods.values()):
-            self.evict(pod)
 
     def evict(self, pod: SimulatedPod[Any], by_force: bool = False) -> None:
         """`by_force`: its object is gone before its kubelet has ended it."""

@@ -14,6 +14,7 @@ from rekindle_testing.simulation.kube.control_plane import Views
 from rekindle_testing.simulation.kube.objects import (
     ADDED,
     MODIFIED,
+    NODES,
     PODS,
     TOPOLOGIES,
     ApiEvent,
@@ -78,8 +79,20 @@ class OperatorChecks:
     def _deletes(self, pod: PodView) -> None:
         slot = pod.ref.slot
         is_newest = pod.incarnation == self._highest[slot]
-        if is_newest and self._is_calm and self._working.find(slot) == pod.name:
+        works = is_newest and self._is_calm and self._working.find(slot) == pod.name
+        if works and not self._may_leave(pod):
             self._failed(f"{pod.name} is deleted, which works and was not silent")
+
+    def _may_leave(self, pod: PodView) -> bool:
+        """In a planned move: its successor serves."""
+        if pod.slot is None:
+            return self._is_on_cordoned_node(pod.name)
+        return self._working.serves(pod.slot.alternate)
+
+    def _is_on_cordoned_node(self, pod: str) -> bool:
+        raw = self._objects.find(PODS, pod)
+        node = self._objects.find(NODES, raw["spec"].get("nodeName", ""), "") if raw else None
+        return node is not None and bool(node["spec"].get("unschedulable"))
 
     @property
     def _is_calm(self) -> bool:
@@ -100,7 +113,7 @@ class OperatorChecks:
             return
         self._highest[slot] = pod.incarnation
         working = self._working.find(slot) if pod.slot is not None or self._is_calm else None
-        if working is not None:
+        if working is not None and not self._is_on_cordoned_node(working):
             self._failed(f"{name} replaces {working}, which works and was not silent")
 
     def _used(self, pod: PodView) -> None:

@@ -160,7 +160,7 @@ class Simulation:
                     if durable < head:
                         left.append(f"query {query}/{index} has written {durable} of {head}")
         for slot in cluster.topology.slots():
-            pod = cluster.pods.get(slot)
+            pod = cluster.pods.get(slot) or cluster.pods.get(slot.alternate)
             phase = pod.boot.core.status.phase if pod is not None and pod.boot is not None else None
             if phase != "Live":
                 left.append(f"{slot.key} is {phase}")

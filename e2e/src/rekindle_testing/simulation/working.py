@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rekindle import names
+from rekindle.topology.model import Slot
 from rekindle_testing.simulation.kube.objects import PODS
 from rekindle_testing.simulation.pod import CoordinatorPod, SimulatedPod, TaskPod
 from rekindle_testing.simulation.silence import Silence
@@ -44,6 +45,11 @@ class WorkingPods:
         since = [self._ready_since.get(pod.uid), self._needed_since(pod)]
         now = self._scheduler.now
         return pod.name if all(s is not None and now - s > _SETTLED_S for s in since) else None
+
+    def serves(self, slot: Slot) -> bool:
+        """Whether its pod runs a task that is live."""
+        pod = self._cluster.pods.get(slot)
+        return pod is not None and pod.boot is not None and pod.boot.core.status.phase == "Live"
 
     def _pods(self) -> list[SimulatedPod[Any]]:
         coordinator = self._cluster.coordinator

@@ -103,10 +103,16 @@ class Slot:
         return self.replica % MAX_REPLICAS
 
     @property
+    def first(self) -> Slot:
+        """The same replica under its first number."""
+        return Slot(self.segment, self.partition, self.index)
+
+    @property
     def alternate(self) -> Slot:
         """The same replica under its other number."""
-        other = self.index if self.replica >= MAX_REPLICAS else self.index + MAX_REPLICAS
-        return Slot(self.segment, self.partition, other)
+        if self != self.first:
+            return self.first
+        return Slot(self.segment, self.partition, self.index + MAX_REPLICAS)
 
 
 @dataclass(frozen=True, slots=True)
