@@ -73,6 +73,25 @@ def read(directory: Path) -> Results:
     )
 
 
+def missed(results: Results) -> list[str]:
+    """The bars that were not met, in words."""
+    found = []
+    if results.checkpoints and (spread := _spread(results.checkpoints)) > FLAT:
+        found.append(f"delay against the checkpoint interval: {spread:.2f}, at most {FLAT:g}")
+    found += [
+        f"throughput, finite by infinite maxDelay: {row.ratio:.3f}, at least {BAR:g}"
+        for row in results.throughput
+        if not row.met
+    ]
+    return found
+
+
+def _spread(rows: Sequence[CheckpointRow]) -> float:
+    """Rekindle's largest mean by its smallest."""
+    means = [row.row_mean_s for row in rows if row.engine == "Rekindle"]
+    return max(means) / min(means)
+
+
 def _rows(path: Path, kind: type[Any]) -> list[Any]:
     return [kind(**row) for row in json.loads(path.read_text())] if path.exists() else []
 
@@ -157,8 +176,7 @@ def _checkpoints(rows: Sequence[CheckpointRow]) -> str:
     lines = [
         [f"{r.checkpoint_s:g}", r.engine, f"{r.row_mean_s:.2f}", f"{r.row_max_s:.2f}"] for r in rows
     ]
-    means = [r.row_mean_s for r in rows if r.engine == "Rekindle"]
-    spread = max(means) / min(means)
+    spread = _spread(rows)
     return (
         "\n## No failure: age of rows in results against the checkpoint interval\n\n"
         f"Rekindle's largest mean by its smallest: {spread:.2f}; the bar, {FLAT:g}, is "
