@@ -202,3 +202,24 @@ def test_apply_of_the_data_plane_keeps_the_operators_status(api: ControlPlane) -
     status = json.loads(api.kubectl("get", "topo", name, "-n", "crd", "-o", "json"))["status"]
     assert status["dataPlane"] == data
     assert status["slots"] == [{"slot": "a/0/0", "incarnation": 1}]
+
+
+def test_a_status_replaces_only_the_version_that_it_names(api: ControlPlane) -> None:
+    """As the operator writes it: else an earlier leader's would remove a reservation."""
+    found = create(api, fresh())
+    name, version = found["metadata"]["name"], found["metadata"]["resourceVersion"]
+    flags = ("--server-side", "--subresource=status", "--field-manager=rekindle-operator")
+
+    def apply(slots: list[str]) -> None:
+        applied = {
+            "apiVersion": "rekindle.dev/v1alpha1",
+            "kind": "StreamTopology",
+            "metadata": {"name": name, "resourceVersion": version},
+            "status": {"slots": [{"slot": slot, "incarnation": 1} for slot in slots]},
+        }
+        more = (*flags, "--force-conflicts")
+        api.kubectl("apply", "-n", "crd", *more, "-f", "-", stdin=json.dumps(applied))
+
+    apply(["a/0/0", "b/0/0"])
+    with pytest.raises(KubectlError, match="the object has been modified"):
+        apply(["a/0/0"])

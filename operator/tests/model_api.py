@@ -80,6 +80,9 @@ class ModelApi(client.ApiClient):
             case "GET", "nodes":
                 node = self.model.nodes.get(last)
                 return self._found(node_json(node) if node is not None else None, "Node")
+            case "GET", _ if collection == names.PLURAL:
+                view = self.model.topologies.get(last)
+                return self._found(topology_json(view) if view is not None else None, names.KIND)
             case "GET", "leases":
                 lease = self.model.leases.get(last)
                 return self._found(lease_json(lease) if lease is not None else None, "Lease")
@@ -90,6 +93,9 @@ class ModelApi(client.ApiClient):
             case "PATCH", "pods":
                 return self._patch_pod(last, body)
             case "PATCH", "status":
+                version = topology_json(self.model.topologies[collection])["metadata"]
+                if body["metadata"]["resourceVersion"] != version["resourceVersion"]:
+                    return _refused(409, "the object has been modified")
                 self.model.write_status(collection, dict(body["status"]))
                 return Response(200, topology_json(self.model.topologies[collection]))
             case "POST", "leases":

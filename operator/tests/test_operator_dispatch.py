@@ -243,7 +243,7 @@ def test_no_pod_is_created_before_its_reservation(topologies: Any, workers: int)
             expected |= {name} if status == "ok" else set()
         new_incarnations = frozenset(pod.ref for pod, _ in created)
         write = WriteStatus(
-            "ns", f"{status}-{uid}", uid, {}, urgent=True, new_incarnations=new_incarnations
+            "ns", f"{status}-{uid}", uid, 1, {}, {}, urgent=True, new_incarnations=new_incarnations
         )
         ranks = {pod.name: rank for pod, rank in created}
         decisions.append(TopologyActions(uid, (*(pod for pod, _ in created), write), ranks=ranks))

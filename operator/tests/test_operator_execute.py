@@ -180,7 +180,7 @@ def test_a_refused_status_may_be_for_an_older_crd(status: int, asked: int) -> No
 def test_a_failed_status_write_creates_no_record() -> None:
     meta = {"name": "t-g1", "ownerReferences": [{"uid": "t"}]}
     record = CreateGenerationRecord("default", {"kind": "ConfigMap", "metadata": meta})
-    status = WriteStatus("default", "t", "t", {}, urgent=True, accepts_generation=True)
+    status = WriteStatus("default", "t", "t", 1, {}, {}, urgent=True, accepts_generation=True)
     api = Failing({"PATCH status": 500})
     cluster = ClusterCache(api, None, lambda: 0.0)
     executor = executor_of(api, cluster, lambda: 0.0)
@@ -253,7 +253,7 @@ class Failing(client.ApiClient):
 def status_reserving(topology: str) -> WriteStatus:
     new_incarnations = frozenset({IncarnationRef(topology, f"{topology}-0", 2)})
     return WriteStatus(
-        "default", topology, topology, {}, urgent=True, new_incarnations=new_incarnations
+        "default", topology, topology, 1, {}, {}, urgent=True, new_incarnations=new_incarnations
     )
 
 
@@ -296,7 +296,11 @@ def test_replacements_precede_clean_up_status_and_events() -> None:
     clock = Clock()
     executor = executor_of(api, ClusterCache(api, None, clock), clock)
     first = (event("a"), removal("old-a"), status_reserving("a"), creation("a-0", uid="a"))
-    second = (removal("old-b"), WriteStatus("default", "b", "b", {}, urgent=True), event("b"))
+    second = (
+        removal("old-b"),
+        WriteStatus("default", "b", "b", 1, {}, {}, urgent=True),
+        event("b"),
+    )
     executor.run(
         [
             TopologyActions("", (removal("zombie"),)),

@@ -19,7 +19,9 @@ from rekindle.engine.memory import (
     needed_bytes,
     plan_memory,
 )
+from rekindle.streams.epoch_lots import EpochLots
 from rekindle.streams.epochs import EpochInput
+from rekindle.streams.log import fetched_bytes
 from rekindle.task.inputs import SourceInputs, StreamInputs
 from rekindle.workers import CallTimer
 from rekindle_testing.waiting import eventually
@@ -119,13 +121,21 @@ def test_bytes_of_a_slice_are_its_own() -> None:
 
 @pytest.mark.parametrize("limit", [DEFAULT_LIMIT_BYTES, 2048 * MIB, 4096 * MIB, 65536 * MIB])
 @pytest.mark.parametrize("with_jvm", [True, False])
-def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool) -> None:
-    plan = plan_memory(limit, with_jvm=with_jvm)
+@pytest.mark.parametrize("forks", [True, False])
+def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool, forks: bool) -> None:
+    plan = plan_memory(limit, with_jvm=with_jvm, forks=forks)
     jvm = plan.heap_bytes + plan.direct_bytes + JVM_BASE_BYTES if with_jvm else 0
     rows = 3 * plan.epoch_bytes + 2 * plan.read_ahead_bytes
-    assert jvm + PYTHON_BYTES + rows <= limit
+    states = (2 if forks else 1) * plan.state_bytes
+    assert jvm + PYTHON_BYTES + rows + states + _served_bytes(plan.serve_bytes) <= limit
     assert plan.spark_job_input_bytes <= plan.direct_bytes
     assert plan.call_bytes <= plan.epoch_bytes
+
+
+def _served_bytes(memory_bytes: int) -> int:
+    """The bounds of what is held for readers."""
+    lots = EpochLots(memory_bytes)
+    return lots._budget._max_bytes + lots._splits._max_bytes + fetched_bytes(memory_bytes)
 
 
 def test_the_heap_grows_with_the_pods_memory() -> None:

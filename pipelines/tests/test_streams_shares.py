@@ -135,7 +135,7 @@ def test_epochs_beyond_the_cache_are_hardly_split_again(
     tmp_path: Path, server: StreamServer, splits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equally fast consumers stay near each other, since a call reads a part of the cache."""
-    monkeypatch.setattr(epoch_lots, "CALL_SPLIT_BYTES", 1 << 20)
+    monkeypatch.setattr(server._lots, "_call_split_bytes", 1 << 20)
     server._lots._splits = SplitCache(4 << 20)
     server.serve_log(filled(tmp_path, 300, 2000))  # 11 MB of splits
     Consumers(server, 8).wait(300, 60)
@@ -145,7 +145,7 @@ def test_epochs_beyond_the_cache_are_hardly_split_again(
 def test_a_call_for_a_share_splits_no_more_than_the_cache_keeps(
     tmp_path: Path, server: StreamServer, splits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_lots, "CALL_SPLIT_BYTES", 64 << 10)
+    monkeypatch.setattr(server._lots, "_call_split_bytes", 64 << 10)
     log = filled(tmp_path, 60, 1000)
     server.serve_log(log)
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 64, 0))

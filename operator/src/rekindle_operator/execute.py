@@ -15,7 +15,7 @@ import json
 import logging
 import random
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
@@ -50,10 +50,12 @@ from rekindle_operator.reconcile.actions import (
     WriteStatus,
 )
 from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
+from rekindle_operator.reconcile.status import operator_fields
 from rekindle_operator.resources.common import TOKEN_KEY, Manifest
 from rekindle_operator.retries import Retries
 
 _TOKEN_CHECK_INTERVAL_S = 60.0
+_STATUS_ATTEMPTS = 4  # while only the coordinator's part of the status changes
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
@@ -230,29 +232,46 @@ class Executor:
             and now - self._status_at.get(action.uid, 0.0) < self._status_interval_s
         ):
             return
-        path = (
-            f"/apis/{names.API_VERSION}/namespaces/{action.namespace}"
-            f"/{names.PLURAL}/{action.name}/status"
-        )
-        body = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            # The uid makes the API server refuse to apply to, or create, any other topology.
-            "metadata": {"name": action.name, "namespace": action.namespace, "uid": action.uid},
-            "status": action.status,
-        }
         try:
-            response = self._call("PATCH", path, body, content_type=_APPLY, query=_OWNERSHIP)
+            response = self._replace_status(action)
         except ApiException as error:
             if error.status == 404:
                 self._status_at.pop(action.uid, None)
                 self._cluster.remove_topology(action.uid)  # the watch reports the deletion later
-            else:
+            elif error.status != 409:
                 self._on_refused_status()
             raise
         self._status_at[action.uid] = now
         if response is not None:
             self._cluster.put_topology(response)
+
+    def _replace_status(self, action: WriteStatus) -> dict[str, Any] | None:
+        """Only the status of which the new one was decided: a request of an earlier leader may
+        arrive late. What the coordinator or a user changes meanwhile does not matter. Raises
+        ApiException, 409 for another status."""
+        path = (
+            f"/apis/{names.API_VERSION}/namespaces/{action.namespace}/{names.PLURAL}/{action.name}"
+        )
+        # The uid makes the API server refuse to apply to, or create, any other topology.
+        metadata = {"name": action.name, "namespace": action.namespace, "uid": action.uid}
+        version = str(action.version)
+        for _ in range(_STATUS_ATTEMPTS):
+            body = {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "metadata": {**metadata, "resourceVersion": version},
+                "status": action.status,
+            }
+            how = {"content_type": _APPLY, "query": _OWNERSHIP, "none_for_status": 409}
+            if (response := self._call("PATCH", f"{path}/status", body, **how)) is not None:
+                return response
+            live = self._call("GET", path) or {}
+            self._cluster.put_topology(live)
+            version = live["metadata"]["resourceVersion"]
+            if live["metadata"]["uid"] != action.uid or not _is_status(live, action.replaces):
+                break
+        reason = "the status was changed meanwhile; it is decided again"
+        raise ApiException(status=409, reason=reason)
 
     def _emit(self, action: EmitEvent) -> None:
         words = f"{action.uid} {action.reason} {action.dedup_key}"
@@ -328,6 +347,11 @@ class Executor:
 
     def _call(self, method: str, path: str, body: Any = None, **how: Any) -> dict[str, Any] | None:
         return call(self._api, method, path, body, **how)
+
+
+def _is_status(topology: dict[str, Any], status: Mapping[str, Any]) -> bool:
+    """Of the operator's part."""
+    return operator_fields(topology.get("status") or {}) == operator_fields(status)
 
 
 _OWNERSHIP = [("fieldManager", names.OPERATOR_FIELD_MANAGER), ("force", "true")]

@@ -112,11 +112,16 @@ class WriteStatus:
     """Server-side apply of all that the operator owns of the status. Not urgent: only numbers that
     change with every epoch have changed. `new_incarnations`: those that it reserves, and that no
     status has had before: their pods wait for it. `accepts_generation`: it has the digest of a
-    generation record that no status has had before, and the record waits for it."""
+    generation record that no status has had before, and the record waits for it.
+
+    `replaces`: the status of which this was decided, at `version`. Another one is not replaced: it
+    may reserve an incarnation that this one does not know, and would be removed from the list."""
 
     namespace: str
     name: str
     uid: str
+    version: int
+    replaces: Mapping[str, Any]
     status: Mapping[str, Any]
     urgent: bool
     new_incarnations: frozenset[IncarnationRef] = frozenset()

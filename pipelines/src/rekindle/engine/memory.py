@@ -22,6 +22,8 @@ PYTHON_BYTES = 140 * MIB
 """The Python process of a task without rows, with PySpark and PyArrow loaded."""
 COPIES = 3
 """Copies of one epoch in Python at the same time: input, output, and the record for the log."""
+MAX_SERVE_BYTES = 112 * MIB
+"""Shares and fetched files that responses hold, and those that are kept for the next ones."""
 _HEAP_SHARE = 0.4
 """Share of the heap in the memory above the default limit. The rest is for Arrow's tables, in
 Python and in the JVM."""
@@ -38,7 +40,8 @@ class MemoryPlan:
     for incomplete epochs, and the same again for complete epochs that the engine has not taken.
     `epoch`: the largest epoch of which Python can hold all copies. `state`: windows' state in
     memory; the rest of it is in memory-mapped files. `fetch`: objects of a restored state that are
-    fetched at a time; of the rows' part.
+    fetched at a time; of the rows' part. `serve`: what the server of streams holds for readers.
+    `forks`: output may be tentative, so there may be two states, with `state` bytes each.
     """
 
     limit_bytes: int
@@ -50,9 +53,13 @@ class MemoryPlan:
     epoch_bytes: int
     state_bytes: int
     fetch_bytes: int
+    serve_bytes: int
+    forks: bool
 
 
-def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True) -> MemoryPlan:
+def plan_memory(
+    limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True, forks: bool = False
+) -> MemoryPlan:
     """The plan for a limit. Below the default limit, the JVM's heap is Spark's minimum."""
     beyond = max(0, limit_bytes - DEFAULT_LIMIT_BYTES)
     heap = MIN_HEAP_BYTES + int(_HEAP_SHARE * beyond) if with_jvm else 0
@@ -60,8 +67,10 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
     other_jvm = JVM_BASE_BYTES + direct if with_jvm else 0
     read_ahead = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     state = _between(8 * MIB, limit_bytes // 64, 1024 * MIB)
-    row_bytes = limit_bytes - heap - other_jvm - PYTHON_BYTES - 2 * read_ahead - state
-    call = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
+    serve = _between(16 * MIB, limit_bytes // 32, MAX_SERVE_BYTES)
+    held = 2 * read_ahead + serve + (2 if forks else 1) * state
+    epoch = (limit_bytes - heap - other_jvm - PYTHON_BYTES - held) // COPIES
+    call = _between(8 * MIB, min(limit_bytes // 64, epoch), 128 * MIB)
     return MemoryPlan(
         limit_bytes=limit_bytes,
         heap_bytes=heap,
@@ -69,17 +78,19 @@ def plan_memory(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True
         call_bytes=call,
         read_ahead_bytes=read_ahead,
         spark_job_input_bytes=heap // 64,
-        epoch_bytes=max(call, row_bytes // COPIES),
+        epoch_bytes=max(call, epoch),
         state_bytes=state,
         fetch_bytes=_between(8 * MIB, limit_bytes // 32, 64 * MIB),
+        serve_bytes=serve,
+        forks=forks,
     )
 
 
-def needed_bytes(epoch_bytes: int, *, with_jvm: bool = True) -> int:
+def needed_bytes(epoch_bytes: int, *, with_jvm: bool = True, forks: bool = False) -> int:
     """The lowest limit, a multiple of 64 MiB, whose plan allows an epoch of `epoch_bytes`."""
     step = 64 * MIB
     limit = DEFAULT_LIMIT_BYTES
-    while plan_memory(limit, with_jvm=with_jvm).epoch_bytes < epoch_bytes:
+    while plan_memory(limit, with_jvm=with_jvm, forks=forks).epoch_bytes < epoch_bytes:
         limit += step
     return limit
 

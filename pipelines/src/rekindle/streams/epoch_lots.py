@@ -40,16 +40,18 @@ from rekindle.streams.wire import (
 )
 from rekindle.table_memory import object_bytes
 
-SPLIT_CACHE_BYTES = 16 << 20
-HELD_BYTES = 64 << 20
-"""What all responses may hold in memory, or one epoch."""
+SERVE_BYTES = 112 << 20
+"""Memory for readers, by default."""
+_SPLIT_CACHE_SHARE = 1 / 7
+_HELD_SHARE = 4 / 7
+"""What all responses may hold, or one epoch. The rest is the log's, for fetched files."""
 PORTION_BYTES = 1 << 20
 LOT_BYTES = 128 << 10
 """Small epochs are read, divided and sent in lots of this size."""
 LARGE_BYTES = 4 << 20
 """Larger epochs have a thread of their own."""
-CALL_SPLIT_BYTES = SPLIT_CACHE_BYTES // 4
-"""Splits of one call, or one: the others that read these epochs find them in the cache."""
+_CALL_SPLIT_SHARE = 1 / 4
+"""Of the cache, splits of one call, or one: the others that read these epochs find them there."""
 ROUND_S = 0.25
 """Within this, the thread of shares turns to each call that waits for it."""
 
@@ -68,9 +70,11 @@ class _Read(Protocol):
 class EpochLots:
     """Of all calls of a server; within one event loop."""
 
-    def __init__(self) -> None:
-        self._splits = SplitCache(SPLIT_CACHE_BYTES)
-        self._budget = MemoryBudget(HELD_BYTES)
+    def __init__(self, memory_bytes: int = SERVE_BYTES) -> None:
+        cached_bytes = int(_SPLIT_CACHE_SHARE * memory_bytes)
+        self._call_split_bytes = int(_CALL_SPLIT_SHARE * cached_bytes)
+        self._splits = SplitCache(cached_bytes)
+        self._budget = MemoryBudget(int(_HELD_SHARE * memory_bytes))
         self._rows_thread = CallThread("stream-rows")
         self._large_thread = CallThread("stream-large")
         self._store_calls = StoreCalls()
@@ -83,14 +87,14 @@ class EpochLots:
     async def read(self, log: OutputLog, request: ReadRequest) -> AsyncGenerator[Lot]:
         """The lots of a call. The first one has an epoch, if there is one. Raises BelowFloor,
         LogCorrupt, StoreError."""
-        lots = self._read(_Call(log, request))
+        lots = self._read(_Call(log, request, self._call_split_bytes))
         async with contextlib.aclosing(lots):
             async for lot in lots:
                 yield lot
 
     async def read_live(self, output: LiveOutput, request: ReadRequest) -> AsyncGenerator[Lot]:
         """As `read`, of a live request: all kinds in their order."""
-        call, from_epoch = _Call(output.log, request), request.from_epoch
+        call, from_epoch = _Call(output.log, request, self._call_split_bytes), request.from_epoch
         position = position_in(output, request)
         while not call.full and (following := output.next(position, from_epoch)) is not None:
             run, log = following
@@ -252,7 +256,7 @@ class _Call:
     """What a call has been sent, and whether that is all. `left`: of the memory that its reader may
     need for the epochs."""
 
-    def __init__(self, log: OutputLog, request: ReadRequest) -> None:
+    def __init__(self, log: OutputLog, request: ReadRequest, split_bytes: int) -> None:
         self.log = log
         self.share = request.share
         self.epoch = request.from_epoch  # the next one
@@ -265,7 +269,7 @@ class _Call:
         """Epochs that have been read to be divided, the next one last."""
         self._object_bytes = object_bytes(len(log.schema))
         self._epochs = 0
-        self._split_bytes_left = CALL_SPLIT_BYTES
+        self._split_bytes_left = split_bytes
 
     @property
     def begun(self) -> bool:

@@ -39,10 +39,16 @@ LOG_FILE_BYTES = 16 << 20
 LOG_FILE_RECORDS = 1024
 FETCHED_BYTES = 32 << 20
 """Spilled files that are kept in memory for the next read of them, or one."""
+_FETCHED_SHARE = 2 / 7
 _CURSORS = 64
 """Places in files that are remembered: where reads in order go on."""
 
 _log = logging.getLogger(__name__)
+
+
+def fetched_bytes(serve_bytes: int) -> int:
+    """The part of fetched files in the memory for readers; the rest is the server's."""
+    return int(_FETCHED_SHARE * serve_bytes)
 
 
 class Spill(Protocol):
@@ -88,6 +94,7 @@ class OutputLog:
         spill_prefix: str = "",
         file_bytes: int = LOG_FILE_BYTES,
         attempt: int = 0,
+        fetched_bytes: int = FETCHED_BYTES,
     ) -> None:
         """`attempt`: of a tentative branch; 0: the stable one."""
         self.stream = stream
@@ -111,7 +118,7 @@ class OutputLog:
         self._pins: set[LogPin] = set()
         self.damage: str | None = None
         """Damage that a read found; the log has to be reopened, which truncates it there."""
-        self._fetched = FetchedFiles(FETCHED_BYTES)
+        self._fetched = FetchedFiles(fetched_bytes)
         self._cursors: dict[int, int] = {}  # by epoch, the offset from which to look for it
         self._no_rows = schema.empty_table()
         self._stable: Branch[LogFile] = Branch(0)

@@ -28,7 +28,7 @@ from rekindle.exchange.routing import Share
 from rekindle.exchange.state_mover.messages import DonorMessage, NewcomerMessage
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.epoch_lots import EpochLots, Lot, position_in
+from rekindle.streams.epoch_lots import SERVE_BYTES, EpochLots, Lot, position_in
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.http_server import HttpServer
 from rekindle.streams.io_thread import STOP_S, IoThread
@@ -173,13 +173,15 @@ class StreamServer:
         identity: Identity | None = None,
         incarnation: int | None = None,
         on_death: Callable[[str], None] = lambda reason: None,
+        memory_bytes: int = SERVE_BYTES,
     ) -> None:
         """Binds (raises OSError) and serves. `incarnation` is that of the task that serves;
-        `on_death` is called, from any thread, when it serves no longer."""
+        `on_death` is called, from any thread, when it serves no longer. `memory_bytes`: for
+        readers, with the files that logs have fetched for them."""
         self._identity = identity or Identity()
         self._incarnation = incarnation
         self._logs: dict[tuple[str, int], _Served] = {}
-        self._lots = EpochLots()
+        self._lots = EpochLots(memory_bytes)
         self._state: StateServer | None = None
         self._stopped = False
         self._socket = listen(address, port)

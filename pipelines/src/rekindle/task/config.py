@@ -115,7 +115,11 @@ class TaskConfig:
             topology=topology,
             segment=segment,
             cds_archive=Path(archive) if archive else None,
-            memory=plan_memory(limit, with_jvm=len(segment.nodes) > 1 or not segment.is_source),
+            memory=plan_memory(
+                limit,
+                with_jvm=len(segment.nodes) > 1 or not segment.is_source,
+                forks=spec.max_delay is not None,
+            ),
         )
 
 

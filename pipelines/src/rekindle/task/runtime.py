@@ -149,6 +149,7 @@ class TaskRuntime:
             config.identity,
             config.ref.incarnation,
             on_death=self._server_died,
+            memory_bytes=config.memory.serve_bytes,
         )
         self._engine = EngineStarter(config)
         self._startup = Startup(config, self._store, self._engine, self.status)

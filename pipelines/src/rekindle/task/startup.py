@@ -25,7 +25,7 @@ from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, StoreEr
 from rekindle.protocol import RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
 from rekindle.streams.live_output import LiveOutput
-from rekindle.streams.log import OutputLog
+from rekindle.streams.log import OutputLog, fetched_bytes
 from rekindle.task.attempts import AttemptFile
 from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
@@ -268,6 +268,7 @@ class Startup:
             budget=config.topology.spec.log_budget,
             spill=self._store,
             spill_prefix=self._store.spill_prefix,
+            fetched_bytes=fetched_bytes(config.memory.serve_bytes),
         )
 
 

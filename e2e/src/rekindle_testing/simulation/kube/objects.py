@@ -205,6 +205,9 @@ class ApiObjects:
             return _refused(404, "not found")
         if body["metadata"].get("uid") != found["metadata"]["uid"]:
             return _refused(409, "another uid")
+        version = body["metadata"].get("resourceVersion")
+        if version and version != found["metadata"]["resourceVersion"]:
+            return _refused(409, "the object has been modified")
         before = found.get("status") or {}
         status = applied_status(before, copy.deepcopy(body["status"]))
         if (reason := refused_by_rules(before, status)) is not None:

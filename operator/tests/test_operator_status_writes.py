@@ -1,0 +1,64 @@
+"""A status replaces only the one of which it was decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from flights_example import flights_spec
+from model_api import ModelOperator
+from model_cluster import ModelCluster
+
+from rekindle_operator.loop import decide
+from rekindle_operator.reconcile.actions import TopologyActions, WriteStatus
+
+
+@pytest.fixture
+def operator(cluster: ModelCluster) -> ModelOperator:
+    for name in "abc":
+        cluster.add_node(name)
+    made = ModelOperator(cluster)
+    made.run(6.0)
+    assert cluster.status()["phase"] == "Running"
+    return made
+
+
+def reserved(cluster: ModelCluster) -> dict[str, int]:
+    return {s["slot"]: s["incarnation"] for s in cluster.status()["slots"]}
+
+
+def decided(operator: ModelOperator) -> list[TopologyActions]:
+    model = operator.model
+    operator.deliver()
+    return decide(operator.snapshot, operator.live, lambda: model.now, model.settings)[1]
+
+
+def test_a_late_status_of_an_earlier_leader_removes_no_reservation(
+    operator: ModelOperator,
+) -> None:
+    model, earlier = operator.model, ModelOperator(operator.model)
+    model.edit("flights", suspend=True)
+    late = decided(earlier)
+    assert any(isinstance(a, WriteStatus) for d in late for a in d.actions)
+    model.edit("flights", suspend=False, operators=_with_more_partitions())
+    operator.run(6.0)
+    before = reserved(model)
+    assert len(before) > 8
+    earlier.executor.run(late)
+    assert reserved(model) == before
+
+
+def test_a_report_does_not_delay_the_status(operator: ModelOperator) -> None:
+    model = operator.model
+    model.edit("flights", suspend=True)
+    actions = decided(operator)
+    view = model.topologies["flights"]
+    model.topologies["flights"] = replace(view, version=model.next_version())
+    operator.executor.run(actions)
+    assert model.status()["observedGeneration"] == model.topologies["flights"].generation
+
+
+def _with_more_partitions() -> list[dict[str, object]]:
+    return [
+        {**o, **({"partitions": 4} if "keyBy" in o else {})} for o in flights_spec()["operators"]
+    ]
