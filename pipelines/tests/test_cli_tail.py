@@ -11,14 +11,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from test_stream_sinks_server import IDENTITY, Task
+from topology_specs import query, source, topology_spec, window
 
-from rekindle.cli.tail import TOKEN_VARIABLE
+from rekindle import names
+from rekindle.cli.kubernetes_api import ApiUnavailable, ClusterReader
+from rekindle.cli.tail import TOKEN_VARIABLE, QueryPods
 from rekindle.cli.tail_lines import LineWriter
-from rekindle.errors import BelowFloor
+from rekindle.errors import BelowFloor, RekindleError
 from rekindle.stream_sinks.client import Received, ReplicaUnavailable
 from rekindle.stream_sinks.follow import STALL_S, PartitionReader
 from rekindle.stream_sinks.ticket import Ticket
@@ -94,6 +98,63 @@ def test_only_if_no_replica_has_the_epoch_the_reader_ends() -> None:
     assert [f.message for f in reader.step()] == ["floor 7"]
     with pytest.raises(BelowFloor, match="floor 9"):
         list(reader.step())
+
+
+class FakeCluster:
+    """A topology whose query `delays` has a stream sink, and its pods."""
+
+    def __init__(self) -> None:
+        stream = query("delays", "hourly", sink={"stream": {}})
+        spec = topology_spec(
+            [source()], [window("hourly", "s", partitions=2, keyBy=["origin"])], [stream]
+        )
+        spec["queries"].append(query("files", "hourly"))
+        self.document = {"metadata": {"name": "t", "uid": "u"}, "spec": spec}
+        self.pods: list[dict[str, Any]] = []
+        self.unavailable = False
+
+    def topology(self, name: str) -> dict[str, Any]:
+        return self.document
+
+    def task_pods(self, topology: dict[str, Any]) -> list[dict[str, Any]]:
+        if self.unavailable:
+            raise ApiUnavailable("no response")
+        return self.pods
+
+    def add(self, segment: str, partition: int, replica: int, ip: str, **metadata: Any) -> None:
+        labels = {
+            names.LABEL_SEGMENT: segment,
+            names.LABEL_PARTITION: str(partition),
+            names.LABEL_REPLICA: str(replica),
+        }
+        status = {"podIP": ip, "phase": "Running"}
+        self.pods.append({"metadata": {"labels": labels, **metadata}, "status": status})
+
+
+def test_the_pods_of_a_partition_are_found_by_replica() -> None:
+    cluster = FakeCluster()
+    pods = QueryPods(cast(ClusterReader, cluster), "t", "delays")
+    segment = pods.segment.id
+    assert pods.segment.partitions == 2
+    cluster.add(segment, 1, 1, "10.0.0.3")
+    cluster.add(segment, 1, 0, "fd00::1")
+    cluster.add(segment, 1, 2, "10.0.0.4", deletionTimestamp="now")
+    cluster.add(segment, 0, 0, "10.0.0.1")
+    cluster.add("another", 1, 0, "10.0.0.2")
+    found = ["[fd00::1]:8816", "10.0.0.3:8816"]
+    assert pods.addresses(1) == found
+    cluster.unavailable = True
+    assert pods.addresses(1) == found
+    assert pods.addresses(0) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("files", "has a files sink; only a stream"), ("delay", "no query delay; it has delays")],
+)
+def test_a_query_that_cannot_be_followed_is_refused(name: str, message: str) -> None:
+    with pytest.raises(RekindleError, match=message):
+        QueryPods(cast(ClusterReader, FakeCluster()), "t", name)
 
 
 class Process:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.address:
         partitions, addresses = 1, _fixed(args.address)
     else:
-        source = _Pods(open_cluster(args), args.topology, args.query)
+        source = QueryPods(open_cluster(args), args.topology, args.query)
         token = token or source.reader_token()
         partitions, addresses = source.segment.partitions, source.addresses
     cursor = None if args.from_epoch is None else Cursor(args.from_epoch)
@@ -93,7 +93,7 @@ def _fixed(addresses: Sequence[str]) -> Addresses:
     return lambda partition: addresses
 
 
-class _Pods:
+class QueryPods:
     """The task pods of a query's partitions."""
 
     def __init__(self, cluster: ClusterReader, topology: str, query: str) -> None:
