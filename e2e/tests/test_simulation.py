@@ -229,9 +229,14 @@ def one_replica_is_cut_off() -> Outcome:
     cluster = simulation.cluster
 
     def cut() -> None:
-        named = {cluster.topology.segment(s.segment).name: s.segment for s in cluster.pods}
-        hosts = {(s.segment, s.replica): pod.address for s, pod in cluster.pods.items()}
-        nodes = [cluster.network.node_of[hosts[named[n], 0]] for n in ("one", "everything")]
+        found = {
+            (cluster.topology.segment(slot.segment).name, slot.replica): pod.address
+            for slot, pod in cluster.pods.items()
+        }
+        hosts = {key: cluster.network.node_of[address] for key, address in found.items()}
+        source = hosts["one", 0]
+        readers = [hosts["everything", replica] for replica in (0, 1)]
+        nodes = [source, next(node for node in readers if node != source)]
         for sender, receiver in (nodes, nodes[::-1]):
             cluster.network.disconnect(sender, receiver)
             cluster.scheduler.after(20.0, partial(cluster.network.reconnect, sender, receiver))
