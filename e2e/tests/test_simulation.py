@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from random import Random
 
 import pytest
@@ -220,32 +219,6 @@ def test_bugs_in_tentative_results_and_moved_states_are_found(
     with MUTANTS[name]():
         failure = simulate(CHAIN, faults, variant).failure
     assert failure is not None
-
-
-def one_replica_is_cut_off() -> Outcome:
-    """One replica of an operator does not hear one of its inputs for a while."""
-    until = fault(FaultKind.ADD_NODE, 45.0, 1.0)
-    simulation = Simulation(DIAMOND, [until], Variant(topologies.THREE, 2.0))
-    cluster = simulation.cluster
-
-    def cut() -> None:
-        named = {cluster.topology.segment(s.segment).name: s.segment for s in cluster.pods}
-        hosts = {(s.segment, s.replica): pod.address for s, pod in cluster.pods.items()}
-        nodes = [cluster.network.node_of[hosts[named[n], 0]] for n in ("one", "everything")]
-        for sender, receiver in (nodes, nodes[::-1]):
-            cluster.network.disconnect(sender, receiver)
-            cluster.scheduler.after(20.0, partial(cluster.network.reconnect, sender, receiver))
-
-    cluster.scheduler.after(20.0, cut)
-    return simulation.run()
-
-
-def test_a_reader_leaves_a_replica_whose_output_is_tentative() -> None:
-    outcome = one_replica_is_cut_off()
-    assert outcome.failure is None
-    assert outcome.tentative > 5
-    with MUTANTS["a reader stays with a replica whose output is not stable"]():
-        assert "others are read" in str(one_replica_is_cut_off().failure)
 
 
 def test_there_are_forty_planted_bugs() -> None:

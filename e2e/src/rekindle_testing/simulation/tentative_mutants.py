@@ -13,7 +13,6 @@ from rekindle.consistency.live_union import LiveUnion
 from rekindle.consistency.messages import EmitReconciliationDone, EmitUndo, Policy
 from rekindle.consistency.partners import Partners, Permission
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.replica_choice import ReplicaChoice
 from rekindle.task.core import branches
 from rekindle.task.core.loop import AppendEpochs, AppendTentative, LoopCore
 from rekindle_testing.simulation.planting import Mutant, replaced
@@ -66,10 +65,6 @@ def _breaks_promise(permission: Any) -> Any:
         return Permission.BEGIN if now < self._promised_until else permission(self, now)
 
     return wrong
-
-
-def _stays_with_replica(is_better: Any) -> Any:
-    return lambda self, endpoint, current, now: False
 
 
 def _repeats_epoch(add: Any) -> Any:
@@ -134,9 +129,6 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     ),
     "a replica that has promised to serve begins to correct": replaced(
         Partners, "permission", _breaks_promise
-    ),
-    "a reader stays with a replica whose output is not stable": replaced(
-        ReplicaChoice, "_is_better", _stays_with_replica
     ),
     "a missing epoch is replaced by the one before": replaced(LiveUnion, "add", _repeats_epoch),
     "an epoch waits from when anything arrived last": replaced(
