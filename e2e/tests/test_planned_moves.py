@@ -6,14 +6,12 @@ of two. The coordinator and the operator's replicas move as well.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from cluster_types import cluster_of_type, every_cluster_type, prepare_flights, storms
 
-from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import Run
@@ -80,22 +78,3 @@ def _drain(run: Run, node: str) -> None:
 def _pods_on(run: Run, node: str) -> list[str]:
     pods = [*run.cluster.tasks(run.name), *run.coordinator_pods()]
     return sorted(p.metadata.name for p in pods if p.spec.node_name == node)
-
-
-def test_an_eviction_of_a_task_that_serves_is_refused(cluster: Cluster) -> None:
-    with Run(cluster, storms("guarded")) as run:
-        run.wait_live()
-        pod = run.task_pods("storms")[0]
-        with pytest.raises(KubectlError, match="disruption budget"):
-            _evict(cluster, pod)
-
-
-def _evict(cluster: Cluster, pod: Any) -> None:
-    meta = pod.metadata
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": meta.name, "namespace": meta.namespace},
-    }
-    path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}/eviction"
-    cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
