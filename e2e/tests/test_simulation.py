@@ -187,7 +187,6 @@ EVICTED_AGAIN = [
     fault(FaultKind.EVICT_TASK, at, 1.0, target, BY_FORCE)
     for at, target in ((16.0, 2), (25.0, 3), (34.5, 2), (44.0, 3), (53.5, 2))
 ]
-DONOR_LOST = [*EVICTED, fault(FaultKind.FREEZE_TASK, 20.5, 1.0, target=3, stays=True)]
 LATER = Variant(topologies.CHAIN, 2.0)
 SUSPENDS = Variant(topologies.CHAIN, 2.0, during_stabilization="Suspend")
 STABLE = Variant(topologies.CHAIN)
@@ -210,7 +209,6 @@ STABLE = Variant(topologies.CHAIN)
         ("a replica that has promised to serve begins to correct", SLOW_REPLICAS, SUSPENDS),
         ("a state is moved under another epoch", EVICTED, STABLE),
         ("a copy counts as a witness", EVICTED_AGAIN, STABLE),
-        ("a movement is never given up", DONOR_LOST, STABLE),
     ],
 )
 def test_bugs_in_tentative_results_and_moved_states_are_found(

@@ -104,6 +104,7 @@ class SimulatedCluster:
             self.fail,
             self.api_calm,
             self.working,
+            lambda: scheduler.now,
         )
         self.server.observers = [self.operator_checks.changed, self._pods_changed]
         meta = {"name": TOPOLOGY, "namespace": NAMESPACE, "uid": UID, "generation": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,6 +42,7 @@ class OperatorChecks:
         failed: Callable[[str], None],
         api_calm: Calm,
         working: WorkingPods,
+        clock: Callable[[], float],
     ) -> None:
         self._objects = objects
         self._views = views
@@ -48,10 +50,14 @@ class OperatorChecks:
         self._failed = failed
         self._api_calm = api_calm
         self._working = working
+        self._clock = clock
+        self._cordoned_until: dict[str, float] = {}  # by node; infinite while it is
         self._highest: dict[str, int] = {}  # by slot
         self._used_by: dict[tuple[str, int], str] = {}  # uid of the pod of each incarnation
 
     def changed(self, plural: str, event: ApiEvent) -> None:
+        if plural == NODES:
+            self._cordoned(event.raw)
         if plural != PODS:
             return
         if event.type == ADDED:
@@ -66,7 +72,8 @@ class OperatorChecks:
         """I9: one replica leads, and only that one changes anything. No pod that works is deleted
         unless it is replaced."""
         leading = [r for r in self._replicas() if not r.process.dead and r.leader.leading]
-        if leading != [replica]:
+        others = [r for r in leading if r is not replica]
+        if others or not replica.leader.may_finish:
             hosts = [r.process.host for r in leading]
             self._failed(
                 f"I9: {replica.process.host} sends {request.verb} {request.path}; leaders: {hosts}"
@@ -89,10 +96,18 @@ class OperatorChecks:
             return self._is_on_cordoned_node(pod.name)
         return self._working.serves(pod.slot.alternate)
 
+    def _cordoned(self, node: Json) -> None:
+        name = node["metadata"]["name"]
+        if node["spec"].get("unschedulable"):
+            self._cordoned_until[name] = math.inf
+        elif self._cordoned_until.get(name) == math.inf:
+            self._cordoned_until[name] = self._clock()
+
     def _is_on_cordoned_node(self, pod: str) -> bool:
+        """Or one that was cordoned when the operator decided."""
         raw = self._objects.find(PODS, pod)
-        node = self._objects.find(NODES, raw["spec"].get("nodeName", ""), "") if raw else None
-        return node is not None and bool(node["spec"].get("unschedulable"))
+        node = raw["spec"].get("nodeName", "") if raw else ""
+        return self._clock() - self._cordoned_until.get(node, -math.inf) < _KNOWN_AFTER_S
 
     @property
     def _is_calm(self) -> bool:

@@ -13,6 +13,7 @@ from random import Random
 
 from rekindle.coordinator.model import Partition
 from rekindle.protocol import ConsistencyState
+from rekindle.topology.model import Slot
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.coverage import Cell, counted
@@ -66,6 +67,8 @@ class Simulation:
         self.seed = seed
         self.faults = drawn if faults is None else faults
         self.lines: list[str] = []
+        # Since the last fault: with a `maxDelay` of an epoch, one that is late is tentative.
+        self._was_stable: set[Slot] = set()
         self.scheduler = Scheduler(seed)
         self.cluster = SimulatedCluster(
             self.scheduler, variant.spec, nodes, variant.buffered_epochs
@@ -122,6 +125,7 @@ class Simulation:
         self.scheduler.run_until(Injector.ends_at(self.faults))
         self._log("nothing fails any more")
         healed_at = self.scheduler.now
+        self._was_stable.clear()
         left, done_at = self.not_done(), healed_at
         while self.scheduler.now < healed_at + (_QUIET_S if left else LATEST_S):
             self.scheduler.run_until(self.scheduler.now + 0.5)
@@ -165,7 +169,9 @@ class Simulation:
             if phase != "Live":
                 left.append(f"{slot.key} is {phase}")
             branches = pod.boot.tentative.branches if pod is not None and pod.boot else None
-            if branches is not None and branches.state is not ConsistencyState.STABLE:
+            if branches is None or branches.state is ConsistencyState.STABLE:
+                self._was_stable.add(slot)
+            elif slot not in self._was_stable:
                 left.append(f"the output of {slot.key} is in {branches.state}")
         newest = cluster.store.newest
         committed = newest.epoch if newest is not None else -1

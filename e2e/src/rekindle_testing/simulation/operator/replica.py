@@ -190,6 +190,13 @@ class _Leader(Leader):
             self.sleep(timeout_s)
         return self.leading
 
+    @property
+    def may_finish(self) -> bool:
+        """Whether nobody else can lead yet: what began while it led ends before its Lease does."""
+        candidate = self._candidate
+        renewed_at, lease_s = candidate.renewed_at, candidate.timing.lease_s
+        return renewed_at is not None and self._clock() - renewed_at < lease_s
+
 
 class _Cache(ClusterCache):
     """`listed_at`: version of the last list of each kind."""
