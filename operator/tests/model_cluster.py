@@ -37,6 +37,7 @@ from rekindle_operator.reconcile.actions import (
     DryRunPods,
     EmitEvent,
     EnsureAccess,
+    EnsureBudget,
     EnsureLease,
     OpenGate,
     QuarantineNode,
@@ -275,7 +276,7 @@ class ModelCluster(ModelState):
                 self.unsuitable = self.unsuitable.with_refusal(
                     shape, node, node_uid, pod_uid, self.now
                 )
-            case EnsureAccess() | CreateTokenSecret():
+            case EnsureAccess() | EnsureBudget() | CreateTokenSecret():
                 pass
 
     def _admit(self, action: CreatePod) -> None:

@@ -15,9 +15,10 @@ from model_cluster import ModelCluster
 from rekindle import names
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, EnsureAccess
-from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, EnsureBudget
+from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_operator.reconcile.moves import MOVES_AT_ONCE, WITHOUT_NODE_S
+from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 SINGLE, SUCCESSOR = "flights-storms-0-0-1", "flights-storms-0-8-1"
@@ -206,12 +207,27 @@ def test_a_coordinator_works_until_the_next_one_has_its_lease(running: ModelClus
 
 def test_a_disruption_budget_comes_with_the_coordinator(cluster: ModelCluster) -> None:
     cluster.add_node("a")
-    actions = [a for done in passes(cluster) for a in done if isinstance(a, EnsureAccess)]
-    budget = next(m for m in actions[0].manifests if m["kind"] == "PodDisruptionBudget")
+    actions = [a for done in passes(cluster) for a in done]
+    budget = next(a.manifest for a in actions if isinstance(a, EnsureBudget))
     selector = budget["spec"]["selector"]["matchLabels"].items()
     for raw in cluster.raw_pods.values():
         assert selector <= raw["metadata"]["labels"].items()
     assert budget["metadata"]["ownerReferences"]
+
+
+def test_nothing_waits_for_the_budget(cluster: ModelCluster) -> None:
+    """An admission policy may refuse it."""
+    cluster.add_node("a")
+    budgets, scheduled = set[str](), list[ScheduledAction]()
+    while not budgets:
+        cluster.apply(s.action for s in scheduled)
+        scheduled = schedule(reconcile_all(cluster.snapshot(), cluster.now))
+        assert scheduled
+        budgets = {s.key for s in scheduled if isinstance(s.action, EnsureBudget)}
+    assert not [s for s in scheduled if budgets & set(s.after)]
+    assert scheduled.index(next(s for s in scheduled if s.key in budgets)) > max(
+        at for at, s in enumerate(scheduled) if isinstance(s.action, CreatePod)
+    )
 
 
 _NODES = st.sampled_from("abcde")

@@ -184,7 +184,7 @@ def test_the_table_is_as_wide_as_its_urls_where_there_is_no_terminal() -> None:
     assert title.rstrip() == "t: 10 epochs in 1.5 s"
     assert heading.split() == ["query", "rows", "epochs", "with", "rows", "output"]
     assert first.split() == ["alarms", "12,345", "7", url]
-    assert second.split() == ["q", "0", "0", *"not stored: give --output".split()]
+    assert second.split() == ["q", "0", "0", *["not", "stored:", "give", "--output"]]
     assert dropped == "operator w dropped 3 late rows, and 0 without event time"
 
 

@@ -43,6 +43,7 @@ from rekindle_operator.reconcile.actions import (
     DryRunPods,
     EmitEvent,
     EnsureAccess,
+    EnsureBudget,
     EnsureLease,
     OpenGate,
     QuarantineNode,
@@ -141,6 +142,8 @@ class Executor:
             case EnsureAccess(namespace, manifests):
                 for manifest in manifests:
                     self._apply(namespace, manifest)
+            case EnsureBudget(namespace, manifest):
+                self._apply(namespace, manifest)
             case EnsureLease(namespace, manifest):
                 path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
                 self._create(path, manifest)

@@ -38,11 +38,19 @@ class DeleteGenerationRecord:
 
 @dataclass(frozen=True, slots=True)
 class EnsureAccess:
-    """Server-side apply the coordinator's account, role and binding, and the disruption budget of
-    the topology's pods."""
+    """Server-side apply the coordinator's account, role and binding."""
 
     namespace: str
     manifests: tuple[Manifest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureBudget:
+    """Server-side apply the disruption budget of a topology's pods. Nothing waits for it: a policy
+    or a quota may refuse it."""
+
+    namespace: str
+    manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +175,7 @@ Action = (
     | CreateGenerationRecord
     | DeleteGenerationRecord
     | EnsureAccess
+    | EnsureBudget
     | EnsureLease
     | CreateTokenSecret
     | CreatePod
@@ -183,6 +192,7 @@ METRIC_KINDS: Mapping[type, str] = {
     CreateGenerationRecord: "CreateConfig",
     DeleteGenerationRecord: "DeleteConfig",
     EnsureAccess: "EnsureAccess",
+    EnsureBudget: "EnsureBudget",
     EnsureLease: "EnsureLease",
     CreateTokenSecret: "CreateToken",
     CreatePod: "CreatePod",

@@ -16,6 +16,7 @@ from rekindle_operator.reconcile.actions import (
     CreatePod,
     DeletePod,
     EnsureAccess,
+    EnsureBudget,
     EnsureLease,
 )
 from rekindle_operator.reconcile.context import (
@@ -102,8 +103,8 @@ def _next_coordinator(
     pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, avoid=avoided)
     create: tuple[CreatePod, ...] = ()
     if uncreated is None or pass_inputs.now >= uncreated.retry_at:
-        needed = (*coordinator_access(view), disruption_budget(view))
-        prepare.insert(0, EnsureAccess(view.namespace, needed))
+        prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
+        prepare.append(EnsureBudget(view.namespace, disruption_budget(view)))
         create = (CreatePod(view.namespace, pod, ref),)
     return CoordinatorReplacement(why, ref.incarnation, tuple(prepare), create, pod=pod)
 

@@ -29,6 +29,7 @@ from rekindle_operator.reconcile.actions import (
     DryRunPods,
     EmitEvent,
     EnsureAccess,
+    EnsureBudget,
     EnsureLease,
     OpenGate,
     PlanRank,
@@ -135,7 +136,7 @@ def _order(action: Action) -> ActionOrder:
             return ActionOrder.PLACE_PODS
         case DryRunPods():
             return ActionOrder.VALIDATE
-        case DeleteGenerationRecord():
+        case DeleteGenerationRecord() | EnsureBudget():
             return ActionOrder.CLEAN_UP
         case EmitEvent():
             return ActionOrder.EMIT_EVENTS
@@ -170,7 +171,7 @@ def key_of(action: Action) -> str:
     match action:
         case DryRunPods():
             return f"{kind} {action.uid} {action.generation}"
-        case CreateGenerationRecord() | EnsureLease():
+        case CreateGenerationRecord() | EnsureLease() | EnsureBudget():
             return f"{kind} {action.namespace}/{action.manifest['metadata']['name']}"
         case EnsureAccess():
             return f"{kind} {action.namespace}/{action.manifests[0]['metadata']['name']}"
