@@ -119,7 +119,7 @@ def plan_all(inputs: Sequence[PlanInput], capacity: Capacity) -> Plan:
         if not plan_input.candidates or plan_input.context.running is None:
             continue
         if plan_input.context.running.topology.spec.recovery.mode == "Blocking":
-            _add_whole_topology(plan_input, down, pods_to_place)
+            _add_whole_topology(plan_input, down, pods_to_place, spares)
         else:
             _add_queries(plan_input, down, pods_to_place, spares)
     return make_plan(down, pods_to_place, spares, capacity)
@@ -129,21 +129,29 @@ def _add_whole_topology(
     plan_input: PlanInput,
     down: list[DownQuery],
     pods_to_place: dict[str, PodToPlace],
+    spares: list[SpareReplica],
 ) -> None:
     """Blocking recovery: nothing starts before there is capacity for all (the baseline of
-    progressive recovery (Su and Zhou 2017), section 4)."""
+    progressive recovery (Su and Zhou 2017), section 4). Successors in planned moves are spare: what
+    they replace still runs."""
     assert plan_input.context.running is not None
     queries = plan_input.context.running.topology.spec.queries
-    needs = {c.to_place.key: c.to_place for c in plan_input.candidates.values()}
+    candidates = [c for c in plan_input.candidates.values() if not c.state.is_successor]
+    needs = {c.to_place.key: c.to_place for c in candidates}
     pods_to_place |= needs
     down.append(
         DownQuery(
             key=(plan_input.context.view.key, ""),
             priority=sum(_priority(plan_input, q) for q in queries),
             needs=frozenset(needs),
-            has_waited_long=_has_waited_long(plan_input, plan_input.candidates.values()),
+            has_waited_long=_has_waited_long(plan_input, candidates),
         )
     )
+    spares += [
+        SpareReplica(c.to_place, 0, "")
+        for c in plan_input.candidates.values()
+        if c.state.is_successor
+    ]
 
 
 def _add_queries(

@@ -153,6 +153,9 @@ class Call:
             return of_log
         if self._output is None:
             return None
+        if self._position is not None and not self._output.has(self._position):
+            self._position = None  # forgotten: what is stable comes out of the log
+            return self._next_run()
         found = self._output.next(self._position, stable)
         if found is None or found[0].kind is not BatchKind.STABLE:
             return found
@@ -180,17 +183,16 @@ class Call:
         for batch in self._read(log, run.first, run.last):
             controls, self._cursor = self._cursor.before_stable(batch.epoch)
             yield from map(self._control, controls)
-            if run.segment >= 0:
-                self._position = Position(run.segment, batch.epoch + 1)
-            yield from self._rows(batch, self._cursor.after_stable(batch.epoch))
+            at = Position(run.segment, batch.epoch + 1) if run.segment >= 0 else self._position
+            yield from self._rows(batch, self._cursor.after_stable(batch.epoch), at)
             yield from self._corrected()
 
     def _tentative(self, run: Run, log: OutputLog) -> Iterator[Message]:
         first = self._cursor.first_tentative(run.first)
         try:
             for batch in self._read(log, first, run.last):
-                self._position = Position(run.segment, batch.epoch + 1)
-                yield from self._rows(batch, self._cursor.after_tentative(batch.epoch))
+                at = Position(run.segment, batch.epoch + 1)
+                yield from self._rows(batch, self._cursor.after_tentative(batch.epoch), at)
         except BelowFloor:  # dropped meanwhile: the reader goes on behind them
             self._position = Position(run.segment, run.last + 1)
         if first > run.last:
@@ -219,14 +221,15 @@ class Call:
 
     # -- messages --------------------------------------------------------------------------------
 
-    def _rows(self, batch: EpochBatch, after: Cursor) -> Iterator[Message]:
-        """The message of an epoch's last part has the ticket behind it."""
+    def _rows(self, batch: EpochBatch, after: Cursor, at: Position | None) -> Iterator[Message]:
+        """The message of an epoch's last part has the ticket behind it; those before it have the
+        one of the epoch, since a reader may go on with any."""
         parts = _parts(batch.rows)
         for number, rows in enumerate(parts):
             if number + 1 == len(parts):
-                self._cursor = after
+                self._cursor, self._position = after, at
             yield self._told(batch.kind, batch.epoch, rows, number, len(parts))
-        self._cursor = after
+        self._cursor, self._position = after, at
 
     def _control(self, control: Control) -> Message:
         return self._told(control.kind, control.epoch)

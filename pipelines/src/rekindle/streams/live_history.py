@@ -122,10 +122,14 @@ class LiveHistory:
                 return Position(self._base + at, from_epoch)
         return Position(self._base + len(self._segments), from_epoch)
 
+    def has(self, position: Position) -> bool:
+        """Whether it is not gone, nor of another process."""
+        return self._base <= position.segment <= self._base + len(self._segments)
+
     def next(self, position: Position, from_epoch: int, stable: int) -> Run | None:
         """What follows a position: epochs from `from_epoch` on, or a control; None if there is
         nothing yet. A position that is gone, or of another process, begins again."""
-        if not self._base <= position.segment <= self._base + len(self._segments):
+        if not self.has(position):
             position = self.begin(from_epoch, stable)
         number, epoch = position
         while number < self._base + len(self._segments):

@@ -80,6 +80,11 @@ class LiveOutput:
                 return None
             return run, self._branches[run.attempt] if run.attempt else self.log
 
+    def has(self, position: Position) -> bool:
+        """Whether the order of the output from a position on is known."""
+        with self._lock:
+            return self._history.has(position)
+
     def listen(self, changed: Callable[[], None]) -> None:
         """Call `changed`, which must not block, after each change that is none of the log, from the
         thread that made it."""
