@@ -16,7 +16,13 @@ from model_cluster import ModelCluster
 from rekindle import names
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, EnsureBudget
+from rekindle_operator.reconcile.actions import (
+    Action,
+    CreatePod,
+    DeletePod,
+    EnsureBudget,
+    OpenGate,
+)
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_operator.reconcile.moves import MOVES_AT_ONCE, WITHOUT_NODE_S
 from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
@@ -257,6 +263,45 @@ def test_a_task_whose_partner_has_not_written_stays_without_a_node_for_its_succe
         running.settle()
         running.pass_time(WITHOUT_NODE_S + 1)
     assert on_a <= running.tasks().keys()
+
+
+def blocking(cluster: ModelCluster, **priorities: int) -> ModelCluster:
+    """A topology that runs with recovery mode Blocking."""
+    spec = flights_spec() | {"recovery": {"mode": "Blocking"}}
+    for query in spec["queries"]:
+        query["priority"] = priorities.get(query["name"].replace("-", "_"), query["priority"])
+    cluster.add_topology("flights", spec)
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.settle()
+    assert set(cluster.query_states().values()) == {"Live"}
+    return cluster
+
+
+def test_successors_without_a_node_keep_no_lost_task_from_coming_back() -> None:
+    cluster = blocking(ModelCluster())
+    node = node_of_single(cluster)
+    cordon(cluster, *(name for name in "abc" if name != node))
+    cluster.settle()
+    assert gated(cluster), "of partitions whose other replica is there"
+    del cluster.raw_pods[SINGLE]
+    cluster.settle()
+    assert cluster.tasks()["flights-storms-0-0-2"].node == node
+    assert set(cluster.query_states().values()) == {"Live"}
+
+
+@pytest.mark.parametrize(("storms", "routes"), [(300, 200), (200, 300)])
+def test_successors_of_the_most_valuable_query_get_a_node_first(storms: int, routes: int) -> None:
+    cluster = blocking(ModelCluster(), storm_watch=storms, route_report=routes)
+    cordon(cluster, "a", "b", "c")
+    for _ in range(6):
+        cluster.settle()
+        cluster.pass_time(WITHOUT_NODE_S + 1)
+    names = {p.segment_name: p.name for p in gated(cluster)}
+    cluster.add_node("d", cpu_m=600)
+    actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+    opened = [a.name for a in actions if isinstance(a, OpenGate)]
+    assert opened == [names["storms" if storms > routes else "routes"]]
 
 
 def test_a_coordinator_works_until_the_next_one_has_its_lease(running: ModelCluster) -> None:
