@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from log_parts import SCHEMA, batch, open_log
+from test_streams_damage import flip, value_of
 
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState
@@ -138,6 +139,28 @@ def test_an_epoch_below_the_floor_is_refused_with_the_floor(task: Task) -> None:
     assert json.loads(refused.value.extra_info) == {"error": "BelowFloor", "oldest": base}
     assert "Traceback" not in str(refused.value)
     assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", base, 3)
+
+
+@pytest.mark.parametrize("asked_from", [0, 10])
+def test_damage_to_retained_rows_is_refused_with_the_floor(
+    task: Task, tmp_path: Path, asked_from: int
+) -> None:
+    task.append(*range(30))
+    task.log.retain(1 << 20)
+    task.log.truncate(20)
+    (path,) = (tmp_path / "log").glob("*.log")
+    flip(path, value_of(path, 1001))
+    got = list[int]()
+    with pytest.raises(flight.FlightServerError, match="begins with epoch 21 now") as refused:
+        for chunk in connect(task).do_get(
+            flight.Ticket(json.dumps({"query": "delays", "from_epoch": asked_from})), OPTIONS
+        ):
+            got.append(json.loads(chunk.app_metadata.to_pybytes())["epoch"])
+    assert got == list(range(asked_from, 10))
+    assert json.loads(refused.value.extra_info) == {"error": "BelowFloor", "oldest": 21}
+    assert "Traceback" not in str(refused.value)
+    assert task.log.damage is None
+    assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", 21, 3)
 
 
 def test_nothing_is_sent_about_which_replicas_disagree(task: Task) -> None:
