@@ -13,7 +13,7 @@ from typing import Any
 from dpc.failures import FailureRow
 from dpc.overheads import CheckpointRow, OverheadRow
 from dpc.throughput import RATIO_TARGET, ThroughputRow
-from dpc.topologies import MAX_DELAY_S
+from dpc.topologies import DELAY_FRACTION, MAX_DELAY_S
 
 FLAT = 1.25
 """Target of the ratio of the largest to the smallest mean delay over all checkpoint intervals."""
@@ -36,6 +36,7 @@ PAPER = {
 class Results:
     """What was measured; parts that were not are empty."""
 
+    waits: Sequence[FailureRow] = ()
     failures: Sequence[FailureRow] = ()
     chain: Sequence[FailureRow] = ()
     overheads: Sequence[OverheadRow] = ()
@@ -62,6 +63,7 @@ def write(results: Results, directory: Path) -> None:
 def read(directory: Path) -> Results:
     """What earlier runs have written there."""
     kinds: dict[str, type[Any]] = {
+        "waits": FailureRow,
         "failures": FailureRow,
         "chain": FailureRow,
         "overheads": OverheadRow,
@@ -109,6 +111,7 @@ def to_csv(rows: Sequence[AnyRow]) -> str:
 def to_markdown(results: Results) -> str:
     """A section for each part."""
     writers = {
+        "waits": _waits,
         "failures": _failures,
         "chain": _chain,
         "overheads": _overheads,
@@ -140,6 +143,16 @@ def _values(row: FailureRow) -> list[object]:
         f"{row.stabilized_s:.2f}",
         f"{row.rows_equal:,}",
     ]
+
+
+def _waits(rows: Sequence[FailureRow]) -> str:
+    lines = [[row.policy, f"{row.max_delay_s * DELAY_FRACTION:.1f}", *_values(row)] for row in rows]
+    return (
+        "\n## One of three inputs is cut, against alpha X (Fig. 9)\n\nIn the paper the delay is "
+        "alpha X; tentative results are a step with Process (all that come during the failure, "
+        "once alpha X is short enough to catch up), and fall with alpha X with Delay.\n\n"
+        + table(("policy", "alpha X, s", *_HEAD), lines)
+    )
 
 
 def _failures(rows: Sequence[FailureRow]) -> str:
