@@ -20,12 +20,13 @@ changes, but not for a new field, since unknown fields are ignored."""
 OLDEST_PROTOCOL = 2
 """The oldest version that this release understands."""
 STREAM_PROTOCOL = 3
-"""The same, of what tasks read from each other. Up to 2 it was Arrow Flight."""
+"""Version of the protocol by which tasks read streams from each other. Up to 2 it was Arrow
+Flight."""
 OLDEST_STREAM_PROTOCOL = 3
 UNREPORTED_STREAM_PROTOCOL = 2
-"""The stream protocol of a task whose responses to polls name none."""
+"""Assumed of a task whose poll responses do not contain a stream protocol."""
 UNVERSIONED = 1
-"""The version of a message without one."""
+"""Assumed of a message that does not contain a version."""
 TOKEN_VARIABLE = "REKINDLE_TOKEN"
 
 _SCHEME = "Bearer "
@@ -53,8 +54,8 @@ class Identity:
 
     @property
     def reader_token(self) -> str | None:
-        """The token of readers outside of the topology, who may only read its stream sinks. It
-        says nothing of `token`."""
+        """The token of readers outside of the topology, who may only read its stream sinks.
+        `token` cannot be derived from it."""
         if self.token is None:
             return None
         return hmac.new(self.token.encode(), _READER, "sha256").hexdigest()

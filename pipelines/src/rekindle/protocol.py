@@ -81,7 +81,7 @@ class TaskRef(_Message):
 
 
 class Endpoint(_Message):
-    """A replica that serves a stream partition to readers; preferred first."""
+    """A replica that serves a stream partition to readers."""
 
     address: str  # "ip:port"
     replica: int
@@ -96,7 +96,7 @@ class Upstream(_Message):
 
     stream: str  # operator id of the stream
     partition: int
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[Endpoint, ...]  # in order of preference
 
 
 class SinkAssignment(_Message):
@@ -120,15 +120,15 @@ class SinkProgress(_Message):
 
 
 class Postponement(_Message):
-    """A replica asks its partner to serve for `lease_s` while it stabilizes; 0: no longer. Later
-    ones of a boot have higher numbers."""
+    """A replica asks its partner to serve for `lease_s` while it stabilizes; 0: no longer. A boot
+    numbers its requests in ascending order."""
 
     number: int
     lease_s: float
 
 
 class PostponementAnswer(_Message):
-    """To the request `number` of a boot of the partner."""
+    """The answer to request `number` of the partner's boot `boot`."""
 
     boot: str
     number: int
@@ -137,7 +137,7 @@ class PostponementAnswer(_Message):
 
 class Partner(_Message):
     """The other one of two replicas that stabilize one after another (docs/design/consistency.md),
-    and what its newest response to a poll says."""
+    and what its newest poll response contains."""
 
     replica: int
     boot: str
@@ -162,8 +162,9 @@ class PollRequest(_Versioned):
     floor: int | None = None  # epochs <= floor may leave the log; None: keep all
     saver: bool = False  # save checkpoints at checkpoint epochs
     committed: RestorePoint | None = None  # this partition's entry in the newest manifest
-    # Entries of this partition that cannot be restored: of those that the task reports, and
-    # `committed`. It reports them no more, reuses nothing of them, and saves all of its state.
+    # Entries of this partition that cannot be restored: some that the task has reported, or
+    # `committed`. The task stops reporting them, refers to none of their objects, and saves all of
+    # its state again.
     refused: tuple[str, ...] = ()
     ask_only: bool = False  # respond only: keep the desired state of the last other poll
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
@@ -227,14 +228,14 @@ class TaskPhase(StrEnum):
 
 
 class CheckpointProblemKind(StrEnum):
-    """What is wrong with checkpoints (`status.dataPlane.checkpointProblems`). Of a newer release a
-    reader may find others; each means that something fails."""
+    """What is wrong with checkpoints (`status.dataPlane.checkpointProblems`). A newer release may
+    report other kinds; each of them means that something fails."""
 
     STORE_UNAVAILABLE = "StoreUnavailable"  # cannot be read or written, or is another topology's
     ENTRIES_REFUSED = "EntriesRefused"  # what tasks have saved lacks objects: it is not committed
     UNRESTORABLE = "Unrestorable"  # committed entries whose objects are missing or damaged
-    GARBAGE_COLLECTION_FAILED = "CleanUpFailed"  # objects stay that nothing needs
-    STALLED = "Stalled"  # no commit for long, because partitions do not save
+    GARBAGE_COLLECTION_FAILED = "CleanUpFailed"  # objects that nothing needs are not deleted
+    STALLED = "Stalled"  # nothing was committed for a long time, because partitions do not save
 
 
 class CheckpointDone(_Message):
@@ -248,9 +249,9 @@ class TaskProblem(_Message):
     message: str
     operator: str | None = None
     epoch: int | None = None
-    # The source or operator whose definition is at fault (not as `PollRequest.refused`).
+    # The source or operator whose definition is at fault; unrelated to `PollRequest.refused`.
     refused: str | None = None
-    saving: bool = False  # checkpoints cannot be saved, or the call does not end
+    saving: bool = False  # the problem is that saving a checkpoint fails, or does not end
 
 
 class Contradiction(_Message):
@@ -262,8 +263,8 @@ class Contradiction(_Message):
 
 
 class Contained(_Message):
-    """Results of this boot that an older coordinator contained, and that are still contained: all
-    after an epoch, and the epochs about which replicas disagree."""
+    """Results of this boot that an older coordinator has held back, and that are still held back:
+    all after an epoch, and the epochs about which replicas disagree."""
 
     after: int
     disputed: tuple[int, ...] = ()
@@ -279,7 +280,7 @@ class PollResponse(_Versioned):
     head_epoch: int = -1  # newest epoch that time or upstreams have released
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
-    restoring: str | None = None  # entry whose objects it still has to fetch: they must stay
+    restoring: str | None = None  # entry whose objects it still fetches: do not delete them
     lost: str | None = None  # state object of that entry that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log
     # Of the newest (at most 16) epochs, and the requested ones; `chained`: of all since a base.
@@ -291,15 +292,15 @@ class PollResponse(_Versioned):
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
     contained: Contained | None = None  # until a poll of the newest coordinator without `ask_only`
-    # What it speaks with other tasks; absent from a response of the first stream protocols.
+    # Its versions of the stream protocol; releases with the first ones do not send these fields.
     stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     oldest_stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     # Of a task whose output may be tentative (docs/design/consistency.md):
     consistency: ConsistencyState = ConsistencyState.STABLE
     tentative_epoch: int = -1  # newest tentative epoch that is not corrected
     missing: tuple[str, ...] = ()  # streams, by name, without which its output is tentative
-    asks: Postponement | None = None  # of its partner
-    answer: PostponementAnswer | None = None  # to its partner
+    asks: Postponement | None = None  # its request to its partner
+    answer: PostponementAnswer | None = None  # its answer to its partner's request
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
     movement: MovementReport | None = None  # None: of a release that does not move state
