@@ -42,7 +42,7 @@ def read_once(address: str, ticket: dict[str, Any]) -> list[int]:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_a_reader_gets_each_row_once_while_its_replica_is_lost(cluster: TaskProcesses) -> None:
-    cluster.until(lambda: cluster.all_live() and cluster.committed() > 0, 240)
+    cluster.poll_until(lambda: cluster.all_live() and cluster.committed_epoch() > 0, 240)
     lost, partner = cluster.replicas.values()
     addresses = [f"{r.address}:{STREAM_SINK_PORT}" for r in (lost, partner)]
     tail = Process("--json", *(part for address in addresses for part in ("--address", address)))
@@ -55,12 +55,12 @@ def test_a_reader_gets_each_row_once_while_its_replica_is_lost(cluster: TaskProc
         return int(lines[-1]["epoch"]) if lines else -1
 
     try:
-        cluster.until(lambda: newest() > 5, 120)
+        cluster.poll_until(lambda: newest() > 5, 120)
         lost.kill()
         lost_at = newest()
         successor = cluster.start(lost.slot)
-        cluster.until(lambda: newest() > lost_at + 20, 180)
-        cluster.until(cluster.all_live, 180)
+        cluster.poll_until(lambda: newest() > lost_at + 20, 180)
+        cluster.poll_until(cluster.all_live, 180)
     finally:
         code, errors = tail.stop()
     newest_epoch = newest_of(lines)

@@ -153,10 +153,11 @@ class Call:
             return of_log
         if self._output is None:
             return None
-        if self._position is not None and not self._output.has(self._position):
-            self._position = None  # forgotten: what is stable comes out of the log
-            return self._next_run()
         found = self._output.next(self._position, stable)
+        if self._position is not None and not self._output.has(self._position):
+            # Forgotten, perhaps since the call began: what is stable comes out of the log first.
+            self._position = None
+            return self._next_run()
         if found is None or found[0].kind is not BatchKind.STABLE:
             return found
         run, _ = found
