@@ -37,7 +37,7 @@ def _assignment(query: QuerySpec, start: QueryStart) -> SinkAssignment:
 def durable_epoch(response: PollResponse, assigned: SinkAssignment) -> int:
     """The newest durable epoch. For an assignment that the task does not know yet, nothing is
     written, even if it knows another one of the same query."""
-    found = (s.durable for s in response.sinks if s.assigned == assigned)
+    found = (s.durable for s in response.sinks if s.assigned.writes_as(assigned))
     return next(found, assigned.from_epoch - 1)
 
 
