@@ -1,5 +1,5 @@
-"""Real task processes with a stream sink: a reader goes on while the sink's settings are edited, and
-while the replica that it reads is lost.
+"""Real task processes with a stream sink: a reader goes on while the sink's settings are edited,
+and while the replica that it reads is lost.
 
 Two replicas of a source, and the coordinator's real core; `rekindle tail` and a plain Flight client
 read them.
@@ -49,7 +49,7 @@ def read_once(address: str, ticket: dict[str, Any]) -> list[int]:
 def test_a_reader_gets_each_row_once_while_its_replica_is_lost(
     cluster: TaskProcesses, tmp_path: Path
 ) -> None:
-    cluster.until(lambda: cluster.all_live() and cluster.committed() > 0, 240)
+    cluster.poll_until(lambda: cluster.all_live() and cluster.committed_epoch() > 0, 240)
     lost, partner = cluster.replicas.values()
     addresses = [f"{r.address}:{STREAM_SINK_PORT}" for r in (lost, partner)]
     tail = Process("--json", *(part for address in addresses for part in ("--address", address)))
@@ -62,16 +62,16 @@ def test_a_reader_gets_each_row_once_while_its_replica_is_lost(
         return int(lines[-1]["epoch"]) if lines else -1
 
     try:
-        cluster.until(lambda: newest() > 5, 120)
-        edited_at, committed = newest(), cluster.committed()
+        cluster.poll_until(lambda: newest() > 5, 120)
+        edited_at, committed = newest(), cluster.committed_epoch()
         cluster.edit(spec_with(tmp_path, retain="8Mi"))
-        cluster.until(lambda: newest() > edited_at + 5, 60)
-        cluster.until(lambda: cluster.committed() > committed + 1, 60)
+        cluster.poll_until(lambda: newest() > edited_at + 5, 60)
+        cluster.poll_until(lambda: cluster.committed_epoch() > committed + 1, 60)
         lost.kill()
         lost_at = newest()
         successor = cluster.start(lost.slot)
-        cluster.until(lambda: newest() > lost_at + 20, 180)
-        cluster.until(cluster.all_live, 180)
+        cluster.poll_until(lambda: newest() > lost_at + 20, 180)
+        cluster.poll_until(cluster.all_live, 180)
     finally:
         code, errors = tail.stop()
     newest_epoch = newest_of(lines)

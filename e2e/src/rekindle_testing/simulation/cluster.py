@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil
 from typing import Any
@@ -37,6 +37,7 @@ from rekindle_testing.simulation.silence import Calm
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.topologies import Spec
 from rekindle_testing.simulation.values import Expected
+from rekindle_testing.simulation.waiting_checks import WaitingChecks
 from rekindle_testing.simulation.working import WorkingPods
 
 OPERATORS = ("operator-0", "operator-1")
@@ -106,6 +107,14 @@ class SimulatedCluster:
             self.working,
             lambda: scheduler.now,
         )
+        self.waiting_checks = WaitingChecks(
+            scheduler,
+            self.views,
+            self._needs,
+            self.working.takes_pods,
+            self._can_recover,
+            self.fail,
+        )
         self.server.observers = [self.operator_checks.changed, self._pods_changed]
         meta = {"name": TOPOLOGY, "namespace": NAMESPACE, "uid": UID, "generation": 1}
         topology = {"kind": names.KIND, "metadata": meta, "spec": copy.deepcopy(spec)}
@@ -122,6 +131,21 @@ class SimulatedCluster:
         """End the threads of programs."""
         for operator in self.operators.values():
             operator.process.die()
+
+    def _needs(self) -> Mapping[str, frozenset[tuple[str, int]]]:
+        """By query, the partitions that it needs."""
+        return {
+            query.name: frozenset(
+                (segment.id, partition)
+                for segment in self._edited.needed_segments(query)
+                for partition in range(segment.partitions)
+            )
+            for query in self._edited.spec.queries
+        }
+
+    def _can_recover(self) -> bool:
+        """Whether an operator leads that can know and do anything."""
+        return self.leader is not None and self.api_calm.calm_s > 15.0
 
     # --- edits --------------------------------------------------------------------
 
