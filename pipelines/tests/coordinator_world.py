@@ -15,10 +15,10 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
+    LogMovement,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
-    NoteMovement,
     Partition,
     Pod,
     PodsListed,
@@ -140,7 +140,7 @@ class World:
                         self.zombie = None
                     else:
                         self.gave_up.append(reason)
-                case CollectGarbage() | PollNow() | ApplyStatus() | NoteMovement():
+                case CollectGarbage() | PollNow() | ApplyStatus() | LogMovement():
                     pass
 
     def write(self, who: Coordinator, manifest: Manifest) -> None:

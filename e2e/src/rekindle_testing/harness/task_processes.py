@@ -29,10 +29,10 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
+    LogMovement,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
-    NoteMovement,
     Pod,
     PodsListed,
     PollAnswered,
@@ -126,7 +126,7 @@ class TaskProcesses:
         self.origin_s = origin_s
         self._environment = environment
         self.replicas: dict[Slot, Replica] = {}
-        self.notes: list[NoteMovement] = []
+        self.notes: list[LogMovement] = []
         self.pods = 0
         self.store = CheckpointStore(UID, 30.0)
         self.store.use(topology.spec.checkpoint.store)
@@ -179,7 +179,7 @@ class TaskProcesses:
                 written = asyncio.run(self.store.write(effect))
                 lost = ManifestRaceLost(manifest.seq)
                 self.feed(lost if written is None else ManifestWritten(written))
-            case NoteMovement():
+            case LogMovement():
                 self.notes.append(effect)
 
     def poll_all(self) -> None:
