@@ -130,6 +130,17 @@ def test_a_large_epoch_comes_in_parts(task: Task) -> None:
     assert '"from_epoch": 1' in found[-1][0]["next"]
 
 
+def test_parts_are_bounded_whatever_the_rows(task: Task) -> None:
+    """A few long rows among many short ones: the average says nothing of a part."""
+    texts = ["x" * (1 << 20 if 50 <= at < 60 else 1) for at in range(20_000)]
+    rows = pa.table({"n": list(range(20_000)), "s": texts}, schema=SCHEMA)
+    task.log.append(EpochBatch("stream", 0, 0, 0, rows, "00" * 16))
+    found = call(connect(task), {"query": "delays"})[:-1]
+    assert pa.Table.from_batches([part for _, part in found]).equals(rows.combine_chunks())
+    assert max(part.nbytes for _, part in found) < (1 << 20) + 1000
+    assert len(found) < 40
+
+
 def test_an_epoch_below_the_floor_is_refused_with_the_floor(task: Task) -> None:
     task.append(*range(3000))
     task.log.truncate(2500)
