@@ -100,6 +100,8 @@ class MovementCore:
         """The progress from which floors and manifests are made, with the holds of sessions: what a
         newcomer may need is kept as if it had that position already, and everything while that is
         not known."""
+        if not self._movements and not any(view.holds for view in self._views):
+            return progress
         positions = {p: [*at] for p, at in progress.positions.items()}
         for view in self._views:
             for hold in view.holds:
