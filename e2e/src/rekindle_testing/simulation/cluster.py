@@ -258,8 +258,13 @@ class SimulatedCluster:
     @property
     def coordinator(self) -> CoordinatorPod | None:
         """The newest one."""
-        found = [p for p in self.running_pods if isinstance(p, CoordinatorPod)]
-        return max(found, key=lambda p: p.fence) if found else None
+        found = [
+            pod
+            for node in self.nodes.values()
+            for pod in node.pods.values()
+            if type(pod) is CoordinatorPod
+        ]
+        return max(found, key=lambda p: p.fence, default=None)
 
     def _make_pod(self, raw: Json, node: Node) -> SimulatedPod[Any]:
         view = self.views.pod(raw)

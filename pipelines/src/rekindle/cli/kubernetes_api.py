@@ -100,8 +100,8 @@ class ClusterReader:
         return self._list(pods, ("labelSelector", selector))
 
     def reader_token(self, topology: Json) -> str:
-        """The token of readers of the topology's stream sinks. A Secret without it is of an
-        operator of before stream sinks, and immutable: the token follows from the other one."""
+        """The token of readers of the topology's stream sinks. An operator of before stream sinks
+        has left it out of its Secret, which may not be changed: it follows from the other token."""
         meta = topology["metadata"]
         name = names.token_secret_name(meta["name"], meta["uid"])
         secret = self._get(f"/api/v1/namespaces/{self.namespace}/secrets/{name}")
