@@ -53,7 +53,8 @@ ANNOTATION_REPORT = f"{GROUP}/report"  # a coordinator's: number of the report t
 ANNOTATION_HOLDER_PROCESS = f"{GROUP}/holder-process"  # the operator's: process that holds it
 
 TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
-READER_TOKEN_KEY = "reader"  # of the Secret of the topology's token: for readers of stream sinks
+TOKEN_KEY = "token"  # of the Secret of the topology's token
+READER_TOKEN_KEY = "reader"  # of that Secret: for readers of stream sinks
 TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 

@@ -54,6 +54,29 @@ class CoordinatorReplacement:
     pod: Manifest | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingDrain:
+    node: str
+    why: str
+
+
+def waiting_drain_of_coordinator(context: ReconcileContext) -> WaitingDrain | None:
+    """If the coordinator stays on a cordoned node, because the next one does not start."""
+    pods, lease = coordinator_pods(context), _lease(context)
+    newest = max(pods, key=lambda p: p.incarnation, default=None)
+    holder = _holder(pods, lease)
+    if newest is None or holder is None or holder is newest or holder.node is None:
+        return None
+    if not _is_drained(context, holder):
+        return None
+    if newest.node is None:
+        is_due = _is_old(context, newest)
+        why = newest.placement_failure or "no node takes it"
+    else:
+        is_due, why = bool(newest.container_error), newest.container_error
+    return WaitingDrain(holder.node, f"successor: {why}") if is_due else None
+
+
 def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     """Keep one coordinator for a topology that runs."""
     if context.running is None or not context.needs_pods:
@@ -144,10 +167,7 @@ def _working_meanwhile(
 ) -> PodView | None:
     """The pod that holds the Lease and is replaced for its image or its node alone. None if its
     successor may need what it uses of a node or a quota."""
-    pass_inputs = context.pass_inputs
-    holder = next(
-        (p for p in pods if lease is not None and lease.holder == str(p.incarnation)), None
-    )
+    pass_inputs, holder = context.pass_inputs, _holder(pods, lease)
     if holder is None or newest is None or lease is None:
         return None
     if _pod_lost(context, holder) or _is_silent(context, holder, lease):
@@ -159,9 +179,21 @@ def _working_meanwhile(
         uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
         is_refused = uncreated is not None and uncreated.attempts > 0
         return holder if why in _WHILE_IT_WORKS and not is_refused else None
-    is_old = pass_inputs.now - newest.created_at >= pass_inputs.timing.scheduling_timeout_s
-    may_free_capacity = newest.node is None and is_old and not _is_drained(context, holder)
+    is_unbound = newest.node is None and _is_old(context, newest)
+    may_free_capacity = is_unbound and not _is_drained(context, holder)
     return None if may_free_capacity else holder
+
+
+def _holder(pods: Sequence[PodView], lease: LeaseView | None) -> PodView | None:
+    """The pod that has the Lease."""
+    found = (p for p in pods if lease is not None and lease.holder == str(p.incarnation))
+    return next(found, None)
+
+
+def _is_old(context: ReconcileContext, pod: PodView) -> bool:
+    """It should have been scheduled."""
+    pass_inputs = context.pass_inputs
+    return pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s
 
 
 def _lease(context: ReconcileContext) -> LeaseView | None:
@@ -202,9 +234,8 @@ def _pod_lost(context: ReconcileContext, pod: PodView) -> str:
 
 
 def _never_accepted(context: ReconcileContext, pod: PodView) -> str:
-    pass_inputs = context.pass_inputs
-    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s
-    if pass_inputs.losses.awaits_unresponsive_kubelet(pod) and is_old:
+    losses = context.pass_inputs.losses
+    if losses.awaits_unresponsive_kubelet(pod) and _is_old(context, pod):
         return f"the kubelet of its node {pod.node} neither accepts its pod nor responds"
     return ""
 
@@ -243,7 +274,6 @@ def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
     template_digest = coordinator_template_digest(
         context.running.view, pass_inputs.losses.avoided, pass_inputs.settings.pods
     )
-    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s
-    if pod.node is None and pod.template_digest != template_digest and is_old:
+    if pod.node is None and pod.template_digest != template_digest and _is_old(context, pod):
         return "its pod was not scheduled, and its template has changed"
     return ""

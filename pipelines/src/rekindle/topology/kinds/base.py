@@ -82,6 +82,8 @@ class SinkOptions(Spec):
     """The fields of one kind of sink. `connector`: as for a source."""
 
     connector: ClassVar[str | None] = None
+    in_place: ClassVar[frozenset[str]] = frozenset()
+    """Fields that take effect where the sink is: an edit of others makes the query another one."""
 
     @property
     def output_url(self) -> str | None:
