@@ -73,7 +73,8 @@ def measure_failures(
     cluster: EmbeddedCluster, settings: Sequence[Setting], cuts_s: Sequence[float]
 ) -> Iterator[FailureRow]:
     """Each topology has the cuts one after another; its rows are yielded once its sink has been
-    compared. The topologies have the same input and operators. Raises AssertionError if a sink differs."""
+    compared. The topologies have the same input and operators. Raises AssertionError if a sink
+    differs."""
     reference = make_reference(cluster, settings[0])
     for setting in settings:
         with Deployed(cluster, setting) as deployed:
