@@ -29,10 +29,10 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
+    LogMovement,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
-    NoteMovement,
     Pod,
     PodsListed,
     PollAnswered,
@@ -126,7 +126,7 @@ class TaskProcesses:
         self.origin_s = origin_s
         self._environment = environment
         self.replicas: dict[Slot, Replica] = {}
-        self.notes: list[NoteMovement] = []
+        self.notes: list[LogMovement] = []
         self.pods = 0
         self.store = CheckpointStore(UID, 30.0)
         self.store.use(topology.spec.checkpoint.store)
@@ -141,6 +141,14 @@ class TaskProcesses:
         self.core = Coordinator(self.fence, time.time() - time.monotonic(), UID)
         self.feed(GenerationSeen(self.generation))
         self.list_pods()
+
+    def edit(self, spec: dict[str, Any]) -> None:
+        """A new generation with the same segments, whose pods stay."""
+        topology = compile_topology(load_spec(spec), "test", skip_cluster_checks=True)
+        before = self.generation
+        assert [s.id for s in topology.segments] == [s.id for s in before.topology.segments]
+        self.generation = Generation(before.number + 1, topology, before.operator_ids)
+        self.feed(GenerationSeen(self.generation))
 
     def start(self, slot: Slot) -> Replica:
         self.pods += 1
@@ -171,7 +179,7 @@ class TaskProcesses:
                 written = asyncio.run(self.store.write(effect))
                 lost = ManifestRaceLost(manifest.seq)
                 self.feed(lost if written is None else ManifestWritten(written))
-            case NoteMovement():
+            case LogMovement():
                 self.notes.append(effect)
 
     def poll_all(self) -> None:
