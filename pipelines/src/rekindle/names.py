@@ -101,7 +101,7 @@ def task_pod_name(
     topology: str, segment_name: str, partition: int, replica: int, incarnation: int
 ) -> str:
     """Hyphens of the segment's name are doubled: otherwise segment `b-c` of topology `a` and
-    segment `c` of topology `a-b` would have the same pod names. So the last run of an odd number of
-    hyphens before the slot's numbers ends the topology's name."""
+    segment `c` of topology `a-b` would have the same pod names. So the topology's name ends at the
+    last odd number of consecutive hyphens, not counting the three before the numbers."""
     segment = segment_name.replace("_", "-").replace("-", "--")
     return object_name(topology, segment, partition, replica, incarnation)
