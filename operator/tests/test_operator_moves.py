@@ -440,6 +440,69 @@ def test_a_coordinator_works_until_the_next_one_has_its_lease(running: ModelClus
     ]
 
 
+def test_a_coordinator_stays_if_its_node_is_uncordoned_before_another_one_is_bound(
+    running: ModelCluster,
+) -> None:
+    old = running.coordinator()
+    running.binding = False
+    cordon(running, old.node or "")
+    running.settle()
+    running.pass_time(20.0)
+    running.settle()
+    cordon(running, old.node or "", cordoned=False)
+    for _ in range(3):
+        running.settle()
+        running.pass_time(5.0)
+    assert [p.name for p in running.pods_of("flights", names.ROLE_COORDINATOR)] == [old.name]
+    running.binding = True
+    cordon(running, old.node or "")
+    running.settle()
+    assert running.coordinator().node not in (None, old.node)
+
+
+def roll(cluster: ModelCluster) -> None:
+    """Request it, with another image."""
+    cluster.edit("flights", image="rekindle/pipelines:0.2.0")
+    cluster.topologies["flights"] = replace(cluster.topologies["flights"], roll=True)
+
+
+def test_a_roll_does_not_take_a_task_that_moves(running: ModelCluster) -> None:
+    running.task_reports[SINGLE] = {"stableEpoch": 101, "durableEpoch": 100}
+    running.task_reports[SUCCESSOR] = {"stableEpoch": 101, "durableEpoch": 50}
+    cordon(running, node_of_single(running))
+    running.settle()
+    roll(running)
+    running.settle()
+    assert {SINGLE, SUCCESSOR} <= running.tasks().keys()
+    running.task_reports.clear()
+    running.settle()
+    storms = [p for p in running.tasks().values() if p.segment_name == "storms"]
+    assert [p.image for p in storms] == ["rekindle/pipelines:0.2.0"]
+
+
+def test_a_move_that_waits_does_not_stop_a_roll(running: ModelCluster) -> None:
+    running.refused_segments.add("storms")
+    cordon(running, node_of_single(running))
+    running.settle()
+    roll(running)
+    running.settle()
+    outdated = {p.segment_name for p in running.tasks().values() if p.generation == 1}
+    assert outdated == {"storms"}
+
+
+def test_no_successor_is_created_that_could_not_read_from_running_tasks(
+    running: ModelCluster,
+) -> None:
+    running.stream_conflict = [2, 3]
+    node = node_of_single(running)
+    running.pass_time(1.0)
+    running.settle()
+    cordon(running, node)
+    running.settle()
+    assert SUCCESSOR not in running.tasks()
+    assert f"a drain of node {node} waits for " in running.condition("Valid")["message"]
+
+
 def test_a_disruption_budget_comes_with_the_coordinator(cluster: ModelCluster) -> None:
     cluster.add_node("a")
     actions = [a for done in passes(cluster) for a in done]

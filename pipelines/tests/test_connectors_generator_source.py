@@ -283,7 +283,7 @@ def test_expressions_parse() -> None:
 @pytest.mark.parametrize("rows", [None, 1, 7])
 @pytest.mark.parametrize("rate", [0.03, 0.7, 3])
 def test_a_generator_names_its_next_epoch_to_cut(rows: int | None, rate: float) -> None:
-    more = {} if rows is None else {"rows": rows}
+    more: dict[str, Any] = {} if rows is None else {"rows": rows}
     source = generator(rowsPerSecond=rate, **more)
     cuts = [source.cut(e) for e in range(-1, 300)]
     changes = [

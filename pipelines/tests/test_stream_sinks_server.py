@@ -17,8 +17,11 @@ from test_streams_damage import flip, value_of
 
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState
+from rekindle.stream_sinks.client import NoLongerKept, ReadRefused, ReplicaUnavailable, read_call
+from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.reading import ServedQuery
 from rekindle.stream_sinks.server import MAX_CALLS_OF_PEER, StreamSinkServer
+from rekindle.stream_sinks.ticket import Ticket
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.live_history import Position
 from rekindle.streams.live_output import LiveOutput
@@ -171,6 +174,20 @@ def test_damage_to_retained_rows_is_refused_with_the_floor(
     assert "Traceback" not in str(refused.value)
     assert task.log.damage is None
     assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", 21, 3)
+
+
+def test_the_client_knows_why_it_is_refused(task: Task) -> None:
+    task.append(*range(3000))
+    task.log.truncate(2500)
+    address, token = f"127.0.0.1:{task.server.port}", IDENTITY.reader_token
+    first = Ticket("delays", cursor=Cursor(1)).encode()
+    with pytest.raises(NoLongerKept) as below:
+        list(read_call(address, first, token))
+    assert below.value.oldest == task.log.base
+    with pytest.raises(ReadRefused, match="reader's token"):  # as of another topology's pod
+        list(read_call(address, first, "another"))
+    with pytest.raises(ReplicaUnavailable, match="no query board"):
+        list(read_call(address, Ticket("board").encode(), token))
 
 
 def test_nothing_is_sent_about_which_replicas_disagree(task: Task) -> None:

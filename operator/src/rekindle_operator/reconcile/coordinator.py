@@ -23,8 +23,8 @@ from rekindle_operator.reconcile.context import (
     ReconcileContext,
     coordinator_incarnation,
     coordinator_pods,
+    draining_nodes,
 )
-from rekindle_operator.reconcile.moves import draining_nodes
 from rekindle_operator.reconcile.roll import is_replaced_by_roll
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
@@ -38,6 +38,7 @@ from rekindle_operator.resources.disruption import disruption_budget
 _GRACE_S = 1  # it is stateless and fenced
 _OTHER_IMAGE = "it runs another image"
 _DRAINED = "its node is drained"
+_NOT_NEEDED = "the one before it works and stays"
 _WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)
 
 
@@ -88,6 +89,10 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     if lease is None:
         view = context.running.view
         ensure = (EnsureLease(view.namespace, coordinator_lease(view)),)
+    if (kept := _kept_instead(context, pods, newest, lease)) is not None:
+        superfluous = [p for p in pods if p is not kept and not p.terminating]
+        remove = tuple(_deletion(context, p, _NOT_NEEDED) for p in superfluous)
+        return CoordinatorReplacement(prepare=ensure, remove=remove)
     why = _why_replaced(context, newest, lease)
     remove = _removals(context, pods, newest, lease, why)
     if not why:
@@ -142,20 +147,31 @@ def _removals(
     """All of them if the newest is replaced, else those before it. In a roll and in a drain,
     the one that works stays until the next one has taken its Lease: it may take minutes to pull the
     new image, or there may be no such image, or no node."""
-    losses = context.pass_inputs.losses
     kept = _working_meanwhile(context, pods, newest, lease, why)
     return tuple(
-        DeletePod(
-            pod.namespace,
-            pod.name,
-            pod.uid,
-            pod.version,
-            0 if losses.is_on_lost_node(pod) else _GRACE_S,
-            why or "a newer incarnation exists",
-        )
+        _deletion(context, pod, why or "a newer incarnation exists")
         for pod in pods
         if not pod.terminating and pod is not kept and (why or pod is not newest)
     )
+
+
+def _deletion(context: ReconcileContext, pod: PodView, why: str) -> DeletePod:
+    grace_s = 0 if context.pass_inputs.losses.is_on_lost_node(pod) else _GRACE_S
+    return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, why)
+
+
+def _kept_instead(
+    context: ReconcileContext,
+    pods: Sequence[PodView],
+    newest: PodView | None,
+    lease: LeaseView | None,
+) -> PodView | None:
+    """The pod that holds the Lease, if nothing speaks against it any more, as after an uncordon,
+    and the newest one was not bound yet."""
+    holder = _holder(pods, lease)
+    if holder is None or newest is None or holder is newest or newest.node is not None:
+        return None
+    return None if _why_replaced(context, holder, lease) else holder
 
 
 def _working_meanwhile(

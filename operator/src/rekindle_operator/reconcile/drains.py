@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.context import ReconcileContext, draining_nodes
 from rekindle_operator.reconcile.coordinator import waiting_drain_of_coordinator
 from rekindle_operator.reconcile.health import ReplicaState, replica_state, required
-from rekindle_operator.reconcile.moves import draining_nodes, is_on, problem_of
+from rekindle_operator.reconcile.moves import is_on, problem_of
 from rekindle_operator.reconcile.slots import SlotState
 
 _MAX_NODES = 3
 _MAX_REASONS = 2  # of a node
 _MAX_TASKS = 3  # with one reason
 _MAX_REASON_CHARS = 120  # a condition's message has 1,024 for all
+_CONFLICT = "no successor: its image and running tasks have other stream protocols"
 _NOT_LIVE = "not live: it moves once it is"
 
 
@@ -44,7 +45,9 @@ def _why(context: ReconcileContext, state: SlotState, successor: SlotState | Non
     if successor is not None:
         problem = problem_of(context, successor)
         return f"successor: {problem}" if problem else ""
-    return "" if replica_state(context, state) is ReplicaState.LIVE else _NOT_LIVE
+    if replica_state(context, state) is not ReplicaState.LIVE:
+        return _NOT_LIVE
+    return _CONFLICT if context.report.stream_conflict else ""
 
 
 def _text(node: str, reasons: Mapping[str, Sequence[str]]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.context import ReconcileContext, draining_nodes
 from rekindle_operator.reconcile.health import (
     Partition,
     ReplicaState,
@@ -65,7 +65,9 @@ def with_moves(context: ReconcileContext, replicas: Sequence[NumberedStates]) ->
     begun = [state for state in uncreated if state.uncreated_pod is not None]
     at_once = sum(not problem_of(context, state) for state in (*running, *begun))
     not_begun = (state for state in uncreated if state.uncreated_pod is None)
-    started = islice(not_begun, max(0, MOVES_AT_ONCE - at_once))
+    # Of the newest image: it could not read from tasks that run, and would never be live.
+    may_begin = 0 if context.report.stream_conflict else MOVES_AT_ONCE - at_once
+    started = islice(not_begun, max(0, may_begin))
     return MovedStates(
         states=(*(state for state, _ in chosen), *running, *begun, *started),
         superseded=tuple(
@@ -74,13 +76,6 @@ def with_moves(context: ReconcileContext, replicas: Sequence[NumberedStates]) ->
             if counts is new and _was_lost(context, old, new)
         ),
     )
-
-
-def draining_nodes(context: ReconcileContext) -> frozenset[str]:
-    """Nodes that take no new pods, and that are not lost."""
-    losses = context.pass_inputs.losses
-    nodes = context.pass_inputs.snapshot.nodes
-    return frozenset(n.name for n in nodes if n.cordoned and n.name not in losses.lost_nodes)
 
 
 def places_left(context: ReconcileContext, states: Iterable[SlotState]) -> int:
