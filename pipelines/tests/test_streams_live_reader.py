@@ -78,9 +78,9 @@ def test_among_equals_a_reader_stays(live: bool, state: ConsistencyState) -> Non
 
 def test_what_a_replica_says_is_newer_than_the_routes() -> None:
     made = choice(False, a=STABLE, b=STABLE)
-    made.note_state(A, UP_FAILURE, 100)
+    made.record_state(A, UP_FAILURE, 100)
     assert made.step(EpochsReceived(A, ()), 100) == [SwitchReplica(B, 5)]
-    made.note_state(B, UP_FAILURE, 100.1)
+    made.record_state(B, UP_FAILURE, 100.1)
     assert made.step(routes(a=STABLE, b=STABLE), 100.2) == []
     later = 100.2 + STATE_MEMORY_S
     assert made.step(routes(a=STABLE, b=STABLE), later) == [SwitchReplica(A, 5)]
@@ -89,7 +89,7 @@ def test_what_a_replica_says_is_newer_than_the_routes() -> None:
 def test_a_stable_replica_that_failed_is_not_preferred() -> None:
     made = choice(False, a=STABLE, b=STABLE)
     made.step(CallFailed(A), 100)
-    made.note_state(B, UP_FAILURE, 101)
+    made.record_state(B, UP_FAILURE, 101)
     assert made.step(routes(a=STABLE, b=UP_FAILURE), 105) == []
     assert made.step(routes(a=STABLE, b=UP_FAILURE), 131) == [SwitchReplica(A, 5)]
 

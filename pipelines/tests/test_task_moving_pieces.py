@@ -321,7 +321,7 @@ def bytes_of(pieces: Pieces) -> bytes:
     [
         (lambda data: b"RKSM\2" + data[5:], "use images of one release"),
         (lambda data: b"RKLG" + data[4:], "use images of one release"),
-        (lambda data: data[:40], "40 bytes are no state"),
+        (lambda data: data[:40], "40 bytes are too few for a header"),
         (lambda data: data[:-64], "epoch 4 cannot be read"),
         (lambda data: data + bytes(64), "64 bytes follow the last epoch"),
         (lambda data: data[:-70] + b"?" + data[-69:], "epoch 4 cannot be read"),

@@ -27,7 +27,7 @@ class MovementLimits:
     progress, until all is stored. `session_s`: time of one attempt. `attempts`: of a slot, until a
     newcomer is Live. `wait_s`: time for newcomers of inputs, for a donor without other sessions,
     and for all attempts. `silent_s`: time for a donor that does not respond. `per_donor`: sessions
-    of a donor at a time. """
+    of a donor at a time."""
 
     holds_s: float = 15.0
     stall_s: float = 30.0

@@ -142,7 +142,7 @@ class LeaseKeeper:
     not written yet). Without that, a report would seem as old as its last change. `suspecting`: a
     task is silent; then renewals are more frequent. `may_poll`: this coordinator knows its tasks.
     Until then, but not for longer than `lease_wait_s`, it does not take the Lease from a
-    predecessor that still works (docs/design/planned-moves.md) and reports. """
+    predecessor that still works (docs/design/planned-moves.md) and reports."""
 
     def __init__(
         self,
