@@ -287,7 +287,7 @@ def test_all_edges_share_one_budget(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_an_epoch_too_large_for_the_task_is_refused_before_it_is_there(
+def test_an_epoch_too_large_for_the_task_is_refused_in_advance(
     logs: list[OutputLog],
 ) -> None:
     """Each of its partitions would fit."""

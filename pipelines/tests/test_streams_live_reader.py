@@ -65,7 +65,7 @@ def test_tentative_results_are_read_rather_in_a_failure_than_in_a_correction() -
 
 
 @pytest.mark.parametrize(("live", "first"), [(True, A), (False, B)])
-def test_who_reads_stable_epochs_begins_where_they_are_corrected(live: bool, first: str) -> None:
+def test_a_stable_reader_prefers_a_replica_in_stabilization(live: bool, first: str) -> None:
     made = ReplicaChoice(5, stall_s=1000, live=live)
     assert made.step(routes(a=UP_FAILURE, b=STABILIZATION), 0) == [SwitchReplica(first, 5)]
 
@@ -76,7 +76,7 @@ def test_among_equals_a_reader_stays(live: bool, state: ConsistencyState) -> Non
     assert choice(live, a=state, b=state).current == A
 
 
-def test_what_a_replica_says_is_newer_than_the_routes() -> None:
+def test_a_reported_state_is_newer_than_that_of_the_routes() -> None:
     made = choice(False, a=STABLE, b=STABLE)
     made.record_state(A, UP_FAILURE, 100)
     assert made.step(EpochsReceived(A, ()), 100) == [SwitchReplica(B, 5)]

@@ -127,9 +127,7 @@ def test_a_replica_whose_tentative_epochs_fail_does_not_promise_to_serve() -> No
 @pytest.mark.parametrize(
     ("heads", "lives"), [((NO_EPOCH, 90), True), ((90, 90), False), ((NO_EPOCH, NO_EPOCH), False)]
 )
-def test_an_input_that_nobody_answers_for_is_not_history(
-    heads: tuple[int, int], lives: bool
-) -> None:
+def test_an_input_without_responses_is_missing(heads: tuple[int, int], lives: bool) -> None:
     replica = branches()
     replica.wait_for_heads(heads, 0.0)
     replica.wait_for_heads(heads, UNANSWERED_S - 1)
@@ -154,7 +152,7 @@ def test_a_partner_that_is_lost_for_a_moment_has_not_asked_again() -> None:
     assert messages.receive(ASKING, "b") == [PartnerChanged(True)]
 
 
-def test_a_request_that_is_repeated_is_heard_once() -> None:
+def test_a_repeated_request_is_received_once() -> None:
     messages = PartnerMessages()
     partner = Partner(replica=1, boot="b", asks=Postponement(number=1, lease_s=10))
     assert messages.receive(partner, "a") == [PartnerChanged(True), PostponementRequested(1, 10)]

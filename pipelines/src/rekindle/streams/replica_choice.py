@@ -255,7 +255,7 @@ class ReplicaChoice:
 
     def _is_better(self, endpoint: Endpoint, current: Endpoint, now: float) -> bool:
         """Whether the output of another replica is STABLE and that of the current one is not; for a
-        live reader also whether it is UP_FAILURE and the other's is STABILIZATION."""
+        live reader also whether it is UP_FAILURE and that of the current one is STABILIZATION."""
         states = self._state_of(endpoint, now), self._state_of(current, now)
         if states[1] is ConsistencyState.STABLE:
             return False

@@ -178,7 +178,7 @@ class TaskRuntime:
             except Exception as error:
                 if self._core.ended:
                     raise
-                self._fail_by(error)
+                self._fail_with(error)
         return self._exit_status
 
     def _step(self, event: SupervisorEvent) -> None:
@@ -414,7 +414,7 @@ class TaskRuntime:
                 self._failed_permanently = isinstance(error, NotDeterministic)
                 self._fail(str(error) or repr(error), loop.state.epoch + 1)
 
-    def _fail_by(self, error: Exception) -> None:
+    def _fail_with(self, error: Exception) -> None:
         _log.error("the task cannot continue", exc_info=error)
         refused = error.operator if isinstance(error, OperatorRefused) else None
         self._failed_permanently = isinstance(error, NotDeterministic)

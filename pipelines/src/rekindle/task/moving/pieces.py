@@ -52,7 +52,7 @@ _ALIGN = records.ALIGN
 
 
 class NotMovable(RekindleError):
-    """State cannot be sent, or that arrived cannot be used; says why."""
+    """State that cannot be sent, or received state that cannot be used; says why."""
 
 
 @dataclass(frozen=True, slots=True)
