@@ -66,12 +66,13 @@ def connect(task: Task) -> Any:
     return flight.connect(f"grpc://127.0.0.1:{task.server.port}")
 
 
+def received(client: Any, ticket: str) -> Iterator[tuple[dict[str, Any], pa.RecordBatch]]:
+    for chunk in client.do_get(flight.Ticket(ticket), OPTIONS):
+        yield json.loads(chunk.app_metadata.to_pybytes()), chunk.data
+
+
 def call(client: Any, ticket: str | dict[str, Any]) -> list[tuple[dict[str, Any], pa.RecordBatch]]:
-    text = ticket if isinstance(ticket, str) else json.dumps(ticket)
-    return [
-        (json.loads(chunk.app_metadata.to_pybytes()), chunk.data)
-        for chunk in client.do_get(flight.Ticket(text), OPTIONS)
-    ]
+    return list(received(client, ticket if isinstance(ticket, str) else json.dumps(ticket)))
 
 
 def told(messages: list[tuple[dict[str, Any], pa.RecordBatch]]) -> list[tuple[str, int, int]]:
@@ -151,11 +152,9 @@ def test_damage_to_retained_rows_is_refused_with_the_floor(
     (path,) = (tmp_path / "log").glob("*.log")
     flip(path, value_of(path, 1001))
     got = list[int]()
+    ticket = json.dumps({"query": "delays", "from_epoch": asked_from})
     with pytest.raises(flight.FlightServerError, match="begins with epoch 21 now") as refused:
-        for chunk in connect(task).do_get(
-            flight.Ticket(json.dumps({"query": "delays", "from_epoch": asked_from})), OPTIONS
-        ):
-            got.append(json.loads(chunk.app_metadata.to_pybytes())["epoch"])
+        got += (m["epoch"] for m, _ in received(connect(task), ticket))
     assert got == list(range(asked_from, 10))
     assert json.loads(refused.value.extra_info) == {"error": "BelowFloor", "oldest": 21}
     assert "Traceback" not in str(refused.value)

@@ -142,6 +142,14 @@ class TaskProcesses:
         self.feed(GenerationSeen(self.generation))
         self.list_pods()
 
+    def edit(self, spec: dict[str, Any]) -> None:
+        """A new generation with the same segments, whose pods stay."""
+        topology = compile_topology(load_spec(spec), "test", skip_cluster_checks=True)
+        before = self.generation
+        assert [s.id for s in topology.segments] == [s.id for s in before.topology.segments]
+        self.generation = Generation(before.number + 1, topology, before.operator_ids)
+        self.feed(GenerationSeen(self.generation))
+
     def start(self, slot: Slot) -> Replica:
         self.pods += 1
         before = self.replicas.get(slot)

@@ -43,6 +43,7 @@ from rekindle_testing.simulation.working import WorkingPods
 OPERATORS = ("operator-0", "operator-1")
 UID = "uid-t"
 _MAX_SKEW_S = 0.3
+_WRONG_CLOCK_S = 70.0
 _OPERATOR_START_S = (0.5, 4.0)
 _NODE_REMOVED_S = (5.0, 30.0)
 _TASK_CPU_M, _TASK_MEMORY = 500, 1 << 30
@@ -77,6 +78,7 @@ class SimulatedCluster:
         self.pods: dict[Slot, TaskPod] = {}
         self.operators: dict[str, OperatorReplica] = {}
         self.api_calm = Calm(scheduler)  # of the API server, and of operators' connections to it
+        self._has_wrong_clock = True
         self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
         self._hosts = 0
         self._pods_per_node = ceil(len(self.topology.slots()) / nodes) + 1
@@ -187,6 +189,8 @@ class SimulatedCluster:
 
     def _start_operator(self, host: str) -> None:
         skew_s = self.scheduler.between(-_MAX_SKEW_S, _MAX_SKEW_S)
+        if self._has_wrong_clock:
+            skew_s += self.scheduler.random.choice((-1, 1)) * _WRONG_CLOCK_S
         self.network.node_of[host] = host
         self.operators[host] = OperatorReplica(
             self.scheduler,
