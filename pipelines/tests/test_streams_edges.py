@@ -435,7 +435,7 @@ def test_a_slow_store_holds_up_only_those_who_need_it(tmp_path: Path) -> None:
     eventually(lambda: len(server._frames._store_calls) == 5)
     for gone in before:
         gone.close()
-    eventually(lambda: len(server._frames._store_calls) == 0)  # nothing waits for those who have left
+    eventually(lambda: not len(server._frames._store_calls))  # nothing waits for those who left
     SlowSpill.go.set()
     thread.join(10)
     assert found == [0]
