@@ -303,7 +303,7 @@ def test_a_failure_is_reported_and_tried_again(
     eventually(lambda: not fetch.missing, 20)
     assert fetch.problem is None
     assert fetch.lost is None
-    assert all(run.is_here and run.spilled for run in state.runs())
+    assert all(run.is_available and run.spilled for run in state.runs())
 
 
 def test_a_call_that_does_not_return_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,7 +474,7 @@ def test_an_entry_that_does_not_say_how_large_runs_are_is_read_at_once(world: Wo
     old = replace(world.entry, layouts={"op": found})
     states, fetch = StateStore(world.store, "u", world.files).open_state(old)
     assert fetch.missing == []
-    assert all(run.is_here for run in states.operators["op"].runs())
+    assert all(run.is_available for run in states.operators["op"].runs())
     assert digest_table(folded(states.operators["op"])) == digest_table(folded(saved))
 
 

@@ -118,7 +118,7 @@ def with_rows(last: int) -> list[int]:
 
 
 @given(st.integers(0, 2**32), st.booleans())
-@settings(max_examples=scaled_examples(60), deadline=None)
+@settings(max_examples=scaled_examples(40), deadline=None)
 def test_readers_that_change_replicas_get_the_stable_results(seed: int, tentative: bool) -> None:
     random = Random(seed)
     small_parts = patch.object(reading, "PART_BYTES", 64)

@@ -17,8 +17,11 @@ from test_streams_damage import flip, value_of
 
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState
+from rekindle.stream_sinks.client import NoLongerKept, ReadRefused, ReplicaUnavailable, read_call
+from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.reading import ServedQuery
 from rekindle.stream_sinks.server import MAX_CALLS_OF_PEER, StreamSinkServer
+from rekindle.stream_sinks.ticket import Ticket
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.live_history import Position
 from rekindle.streams.live_output import LiveOutput
@@ -130,6 +133,17 @@ def test_a_large_epoch_comes_in_parts(task: Task) -> None:
     assert '"from_epoch": 1' in found[-1][0]["next"]
 
 
+def test_parts_are_bounded_whatever_the_rows(task: Task) -> None:
+    """A few long rows among many short ones: the average says nothing of a part."""
+    texts = ["x" * (1 << 20 if 50 <= at < 60 else 1) for at in range(20_000)]
+    rows = pa.table({"n": list(range(20_000)), "s": texts}, schema=SCHEMA)
+    task.log.append(EpochBatch("stream", 0, 0, 0, rows, "00" * 16))
+    found = call(connect(task), {"query": "delays"})[:-1]
+    assert pa.Table.from_batches([part for _, part in found]).equals(rows.combine_chunks())
+    assert max(part.nbytes for _, part in found) < (1 << 20) + 1000
+    assert len(found) < 40
+
+
 def test_an_epoch_below_the_floor_is_refused_with_the_floor(task: Task) -> None:
     task.append(*range(3000))
     task.log.truncate(2500)
@@ -160,6 +174,20 @@ def test_damage_to_retained_rows_is_refused_with_the_floor(
     assert "Traceback" not in str(refused.value)
     assert task.log.damage is None
     assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", 21, 3)
+
+
+def test_the_client_knows_why_it_is_refused(task: Task) -> None:
+    task.append(*range(3000))
+    task.log.truncate(2500)
+    address, token = f"127.0.0.1:{task.server.port}", IDENTITY.reader_token
+    first = Ticket("delays", cursor=Cursor(1)).encode()
+    with pytest.raises(NoLongerKept) as below:
+        list(read_call(address, first, token))
+    assert below.value.oldest == task.log.base
+    with pytest.raises(ReadRefused, match="reader's token"):  # as of another topology's pod
+        list(read_call(address, first, "another"))
+    with pytest.raises(ReplicaUnavailable, match="no query board"):
+        list(read_call(address, Ticket("board").encode(), token))
 
 
 def test_nothing_is_sent_about_which_replicas_disagree(task: Task) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,3 +198,65 @@ def test_a_retained_object_that_is_lost_is_dropped(tmp_path: Path) -> None:
         log.read(0, 0)
     assert log.damage is None
     log.unpin(pin)
+
+
+class FullDisk:
+    """A disk with room for so many bytes in a directory."""
+
+    def __init__(self, directory: Path, room: int, error: int = errno.ENOSPC) -> None:
+        self._directory, self._room, self._error = directory, room, error
+        self._pwrite = os.pwrite
+
+    def pwrite(self, file: int, data: memoryview, offset: int) -> int:
+        used = sum(path.stat().st_size for path in self._directory.iterdir())
+        if used + len(data) > self._room:
+            raise OSError(self._error, os.strerror(self._error))
+        return self._pwrite(file, data, offset)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_on_a_full_disk_what_is_retained_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    log = open_log(tmp_path, file_bytes=1 << 14)
+    log.retain(1 << 30)
+    monkeypatch.setattr(os, "pwrite", FullDisk(tmp_path, 100_000, error).pwrite)
+    for epoch in range(200):
+        assert log.append(batch(epoch, 50))
+        log.truncate(epoch - 10)
+    assert 0 < log.base < 180
+    assert [b.epoch for b in log] == list(range(log.base, 200))
+
+
+def test_on_a_full_disk_nothing_goes_that_consumers_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, file_bytes=1 << 14)
+    log.retain(1 << 30)
+    log.truncate(3)
+    monkeypatch.setattr(os, "pwrite", FullDisk(tmp_path, 100_000).pwrite)
+    with pytest.raises(OSError, match="No space"):
+        any(not log.append(batch(epoch, 50)) for epoch in range(200))
+    assert log.base <= 4 < log.last
+    assert [b.epoch for b in log] == list(range(log.base, log.last + 1))
+
+
+def test_another_error_of_the_disk_costs_nothing_retained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = retaining(tmp_path, 60, file_bytes=1 << 14)
+    monkeypatch.setattr(os, "pwrite", FullDisk(tmp_path, 0, errno.EIO).pwrite)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        log.append(batch(100, 50))
+    assert log.base == 0
+
+
+def test_the_newest_file_goes_too_if_nobody_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = filled(tmp_path, 3)
+    log.retain(1 << 30)
+    log.truncate(2)
+    monkeypatch.setattr(os, "pwrite", FullDisk(tmp_path, log.local_bytes).pwrite)
+    assert log.append(batch(3))
+    assert (log.base, log.last) == (3, 3)

@@ -254,7 +254,7 @@ def test_a_directory_is_shared_however_it_is_spelled(other: str) -> None:
         ("file:///var/lib/rekindle/a b", "file:///var/lib/rekindle/a%20b", False),
     ],
 )
-def test_a_place_is_shared_as_its_store_takes_urls(one: str, other: str, shared: bool) -> None:
+def test_urls_are_compared_as_their_store_reads_them(one: str, other: str, shared: bool) -> None:
     assert _shared(one, other) == shared
 
 

@@ -53,7 +53,8 @@ ANNOTATION_REPORT = f"{GROUP}/report"  # a coordinator's: number of the report t
 ANNOTATION_HOLDER_PROCESS = f"{GROUP}/holder-process"  # the operator's: process that holds it
 
 TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
-READER_TOKEN_KEY = "reader"  # of the Secret of the topology's token: for readers of stream sinks
+TOKEN_KEY = "token"  # of the Secret of the topology's token
+READER_TOKEN_KEY = "reader"  # of that Secret: for readers of stream sinks
 TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 
@@ -100,7 +101,7 @@ def task_pod_name(
     topology: str, segment_name: str, partition: int, replica: int, incarnation: int
 ) -> str:
     """Hyphens of the segment's name are doubled: otherwise segment `b-c` of topology `a` and
-    segment `c` of topology `a-b` would have the same pod names. So the last run of an odd number of
-    hyphens before the slot's numbers ends the topology's name."""
+    segment `c` of topology `a-b` would have the same pod names. So the topology's name ends at the
+    last odd number of consecutive hyphens, not counting the three before the numbers."""
     segment = segment_name.replace("_", "-").replace("-", "--")
     return object_name(topology, segment, partition, replica, incarnation)

@@ -41,7 +41,7 @@ listed."""
 _FIRST_BLOCK = 1000
 """How many numbers the first listing covers: S3 returns that many objects for one request."""
 STALE_TEMP_S = 600.0
-"""Age from which a temporary file is deleted: its writer has failed."""
+"""Age from which a temporary file is deleted: its writer has probably failed."""
 CREATE_IF_ABSENT_PROTOCOLS = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 """Protocols whose fsspec file systems support an atomic create-if-absent."""
 

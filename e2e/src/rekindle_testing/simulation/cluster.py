@@ -43,7 +43,6 @@ from rekindle_testing.simulation.working import WorkingPods
 OPERATORS = ("operator-0", "operator-1")
 UID = "uid-t"
 _MAX_SKEW_S = 0.3
-_WRONG_CLOCK_S = 70.0
 _OPERATOR_START_S = (0.5, 4.0)
 _NODE_REMOVED_S = (5.0, 30.0)
 _TASK_CPU_M, _TASK_MEMORY = 500, 1 << 30
@@ -55,8 +54,15 @@ class SimulatedCluster:
     edits."""
 
     def __init__(
-        self, scheduler: Scheduler, spec: Spec, nodes: int, buffered_epochs: int = 1024
+        self,
+        scheduler: Scheduler,
+        spec: Spec,
+        nodes: int,
+        buffered_epochs: int = 1024,
+        operators_skew_s: float = 0.0,
     ) -> None:
+        """`operators_skew_s`: how far the clock of one operator is ahead, and that of the other one
+        behind."""
         self.scheduler = scheduler
         self.topology = compiled(TOPOLOGY, spec)
         self._edited = self.topology  # as the newest spec has it
@@ -78,7 +84,7 @@ class SimulatedCluster:
         self.pods: dict[Slot, TaskPod] = {}
         self.operators: dict[str, OperatorReplica] = {}
         self.api_calm = Calm(scheduler)  # of the API server, and of operators' connections to it
-        self._has_wrong_clock = True
+        self._operators_skew_s = operators_skew_s
         self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
         self._hosts = 0
         self._pods_per_node = ceil(len(self.topology.slots()) / nodes) + 1
@@ -189,8 +195,7 @@ class SimulatedCluster:
 
     def _start_operator(self, host: str) -> None:
         skew_s = self.scheduler.between(-_MAX_SKEW_S, _MAX_SKEW_S)
-        if self._has_wrong_clock:
-            skew_s += self.scheduler.random.choice((-1, 1)) * _WRONG_CLOCK_S
+        skew_s += self._operators_skew_s * (1 if host == OPERATORS[0] else -1)
         self.network.node_of[host] = host
         self.operators[host] = OperatorReplica(
             self.scheduler,
@@ -258,8 +263,13 @@ class SimulatedCluster:
     @property
     def coordinator(self) -> CoordinatorPod | None:
         """The newest one."""
-        found = [p for p in self.running_pods if isinstance(p, CoordinatorPod)]
-        return max(found, key=lambda p: p.fence) if found else None
+        found = [
+            pod
+            for node in self.nodes.values()
+            for pod in node.pods.values()
+            if type(pod) is CoordinatorPod
+        ]
+        return max(found, key=lambda p: p.fence, default=None)
 
     def _make_pod(self, raw: Json, node: Node) -> SimulatedPod[Any]:
         view = self.views.pod(raw)

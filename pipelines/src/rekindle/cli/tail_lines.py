@@ -22,6 +22,7 @@ class LineWriter:
 
     def lines(self, partition: int, received: Received) -> Iterator[str]:
         kind, epoch = received.kind, received.epoch
+        self._shows_partition = self._shows_partition or partition > 0  # an edit has added it
         if kind == "UNDO":
             self._correcting.add(partition)
             yield self._control(partition, kind, epoch, f"undo: drop from epoch {epoch} on")

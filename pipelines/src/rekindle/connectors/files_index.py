@@ -36,6 +36,7 @@ from rekindle.errors import SchemaMismatch
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_WATERMARK
 
+_MAX_DAY = INT64_MAX // 86_400_000_000
 PORTION_ROWS = 1 << 18
 """How many rows of the ordered input have their keys in memory at the same time."""
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
@@ -223,6 +224,7 @@ class _Epochs:
         if job.files.speedup is None:
             self._require_few_rows(input.keys.num_rows)
             return
+        _require_dates_in_range(job, input.keys)
         self._first_us = self._first_time(_RunningMax(input, job.time_column), input)
         self._times = _RunningMax(input, job.time_column)
 
@@ -262,6 +264,20 @@ class _Epochs:
             )
         _require_epochs_in_range(job, column, first_us, times.newest)
         return first_us
+
+
+def _require_dates_in_range(job: PreparationJob, keys: pa.Table) -> None:
+    """A DATE may be further from 1970 than microseconds in 64 bits."""
+    column = job.time_column
+    if column is None or not pa.types.is_date(keys.schema.field(column).type):
+        return
+    extent = pc.min_max(keys.column(column).cast(pa.int32()))
+    for day in (extent["min"].as_py(), extent["max"].as_py()):
+        if day is not None and abs(day) > _MAX_DAY:
+            raise SchemaMismatch(
+                f"source {job.name}: column {column} has the date {np.datetime64(day, 'D')}, and "
+                "speedup counts in microseconds of 64 bits; correct it, or use rowsPerSecond"
+            )
 
 
 def _require_epochs_in_range(

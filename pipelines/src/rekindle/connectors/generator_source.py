@@ -70,6 +70,8 @@ class _Rows:
         """i / rowsPerSecond in microseconds, rounded down."""
         step = self.rate_den * SECOND_US
         whole = self.first * step  # Python's integers: row numbers are unbounded
+        if (whole + max(self.count - 1, 0) * step) // self.rate_num > INT64_MAX:
+            raise OverflowError("outside the range of TIMESTAMP")
         base, rest = divmod(whole, self.rate_num)
         return base + scaled(np.arange(self.count, dtype=np.int64), step, self.rate_num, rest)
 
@@ -174,7 +176,7 @@ class GeneratorSource:
         if self._start_us is None or not seen:
             return NO_WATERMARK
         newest = (seen - 1) * self._rate.denominator * SECOND_US // self._rate.numerator
-        return self._start_us + newest - self._lateness_us
+        return max(self._start_us + newest - self._lateness_us, NO_WATERMARK)
 
 
 def _key(seed: int, label: str) -> int:

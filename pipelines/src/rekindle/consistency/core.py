@@ -415,8 +415,18 @@ class ConsistencyCore:
         deadline = self._deadlines.deadline(epoch)
         if policy is Policy.SUSPEND or deadline == math.inf or not self._inputs.can_form(epoch):
             return math.inf
+        if self._upstreams_have_waited(epoch):
+            return -math.inf
         waits = self._fork is None or self._inputs.awaits_any(epoch)
         return deadline if policy is Policy.DELAY or waits else -math.inf
+
+    def _upstreams_have_waited(self, epoch: int) -> bool:
+        """Whether the failure has already delayed an epoch for as long as it may: upstreams have
+        decided to go on without what is missing. Otherwise each task of a chain would wait again
+        (section 5.2: with Process, the delay does not grow with the length of the chain)."""
+        processes = self._settings.during_failure is Policy.PROCESS
+        is_first = self.state is ConsistencyState.STABLE
+        return processes and is_first and self._inputs.is_tentative(epoch)
 
     def _policy(self, now: float) -> Policy:
         match self.state:

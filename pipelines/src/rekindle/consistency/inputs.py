@@ -157,6 +157,12 @@ class Inputs:
         """Whether a channel that has not failed may still deliver the epoch."""
         return any(self.is_awaited(c, epoch) and not s.failed for c, s in self.channels.items())
 
+    def is_tentative(self, epoch: int) -> bool:
+        """Whether all channels have delivered the epoch, and some of them a tentative version."""
+        return not any(self.is_awaited(c, epoch) for c in self.channels) and any(
+            self.live.is_tentative(c, epoch) for c in self.channels
+        )
+
     def fail_awaited(self, epoch: int) -> None:
         """The epoch is processed without the channels that have not delivered it in time."""
         for channel, state in self.channels.items():

@@ -73,6 +73,11 @@ class LiveUnion:
     def has(self, channel: Channel, epoch: int) -> bool:
         return epoch in self._inboxes[channel].batches
 
+    def is_tentative(self, channel: Channel, epoch: int) -> bool:
+        """Whether what it has of the epoch is tentative."""
+        batch = self._inboxes[channel].batches.get(epoch)
+        return batch is not None and batch.kind is BatchKind.TENTATIVE
+
     def passed(self, channel: Channel, epoch: int) -> bool:
         """Whether the channel has delivered a later epoch; then it will not deliver a tentative
         version of this one."""

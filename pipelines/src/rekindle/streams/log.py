@@ -13,6 +13,7 @@ Design: docs/design/streams.md#output-log.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -48,6 +49,7 @@ LOG_FILE_RECORDS = 1024
 FETCHED_BYTES = 32 << 20
 """Spilled files that are kept in memory for the next read of them, or one."""
 _FETCHED_SHARE = 2 / 7
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _CURSORS = 64
 """Places in files that are remembered: where reads in order go on."""
 
@@ -334,25 +336,14 @@ class OutputLog:
             if batch.epoch > self.last + 1:
                 raise ValueError(f"epoch {batch.epoch} cannot follow {self.last} in the log")
             self._free_budget()
-            with self._writing:
-                self._refuse_damage()
-                file = self._writable(batch.epoch)
-                payload = records.encode_rows(batch.rows)
-                appended = append_epoch(
-                    file.tail,
-                    batch.watermark,
-                    batch.digest,
-                    payload,
-                    RecordKind.TENTATIVE if self.attempt else RecordKind.STABLE,
-                    self.attempt,
-                )
-                file.write(appended)
-                with self._changed:
-                    if file is not self._stable.newest:
-                        self._stable.add(file)
-                    file.set_tail(appended.tail, appended.record)
-                    self._notify()
-        return True
+            payload = records.encode_rows(batch.rows)
+            while True:
+                try:
+                    self._write(batch, payload)
+                    return True
+                except OSError as error:
+                    if error.errno not in _DISK_FULL or not self._drop_retained():
+                        raise
 
     def pin(self) -> LogPin:
         """Keep all that the log holds now, whatever is truncated, until `unpin`."""
@@ -382,7 +373,7 @@ class OutputLog:
 
     def retain(self, retain_bytes: int) -> None:
         """Keep the newest files that were truncated, up to so many bytes and half of the budget,
-        for readers who hold nothing. Over budget they go first."""
+        for readers who hold nothing. Over budget, and on a full disk, they go first."""
         if self._budget is not None:
             retain_bytes = min(retain_bytes, self._budget // 2)
         with self._writing:
@@ -412,6 +403,26 @@ class OutputLog:
         self._changed.notify_all()
         for changed in self._listeners:
             changed()
+
+    def _write(self, batch: EpochBatch, payload: pa.Buffer) -> None:
+        """The next epoch. Raises LogCorrupt, OSError."""
+        with self._writing:
+            self._refuse_damage()
+            file = self._writable(batch.epoch)
+            appended = append_epoch(
+                file.tail,
+                batch.watermark,
+                batch.digest,
+                payload,
+                RecordKind.TENTATIVE if self.attempt else RecordKind.STABLE,
+                self.attempt,
+            )
+            file.write(appended)
+            with self._changed:
+                if file is not self._stable.newest:
+                    self._stable.add(file)
+                file.set_tail(appended.tail, appended.record)
+                self._notify()
 
     def _view(
         self, epoch: int, fetch: Callable[[LogFile], FetchedFile | None]

@@ -36,7 +36,7 @@ class EpochDigests:
 
     def with_missing(self, known: EpochDigests | None) -> EpochDigests:
         """These digests, and those that only an earlier response of the same boot had."""
-        if known is None:
+        if known is None or known == self:
             return self
         return EpochDigests(
             self.chained or known.chained, self.digest or known.digest, self.state or known.state

@@ -101,6 +101,8 @@ class MovementCore:
         """The progress from which floors and manifests are computed, with the holds of sessions: a
         newcomer counts as if it had the position that it may start from, and as unknown while that
         is not known."""
+        if not self._movements and not any(view.holds for view in self._views):
+            return progress
         positions = {p: [*at] for p, at in progress.positions.items()}
         for view in self._views:
             for hold in view.holds:

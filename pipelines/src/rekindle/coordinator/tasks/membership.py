@@ -286,7 +286,8 @@ def _is_silent(task: Task, now: float) -> bool:
         return False
     if task.last_response_at is None:
         return task.pod.was_ready and now - task.known_since > MAX_SILENCE_S
-    return now - task.last_response_at > task.tolerated_silence_s()
+    silence_s = now - task.last_response_at
+    return silence_s > MIN_SILENCE_S and silence_s > task.tolerated_silence_s()
 
 
 def _position(task: Task, response: PollResponse) -> int | None:

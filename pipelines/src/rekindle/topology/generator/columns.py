@@ -21,6 +21,7 @@ Design: docs/design/exactly-once.md#sources.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -55,6 +56,7 @@ _FUNCTIONS = (
 _UINT64_END = 2**64
 _EXACT_INTEGERS = {Scalar.DOUBLE: 2**53, Scalar.FLOAT: 2**24}
 """By floating type: it represents all integers up to this one exactly."""
+_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 _BIGINT_DIGITS = 19
 _TYPES_OF_BOOLEANS = (Scalar.BOOLEAN, Scalar.STRING, *INTEGER_BITS, *_EXACT_INTEGERS)
 
@@ -271,8 +273,10 @@ def _require_doubles(call: Call, data_type: DataType | None, *values: float) -> 
             "declare DOUBLE, or write integer(low, high)",
         )
     match data_type:
-        case Scalar.DOUBLE | Scalar.FLOAT | Scalar.STRING | Scalar.BOOLEAN:
-            return
+        case Scalar.FLOAT:
+            fits = all(abs(value) <= _LARGEST_FLOAT for value in values)
+        case Scalar.DOUBLE | Scalar.STRING | Scalar.BOOLEAN:
+            fits = all(map(math.isfinite, values))
         case Decimal(precision, scale):
             scaled = [round(Fraction(value) * 10**scale) for value in values]
             fits = all(abs(number) < 10**precision for number in scaled)
@@ -293,7 +297,7 @@ def _timestamps(call: Call, data_type: DataType | None) -> Timestamps:
             jitter = parse_duration(text)
         except ValueError as e:
             raise ExpressionError(str(e)) from e
-        _require_uint64(jitter)
+        _require_bigints(jitter)
     return Timestamps(start, jitter)
 
 

@@ -145,9 +145,10 @@ class FilesSourceSpec(SourceOptions):
             what, hint = f"unknown column {column}", nearest(column, schema.names)
             yield Problem(f"{path}.orderBy", "UnknownColumn", what, hint)
             return
-        timed = event_time is not None or schema.field(column).type is Scalar.TIMESTAMP
+        is_time = schema.field(column).type in (Scalar.TIMESTAMP, Scalar.DATE)
+        timed = event_time is not None or is_time
         if self.speedup is not None and not timed:
-            what = f"speedup needs a column of times, and {column} is not a TIMESTAMP"
+            what = f"speedup needs a column of times, and {column} is no TIMESTAMP or DATE"
             yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime")
 
 
