@@ -221,7 +221,7 @@ class ReaderCore:
 
     def _live_position(self, address: str) -> LivePosition | None:
         """Where a live call at this replica continues. After a switch to another replica only
-        epochs above the newest one are read (DPC, section 3.5)."""
+        epochs above the newest one are read (DPC (Balazinska et al. 2005), section 3.5)."""
         if not self._live:
             return None
         if self._position is not None and self._position[0] != address:
