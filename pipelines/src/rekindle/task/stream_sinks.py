@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 class StreamSinks:
-    """Used by the supervisor's thread. `problem`: why nothing is served."""
+    """The stream sinks of one task. Used by the supervisor's thread. `problem`: why nothing is
+    served."""
 
     def __init__(
         self, log: OutputLog, output: LiveOutput | None, address: str, identity: Identity

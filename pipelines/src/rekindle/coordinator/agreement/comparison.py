@@ -54,10 +54,10 @@ class UntrustedOutput:
 @dataclass(slots=True)
 class _Record:
     """The results of one computation. `copied_through`: it has started from a partner's state after
-    this epoch; `may_copy`: no partner was found to be untrusted since its first response. `agreed`:
-    the newest epoch at which its result was that of each other computation; `witnessed`: that of
-    another one, and not both are copies of the same result; `committed`: that of a committed
-    checkpoint."""
+    this epoch; `may_copy`: no partner was found to be untrusted since its first response. The
+    newest epochs at which its result was equal: to that of each other computation (`agreed`); to
+    another one, and two of the equal ones are no copies (`witnessed`); to that of a committed
+    checkpoint (`committed`)."""
 
     by: Computation
     digests: dict[int, EpochDigests]
@@ -107,8 +107,7 @@ class DigestComparison:
         return found.boot if found is not None else None
 
     def witnessed(self, partition: Partition) -> int:
-        """The newest epoch on which two computations of a partition agreed of which none is a copy
-        of the other's result."""
+        """The newest epoch on which two computations of a partition agreed that are no copies."""
         return self._witnessed.get(partition, NO_EPOCH)
 
     def agree_through(self, one: Slot, other: Slot) -> int:
@@ -348,7 +347,7 @@ class DigestComparison:
 
     def _witnesses(self, partition: Partition, group: Sequence[Result]) -> int:
         """How many of these equal results were computed independently: copies are not counted, but
-        a group is at least one."""
+        a group counts as one at least."""
         copies = sum(self._is_copy(partition, by) for by, _ in group)
         return max(1, len(group) - copies)
 

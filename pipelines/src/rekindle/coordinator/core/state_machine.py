@@ -382,8 +382,8 @@ class Coordinator:
         return [t.slot for t in self.membership if t.partition in consumers]
 
     def _partner_slots(self, slot: Slot) -> tuple[Slot, Slot]:
-        """The slots of the replica that stabilizes in turn with this one (`tasks.routes.partner`);
-        a planned move has two."""
+        """The slots of the replica that stabilizes in turn with this one (`tasks.routes.partner`):
+        two, because of planned moves."""
         other = replace(slot, replica=slot.index ^ 1)
         return other, other.alternate
 
