@@ -418,6 +418,7 @@ class Coordinator:
             checkpoint_problems=self.checkpoint_problems(now),
             store_id=self.committer.store_id,
             is_suspected=self.is_suspected,
+            is_untrusted=lambda task: self.containment.comparison.is_untrusted(task.slot),
         )
 
     # --- desired state ---
