@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rekindle.names import COORDINATOR_KEY
@@ -47,6 +47,15 @@ from rekindle_operator.reconcile.planning import (
     ranks,
     with_candidates,
 )
+from rekindle_operator.reconcile.rebalancing import (
+    GivenUp,
+    any_pod_waits,
+    find_candidates,
+    may_begin,
+    moves_in_progress,
+    node_loads,
+    update_rebalancing,
+)
 from rekindle_operator.reconcile.records import has_new_digest
 from rekindle_operator.reconcile.recovery_status import update_recovery
 from rekindle_operator.reconcile.replacements import (
@@ -59,7 +68,7 @@ from rekindle_operator.reconcile.replacements import (
 )
 from rekindle_operator.reconcile.roll import roll_next
 from rekindle_operator.reconcile.schedule import schedule
-from rekindle_operator.reconcile.slots import SlotState, observe_slots
+from rekindle_operator.reconcile.slots import NumberedStates, SlotState, observe_slots
 from rekindle_operator.reconcile.status import (
     build_status,
     failed_status,
@@ -67,6 +76,7 @@ from rekindle_operator.reconcile.status import (
     without_per_epoch_fields,
 )
 from rekindle_operator.recovery.losses import assess_nodes
+from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.resources.access import token_secret
 from rekindle_operator.settings import Settings
@@ -77,18 +87,21 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ObservedTopology:
-    """A topology, the actions that accept its newest generation, and the state of its slots."""
+    """A topology, the actions that accept its newest generation, and the state of its slots.
+    `replicas`: each under both of its numbers. `given_up`: moves to emptier nodes that end now."""
 
     context: ReconcileContext
     accepting: tuple[Action, ...]
     states: tuple[SlotState, ...]
+    replicas: tuple[NumberedStates, ...]
+    given_up: tuple[GivenUp, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyNeeds:
     """A topology's input to the plan, and what it needs independently of the plan."""
 
-    accepting: tuple[Action, ...]
+    observed: ObservedTopology
     plan_input: PlanInput
     coordinator: CoordinatorReplacement
 
@@ -117,20 +130,23 @@ def reconcile_all(
     # 3. Find what each topology needs: pods, a coordinator.
     needs = topologies.run(_find_needs, observed)
 
-    # 4. Make one plan over all topologies: which queries come back, on which nodes.
+    # 4. Where nothing waits, begin a move to an emptier node.
+    needs = _begin_rebalancing(pass_inputs, needs, topologies)
+
+    # 5. Make one plan over all topologies: which queries come back, on which nodes.
     plan = _make_plan(pass_inputs, list(needs.values()))
 
-    # 5. Decide the actions of each topology: status, Events, pods, gates.
+    # 6. Decide the actions of each topology: status, Events, pods, gates.
     decisions = topologies.run(lambda found: _decide(found, plan), needs)
 
-    # 6. Report topologies for which that failed. Accepting a newer generation may correct it.
+    # 7. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [
         _report_failure(view, error, observed.get(uid), pass_inputs)
         for uid, view in views.items()
         if (error := topologies.errors.get(uid)) is not None
     ]
 
-    # 7. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
+    # 8. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
     quarantined = tuple(QuarantineNode(node, now) for node in sorted(losses.newly_silent))
     deletions = tuple(delete_lost_operator_replicas(snapshot, losses, now, settings))
     return [
@@ -190,8 +206,9 @@ def report_undecided(
 
 def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     context, accepting = build_context(view, pass_inputs)
-    states = with_moves(context, observe_slots(context))
-    return ObservedTopology(context, tuple(accepting), roll_next(context, states))
+    moves = moves_in_progress(context, observe_slots(context))
+    states = roll_next(context, with_moves(context, moves.replicas, moves.leaving))
+    return ObservedTopology(context, tuple(accepting), states, moves.replicas, moves.given_up)
 
 
 def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
@@ -203,16 +220,48 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
         surplus_replicas(context, states),
     )
     coordinator = replace_coordinator(context)
-    return TopologyNeeds(observed.accepting, with_candidates(plan_input), coordinator)
+    return TopologyNeeds(observed, with_candidates(plan_input), coordinator)
+
+
+def _begin_rebalancing(
+    pass_inputs: PassInputs, needs: dict[str, TopologyNeeds], topologies: IsolatedTopologies
+) -> dict[str, TopologyNeeds]:
+    """The needs, of which one may have the successor of a task that moves to an emptier node."""
+    observed = {uid: n.observed for uid, n in needs.items()}
+    may_move = topologies.run(lambda o: may_begin(o.context, o.states), observed)
+    if not any(may_move.values()):
+        return needs
+    capacity = _measure_capacity(pass_inputs, list(needs.values()))
+    if any_pod_waits((n.plan_input for n in needs.values()), capacity):
+        return needs
+    loads = node_loads(pass_inputs, capacity)
+
+    def with_successor(topology: ObservedTopology) -> ObservedTopology | None:
+        context, states = topology.context, topology.states
+        candidates = find_candidates(context, states, topology.replicas, loads)
+        move = loads.find_move(candidates.tasks)
+        if move is None:
+            return None
+        return replace(topology, states=(*states, candidates.begin(move)))
+
+    by_key = sorted((o.context.view.key, uid) for uid, o in observed.items() if may_move.get(uid))
+    for _, uid in by_key:
+        begun = topologies.run(with_successor, {uid: observed[uid]}).get(uid)
+        if begun is not None:  # one in a pass: it changes the loads
+            return needs | topologies.run(_find_needs, {uid: begun})
+    return needs
 
 
 def _make_plan(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
-    plan_inputs = [n.plan_input for n in needs]
-    states = [s for plan_input in plan_inputs for s in plan_input.states]
+    return plan_all([n.plan_input for n in needs], _measure_capacity(pass_inputs, needs))
+
+
+def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Capacity:
+    states = [s for n in needs for s in n.plan_input.states]
     # Their pods reserve capacity until they are deleted, which this pass does.
     cancelled = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.counts_as_failure}
     coordinators = [n.coordinator.pod for n in needs if n.coordinator.pod is not None]
-    return plan_all(plan_inputs, measure_capacity(pass_inputs, cancelled, coordinators))
+    return measure_capacity(pass_inputs, cancelled, coordinators)
 
 
 def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
@@ -221,19 +270,20 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     context, states = plan_input.context, plan_input.states
     key = context.view.key
     if context.view.deleting:
-        return TopologyActions(key, needs.accepting)
+        return TopologyActions(key, needs.observed.accepting)
 
     # 1. The coordinator, which does not wait for the plan.
     actions = [*coordinator.prepare, *coordinator.create, *coordinator.remove]
 
     # 2. Status and Events; then the record of a new generation, which waits for the status.
-    actions += [*_report(needs, plan), *needs.accepting]
+    actions += [*_report(needs, plan), *needs.observed.accepting]
 
     # 3. Pods that replace lost ones, and gates that the plan opens.
     replaced = plan_input.replacements
     if coordinator.create or any(r.due for r in replaced):
         actions.append(CreateTokenSecret(context.view.namespace, token_secret(context.view)))
-    actions += nodes_to_avoid((r.state for r in replaced), context.pass_inputs.losses)
+    unplaced = [*(r.state for r in replaced), *(g.state for g in needs.observed.given_up)]
+    actions += nodes_to_avoid(unplaced, context.pass_inputs.losses)
     actions += [r.create for r in replaced if r.due]
     actions += open_gates(plan_input, plan)
 
@@ -265,9 +315,9 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     running = context.running is not None
     recovery = update_recovery(context, states, health, plan) if running else None
     incarnations = reserved_incarnations(context, taken)
-    built = build_status(
-        context, states, health, recovery, incarnations, _operator_problem(context)
-    )
+    rebalancing = update_rebalancing(context, states, needs.observed.given_up)
+    problem = _operator_problem(context)
+    built = build_status(context, states, health, recovery, rebalancing, incarnations, problem)
     actions: list[Action] = []
     if built.written != operator_fields(view.status):
         urgent = without_per_epoch_fields(built.written) != without_per_epoch_fields(view.status)

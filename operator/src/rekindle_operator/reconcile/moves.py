@@ -1,5 +1,5 @@
-"""Planned moves: a task on a cordoned node gets a successor on another one, and stays until the
-successor has taken over. Pure.
+"""Planned moves: a task on a cordoned node, or one that moves to an emptier node (`rebalancing`),
+gets a successor on another one, and stays until the successor has taken over. Pure.
 
 The successor is the same replica under its other number (`Slot.alternate`), so both run at once and
 are two ordinary replicas for everybody else: the successor gets its state from the one that runs.
@@ -20,7 +20,7 @@ from rekindle_operator.dataplane import TaskReport
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Partition, ReplicaState, replica_state
 from rekindle_operator.reconcile.phases import SlotPhase
-from rekindle_operator.reconcile.slots import NumberedStates, SlotState
+from rekindle_operator.reconcile.slots import NumberedStates, SlotState, task_pods
 from rekindle_operator.recovery.losses import Loss
 
 MOVES_AT_ONCE = 2
@@ -32,14 +32,17 @@ _SINK_BEHIND_EPOCHS = 3
 
 
 def with_moves(
-    context: ReconcileContext, replicas: Sequence[NumberedStates]
+    context: ReconcileContext,
+    replicas: Sequence[NumberedStates],
+    leaving: frozenset[str] = frozenset(),
 ) -> tuple[SlotState, ...]:
-    """One state for each replica, and one for each successor that runs or is to be created."""
-    draining = draining_nodes(context)
-    elsewhere = _live_elsewhere(context, replicas, draining)
-    chosen = [_choose(context, r, draining, elsewhere) for r in replicas]
-    moving = [(state, other) for state, other in chosen if _is_on(state, draining)]
-    running = [_successor(other, draining) for _, other in moving if other.pod is not None]
+    """One state for each replica, and one for each successor that runs or is to be created.
+    `leaving`: names of pods that are to be replaced although their nodes are not cordoned."""
+    leaving |= _pods_on_draining_nodes(context)
+    elsewhere = _live_elsewhere(context, replicas, leaving)
+    chosen = [_choose(context, r, leaving, elsewhere) for r in replicas]
+    moving = [(state, other) for state, other in chosen if _leaves(state, leaving)]
+    running = [_successor(other, leaving) for _, other in moving if other.pod is not None]
     waiting = (
         replace(other, is_successor=True, loss=None)
         for state, other in moving
@@ -57,10 +60,15 @@ def draining_nodes(context: ReconcileContext) -> frozenset[str]:
     return frozenset(n.name for n in nodes if n.cordoned and n.name not in losses.lost_nodes)
 
 
+def _pods_on_draining_nodes(context: ReconcileContext) -> frozenset[str]:
+    draining = draining_nodes(context)
+    return frozenset(p.name for p in task_pods(context) if p.node in draining)
+
+
 def _choose(
     context: ReconcileContext,
     replicas: NumberedStates,
-    draining: frozenset[str],
+    leaving: frozenset[str],
     elsewhere: Mapping[Partition, frozenset[int]],
 ) -> tuple[SlotState, SlotState]:
     """The one that the topology counts on, and the other one."""
@@ -70,7 +78,7 @@ def _choose(
     if first.pod is None:
         return second, first
     for old, new in ((first, second), (second, first)):
-        if _is_on(old, draining) and finds_no_node(context, new):
+        if _leaves(old, leaving) and finds_no_node(context, new):
             partition = (old.slot.segment, old.slot.partition)
             partners = elsewhere.get(partition, frozenset()) - {old.slot.index}
             return (new, old) if partners else (old, new)
@@ -85,7 +93,7 @@ def _choose(
             state.loss is None,
             is_live and has_written,
             was_ready,
-            not _is_on(state, draining),
+            not _leaves(state, leaving),
             -state.slot.replica,
         )
 
@@ -93,14 +101,14 @@ def _choose(
     return best, other
 
 
-def _successor(state: SlotState, draining: frozenset[str]) -> SlotState:
+def _successor(state: SlotState, leaving: frozenset[str]) -> SlotState:
     """Of one that stays for now. On a node that is drained too, it is made anew elsewhere."""
     state = replace(state, is_successor=True)
-    return state.lost(Loss.DRAINED) if _is_on(state, draining) else state
+    return state.lost(Loss.DRAINED) if _leaves(state, leaving) else state
 
 
-def _is_on(state: SlotState, draining: frozenset[str]) -> bool:
-    return state.phase is SlotPhase.BOUND and state.pod is not None and state.pod.node in draining
+def _leaves(state: SlotState, leaving: frozenset[str]) -> bool:
+    return state.phase is SlotPhase.BOUND and state.pod is not None and state.pod.name in leaving
 
 
 def finds_no_node(context: ReconcileContext, state: SlotState) -> bool:
@@ -124,12 +132,12 @@ def _report(context: ReconcileContext, state: SlotState) -> TaskReport | None:
 
 
 def _live_elsewhere(
-    context: ReconcileContext, replicas: Iterable[NumberedStates], draining: frozenset[str]
+    context: ReconcileContext, replicas: Iterable[NumberedStates], leaving: frozenset[str]
 ) -> Mapping[Partition, frozenset[int]]:
     """By partition, the replicas that are live on nodes that stay."""
     found: dict[Partition, set[int]] = defaultdict(set)
     for state in _both(replicas):
-        if replica_state(context, state) is ReplicaState.LIVE and not _is_on(state, draining):
+        if replica_state(context, state) is ReplicaState.LIVE and not _leaves(state, leaving):
             found[state.slot.segment, state.slot.partition].add(state.slot.index)
     return {partition: frozenset(indexes) for partition, indexes in found.items()}
 

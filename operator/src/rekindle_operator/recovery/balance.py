@@ -1,0 +1,126 @@
+"""Which task moves to an emptier node. Pure.
+
+How full a node is: the largest of the fractions of its resources that pods request. A task moves
+only if both nodes are then less full than the one that it leaves was before, the new one by a
+margin. So with each move fewer nodes are as full as that one, and moves come to an end, whoever
+else moves at the same time: a pod that is about to leave a node does not count where it would be a
+reason to move others away, and counts where it would be a reason to move others there.
+
+Design: docs/design/rebalancing.md.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rekindle_operator.cluster.amounts import ResourceAmounts
+from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace
+
+MARGIN = 0.1  # of a node: a move costs the start of a task and the transfer of its state
+_NOTHING = ResourceAmounts()
+
+
+@dataclass(frozen=True, slots=True)
+class MovableTask:
+    """A task that runs on `node`, and the pod that would replace it."""
+
+    node: str
+    requests: ResourceAmounts
+    to_place: PodToPlace
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    task: MovableTask
+    target: str
+
+
+class NodeLoads:
+    """How full the usable nodes are. `leaving`: of pods that are about to leave a node, by node.
+    `targets`: nodes that may get tasks."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        leaving: Mapping[str, ResourceAmounts],
+        targets: Collection[str],
+    ) -> None:
+        nodes = capacity.nodes
+        self._capacity = capacity
+        self._leaving = leaving
+        self._load = {name: _load(node) for name, node in nodes.items()}
+        self._load_without_leaving = {
+            name: _load(node, _NOTHING - leaving.get(name, _NOTHING))
+            for name, node in nodes.items()
+        }
+        self._targets = sorted(targets & nodes.keys(), key=lambda name: (self._load[name], name))
+
+    def may_be_left(self, node: str) -> bool:
+        """Whether another node is so much emptier that a task could move there."""
+        load = self._load_without_leaving.get(node)
+        return (
+            load is not None
+            and bool(self._targets)
+            and self._load[self._targets[0]] < load - MARGIN
+        )
+
+    def find_move(self, tasks: Iterable[MovableTask]) -> Move | None:
+        """From the fullest node that a task can leave, to the node that is least full with it."""
+        by_node: dict[str, list[MovableTask]] = defaultdict(list)
+        for task in tasks:
+            if self.may_be_left(task.node):
+                by_node[task.node].append(task)
+        fullest_first = sorted(by_node, key=lambda name: (-self._load_without_leaving[name], name))
+        for node in fullest_first:
+            moves = (move for task in by_node[node] for move in self._moves(task))
+            best = min(moves, key=lambda found: found[0], default=None)
+            if best is not None:
+                return best[1]
+        return None
+
+    def _moves(self, task: MovableTask) -> Iterator[tuple[tuple[float, float, str, str], Move]]:
+        """With their order: best first."""
+        pod, source = task.to_place, self._capacity.nodes[task.node]
+        before = self._load_without_leaving[task.node]
+        gone = self._leaving.get(task.node, _NOTHING) + task.requests
+        source_after = _load(source, _NOTHING - gone)
+        if source_after >= before or not self._capacity.is_within_shares([pod]):
+            return
+        zones = self._zones_of_others(pod)
+        for name in self._targets:
+            if self._load[name] >= before - MARGIN:
+                return
+            target = self._capacity.nodes[name]
+            after = _load(target, pod.requests)
+            is_emptier = name != task.node and after < before - MARGIN
+            if is_emptier and target.fits(pod) and not _is_worse(source, target, pod, zones):
+                yield (max(source_after, after), after, pod.key, name), Move(task, name)
+
+    def _zones_of_others(self, pod: PodToPlace) -> frozenset[str]:
+        """Of the other replicas of its partition."""
+        return frozenset(
+            node.node.zone
+            for node in self._capacity.nodes.values()
+            if node.node.zone
+            and any(group == pod.group and number != pod.replica for group, number in node.replicas)
+        )
+
+
+def _load(node: NodeCapacity, more: ResourceAmounts = _NOTHING) -> float:
+    """With `more` on it."""
+    allocatable = node.node.allocatable
+    return (allocatable - node.free + more).highest_fraction_of(allocatable)
+
+
+def _is_worse(
+    source: NodeCapacity, target: NodeCapacity, pod: PodToPlace, zones: Collection[str]
+) -> bool:
+    """The plan would rather leave the pod where it is: in a zone without another replica of its
+    partition, or off the nodes with devices that it does not need."""
+    joins_zone = target.node.zone in zones
+    has_devices = target.node.allocatable.has_devices_besides(pod.requests)
+    return (joins_zone and source.node.zone not in zones) or (
+        has_devices and not source.node.allocatable.has_devices_besides(pod.requests)
+    )
