@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
 from rekindle import names
@@ -18,6 +20,8 @@ from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, OpenGate
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_testing.fixtures.built_once import built_once
+from rekindle_testing.fixtures.crd import undeclared_in_status
+from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 STEP_S = 10.0
 SETTLED_S = 70.0
@@ -85,8 +89,8 @@ def created(actions: list[Action]) -> list[str]:
     return [a.name for a in actions if isinstance(a, CreatePod)]
 
 
-def begin(cluster: ModelCluster, **report: Any) -> PodView:
-    """Until a move has begun: its successor, bound, whose task reports this."""
+def slow_successors(cluster: ModelCluster, **report: Any) -> None:
+    """That are still to be created."""
     for pod in cluster.tasks().values():
         assert pod.slot is not None
         other = pod.slot.alternate.replica
@@ -98,6 +102,11 @@ def begin(cluster: ModelCluster, **report: Any) -> PodView:
         for name, report in cluster.task_reports.items()
         if name not in cluster.raw_pods
     }
+
+
+def begin(cluster: ModelCluster, **report: Any) -> PodView:
+    """Until a move has begun: its successor, bound, whose task reports this."""
+    slow_successors(cluster, **report)
     wait(cluster, SETTLED_S)
     (found,) = (p for p in cluster.tasks().values() if p.replaces)
     assert found.node is not None
@@ -112,9 +121,9 @@ def tasks_by_node(cluster: ModelCluster) -> list[int]:
     return sorted(Counter(p.node for p in cluster.tasks().values()).values())
 
 
-def cordon(cluster: ModelCluster, node: str) -> None:
+def cordon(cluster: ModelCluster, node: str, cordoned: bool = True) -> None:
     version = cluster.next_version()
-    cluster.nodes[node] = replace(cluster.nodes[node], cordoned=True, version=version)
+    cluster.nodes[node] = replace(cluster.nodes[node], cordoned=cordoned, version=version)
 
 
 def test_tasks_spread_over_nodes_that_have_come_back(packed: ModelCluster) -> None:
@@ -149,6 +158,7 @@ def test_a_task_stays_until_its_successor_is_live(packed: ModelCluster) -> None:
     entry = packed.status()["rebalancing"]
     assert entry["from"] == packed.tasks()[successor.replaces].node
     assert entry["to"] == successor.node
+    assert undeclared_in_status(packed.status()) == []
     packed.task_reports.clear()
     wait(packed, STEP_S)
     assert successor.name in packed.tasks()
@@ -220,6 +230,7 @@ def test_the_task_stays_if_there_is_trouble(packed: ModelCluster, trouble: Any) 
     assert successor.name not in packed.tasks()
     assert successor.replaces in packed.tasks()
     assert packed.status()["rebalancing"]["message"]
+    assert undeclared_in_status(packed.status()) == []
     assert {"Rebalancing", "RebalancingFailed"} <= set(reasons(packed))
 
 
@@ -314,10 +325,8 @@ def test_a_refused_successor_is_tried_again_later(packed: ModelCluster) -> None:
     assert len(set(created(done))) == 1
     assert reasons(packed) == ["Rebalancing", "RebalancingFailed"]
     packed.quota = None
-    retry_s = packed.settings.timing.rebalance_retry_s
-    assert tasks_by_node(packed) == [4, 4]
-    wait(packed, retry_s + LONG_S)
-    assert tasks_by_node(packed) == [1, 1, 2, 2, 2]
+    wait(packed, packed.settings.timing.rebalance_retry_s)
+    assert reasons(packed)[-2:] == ["Rebalancing", "Rebalanced"]
 
 
 def test_a_node_that_refuses_the_successor_is_avoided(packed: ModelCluster) -> None:
@@ -326,6 +335,98 @@ def test_a_node_that_refuses_the_successor_is_avoided(packed: ModelCluster) -> N
     failed = [e.note.partition(":")[0] for e in packed.events if e.reason == "RebalancingFailed"]
     assert len(failed) == len(set(failed)) == 2
     assert set(packed.query_states().values()) == {"Live"}
+
+
+_NODES = st.sampled_from("abcde")
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("cordon"), _NODES),
+        st.tuples(st.just("uncordon"), _NODES),
+        st.tuples(st.just("kill"), _NODES),
+        st.tuples(st.just("return"), _NODES),
+        st.tuples(st.just("slow"), st.sampled_from(["Restoring", "CatchingUp"])),
+        st.tuples(st.just("fast"), st.none()),
+        st.tuples(st.just("bind"), st.booleans()),
+        st.tuples(st.just("silence"), st.booleans()),
+        st.tuples(st.just("switch"), st.booleans()),
+        st.tuples(st.just("pass"), st.sampled_from([STEP_S, SETTLED_S, 3 * SETTLED_S])),
+    ),
+    max_size=10,
+)
+
+
+def _do(cluster: ModelCluster, step: tuple[str, Any]) -> Iterator[list[Action]]:
+    match step:
+        case ("cordon", node):
+            cordon(cluster, node)
+        case ("uncordon", node):
+            cordon(cluster, node, cordoned=False)
+        case ("kill", node):
+            cluster.kill_node_not_ready(node)
+        case ("return", node) if node in cluster.dead:
+            cluster.add_node(node)
+        case ("slow", phase):
+            slow_successors(cluster, phase=phase)
+        case ("fast", _):
+            cluster.task_reports.clear()
+        case ("bind", value):
+            cluster.binding = value
+        case ("silence", value):
+            cluster.reports_lost = value
+        case ("switch", value):
+            cluster.edit("flights", recovery={"rebalance": value})
+        case ("pass", seconds):
+            yield from passes(cluster, seconds)
+            return
+    yield from passes(cluster, STEP_S)
+
+
+def _live(cluster: ModelCluster) -> dict[str, PodView]:
+    report = cluster.status().get("dataPlane", {}).get("tasks", ())
+    live = {(t["slot"], t["incarnation"]) for t in report if t["phase"] == "Live"}
+    return {
+        name: p
+        for name, p in cluster.tasks().items()
+        if p.slot is not None and (p.slot.key, p.incarnation) in live
+    }
+
+
+def _check(cluster: ModelCluster, actions: list[Action]) -> None:
+    """No live task is deleted that is the last live one of its partition; one move at a time."""
+    live = _live(cluster)
+    deleted = {a.name for a in actions if isinstance(a, DeletePod)}
+    stay = {
+        (p.slot.segment, p.slot.partition) for n, p in live.items() if n not in deleted and p.slot
+    }
+    for name in deleted & live.keys():
+        slot = live[name].slot
+        assert slot is not None
+        is_dead = live[name].node in cluster.dead
+        assert is_dead or (slot.segment, slot.partition) in stay, f"{name} is deleted"
+    pods = cluster.tasks()
+    moving = [p for p in pods.values() if p.replaces in pods and not p.terminating]
+    assert len([p for p in moving if p.name not in deleted and p.replaces not in deleted]) <= 1
+
+
+@settings(
+    max_examples=scaled_examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(steps=_STEPS)
+def test_after_any_history_tasks_are_spread_and_none_was_lost_by_a_move(steps: Any) -> None:
+    cluster = recovered()
+    for step in steps:
+        for actions in _do(cluster, step):
+            _check(cluster, actions)
+    steps = [("fast", None), ("bind", True), ("silence", False), ("switch", True)]
+    steps += [(what, node) for node in "abcde" for what in ("uncordon", "return")]
+    for step in [*steps, ("pass", cluster.settings.timing.rebalance_retry_s), ("pass", LONG_S)]:
+        for actions in _do(cluster, step):
+            _check(cluster, actions)
+    assert tasks_by_node(cluster) == [1, 1, 2, 2, 2]
+    assert cluster.status()["redundancy"] == "8/8"
+    assert set(cluster.query_states().values()) == {"Live"}
+    assert "rebalancing" not in cluster.status()
+    assert not wait(cluster, 2 * SETTLED_S)
 
 
 def test_two_topologies_spread_out_and_come_to_rest() -> None:

@@ -50,7 +50,7 @@ from rekindle_operator.reconcile.planning import (
 from rekindle_operator.reconcile.rebalancing import (
     GivenUp,
     any_pod_waits,
-    find_candidates,
+    begin_move,
     may_begin,
     moves_in_progress,
     node_loads,
@@ -75,6 +75,7 @@ from rekindle_operator.reconcile.status import (
     operator_fields,
     without_per_epoch_fields,
 )
+from rekindle_operator.recovery.balance import NodeLoads
 from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
@@ -131,10 +132,11 @@ def reconcile_all(
     needs = topologies.run(_find_needs, observed)
 
     # 4. Where nothing waits, begin a move to an emptier node.
-    needs = _begin_rebalancing(pass_inputs, needs, topologies)
+    capacity = _measure_capacity(pass_inputs, list(needs.values()))
+    needs = _begin_rebalancing(pass_inputs, needs, capacity, topologies)
 
     # 5. Make one plan over all topologies: which queries come back, on which nodes.
-    plan = _make_plan(pass_inputs, list(needs.values()))
+    plan = plan_all([n.plan_input for n in needs.values()], capacity)
 
     # 6. Decide the actions of each topology: status, Events, pods, gates.
     decisions = topologies.run(lambda found: _decide(found, plan), needs)
@@ -224,36 +226,31 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
 
 
 def _begin_rebalancing(
-    pass_inputs: PassInputs, needs: dict[str, TopologyNeeds], topologies: IsolatedTopologies
+    pass_inputs: PassInputs,
+    needs: Mapping[str, TopologyNeeds],
+    capacity: Capacity,
+    topologies: IsolatedTopologies,
 ) -> dict[str, TopologyNeeds]:
-    """The needs, of which one may have the successor of a task that moves to an emptier node."""
-    observed = {uid: n.observed for uid, n in needs.items()}
-    may_move = topologies.run(lambda o: may_begin(o.context, o.states), observed)
-    if not any(may_move.values()):
-        return needs
-    capacity = _measure_capacity(pass_inputs, list(needs.values()))
-    if any_pod_waits((n.plan_input for n in needs.values()), capacity):
-        return needs
-    loads = node_loads(pass_inputs, capacity)
-
-    def with_successor(topology: ObservedTopology) -> ObservedTopology | None:
-        context, states = topology.context, topology.states
-        candidates = find_candidates(context, states, topology.replicas, loads)
-        move = loads.find_move(candidates.tasks)
-        if move is None:
-            return None
-        return replace(topology, states=(*states, candidates.begin(move)))
-
-    by_key = sorted((o.context.view.key, uid) for uid, o in observed.items() if may_move.get(uid))
-    for _, uid in by_key:
-        begun = topologies.run(with_successor, {uid: observed[uid]}).get(uid)
-        if begun is not None:  # one in a pass: it changes the loads
-            return needs | topologies.run(_find_needs, {uid: begun})
-    return needs
+    """The needs, of which one may have the successor of a task that moves to an emptier node: one
+    in a pass, since it changes how full nodes are."""
+    found = dict(needs)
+    ready = topologies.run(lambda n: may_begin(n.plan_input.context, n.plan_input.states), needs)
+    if any(ready.values()) and not any_pod_waits((n.plan_input for n in needs.values()), capacity):
+        loads = node_loads(pass_inputs, capacity)
+        may_move = {uid: needs[uid].observed for uid, is_ready in ready.items() if is_ready}
+        for uid in sorted(may_move, key=lambda uid: may_move[uid].context.view.key):
+            moving = topologies.run(lambda o: _with_move(o, loads), {uid: may_move[uid]})
+            if uid in moving and moving[uid] is not may_move[uid]:
+                found |= topologies.run(_find_needs, moving)
+                break
+    return {uid: n for uid, n in found.items() if uid not in topologies.errors}
 
 
-def _make_plan(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
-    return plan_all([n.plan_input for n in needs], _measure_capacity(pass_inputs, needs))
+def _with_move(observed: ObservedTopology, loads: NodeLoads) -> ObservedTopology:
+    """With the successor of a task that is to move; unchanged if none is."""
+    context, states = observed.context, observed.states
+    successor = begin_move(context, states, observed.replicas, loads)
+    return replace(observed, states=(*states, successor)) if successor is not None else observed
 
 
 def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Capacity:

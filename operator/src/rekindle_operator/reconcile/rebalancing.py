@@ -6,7 +6,7 @@ So while nothing is wrong with a topology, one task at a time moves to an emptie
 a cordoned node do (`moves`). Which one is in `recovery.balance`. A move in progress is in the
 cluster alone: its successor names the pod that it is to replace, and requires the target node.
 
-Design: docs/design/rebalancing.md.
+Design: docs/design/planned-moves.md#moves-to-emptier-nodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rekindle_operator.reconcile.slots import (
     SlotState,
     task_pods,
 )
-from rekindle_operator.recovery.balance import MovableTask, Move, NodeLoads
+from rekindle_operator.recovery.balance import MovableTask, NodeLoads
 from rekindle_operator.recovery.pack import Capacity, PodToPlace
 from rekindle_operator.topology_status import QueryState, RebalancingEntry
 
@@ -171,48 +171,50 @@ def _is_settled(context: ReconcileContext, state: SlotState) -> bool:
     return is_live and age_s >= context.pass_inputs.timing.rebalance_settle_s
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Tasks of one topology that may move, and by the key of its pod the successor of each."""
-
-    tasks: tuple[MovableTask, ...]
-    successors: Mapping[str, SlotState]
-
-    def begin(self, move: Move) -> SlotState:
-        """The successor that is to be created."""
-        successor = self.successors[move.task.to_place.key]
-        assert successor.rebalancing is not None
-        return replace(successor, rebalancing=replace(successor.rebalancing, target=move.target))
-
-
-def find_candidates(
+def begin_move(
     context: ReconcileContext,
     states: Sequence[SlotState],
     replicas: Iterable[NumberedStates],
     loads: NodeLoads,
-) -> Candidates:
-    """Of a topology that may begin a move. Outdated tasks stay: a move would apply the edit."""
+) -> SlotState | None:
+    """The successor that is to be created, of a topology that may begin a move; None: every task is
+    where it should be. Outdated tasks stay: a move would apply the edit."""
     others = {s.slot: s for numbered in replicas for s in numbered}
     uid, allowed = context.view.uid, _allowed_slots(context, others)
     pods_to_place: dict[str, PodToPlace] = {}  # by segment
     tasks: list[MovableTask] = []
-    successors: dict[str, SlotState] = {}
+    running: dict[str, SlotState] = {}  # by the key of the pod that would replace it
     for state in states:
         pod, slot = state.pod, state.slot.alternate
         if pod is None or pod.node is None or state.outdated or slot not in allowed:
             continue
         if not loads.may_be_left(pod.node):
             continue
-        successor = replace(others[slot], pod=None, loss=None, is_successor=True)
         if slot.segment not in pods_to_place:
-            pods_to_place[slot.segment] = _to_place(context, successor)
+            pods_to_place[slot.segment] = _to_place(context, _successor(context, others[slot]))
         # Pods of a segment differ in nothing that matters here but their identity.
-        of_slot = {"key": f"{uid}/{slot.key}", "group": partition_key(uid, slot)}
-        to_place = replace(pods_to_place[slot.segment], replica=slot.index, **of_slot)
+        to_place = replace(
+            pods_to_place[slot.segment],
+            key=f"{uid}/{slot.key}",
+            group=partition_key(uid, slot),
+            replica=slot.index,
+        )
         tasks.append(MovableTask(pod.node, pod.requests, to_place))
-        move = RebalancingMove(pod.name, pod.node, target="")
-        successors[to_place.key] = replace(successor, rebalancing=move)
-    return Candidates(tuple(tasks), successors)
+        running[to_place.key] = state
+    if (move := loads.find_move(tasks)) is None:
+        return None
+    replaced = running[move.task.to_place.key]
+    assert replaced.pod is not None
+    rebalancing = RebalancingMove(replaced.pod.name, move.task.node, move.target)
+    successor = _successor(context, others[replaced.slot.alternate])
+    return replace(successor, rebalancing=rebalancing)
+
+
+def _successor(context: ReconcileContext, other: SlotState) -> SlotState:
+    """A move that begins does not go on with a pod that was refused in an earlier one."""
+    begins = context.last_status.rebalancing is None
+    uncreated_pod = None if begins else other.uncreated_pod
+    return replace(other, pod=None, loss=None, is_successor=True, uncreated_pod=uncreated_pod)
 
 
 def _to_place(context: ReconcileContext, successor: SlotState) -> PodToPlace:

@@ -6,7 +6,7 @@ margin. So with each move fewer nodes are as full as that one, and moves come to
 else moves at the same time: a pod that is about to leave a node does not count where it would be a
 reason to move others away, and counts where it would be a reason to move others there.
 
-Design: docs/design/rebalancing.md.
+Design: docs/design/planned-moves.md#moves-to-emptier-nodes.
 """
 
 from __future__ import annotations
