@@ -12,7 +12,7 @@ _RESOURCE = {
     "metadata": {"name": "t"},
     "spec": {
         "epochInterval": "1s",
-        "checkpoint": {"store": "file:///shared/checkpoints", "volume": "rekindle"},
+        "checkpoint": {"store": "file:///var/lib/rekindle/checkpoints", "volume": "rekindle"},
         "sources": [
             {
                 "name": "clicks",
@@ -27,7 +27,7 @@ _RESOURCE = {
                 "name": "q",
                 "from": "all",
                 "priority": 1,
-                "sink": {"files": {"url": "file:///shared/q", "format": "parquet"}},
+                "sink": {"files": {"url": "file:///var/lib/rekindle/q", "format": "parquet"}},
             }
         ],
     },

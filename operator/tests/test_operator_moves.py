@@ -24,7 +24,7 @@ from rekindle_operator.reconcile.actions import (
     OpenGate,
 )
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
-from rekindle_operator.reconcile.moves import MOVES_AT_ONCE, WITHOUT_NODE_S
+from rekindle_operator.reconcile.moves import LATE_S, MOVES_AT_ONCE, WITHOUT_NODE_S
 from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
@@ -225,7 +225,8 @@ def test_a_task_without_a_node_for_its_successor_stays(running: ModelCluster) ->
     running.settle()
     running.pass_time(WITHOUT_NODE_S + 1)
     running.settle()
-    assert "a drain waits: no node takes" in running.condition("Valid")["message"]
+    message = running.condition("Valid")["message"]
+    assert "flown/0/0 (successor: no node takes it)" in message
     assert running.event_reasons().count("Moving") == len({p.slot for p in gated(running)})
     assert set(running.query_states().values()) == {"Live"}
     assert len([p for p in running.tasks().values() if p.node is not None]) == 8
@@ -263,6 +264,124 @@ def test_a_task_whose_partner_has_not_written_stays_without_a_node_for_its_succe
         running.settle()
         running.pass_time(WITHOUT_NODE_S + 1)
     assert on_a <= running.tasks().keys()
+
+
+def test_a_drain_that_a_quota_stops_names_node_task_and_reason(running: ModelCluster) -> None:
+    node = node_of_single(running)
+    running.quota = 0
+    cordon(running, node)
+    for _ in range(6):
+        running.settle()
+        running.pass_time(4.0)
+    message = running.condition("Valid")["message"]
+    waits = f"a drain of node {node} waits for "
+    assert waits in message
+    assert "storms/0/0" in message
+    assert "(successor: API server: exceeded quota)" in message
+    notes = [e.note for e in running.events if e.reason == "DrainWaits"]
+    assert [note for note in notes if waits in note and "storms/0/0" in note]
+    assert len(notes) < 6, "one for each task that is found to wait"
+    running.quota = None
+    for _ in range(6):
+        running.pass_time(31.0)
+        running.settle()
+    assert "waits" not in running.condition("Valid")["message"]
+    assert not [p for p in running.tasks().values() if p.node == node]
+
+
+def test_a_task_with_a_live_partner_makes_room_in_a_full_quota(running: ModelCluster) -> None:
+    running.quota = len(running.raw_pods)
+    node = next(p for p in running.tasks().values() if p.segment_name == "alarms").node or ""
+    cordon(running, node)
+    for _ in range(40):
+        for _ in passes(running):
+            assert set(running.query_states().values()) == {"Live"}
+        running.pass_time(10.0)
+    assert {p.segment_name for p in running.tasks().values() if p.node == node} <= {
+        "storms",
+        "routes",
+    }
+    assert "recovery" not in running.status()
+    alarms = [p for p in running.tasks().values() if p.segment_name == "alarms"]
+    assert len(alarms) == 4
+    assert all(p.node for p in alarms)
+
+
+def left_on(cluster: ModelCluster, *nodes: str) -> set[str]:
+    """Names of segments with tasks there."""
+    return {p.segment_name for p in cluster.tasks().values() if p.node in nodes}
+
+
+@pytest.mark.parametrize("stuck", ["refused", "unbound"])
+def test_successors_that_cannot_start_keep_no_others_from_starting(
+    running: ModelCluster, stuck: str
+) -> None:
+    for name in "def":
+        running.add_node(name)
+    bad = {"storms", "flown", "alarms"}
+    if stuck == "refused":
+        running.refused_segments |= bad
+    else:
+        running.unbound_segments |= bad
+    cordon(running, "a", "b", "c")
+    for _ in range(12):
+        running.settle()
+        running.pass_time(6.0)
+    assert "storms" in left_on(running, "a", "b", "c")
+    assert "routes" not in left_on(running, "a", "b", "c")
+    assert "waits for" in running.condition("Valid")["message"]
+
+
+def test_successors_that_never_get_live_keep_no_others_from_starting(
+    running: ModelCluster,
+) -> None:
+    for name in "def":
+        running.add_node(name)
+    slow = ("flown-0-8", "flown-0-9", "storms-0-8", "alarms-0-8", "alarms-0-9", "alarms-1-8")
+    for name, incarnation in itertools.product(slow, (1, 2)):
+        running.task_reports[f"flights-{name}-{incarnation}"] = {"phase": "Restoring"}
+    cordon(running, "a", "b", "c")
+    for _ in range(4):
+        running.settle()
+        running.pass_time(LATE_S + 1)
+    assert "routes" not in left_on(running, "a", "b", "c")
+    message = running.condition("Valid")["message"]
+    assert "(successor: it runs and does not become live)" in message
+
+
+def test_not_all_successors_start_at_once_when_capacity_returns(running: ModelCluster) -> None:
+    cordon(running, "a", "b", "c")
+    for _ in range(8):
+        running.settle()
+        running.pass_time(WITHOUT_NODE_S + 1)
+    waiting = gated(running)
+    assert len(waiting) > MOVES_AT_ONCE
+    running.task_reports = {p.name: {"phase": "Restoring"} for p in waiting}
+    for name in "def":
+        running.add_node(name)
+    running.settle()
+    assert len([p for p in running.tasks().values() if p.node in ("d", "e", "f")]) == MOVES_AT_ONCE
+    running.task_reports.clear()
+    running.settle()
+    assert not left_on(running, "a", "b", "c")
+    assert set(running.query_states().values()) == {"Live"}
+
+
+def test_a_task_that_dies_while_it_moves_is_a_recovery(running: ModelCluster) -> None:
+    running.task_reports[SUCCESSOR] = {"phase": "Restoring"}
+    node = node_of_single(running)
+    cordon(running, node)
+    running.settle()
+    running.remove_node(node)
+    running.settle()
+    assert running.status()["phase"] == "Recovering"
+    entry = running.status()["recovery"]["history"][0]
+    assert entry["lostNodes"] == [node]
+    assert "storm-watch" in {q["name"] for q in entry["queries"]}
+    assert "NodeLost" in running.event_reasons()
+    running.task_reports.clear()
+    running.settle()
+    assert running.status()["phase"] == "Running"
 
 
 def blocking(cluster: ModelCluster, **priorities: int) -> ModelCluster:
@@ -321,6 +440,69 @@ def test_a_coordinator_works_until_the_next_one_has_its_lease(running: ModelClus
     ]
 
 
+def test_a_coordinator_stays_if_its_node_is_uncordoned_before_another_one_is_bound(
+    running: ModelCluster,
+) -> None:
+    old = running.coordinator()
+    running.binding = False
+    cordon(running, old.node or "")
+    running.settle()
+    running.pass_time(20.0)
+    running.settle()
+    cordon(running, old.node or "", cordoned=False)
+    for _ in range(3):
+        running.settle()
+        running.pass_time(5.0)
+    assert [p.name for p in running.pods_of("flights", names.ROLE_COORDINATOR)] == [old.name]
+    running.binding = True
+    cordon(running, old.node or "")
+    running.settle()
+    assert running.coordinator().node not in (None, old.node)
+
+
+def roll(cluster: ModelCluster) -> None:
+    """Request it, with another image."""
+    cluster.edit("flights", image="rekindle/pipelines:0.2.0")
+    cluster.topologies["flights"] = replace(cluster.topologies["flights"], roll=True)
+
+
+def test_a_roll_does_not_take_a_task_that_moves(running: ModelCluster) -> None:
+    running.task_reports[SINGLE] = {"stableEpoch": 101, "durableEpoch": 100}
+    running.task_reports[SUCCESSOR] = {"stableEpoch": 101, "durableEpoch": 50}
+    cordon(running, node_of_single(running))
+    running.settle()
+    roll(running)
+    running.settle()
+    assert {SINGLE, SUCCESSOR} <= running.tasks().keys()
+    running.task_reports.clear()
+    running.settle()
+    storms = [p for p in running.tasks().values() if p.segment_name == "storms"]
+    assert [p.image for p in storms] == ["rekindle/pipelines:0.2.0"]
+
+
+def test_a_move_that_waits_does_not_stop_a_roll(running: ModelCluster) -> None:
+    running.refused_segments.add("storms")
+    cordon(running, node_of_single(running))
+    running.settle()
+    roll(running)
+    running.settle()
+    outdated = {p.segment_name for p in running.tasks().values() if p.generation == 1}
+    assert outdated == {"storms"}
+
+
+def test_no_successor_is_created_that_could_not_read_from_running_tasks(
+    running: ModelCluster,
+) -> None:
+    running.stream_conflict = [2, 3]
+    node = node_of_single(running)
+    running.pass_time(1.0)
+    running.settle()
+    cordon(running, node)
+    running.settle()
+    assert SUCCESSOR not in running.tasks()
+    assert f"a drain of node {node} waits for " in running.condition("Valid")["message"]
+
+
 def test_a_disruption_budget_comes_with_the_coordinator(cluster: ModelCluster) -> None:
     cluster.add_node("a")
     actions = [a for done in passes(cluster) for a in done]
@@ -357,6 +539,7 @@ _STEPS = st.lists(
         st.tuples(st.just("fast"), st.none()),
         st.tuples(st.just("bind"), st.booleans()),
         st.tuples(st.just("silence"), st.booleans()),
+        st.tuples(st.just("quota"), st.booleans()),
         st.tuples(st.just("pass"), st.sampled_from([1.0, 4.0, 70.0])),
     ),
     max_size=12,
@@ -382,6 +565,8 @@ def _do(cluster: ModelCluster, step: tuple[str, Any]) -> None:
             cluster.task_reports.clear()
         case ("bind", value):
             cluster.binding = value
+        case ("quota", value):
+            cluster.quota = len(cluster.raw_pods) if value else None
         case ("silence", value):
             cluster.reports_lost = value
         case ("pass", seconds):
@@ -439,12 +624,14 @@ def test_no_history_of_cordons_deletes_the_last_live_replica(steps: Any) -> None
             _check_deletions(cluster, actions)
             if not (suspected or was_suspected):
                 assert not set(cluster.query_states().values()) - {"Live", "Unknown"}
-    for step in (("fast", None), ("bind", True), ("silence", False), ("pass", 1.0)):
+    for step in (("fast", None), ("bind", True), ("silence", False), ("quota", False)):
         _do(cluster, step)
     for node in "abc":
         cordon(cluster, node, cordoned=False)
-    for actions in passes(cluster):
-        _check_deletions(cluster, actions)
+    for _ in range(3):
+        cluster.pass_time(31.0)  # what was refused is tried again
+        for actions in passes(cluster):
+            _check_deletions(cluster, actions)
     cordoned = {n for n, node in cluster.nodes.items() if node.cordoned}
     assert not [p.name for p in cluster.tasks().values() if p.node in cordoned]
     assert cluster.status()["redundancy"] == "8/8"

@@ -237,9 +237,9 @@ def test_the_task_stays_if_there_is_trouble(packed: ModelCluster, trouble: Any) 
 def test_a_move_that_failed_is_not_tried_again_at_once(packed: ModelCluster) -> None:
     _take_too_long(packed, begin(packed))
     packed.settle()
-    retry_s = packed.settings.timing.rebalance_retry_s
-    assert not created(wait(packed, retry_s - STEP_S))
-    assert created(wait(packed, 2 * STEP_S))
+    wait_s = 6 * packed.settings.timing.rebalance_timeout_s
+    assert not created(wait(packed, wait_s - 2 * STEP_S))
+    assert created(wait(packed, SETTLED_S + 2 * STEP_S))
 
 
 def test_the_successor_of_a_task_that_is_lost_takes_its_place(packed: ModelCluster) -> None:
@@ -287,7 +287,7 @@ def test_the_task_stays_if_the_node_does_not_take_its_successor(packed: ModelClu
     assert not [a for a in done if isinstance(a, OpenGate)]
     assert successor.name not in packed.tasks()
     assert successor.replaces in packed.tasks()
-    assert "a drain waits" not in packed.condition("Valid")["message"]
+    assert "a drain" not in packed.condition("Valid")["message"]
 
 
 @pytest.mark.parametrize("how", ["lost", "drained", "deleted"])
@@ -409,7 +409,7 @@ def _check(cluster: ModelCluster, actions: list[Action]) -> None:
 
 
 @settings(
-    max_examples=scaled_examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=scaled_examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(steps=_STEPS)
 def test_after_any_history_tasks_are_spread_and_none_was_lost_by_a_move(steps: Any) -> None:

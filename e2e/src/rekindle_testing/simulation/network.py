@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
@@ -41,6 +41,16 @@ class TimedOut(Exception):
     """No reply came in time."""
 
 
+K = TypeVar("K")
+
+
+def _count_down(counts: Counter[K], key: K) -> None:
+    """What is counted has a count above 0, so that links that are up cost nothing."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
 class Network:
     """`servers` by host. Links are between nodes, or hosts outside; each has two directions. The
     processes of one node always reach each other."""
@@ -57,19 +67,23 @@ class Network:
         self._down[sender, receiver] += 1
 
     def reconnect(self, sender: str, receiver: str) -> None:
-        self._down[sender, receiver] -= 1
+        _count_down(self._down, (sender, receiver))
 
     def isolate(self, node: str) -> None:
         """Lose all messages from and to a node, also refusals, until as many calls of `rejoin`."""
         self._isolated[node] += 1
 
     def rejoin(self, node: str) -> None:
-        self._isolated[node] -= 1
+        _count_down(self._isolated, node)
 
     def is_up(self, sender: str, receiver: str) -> bool:
+        if not (self._down or self._isolated):
+            return True
         one, other = self.node_of.get(sender, sender), self.node_of.get(receiver, receiver)
         isolated = self._isolated
-        return one == other or not (self._down[one, other] or isolated[one] or isolated[other])
+        return one == other or not (
+            (one, other) in self._down or one in isolated or other in isolated
+        )
 
     def is_connected(self, one: str, other: str) -> bool:
         return self.is_up(one, other) and self.is_up(other, one)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 Action = Callable[[], None]
@@ -54,7 +55,7 @@ class Process:
 
     def after(self, delay_s: float, action: Action) -> None:
         """Do something later, unless the process is dead by then."""
-        self.scheduler.after(delay_s, lambda: self.do(action))
+        self.scheduler.after(delay_s, partial(self.do, action))
 
     def every(self, interval_s: float, action: Action) -> None:
         """Do something again and again, beginning within the first interval."""

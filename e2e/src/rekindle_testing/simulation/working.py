@@ -6,10 +6,12 @@ are up.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rekindle import names
 from rekindle.topology.model import Slot
+from rekindle_operator.cluster.model import NodeView
 from rekindle_testing.simulation.kube.objects import PODS
 from rekindle_testing.simulation.pod import CoordinatorPod, SimulatedPod, TaskPod
 from rekindle_testing.simulation.silence import Silence
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _LISTEN_S = 0.25
 _SETTLED_S = 10.0
+_AVOIDED_S = 65.0
+"""An operator avoids a node that was silent for `Timing.quarantine_s`."""
 
 
 class WorkingPods:
@@ -31,12 +35,14 @@ class WorkingPods:
         self._scheduler = cluster.scheduler
         self._silence = Silence(cluster.scheduler)
         self._ready_since: dict[str, float] = {}  # by uid
+        self._silent_at: dict[str, float] = {}  # by node, the last time
         self._listen()
 
     def find(self, slot: str) -> str | None:
         """The name of the pod of a slot, if that has been ready and needed for a while, and was not
         silent lately."""
-        pod = next((p for p in self._pods() if _slot_of(p) == slot), None)
+        pods = self._with(self._cluster.coordinator)
+        pod = next((p for p in pods if _slot_of(p) == slot), None)
         if pod is None or not self._was_heard(pod):
             return None
         raw = self._cluster.server.objects.find(PODS, pod.name)
@@ -51,8 +57,17 @@ class WorkingPods:
         pod = self._cluster.pods.get(slot)
         return pod is not None and pod.boot is not None and pod.boot.core.status.phase == "Live"
 
-    def _pods(self) -> list[SimulatedPod[Any]]:
-        coordinator = self._cluster.coordinator
+    def takes_pods(self, view: NodeView) -> bool:
+        """Whether a node takes pods, and was not silent for so long that an operator may avoid
+        it."""
+        node = self._cluster.nodes[view.name]
+        is_reached = self._cluster.server.reaches(node.kubelet.host)
+        if not (is_reached and self._responds_to_probes(node)):
+            self._silent_at[node.name] = self._scheduler.now
+        silent_at = self._silent_at.get(node.name, -inf)
+        return view.ready and not view.cordoned and self._scheduler.now - silent_at > _AVOIDED_S
+
+    def _with(self, coordinator: CoordinatorPod | None) -> list[SimulatedPod[Any]]:
         found: list[SimulatedPod[Any]] = [*self._cluster.pods.values()]
         return found if coordinator is None else [*found, coordinator]
 
@@ -69,43 +84,29 @@ class WorkingPods:
     # --- who is heard now ---------------------------------------------------------
 
     def _listen(self) -> None:
-        now = self._scheduler.now
-        for pod in self._pods():
+        now, coordinator = self._scheduler.now, self._cluster.coordinator
+        for pod in self._with(coordinator):
             if pod.is_ready:
                 self._ready_since.setdefault(pod.uid, now)
             else:
                 self._ready_since.pop(pod.uid, None)
-            if self._is_heard(pod):
+            if self._is_heard(pod, coordinator):
                 self._silence.responded(pod.address)
         for node in self._cluster.nodes.values():
             if self._responds_to_probes(node):
                 self._silence.responded(node.kubelet.host)
         self._scheduler.after(_LISTEN_S, self._listen)
 
-    def _is_heard(self, pod: SimulatedPod[Any]) -> bool:
+    def _is_heard(self, pod: SimulatedPod[Any], coordinator: CoordinatorPod | None) -> bool:
         if not pod.runs:
             return False
         if isinstance(pod, CoordinatorPod):
             return self._cluster.server.reaches(pod.address)
-        return self._is_polled(pod) and (
-            self._is_reported_on() or self._responds_to_probes(self._node(pod))
-        )
-
-    def _is_polled(self, task: SimulatedPod[Any]) -> bool:
-        """Also if no coordinator runs that could miss it."""
-        coordinator = self._cluster.coordinator
-        return (
-            coordinator is None
-            or not coordinator.runs
-            or self._network.is_connected(coordinator.address, task.address)
-        )
-
-    def _is_reported_on(self) -> bool:
-        coordinator = self._cluster.coordinator
-        return (
-            coordinator is not None
-            and coordinator.runs
-            and self._cluster.server.reaches(coordinator.address)
+        if coordinator is None or not coordinator.runs:  # none runs that could miss it
+            return self._responds_to_probes(self._node(pod))
+        return self._network.is_connected(coordinator.address, pod.address) and (
+            self._cluster.server.reaches(coordinator.address)
+            or self._responds_to_probes(self._node(pod))
         )
 
     def _responds_to_probes(self, node: Node) -> bool:

@@ -232,18 +232,7 @@ def as_of_generation(view: TopologyView, record: GenerationRecordView) -> Topolo
     spec = document["spec"]
     if image := document.get("image"):
         spec = {**spec, "image": image}
-    return TopologyView(
-        namespace=view.namespace,
-        name=view.name,
-        uid=view.uid,
-        version=view.version,
-        generation=record.generation,
-        creation_timestamp=view.creation_timestamp,
-        deleting=view.deleting,
-        spec=spec,
-        status=view.status,
-        roll=view.roll,
-    )
+    return view.with_spec(record.generation, spec)
 
 
 def _slot(labels: Json) -> Slot | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -189,6 +190,13 @@ class TopologyView:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    def with_spec(self, generation: int, spec: Mapping[str, Any]) -> TopologyView:
+        """The same object with the spec of another generation; its status is not parsed again."""
+        other = copy(self)
+        object.__setattr__(other, "generation", generation)
+        object.__setattr__(other, "spec", spec)
+        return other
 
     @property
     def data_plane(self) -> Mapping[str, Any]:

@@ -89,11 +89,13 @@ R = TypeVar("R")
 @dataclass(frozen=True, slots=True)
 class ObservedTopology:
     """A topology, the actions that accept its newest generation, and the state of its slots.
-    `replicas`: each under both of its numbers. `given_up`: moves to emptier nodes that end now."""
+    `superseded`: of lost tasks in whose place their successors in planned moves go on. `replicas`:
+    each under both of its numbers. `given_up`: moves to emptier nodes that end now."""
 
     context: ReconcileContext
     accepting: tuple[Action, ...]
     states: tuple[SlotState, ...]
+    superseded: tuple[SlotState, ...]
     replicas: tuple[NumberedStates, ...]
     given_up: tuple[GivenUp, ...]
 
@@ -209,8 +211,11 @@ def report_undecided(
 def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     context, accepting = build_context(view, pass_inputs)
     moves = moves_in_progress(context, observe_slots(context))
-    states = roll_next(context, with_moves(context, moves.replicas, moves.leaving))
-    return ObservedTopology(context, tuple(accepting), states, moves.replicas, moves.given_up)
+    moved = with_moves(context, moves.replicas, moves.leaving)
+    states = roll_next(context, moved.states)
+    return ObservedTopology(
+        context, tuple(accepting), states, moved.superseded, moves.replicas, moves.given_up
+    )
 
 
 def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
@@ -310,7 +315,8 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     )
     # The recovery status of a generation that only another version can compile is kept.
     running = context.running is not None
-    recovery = update_recovery(context, states, health, plan) if running else None
+    with_lost = (*states, *needs.observed.superseded)
+    recovery = update_recovery(context, with_lost, health, plan) if running else None
     incarnations = reserved_incarnations(context, taken)
     rebalancing = update_rebalancing(context, states, needs.observed.given_up)
     problem = _operator_problem(context)
@@ -337,7 +343,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
                 accepts_generation=accepts_generation,
             )
         )
-    result = PassResult(context, states, plan, built.status, coordinator)
+    result = PassResult(context, states, plan, built.status, coordinator, needs.observed.superseded)
     return [*actions, *build_events(result)]
 
 

@@ -21,6 +21,7 @@ from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import OpenGate, PlanRank
 from rekindle_operator.reconcile.avoid import still_avoided
 from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.moves import places_left
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_operator.reconcile.replacements import TaskReplacement
 from rekindle_operator.reconcile.slots import SlotState
@@ -246,14 +247,22 @@ def _has_waited_long(plan_input: PlanInput, candidates: Iterable[PodCandidate]) 
 
 
 def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
-    """For the gated pods that the plan gives a node."""
+    """For the gated pods that the plan gives a node; of successors only for so many as may start at
+    once, also when capacity for many returns."""
     found, now = [], plan_input.context.pass_inputs.now
+    successors = [s for s in plan_input.states if s.is_successor]
+    places = places_left(plan_input.context, successors)
     for candidate in plan_input.candidates.values():
         pod, node = candidate.pod, plan.nodes.get(candidate.to_place.key)
-        if pod is not None and node is not None:
-            candidate.state.check_event(SlotEvent.GATE_OPENED)
-            patch = tuple(open_gate_patch(pod, node, now))
-            found.append(OpenGate(pod.namespace, pod.name, pod.uid, node, patch))
+        if pod is None or node is None:
+            continue
+        if candidate.state.is_successor:
+            if places == 0:
+                continue
+            places -= 1
+        candidate.state.check_event(SlotEvent.GATE_OPENED)
+        patch = tuple(open_gate_patch(pod, node, now))
+        found.append(OpenGate(pod.namespace, pod.name, pod.uid, node, patch))
     return found
 
 

@@ -20,9 +20,9 @@ from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.cluster.model import NodeView, Snapshot
 from rekindle_operator.reconcile import roll
-from rekindle_operator.reconcile.context import PassInputs, ReconcileContext
+from rekindle_operator.reconcile.context import PassInputs, ReconcileContext, draining_nodes
 from rekindle_operator.reconcile.health import ReplicaState, replica_state
-from rekindle_operator.reconcile.moves import draining_nodes, finds_no_node
+from rekindle_operator.reconcile.moves import problem_of
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.planning import (
     MAX_REFUSALS,
@@ -39,11 +39,13 @@ from rekindle_operator.reconcile.slots import (
 )
 from rekindle_operator.recovery.balance import MovableTask, NodeLoads
 from rekindle_operator.recovery.pack import Capacity, PodToPlace
+from rekindle_operator.settings import Timing
 from rekindle_operator.topology_status import QueryState, RebalancingEntry
 
 _TRUE = ("Valid", "Available", "Redundant", "Consistent")
 _FALSE = ("Recovering", "Degraded")
 """Conditions of a topology with which nothing is wrong."""
+_RETRY_FACTOR = 6  # how much longer than a move that failed none begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,8 @@ def _why_given_up(context: ReconcileContext, successor: SlotState) -> str:
     timeout_s = context.pass_inputs.timing.rebalance_timeout_s
     if successor.loss is not None:
         return f"its successor is lost: {successor.loss.value}"
-    if finds_no_node(context, successor):
-        return "the node does not take its successor"
+    if successor.phase is not SlotPhase.BOUND and (problem := problem_of(context, successor)):
+        return f"its successor has no node: {problem}"
     if context.pass_inputs.now - successor.pod.created_at >= timeout_s:
         return f"its successor has not taken over within {timeout_s:.0f} s"
     return ""
@@ -188,7 +190,7 @@ def begin_move(
         pod, slot = state.pod, state.slot.alternate
         if pod is None or pod.node is None or state.outdated or slot not in allowed:
             continue
-        if not loads.may_be_left(pod.node):
+        if not loads.may_be_left(pod.node, pod.requests):
             continue
         if slot.segment not in pods_to_place:
             pods_to_place[slot.segment] = _to_place(context, _successor(context, others[slot]))
@@ -292,8 +294,7 @@ def update_rebalancing(
     if old is None or context.running is None:
         return old
     if old.failed_at:
-        is_over = now - parse_time(old.failed_at) >= context.pass_inputs.timing.rebalance_retry_s
-        return None if is_over else old
+        return old if now < _retry_at(old, context.pass_inputs.timing) else None
     for state in states:
         is_of_slot = state.slot.key == old.slot and not state.is_successor
         if is_of_slot and state.pod is not None and state.pod.incarnation == old.incarnation:
@@ -303,6 +304,13 @@ def update_rebalancing(
             return replace(old, failed_at=rfc3339(now), message=why)
     why = next((g.why for g in given_up if g.state.slot.key == old.slot), "its successor is gone")
     return replace(old, failed_at=rfc3339(now), message=why)
+
+
+def _retry_at(failed: RebalancingEntry, timing: Timing) -> float:
+    """The longer it took, the later: what fails again and again costs little."""
+    failed_at = parse_time(failed.failed_at)
+    took_s = failed_at - parse_time(failed.started_at)
+    return failed_at + max(timing.rebalance_retry_s, _RETRY_FACTOR * took_s)
 
 
 def _entry(successor: SlotState, move: RebalancingMove, now: float) -> RebalancingEntry:

@@ -12,8 +12,10 @@ Design: docs/design/planned-moves.md#moves-to-emptier-nodes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
 
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace
@@ -37,9 +39,18 @@ class Move:
     target: str
 
 
+class _RankedMove(NamedTuple):
+    """The lowest is the best one."""
+
+    higher_load: float  # of the two nodes
+    load_of_target: float
+    key: str
+    target: str
+
+
 class NodeLoads:
-    """How full the usable nodes are. `leaving`: of pods that are about to leave a node, by node.
-    `targets`: nodes that may get tasks."""
+    """How full the usable nodes are. `leaving`: requests of pods that are about to leave a node, by
+    node. `targets`: nodes that may get tasks."""
 
     def __init__(
         self,
@@ -47,56 +58,68 @@ class NodeLoads:
         leaving: Mapping[str, ResourceAmounts],
         targets: Collection[str],
     ) -> None:
-        nodes = capacity.nodes
         self._capacity = capacity
         self._leaving = leaving
-        self._load = {name: _load(node) for name, node in nodes.items()}
         self._load_without_leaving = {
             name: _load(node, _NOTHING - leaving.get(name, _NOTHING))
-            for name, node in nodes.items()
+            for name, node in capacity.nodes.items()
         }
-        self._targets = sorted(targets & nodes.keys(), key=lambda name: (self._load[name], name))
+        self._targets = sorted(targets & capacity.nodes.keys())
+        self._lowest: dict[ResourceAmounts, float] = {}
+        self._targets_of: dict[PodToPlace, list[tuple[float, str]]] = {}
 
-    def may_be_left(self, node: str) -> bool:
-        """Whether another node is so much emptier that a task could move there."""
+    def may_be_left(self, node: str, requests: ResourceAmounts) -> bool:
+        """Whether a pod with these requests would win something by moving from this node, if any
+        node took it."""
         load = self._load_without_leaving.get(node)
-        return (
-            load is not None
-            and bool(self._targets)
-            and self._load[self._targets[0]] < load - MARGIN
-        )
+        if load is None:
+            return False
+        if requests not in self._lowest:
+            nodes = (self._capacity.nodes[name] for name in self._targets)
+            self._lowest[requests] = min((_load(n, requests) for n in nodes), default=inf)
+        return self._lowest[requests] < load - MARGIN
 
     def find_move(self, tasks: Iterable[MovableTask]) -> Move | None:
         """From the fullest node that a task can leave, to the node that is least full with it."""
         by_node: dict[str, list[MovableTask]] = defaultdict(list)
         for task in tasks:
-            if self.may_be_left(task.node):
+            if self.may_be_left(task.node, task.to_place.requests):
                 by_node[task.node].append(task)
         fullest_first = sorted(by_node, key=lambda name: (-self._load_without_leaving[name], name))
         for node in fullest_first:
-            moves = (move for task in by_node[node] for move in self._moves(task))
-            best = min(moves, key=lambda found: found[0], default=None)
+            found = (self._best(task) for task in by_node[node])
+            best = min((move for move in found if move is not None), default=None)
             if best is not None:
-                return best[1]
+                task = next(t for t in by_node[node] if t.to_place.key == best.key)
+                return Move(task, best.target)
         return None
 
-    def _moves(self, task: MovableTask) -> Iterator[tuple[tuple[float, float, str, str], Move]]:
-        """With their order: best first."""
+    def _best(self, task: MovableTask) -> _RankedMove | None:
+        """The best move of one task."""
         pod, source = task.to_place, self._capacity.nodes[task.node]
         before = self._load_without_leaving[task.node]
         gone = self._leaving.get(task.node, _NOTHING) + task.requests
         source_after = _load(source, _NOTHING - gone)
         if source_after >= before or not self._capacity.is_within_shares([pod]):
-            return
+            return None
         zones = self._zones_of_others(pod)
-        for name in self._targets:
-            if self._load[name] >= before - MARGIN:
-                return
+        for after, name in self._ranked_targets(pod):
+            if after >= before - MARGIN:
+                return None
             target = self._capacity.nodes[name]
-            after = _load(target, pod.requests)
-            is_emptier = name != task.node and after < before - MARGIN
-            if is_emptier and target.fits(pod) and not _is_worse(source, target, pod, zones):
-                yield (max(source_after, after), after, pod.key, name), Move(task, name)
+            if name != task.node and target.fits(pod) and not _is_worse(source, target, pod, zones):
+                return _RankedMove(max(source_after, after), after, pod.key, name)
+        return None
+
+    def _ranked_targets(self, pod: PodToPlace) -> Sequence[tuple[float, str]]:
+        """The nodes that take the pod, least full with it first; other replicas are not considered.
+        Pods that differ only in their identity have the same ones."""
+        alike = replace(pod, key="", group="", replica=0)
+        if alike not in self._targets_of:
+            nodes = (self._capacity.nodes[name] for name in self._targets)
+            taking = (n for n in nodes if n.free.covers(pod.requests) and n.admits(pod))
+            self._targets_of[alike] = sorted((_load(n, pod.requests), n.node.name) for n in taking)
+        return self._targets_of[alike]
 
     def _zones_of_others(self, pod: PodToPlace) -> frozenset[str]:
         """Of the other replicas of its partition."""

@@ -6,7 +6,6 @@ watches can deliver old ones.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -161,7 +160,7 @@ class ApiObjects:
         name = body["metadata"]["name"]
         if (target.namespace, name) in self._kinds[target.plural]:
             return _refused(409, f"{name} already exists")
-        raw = copy.deepcopy(body)
+        raw = copied(body)
         raw["metadata"]["namespace"] = target.namespace
         return ApiResponse(201, self.add(target.plural, raw))
 
@@ -170,7 +169,7 @@ class ApiObjects:
         if version and version != found["metadata"]["resourceVersion"]:
             return _refused(409, "the object has been modified")
         fixed = {key: found["metadata"][key] for key in ("uid", "creationTimestamp")}
-        raw = copy.deepcopy(body)
+        raw = copied(body)
         raw["metadata"] = {**raw["metadata"], **fixed}
         return ApiResponse(200, self._store(target.plural, MODIFIED, raw))
 
@@ -197,7 +196,7 @@ class ApiObjects:
     def _apply(self, target: _Target, found: Json | None, body: Json) -> ApiResponse:
         if target.plural != TOPOLOGIES:
             if found is None:
-                raw = copy.deepcopy(body)
+                raw = copied(body)
                 raw["metadata"]["namespace"] = target.namespace
                 return ApiResponse(201, self.add(target.plural, raw))
             return ApiResponse(200, found)
@@ -209,7 +208,7 @@ class ApiObjects:
         if version and version != found["metadata"]["resourceVersion"]:
             return _refused(409, "the object has been modified")
         before = found.get("status") or {}
-        status = applied_status(before, copy.deepcopy(body["status"]))
+        status = applied_status(before, copied(body["status"]))
         if (reason := refused_by_rules(before, status)) is not None:
             return _refused(422, reason)
         return ApiResponse(200, self.change(TOPOLOGIES, found, status=status))
@@ -238,7 +237,7 @@ def refused_by_rules(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
 
 def apply_json_patch(raw: Json, operations: Iterable[Json]) -> Json | None:
     """A new object; None if a test of the patch fails."""
-    changed: Json = copy.deepcopy(raw)
+    changed: Json = copied(raw)
     for operation in operations:
         *parents, last = operation["path"].strip("/").split("/")
         place: Any = changed
@@ -252,7 +251,7 @@ def apply_json_patch(raw: Json, operations: Iterable[Json]) -> Json | None:
                 case "remove":
                     del place[key]
                 case "add":
-                    place[key] = copy.deepcopy(operation["value"])
+                    place[key] = copied(operation["value"])
         except (KeyError, IndexError):
             return None
     return changed
@@ -266,6 +265,13 @@ def matches(raw: Mapping[str, Any], selector: str) -> bool:
         if key not in labels or (has_value and labels[key] != value):
             return False
     return True
+
+
+def copied(value: Any) -> Any:
+    """As `copy.deepcopy`, for JSON."""
+    if isinstance(value, dict):
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def encoded(body: Any) -> Any:

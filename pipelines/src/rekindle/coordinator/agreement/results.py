@@ -1,8 +1,8 @@
 """The results that a computation of a partition reports for its epochs. Pure.
 
 Chained digests (`streams.digest`) cover all epochs since their base, so that a difference is
-visible at any later epoch. Those with different bases cannot be compared; then the epoch's digest
-is.
+visible at any later epoch. Chained digests with different bases cannot be compared; then the digest
+of the epoch alone is compared.
 
 Design: docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -36,7 +36,7 @@ class EpochDigests:
 
     def with_missing(self, known: EpochDigests | None) -> EpochDigests:
         """These digests, and those that only an earlier response of the same boot had."""
-        if known is None:
+        if known is None or known == self:
             return self
         return EpochDigests(
             self.chained or known.chained, self.digest or known.digest, self.state or known.state

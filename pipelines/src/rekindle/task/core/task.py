@@ -170,14 +170,16 @@ class TaskCore:
 
     @property
     def wake_at(self) -> float | None:
-        cores = [self.supervisor.wake_at, self.start.wake_at, self.saver.wake_at]
-        cores.append(self.movement.wake_at)
-        cores.append(self.donor.wake_at if self.donor is not None else None)
-        if self.parts is not None:
-            cores += [self.parts.loop.wake_at, *(c.wake_at for c in self._sink_cores())]
-            if self.parts.branches is not None:
-                cores.append(self.parts.branches.wake_at)
-        return min((at for at in cores if at is not None), default=None)
+        times = [self.supervisor.wake_at, self.start.wake_at, self.saver.wake_at]
+        times.append(self.movement.wake_at)
+        if self.donor is not None:
+            times.append(self.donor.wake_at)
+        if (parts := self.parts) is not None:
+            times.append(parts.loop.wake_at)
+            times += [sink.wake_at for sink in parts.sinks.cores.values()]
+            if parts.branches is not None:
+                times.append(parts.branches.wake_at)
+        return min([at for at in times if at is not None], default=None)
 
     def step(self, event: TaskCoreEvent, now: float) -> list[TaskEffect]:
         self._now = now
