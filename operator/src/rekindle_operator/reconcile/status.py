@@ -40,6 +40,7 @@ from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import (
     QueryEntry,
     QueryState,
+    RebalancingEntry,
     RecoveryStatus,
     TopologyOperatorEntry,
     TopologyPhase,
@@ -68,6 +69,7 @@ def build_status(
     states: Sequence[SlotState],
     health: Health,
     recovery: RecoveryStatus | None,
+    rebalancing: RebalancingEntry | None,
     incarnations: Mapping[str, int],
     problem: OperatorProblem | None,
 ) -> BuiltStatus:
@@ -81,6 +83,7 @@ def build_status(
         queries={q.name: _query(q) for q in health.queries},
         redundancy=f"{health.live}/{health.slots}",
         recovery=kept,
+        rebalancing=rebalancing,
         incarnations=incarnations,
         generations=context.generations,
     )
@@ -93,6 +96,7 @@ def build_status(
         "redundancy": status.redundancy,
         "operators": [operator.to_json() for operator in _operators(context, states)],
         "recovery": context.view.status.get("recovery") if recovery is None else kept.to_json(),
+        "rebalancing": rebalancing.to_json() if rebalancing is not None else None,
         "slots": [{"slot": slot, "incarnation": n} for slot, n in incarnations.items()],
         "generations": generation_entries(context.generations),
         "checkpoint": _checkpoint(context.report.checkpoint),
