@@ -51,13 +51,14 @@ class UntrustedOutput:
 
 @dataclass(slots=True)
 class _Record:
-    """`copied_through`: it has started from a partner's state after this epoch; `may_copy`: no
-    partner was found to be untrusted since its first response. The newest epochs at which its
-    result was also that of each other one (`agreed`), of two that count (`witnessed`), and of a
-    committed checkpoint (`committed`)."""
+    """`reported`: its last response. `copied_through`: it has started from a partner's state after
+    this epoch; `may_copy`: no partner was found to be untrusted since its first response. The
+    newest epochs at which its result was also that of each other one (`agreed`), of two that count
+    (`witnessed`), and of a committed checkpoint (`committed`)."""
 
     by: Computation
     digests: dict[int, EpochDigests]
+    reported: Mapping[int, EpochDigests] | None = None
     copied_through: int | None = None
     may_copy: bool = True
     agreed: dict[Computation, int] = field(default_factory=dict)
@@ -174,7 +175,9 @@ class DigestComparison:
             if by.slot in self._diverged and self._diverged[by.slot].incarnation != by.incarnation:
                 del self._diverged[by.slot]
             record = replicas[by.slot] = _Record(by, {})
-        known = record.digests
+        if record.reported is digests:
+            return []
+        record.reported, known = digests, record.digests
         merged = {e: found.with_missing(known.get(e)) for e, found in digests.items()}
         fresh = [epoch for epoch, found in merged.items() if known.get(epoch) != found]
         known.update(merged)
