@@ -2,7 +2,8 @@
 
 An epoch waits min(alpha * X, X - p99) from the moment when something of it arrived first: X is
 `maxDelay`, alpha is `availability.delayFraction`, p99 is of the time from when an epoch is due to
-when it is out. X - p99 counts as X / 4 at least: an engine that is too slow for X must not have
+when it is out, over the calls of the last minute: with an X that is hardly longer than a call, one
+slow call makes the next epochs tentative, and must not do so for long. X - p99 counts as X / 4 at least: an engine that is too slow for X must not have
 tentative epochs to compute as well, only because channels deliver one after another. What is
 remembered is bounded: of epochs whose wait is over only that it is.
 
@@ -16,8 +17,9 @@ import math
 from bisect import bisect_left
 from collections import deque
 
-SAMPLES = 128
-"""Processing times of which p99 is taken."""
+SAMPLED_S = 60.0
+LEAST_SAMPLES, MAX_SAMPLES = 8, 128
+"""p99 is of the calls within `SAMPLED_S`, but of at least and at most so many."""
 LEAST_WAIT = 0.25
 """Of X - p99, as a fraction of X."""
 STABLE_WAIT = 4.0
@@ -31,7 +33,7 @@ class Deadlines:
     def __init__(self, delay_fraction: float, max_delay_s: float | None, next_epoch: int) -> None:
         self.max_delay_s = max_delay_s
         self._delay_fraction = delay_fraction
-        self._took_s: deque[float] = deque(maxlen=SAMPLES)
+        self._calls: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)  # (end, duration)
         self._p99_s = 0.0
         self._expired_through = next_epoch - 1
         self._epochs: list[int] = []  # growing; the newest one of each arrival of new epochs
@@ -54,12 +56,14 @@ class Deadlines:
         """The newest epoch of which something has arrived."""
         return self._epochs[-1] if self._epochs else self._expired_through
 
-    def processed(self, took_s: float) -> None:
+    def processed(self, took_s: float, now: float) -> None:
         """Of a task that is not Live yet, `maxDelay` is infinite: its calls are larger."""
         if self.max_delay_s is None:
             return
-        self._took_s.append(took_s)
-        ordered = sorted(self._took_s)
+        self._calls.append((now, took_s))
+        while len(self._calls) > LEAST_SAMPLES and now - self._calls[0][0] >= SAMPLED_S:
+            self._calls.popleft()
+        ordered = sorted(took_s for _, took_s in self._calls)
         self._p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1]
 
     def arrived(self, epoch: int, now: float) -> None:
