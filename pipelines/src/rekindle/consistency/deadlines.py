@@ -3,9 +3,10 @@
 An epoch waits min(alpha * X, X - p99) from the moment when something of it arrived first: X is
 `maxDelay`, alpha is `availability.delayFraction`, p99 is of the time from when an epoch is due to
 when it is out, over the calls of the last minute: with an X that is hardly longer than a call, one
-slow call makes the next epochs tentative, and must not do so for long. X - p99 counts as X / 4 at least: an engine that is too slow for X must not have
-tentative epochs to compute as well, only because channels deliver one after another. What is
-remembered is bounded: of epochs whose wait is over only that it is.
+slow call makes the next epochs tentative, and must not do so for long. X - p99 counts as X / 4 at
+least: an engine that is too slow for X must not have tentative epochs to compute as well, only
+because channels deliver one after another. What is remembered is bounded: of epochs whose wait is
+over only that it is.
 
 Design: docs/design/consistency.md#deadlines.
 Paper: DPC (Balazinska et al. 2005), sections 2 and 3.3.
