@@ -163,6 +163,8 @@ class ModelCluster(ModelState):
     def _bind(self, raw: dict[str, Any], pod: PodView) -> bool:
         if self.now - self.opened.setdefault(pod.name, self.now) < self.binding_delay_s:
             return False
+        if pod.segment_name in self.unbound_segments:
+            return False
         for name, node in sorted(self.nodes.items()):
             if not node.ready or node.cordoned or not allows(raw, name):
                 continue
@@ -205,6 +207,7 @@ class ModelCluster(ModelState):
                     "incarnation": p.incarnation,
                     "phase": "Live",
                     "stableEpoch": 1,
+                    "durableEpoch": 1,
                     **self.task_reports.get(p.name, {}),
                 }
                 for p in self.tasks(name).values()
@@ -281,7 +284,8 @@ class ModelCluster(ModelState):
 
     def _admit(self, action: CreatePod) -> None:
         full = self.quota is not None and len(self.raw_pods) >= self.quota
-        if full or action.namespace in self.refused_in:
+        segment = action.manifest["metadata"]["labels"].get(names.LABEL_SEGMENT_NAME)
+        if full or action.namespace in self.refused_in or segment in self.refused_segments:
             self.uncreated_pods = self.uncreated_pods.with_failed_create(
                 action.ref, "exceeded quota", self.now, action.predecessor_lost_at
             )

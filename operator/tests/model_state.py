@@ -51,6 +51,8 @@ class ModelState:
         self.refused_dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.quota: int | None = None  # of pods
         self.refused_in: set[str] = set()  # namespaces in which pods are refused
+        self.refused_segments: set[str] = set()  # names of segments whose pods are refused
+        self.unbound_segments: set[str] = set()  # whose pods the scheduler binds to no node
         self.uncreated_pods = UncreatedPods({})
         self.unsuitable = UnsuitableNodes({})
         self.missing_fields: tuple[str, ...] = ()  # of the CRD

@@ -19,6 +19,7 @@ from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import reconcile_all
+from rekindle_operator.reconcile.moves import WITHOUT_NODE_S
 
 
 @pytest.fixture
@@ -151,6 +152,23 @@ def test_a_node_that_is_gone_is_lost_after_a_live_read(started: ModelOperator) -
     started.run(3.0)
     assert started.api.calls_of("GET", "/nodes/b")
     assert all(p.node != "b" for p in started.model.tasks().values())
+
+
+def test_a_cordon_that_is_over_removes_no_task(started: ModelOperator) -> None:
+    """With two nodes no one takes the successor of a replica."""
+    model = started.model
+    model.remove_node("c")
+    started.run(10.0)
+    assert set(model.query_states().values()) == {"Live"}
+    cordon = {cordoned: replace(model.nodes["a"], cordoned=cordoned) for cordoned in (True, False)}
+    model.nodes["a"] = replace(cordon[True], version=model.next_version())
+    started.run(WITHOUT_NODE_S - 5.0)
+    replicated = {p.name for p in model.tasks().values() if p.node == "a" and "alarms" in p.name}
+    model.stall("nodes")
+    model.nodes["a"] = replace(cordon[False], version=model.next_version())
+    started.run(10.0)
+    assert replicated
+    assert replicated <= {p.name for p in model.tasks().values() if not p.terminating}
 
 
 def test_what_cannot_be_read_is_not_deleted(started: ModelOperator) -> None:

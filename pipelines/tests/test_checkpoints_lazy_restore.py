@@ -303,7 +303,7 @@ def test_a_failure_is_reported_and_tried_again(
     eventually(lambda: not fetch.missing, 20)
     assert fetch.problem is None
     assert fetch.lost is None
-    assert all(run.is_here and run.spilled for run in state.runs())
+    assert all(run.is_available and run.spilled for run in state.runs())
 
 
 def test_a_call_that_does_not_return_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,7 +474,7 @@ def test_an_entry_that_does_not_say_how_large_runs_are_is_read_at_once(world: Wo
     old = replace(world.entry, layouts={"op": found})
     states, fetch = StateStore(world.store, "u", world.files).open_state(old)
     assert fetch.missing == []
-    assert all(run.is_here for run in states.operators["op"].runs())
+    assert all(run.is_available for run in states.operators["op"].runs())
     assert digest_table(folded(states.operators["op"])) == digest_table(folded(saved))
 
 
@@ -606,7 +606,7 @@ def test_what_is_damaged_each_time_is_lost() -> None:
 def test_nothing_is_fetched_of_a_state_that_is_lost() -> None:
     queue = FetchQueue({"a": 1, "b": 2})
     assert queue.take(0.0) == "a"
-    queue.is_lost("a", "it is missing")
+    queue.mark_lost("a", "it is missing")
     assert (queue.take(9.0), queue.wake_at) == (None, None)
     assert queue.lost == LostObject("a", "it is missing")
     assert queue.missing == ["b", "a"]

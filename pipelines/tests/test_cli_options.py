@@ -117,7 +117,7 @@ def test_the_message_says_what_can_be_used(
         ["timeline", "a", "--since", "3650d", "-o", "dir/t.PDF"],
     ],
 )
-def test_values_at_the_limits_are_taken(arguments: list[str]) -> None:
+def test_values_at_the_limits_are_accepted(arguments: list[str]) -> None:
     _parser().parse_args(arguments)
 
 

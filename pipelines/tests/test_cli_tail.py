@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import copy
 import json
 import os
 import queue
@@ -11,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 import pytest
@@ -19,17 +21,30 @@ from test_stream_sinks_server import IDENTITY, Task
 from topology_specs import query, source, topology_spec, window
 
 from rekindle import names
-from rekindle.cli.kubernetes_api import ApiUnavailable, ClusterReader
+from rekindle.cli.kubernetes_api import ApiError, ApiUnavailable, ClusterReader
 from rekindle.cli.tail import TOKEN_VARIABLE, QueryPods
 from rekindle.cli.tail_lines import LineWriter
 from rekindle.errors import BelowFloor, RekindleError
-from rekindle.stream_sinks.client import Received, ReplicaUnavailable
-from rekindle.stream_sinks.follow import STALL_S, PartitionReader
-from rekindle.stream_sinks.ticket import Ticket
+from rekindle.stream_sinks.client import (
+    NoLongerKept,
+    ReadRefused,
+    Received,
+    ReplicaUnavailable,
+)
+from rekindle.stream_sinks.cursor import Cursor
+from rekindle.stream_sinks.follow import (
+    REFUSED_S,
+    STALL_S,
+    FoundReplicas,
+    PartitionReader,
+    follow,
+)
+from rekindle.stream_sinks.ticket import Ticket, parse_ticket
 
 
-def received(kind: str, epoch: int, rows: int = 0) -> Received:
-    return Received(kind, epoch, pa.table({"n": list(range(rows))}), f"after {epoch}")
+def received(kind: str, epoch: int, rows: int = 0, ticket: Ticket | None = None) -> Received:
+    following = f"after {epoch}" if ticket is None else ticket.encode()
+    return Received(kind, epoch, pa.table({"n": list(range(rows))}), following)
 
 
 def test_corrections_are_marked() -> None:
@@ -52,12 +67,20 @@ def test_each_line_can_be_json() -> None:
 
 
 class Replicas:
-    """What calls of replicas return, by address."""
+    """What calls of replicas return, by address. `listed`: the addresses that are found; None: they
+    cannot be listed now."""
 
     def __init__(self, **answers: list[Received] | Exception) -> None:
         self.answers = answers
+        self.listed: list[str] | None = list(answers)
+        self.segment, self.partitions = "segment", 1
         self.calls: list[tuple[str, str]] = []
         self.now = 0.0
+
+    def find(self, partition: int) -> FoundReplicas:
+        if self.listed is None:
+            raise ReplicaUnavailable("the API server does not respond")
+        return FoundReplicas(self.segment, self.partitions, self.listed)
 
     def read(self, address: str, ticket: str) -> Iterator[Received]:
         self.calls.append((address, ticket))
@@ -66,9 +89,14 @@ class Replicas:
             raise answer
         yield from answer
 
-    def reader(self) -> PartitionReader:
-        addresses = list(self.answers)
-        return PartitionReader(0, Ticket("q"), lambda _: addresses, self.read, lambda: self.now)
+    def reader(self, ticket: Ticket | None = None) -> PartitionReader:
+        return PartitionReader(
+            0, ticket or Ticket("q"), self.find, self.read, clock=lambda: self.now
+        )
+
+    def messages(self, reader: PartitionReader) -> list[str]:
+        """Of one step."""
+        return [f.message for f in reader.step()]
 
 
 def test_a_reader_goes_on_at_the_next_replica() -> None:
@@ -93,11 +121,91 @@ def test_a_replica_that_stalls_is_left() -> None:
 
 
 def test_only_if_no_replica_has_the_epoch_the_reader_ends() -> None:
-    replicas = Replicas(a=BelowFloor("floor 7"), b=BelowFloor("floor 9"))
+    replicas = Replicas(a=NoLongerKept("floor 7", 7), b=NoLongerKept("floor 9", 9))
     reader = replicas.reader()
     assert [f.message for f in reader.step()] == ["floor 7"]
-    with pytest.raises(BelowFloor, match="floor 9"):
+    with pytest.raises(BelowFloor, match="floor 7"):
         list(reader.step())
+
+
+def test_addresses_that_cannot_be_listed_end_no_reader() -> None:
+    replicas = Replicas(a=[received("STABLE", 1)])
+    replicas.listed = None
+    reader = replicas.reader()
+    assert replicas.messages(reader) == ["the API server does not respond"]
+    replicas.listed = ["a"]
+    assert [f.received and f.received.epoch for f in reader.step()] == [1]
+
+
+def test_a_list_that_is_stale_ends_no_reader() -> None:
+    replicas = Replicas(a=[received("STABLE", 1)])
+    reader = replicas.reader()
+    list(reader.step())
+    replicas.answers["a"], replicas.listed = NoLongerKept("floor 7", 7), None
+    assert replicas.messages(reader) == ["floor 7", "the API server does not respond"]
+    replicas.answers["b"], replicas.listed = [received("STABLE", 2)], ["b"]
+    list(reader.step())
+    assert [f.received and f.received.epoch for f in reader.step()] == [2]
+
+
+@pytest.mark.parametrize("reused", [ReadRefused("needs another token"), ReplicaUnavailable("?")])
+def test_an_address_that_is_reused_ends_no_reader(reused: Exception) -> None:
+    replicas = Replicas(a=[received("STABLE", 1)])
+    reader = replicas.reader()
+    list(reader.step())
+    replicas.answers["a"] = reused
+    for _ in range(3):
+        assert replicas.messages(reader) == [str(reused)]
+    replicas.answers["b"], replicas.listed = [received("STABLE", 2)], ["b"]
+    list(reader.step())
+    assert [f.received and f.received.epoch for f in reader.step()] == [2]
+
+
+def test_a_refusal_that_lasts_ends_the_reader() -> None:
+    replicas = Replicas(a=[received("STABLE", 1)])
+    reader = replicas.reader()
+    list(reader.step())
+    replicas.answers["a"] = ReadRefused("needs another token")
+    replicas.messages(reader)
+    replicas.now = REFUSED_S + 1
+    with pytest.raises(ReadRefused, match="another token"):
+        list(reader.step())
+
+
+def test_a_wrong_token_ends_the_reader_at_once() -> None:
+    replicas = Replicas(a=ReadRefused("needs the token"), b=ReadRefused("needs the token"))
+    reader = replicas.reader()
+    assert replicas.messages(reader) == ["needs the token"]
+    with pytest.raises(ReadRefused):
+        list(reader.step())
+
+
+def test_after_an_edit_the_reader_goes_on_in_the_new_segment() -> None:
+    replicas = Replicas(a=[received("STABLE", 4, ticket=Ticket("q", cursor=Cursor(5)))])
+    reader = replicas.reader()
+    list(reader.step())
+    replicas.answers = {"a": ReplicaUnavailable("gone"), "b": NoLongerKept("floor 9", 9)}
+    replicas.listed, replicas.segment = ["b"], "edited"
+    assert replicas.messages(reader) == ["gone"]
+    (message,) = replicas.messages(reader)
+    assert "edited" in message
+    assert "begins with epoch 9" in message
+    with pytest.raises(BelowFloor):  # from now on it is a floor as any other
+        list(reader.step())
+    asked = parse_ticket(replicas.calls[-1][1].encode())
+    assert asked.cursor == Cursor(9)
+
+
+def test_what_is_tentative_is_dropped_before_an_edited_query() -> None:
+    held = Ticket("q", cursor=Cursor(5, (5, 6)), tentative=True)
+    replicas = Replicas(a=[received("TENTATIVE", 6, ticket=held)])
+    reader = replicas.reader()
+    list(reader.step())
+    replicas.answers = {"a": ReplicaUnavailable("gone"), "b": NoLongerKept("floor 9", 9)}
+    replicas.listed, replicas.segment = ["b"], "edited"
+    list(reader.step())
+    found = [f.received.kind for f in reader.step() if f.received is not None]
+    assert found == ["UNDO"]
 
 
 class FakeCluster:
@@ -109,12 +217,20 @@ class FakeCluster:
             [source()], [window("hourly", "s", partitions=2, keyBy=["origin"])], [stream]
         )
         spec["queries"].append(query("files", "hourly"))
-        self.document = {"metadata": {"name": "t", "uid": "u"}, "spec": spec}
+        meta: dict[str, Any] = {"name": "t", "uid": "u", "generation": 1}
+        self.document: dict[str, Any] = {"metadata": meta, "spec": spec}
         self.pods: list[dict[str, Any]] = []
         self.unavailable = False
 
     def topology(self, name: str) -> dict[str, Any]:
-        return self.document
+        if self.unavailable:
+            raise ApiUnavailable("no response")
+        return copy.deepcopy(self.document)
+
+    def edit(self, partitions: int = 2, sink: dict[str, Any] | None = None) -> None:
+        self.document["metadata"]["generation"] += 1
+        self.document["spec"]["operators"][0]["partitions"] = partitions
+        self.document["spec"]["queries"][0]["sink"] = sink or {"stream": {}}
 
     def task_pods(self, topology: dict[str, Any]) -> list[dict[str, Any]]:
         if self.unavailable:
@@ -135,17 +251,102 @@ def test_the_pods_of_a_partition_are_found_by_replica() -> None:
     cluster = FakeCluster()
     pods = QueryPods(cast(ClusterReader, cluster), "t", "delays")
     segment = pods.segment.id
-    assert pods.segment.partitions == 2
+    assert pods.find(0) == FoundReplicas(segment, 2, [])
     cluster.add(segment, 1, 1, "10.0.0.3")
     cluster.add(segment, 1, 0, "fd00::1")
     cluster.add(segment, 1, 2, "10.0.0.4", deletionTimestamp="now")
     cluster.add(segment, 0, 0, "10.0.0.1")
     cluster.add("another", 1, 0, "10.0.0.2")
     found = ["[fd00::1]:8816", "10.0.0.3:8816"]
-    assert pods.addresses(1) == found
+    assert pods.find(1).addresses == found
     cluster.unavailable = True
-    assert pods.addresses(1) == found
-    assert pods.addresses(0) == []
+    with pytest.raises(ReplicaUnavailable, match="no response"):
+        pods.find(1)
+
+
+def test_pods_of_an_edited_query_are_found() -> None:
+    cluster, now = FakeCluster(), [0.0]
+    pods = QueryPods(cast(ClusterReader, cluster), "t", "delays", clock=lambda: now[0])
+    before = pods.segment.id
+    cluster.add(before, 0, 0, "10.0.0.1")
+    cluster.edit(partitions=3)
+    now[0] += 60
+    assert pods.find(0) == FoundReplicas(before, 2, ["10.0.0.1:8816"]), "while the new ones start"
+    cluster.add(pods.segment.id, 0, 0, "10.0.0.2")
+    found = pods.find(0)
+    assert found.segment != before
+    assert (found.partitions, found.addresses) == (3, ["10.0.0.2:8816"])
+
+
+def test_an_edit_that_is_invalid_changes_nothing() -> None:
+    cluster, now = FakeCluster(), [0.0]
+    pods = QueryPods(cast(ClusterReader, cluster), "t", "delays", clock=lambda: now[0])
+    cluster.add(pods.segment.id, 0, 0, "10.0.0.1")
+    cluster.edit(partitions=-1)
+    now[0] += 60
+    assert pods.find(0).addresses == ["10.0.0.1:8816"]
+
+
+def test_a_query_that_is_gone_ends_the_reader() -> None:
+    cluster, now = FakeCluster(), [0.0]
+    pods = QueryPods(cast(ClusterReader, cluster), "t", "delays", clock=lambda: now[0])
+    cluster.edit(sink={"files": {"url": "file:///var/lib/rekindle/x"}})
+    now[0] += 60
+    with pytest.raises(RekindleError, match="has a files sink"):
+        pods.find(0)
+
+
+def test_another_topology_of_the_same_name_ends_the_reader() -> None:
+    cluster, now = FakeCluster(), [0.0]
+    pods = QueryPods(cast(ClusterReader, cluster), "t", "delays", clock=lambda: now[0])
+    cluster.document["metadata"]["uid"] = "another"
+    now[0] += 60
+    with pytest.raises(RekindleError, match="was deleted"):
+        pods.find(0)
+
+
+def test_readers_of_added_partitions_begin() -> None:
+    replicas = Replicas(a=ReplicaUnavailable("gone"))
+    partitions = set[int]()
+    for followed in follow(Ticket("q"), replicas.find, replicas.read):
+        partitions.add(followed.partition)
+        replicas.partitions = 3
+        if partitions == {0, 1, 2}:
+            return
+
+
+def test_an_unexpected_error_ends_the_reader_with_it() -> None:
+    replicas = Replicas(a=ZeroDivisionError("a mistake"))
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        list(follow(Ticket("q"), replicas.find, replicas.read))
+
+
+class SecretReader(ClusterReader):
+    """A cluster whose API server returns one Secret."""
+
+    secret: ClassVar[dict[str, str]] = {}
+
+    def _get(self, path: str, query: object = ()) -> dict[str, Any]:
+        assert "/secrets/" in path
+        return {"data": {k: base64.b64encode(v.encode()).decode() for k, v in self.secret.items()}}
+
+
+@pytest.mark.parametrize("keys", [("token", "reader"), ("token",)])
+def test_a_secret_of_before_stream_sinks_is_enough(
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    content = {"token": str(IDENTITY.token), "reader": str(IDENTITY.reader_token)}
+    monkeypatch.setattr(SecretReader, "secret", {key: content[key] for key in keys})
+    cluster = SecretReader(cast(Any, None), "default")
+    found = cluster.reader_token({"metadata": {"name": "t", "uid": "u"}})
+    assert found == IDENTITY.reader_token
+
+
+def test_a_secret_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SecretReader, "secret", {"other": "x"})
+    cluster = SecretReader(cast(Any, None), "default")
+    with pytest.raises(ApiError, match="has no key reader"):
+        cluster.reader_token({"metadata": {"name": "t", "uid": "u"}})
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def is_closed(text: str) -> bool:
 
 
 @given(st.text(alphabet='a,"\r\n', max_size=24), st.integers(1, 9))
-def test_what_needs_no_check_is_closed(text: str, size: int) -> None:
+def test_quotes_are_closed_where_no_check_is_needed(text: str, size: int) -> None:
     assert needs_check(text, size) or is_closed(text)
 
 

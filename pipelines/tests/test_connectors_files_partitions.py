@@ -146,7 +146,7 @@ def prepared_suffixes(tmp: Path) -> list[str]:
     return sorted(path.suffix for path in (tmp / "work").iterdir())
 
 
-def test_units_are_dealt_in_turn(tmp_path: Path) -> None:
+def test_units_belong_to_partitions_in_turn(tmp_path: Path) -> None:
     url = write(tmp_path, "parquet", [[0, 0, 0], [0, 0], [0]], group=1)
     parts = opened(tmp_path, url, 2, format="parquet")
     assert [keys(part, 0) for part in parts] == [["k0", "k2", "k4"], ["k1", "k3", "k5"]]
@@ -256,7 +256,7 @@ def test_other_partitions_units_are_read_for_their_keys_alone(
     assert seen == [("0.csv", ["t"]), ("1.csv", ["k", "v", "t"]), ("0.csv", ["t"])]
 
 
-def test_columns_without_a_header_are_found_by_their_places(tmp_path: Path) -> None:
+def test_columns_without_a_header_are_found_by_position(tmp_path: Path) -> None:
     for n in range(2):
         lines = (f"k{n},{n},2013-01-01T0{n}:00:00Z", f"l{n},{n},2013-01-01T03:00:00Z")
         csv(tmp_path, *lines[1:], name=f"{n}.csv", header=lines[0])

@@ -307,6 +307,26 @@ def test_a_json_field_may_be_missing_in_some_rows(tmp_path: Path) -> None:
         source_of(tmp_path, url, format="json")
 
 
+DAYS = pa.schema([("k", pa.string()), ("day", pa.date32())])
+
+
+def test_speedup_follows_the_days_of_a_date_column(tmp_path: Path) -> None:
+    lines = ("a,2013-01-01", "c,2013-01-03", "b,2013-01-02", "d,2013-01-03")
+    url = csv(tmp_path, *lines, header="k,day")
+    source = source_of(tmp_path, url, DAYS, orderBy="day", speedup=86_400)
+    assert [keys(source, epoch) for epoch in range(4)] == [["a"], ["b"], ["c", "d"], []]
+    assert source.last_epoch == 2
+
+
+@pytest.mark.parametrize("day", [-(2**31), 106_751_992])
+def test_a_date_outside_the_times_of_64_bits_is_named(tmp_path: Path, day: int) -> None:
+    days = pa.array([0, day], pa.int32()).cast(pa.date32())
+    pq.write_table(pa.table({"k": ["a", "b"], "day": days}), tmp_path / "in.parquet")
+    url = f"file://{tmp_path}/in.parquet"
+    with pytest.raises(SchemaMismatch, match=r"column day .* speedup.* rowsPerSecond"):
+        source_of(tmp_path, url, DAYS, format="parquet", orderBy="day", speedup=86_400)
+
+
 def test_wrong_options_of_a_files_source_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SourceFailed, match="no file at"):
         source_of(tmp_path, f"file://{tmp_path}/nothing.csv")

@@ -51,13 +51,15 @@ COLUMNS = {
 }
 
 
-def generator(schema: pa.Schema = SCHEMA, columns: Any = None, **more: Any) -> ReplayableSource:
+def generator(
+    schema: pa.Schema = SCHEMA, columns: Any = None, lateness: str = "1s", **more: Any
+) -> ReplayableSource:
     has_time = "t" in schema.names
     spec = {
         "name": "g",
         "schema": "-",
         "generator": {"rowsPerSecond": 1000, "columns": columns or COLUMNS, **more},
-        **({"eventTime": {"column": "t", "lateness": "1s"}} if has_time else {}),
+        **({"eventTime": {"column": "t", "lateness": lateness}} if has_time else {}),
     }
     source = SourceSpec.model_validate(spec)
     event_time = "t" if has_time else None
@@ -189,6 +191,72 @@ def test_a_value_that_does_not_fit_later_is_named_with_its_epoch() -> None:
         source.cut(1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "expression"),
+    [
+        (pa.int64(), "sequence(9223372036854775800)"),
+        (pa.int64(), "sequence(-9223372036854775800, -1)"),
+        (pa.string(), "sequence(9223372036854775800)"),
+        (pa.decimal128(19), "sequence(0, 1000000000000000000)"),
+        (UTC, "timestamp(0000-01-01 00:00:00, 106751991d)"),
+    ],
+    ids=str,
+)
+def test_a_value_outside_64_bits_is_named(kind: pa.DataType, expression: str) -> None:
+    source = generator(pa.schema([("n", kind)]), {"n": expression})
+    with pytest.raises(SourceFailed, match=r"columns.n: '.*': no .* value for some row of epoch 0"):
+        source.cut(0)
+
+
+def test_a_time_outside_64_bits_is_named() -> None:
+    columns = {"t": "timestamp(9999-12-31 23:59:59)"}
+    source = generator(pa.schema([("t", UTC)]), columns, rowsPerSecond=1)
+    newest = (2**63 - 253_402_300_799 * SECOND) // SECOND
+    assert source.cut(newest).rows.num_rows == 1
+    with pytest.raises(SourceFailed, match=r"columns.t: .*: no .* value for some row of epoch"):
+        source.cut(newest + 1)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(-(2**63), 2**63 - 2), (-(2**63) + 1, 2**63 - 1), (0, 2**63 - 1), (-(2**63),) * 2]
+)
+def test_integers_may_reach_both_ends_of_bigint(bounds: tuple[int, int]) -> None:
+    low, high = bounds
+    rows = generator(pa.schema([("n", pa.int64())]), {"n": f"integer({low}, {high})"}).cut(0).rows
+    found = rows.column("n").to_pylist()
+    assert all(low <= number <= high for number in found)
+    quarters = {(number - low) * 4 // (high - low + 1) for number in found}
+    assert quarters == ({0, 1, 2, 3} if high > low else {0})
+
+
+def test_a_sequence_may_end_where_bigint_ends() -> None:
+    columns = {"n": f"sequence({-(2**63)}, {2**62})"}
+    rows = generator(pa.schema([("n", pa.int64())]), columns, rows=4).cut(0).rows
+    assert rows.column("n").to_pylist() == [-(2**63), -(2**62), 0, 2**62]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expression"),
+    [
+        (pa.float64(), "uniform(-1.7e308, 1.7e308)"),
+        (pa.string(), "uniform(-1.7e308, 1.7e308)"),
+        (pa.float32(), "uniform(0, 1e300)"),
+        (pa.float64(), "normal(1e308, 1e308)"),
+        (pa.float32(), "normal(0, 1e38)"),
+    ],
+    ids=str,
+)
+def test_a_range_with_infinite_values_is_refused(kind: pa.DataType, expression: str) -> None:
+    with pytest.raises(SourceFailed, match="does not give"):
+        generator(pa.schema([("n", kind)]), {"n": expression})
+
+
+def test_a_watermark_is_never_before_all_times() -> None:
+    schema, columns = pa.schema([("t", UTC)]), {"t": "timestamp(0000-01-01 00:00:00)"}
+    source = generator(schema, columns, lateness="106751991d")
+    assert source.cut(0).watermark == NO_WATERMARK
+
+
 @pytest.mark.parametrize("kind", [pa.float32(), pa.decimal128(7, 2), pa.string()])
 def test_doubles_are_converted_to_other_fractional_types(kind: pa.DataType) -> None:
     columns = {"a": "uniform(0, 100)", "b": "normal(0, 10)"}
@@ -215,7 +283,7 @@ def test_expressions_parse() -> None:
 @pytest.mark.parametrize("rows", [None, 1, 7])
 @pytest.mark.parametrize("rate", [0.03, 0.7, 3])
 def test_a_generator_names_its_next_epoch_to_cut(rows: int | None, rate: float) -> None:
-    more = {} if rows is None else {"rows": rows}
+    more: dict[str, Any] = {} if rows is None else {"rows": rows}
     source = generator(rowsPerSecond=rate, **more)
     cuts = [source.cut(e) for e in range(-1, 300)]
     changes = [

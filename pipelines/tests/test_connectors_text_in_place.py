@@ -178,7 +178,7 @@ def test_an_index_whose_blocks_are_damaged_is_prepared_again(tmp_path: Path) -> 
     assert path.read_bytes() == raw
 
 
-def test_a_store_that_gives_no_parts_of_files_is_copied(
+def test_files_of_a_store_without_range_reads_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Any, place: int, *args: Any) -> int:
@@ -259,7 +259,7 @@ def test_what_has_no_blocks_is_copied(
         ("in.json", b"\n \n", [], {}),
     ],
 )
-def test_lines_of_any_form_are_read_in_place_as_in_a_copy(
+def test_lines_of_any_form_are_read_in_place_as_from_a_copy(
     tmp_path: Path, name: str, data: bytes, rows: list[tuple[str, float]], options: dict[str, Any]
 ) -> None:
     (tmp_path / name).write_bytes(data)
@@ -374,7 +374,7 @@ def csv_files(draw: st.DrawFn) -> bytes:
     block_bytes=st.integers(1, 40),
     seed=st.integers(0, 99),
 )
-def test_csv_of_any_form_is_read_in_place_as_in_a_copy(
+def test_csv_of_any_form_is_read_in_place_as_from_a_copy(
     files: Sequence[bytes], options: dict[str, Any], block_bytes: int, seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -437,7 +437,7 @@ def json_files(draw: st.DrawFn) -> bytes:
     block_bytes=st.integers(1, 80),
     seed=st.integers(0, 99),
 )
-def test_json_of_any_form_is_read_in_place_as_in_a_copy(
+def test_json_of_any_form_is_read_in_place_as_from_a_copy(
     files: Sequence[bytes], options: dict[str, Any], block_bytes: int, seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -309,7 +309,7 @@ def test_compaction_goes_on_after_a_catch_up(monkeypatch: pytest.MonkeyPatch, la
     assert total == 5 * 500 + 40 * groups + 60 * 50
 
 
-def test_new_panes_are_compacted_while_older_ones_are_not_here(
+def test_new_panes_are_compacted_while_older_ones_are_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
@@ -442,7 +442,7 @@ def test_windows_do_not_depend_on_those_closed_before(
 
 def test_memory_does_not_grow_with_the_windows_that_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a gap in the input, or at its end, as many close as a window has panes."""
-    monkeypatch.setattr(combining, "WINDOWS", 64)
+    monkeypatch.setattr(combining, "MAX_WINDOWS", 64)
     state = pages.append(EMPTY, counts(np.arange(1)))
     closed: list[int] = []
     tracemalloc.start()

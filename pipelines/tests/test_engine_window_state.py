@@ -284,7 +284,7 @@ def test_state_over_the_budget_is_in_files(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "files are unlinked"
 
 
-def test_files_of_which_little_is_live_are_given_up(tmp_path: Path) -> None:
+def test_files_with_little_live_data_are_replaced(tmp_path: Path) -> None:
     """A small part of each file would keep all of it on the disk."""
     files = RunFiles(tmp_path, memory_bytes=10_000)
     held: list[Run] = []

@@ -108,7 +108,7 @@ NUMERIC = [kind for kind in TYPES if kind not in (Scalar.TIMESTAMP, Scalar.DATE,
 
 @pytest.mark.parametrize("kind", NUMERIC, ids=str)
 @pytest.mark.parametrize("number", EDGES)
-def test_integers_are_taken_by_the_types_that_arrow_casts_them_to(
+def test_integers_are_accepted_for_the_types_that_arrow_casts_them_to(
     kind: DataType, number: int
 ) -> None:
     try:
@@ -125,7 +125,7 @@ def test_integers_are_taken_by_the_types_that_arrow_casts_them_to(
 @example(9999.49)
 @example(9999.51)
 @example(1e9)
-def test_doubles_are_taken_by_the_types_that_arrow_casts_them_to(
+def test_doubles_are_accepted_for_the_types_that_arrow_casts_them_to(
     kind: DataType, number: float
 ) -> None:
     taken = cast([number], arrow_type(kind)) is not None
@@ -133,5 +133,5 @@ def test_doubles_are_taken_by_the_types_that_arrow_casts_them_to(
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)
-def test_booleans_are_taken_by_the_types_that_arrow_casts_them_to(kind: DataType) -> None:
+def test_booleans_are_accepted_for_the_types_that_arrow_casts_them_to(kind: DataType) -> None:
     assert accepts("boolean(0.5)", kind) == (cast([True], arrow_type(kind)) is not None)

@@ -95,6 +95,15 @@ def test_a_lost_event_time_is_reported_with_its_place(
     assert message in problem.message
 
 
+@pytest.mark.parametrize(("kind", "timed"), [("DATE", True), ("TIMESTAMP", True), ("INT", False)])
+def test_speedup_needs_event_time_or_an_order_by_times(kind: str, timed: bool) -> None:
+    timeless = source(schema=f"origin STRING, ts {kind}")
+    del timeless["eventTime"]
+    spec = load_spec(topology_spec([timeless], [], [query("q", "s")]))
+    found = [(p.path, p.reason) for p in validate(spec, "t", skip_cluster_checks=True)]
+    assert found == ([] if timed else [("spec.sources[0].files.speedup", "NoEventTime")])
+
+
 TWO_TIMES = "k STRING, u TIMESTAMP, t TIMESTAMP"
 
 

@@ -62,7 +62,7 @@ def test_names_of_images_are_accepted(image: str) -> None:
         "a:" + "t" * 129,
     ],
 )
-def test_what_no_image_is_called_is_refused(image: str) -> None:
+def test_invalid_names_of_images_are_refused(image: str) -> None:
     assert paths_of_problems({"image": image}) == ["spec.image"]
 
 
@@ -76,7 +76,7 @@ def test_names_of_objects_are_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "Rekindle_PVC", "s3_rekindle", "-a", "a-", "a..b", ".a", "a/b", "a\n", "a" * 254]
 )
-def test_what_no_object_is_called_is_refused(name: str) -> None:
+def test_invalid_names_of_objects_are_refused(name: str) -> None:
     secrets = [{"name": "registry"}, {"name": name}]
     changes: dict[str, Any] = {"imagePullSecrets": secrets, "serviceAccountName": name}
     found = paths_of_problems(changes | {"checkpoint": {"volume": name, "secretRef": name}})

@@ -132,7 +132,7 @@ class _Check:
             return "" if expected is not None else None
         self._cluster.nodes.put(raw)
         live = node_view(raw)
-        if expected is not None and (live.uid, live.ready) == (expected.uid, expected.ready):
+        if expected is not None and _state(live) == _state(expected):
             return None
         logger.warning("node %s differs from the cache; its pods are not deleted", name)
         return ""
@@ -196,3 +196,8 @@ class _Check:
             raise ReadFailed(f"{path} cannot be read: the API server does not respond") from error
         self._responded_at = self._monotonic()
         return response
+
+
+def _state(node: NodeView) -> tuple[str, bool, bool]:
+    """What the loss of a node, and planned moves, rest on."""
+    return node.uid, node.ready, node.cordoned

@@ -26,6 +26,8 @@ from rekindle_testing.simulation.scheduler import Scheduler
 from rekindle_testing.simulation.topologies import INTERVAL_EPOCHS, Variant, draw_variant
 from rekindle_testing.simulation.topologies import TOPOLOGIES as SPECS
 
+_WRONG_CLOCKS, _WRONG_CLOCK_S = 0.2, 70.0
+"""The share of seeds in which the operators' clocks are off, and how far."""
 _QUIET_S = 90.0
 """Within so many seconds after the last fault all has to be done."""
 _BEHIND_EPOCHS = 4
@@ -70,8 +72,13 @@ class Simulation:
         # Since the last fault: with a `maxDelay` of an epoch, one that is late is tentative.
         self._was_stable: set[Slot] = set()
         self.scheduler = Scheduler(seed)
+        has_wrong_clocks = Random(f"clocks {seed}").random() < _WRONG_CLOCKS
         self.cluster = SimulatedCluster(
-            self.scheduler, variant.spec, nodes, variant.buffered_epochs
+            self.scheduler,
+            variant.spec,
+            nodes,
+            variant.buffered_epochs,
+            _WRONG_CLOCK_S if has_wrong_clocks else 0.0,
         )
         self.cluster.server.observers.append(self._log_pods)
         self._injector = Injector(self.cluster, self._log)

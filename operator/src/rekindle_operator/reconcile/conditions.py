@@ -19,6 +19,7 @@ from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.reconcile import roll
 from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.drains import waiting_drains
 from rekindle_operator.reconcile.health import (
     Health,
     ReplicaState,
@@ -26,7 +27,6 @@ from rekindle_operator.reconcile.health import (
     required,
     stale_report_message,
 )
-from rekindle_operator.reconcile.moves import finds_no_node
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
@@ -133,6 +133,7 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     """How the running pods differ from the spec, and what limits them."""
     if context.running is None:
         return
+    yield from waiting_drains(context, states)
     if context.newer_image:
         image = context.running.view.spec.get("image")
         yield (
@@ -152,9 +153,6 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     if outdated := sum(s.outdated for s in states):
         pods = sum(s.pod is not None for s in states)
         yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
-    if waiting := [s.name for s in states if s.is_successor and finds_no_node(context, s)]:
-        shown = ", ".join(waiting[:_SHOWN_NAMES])
-        yield f"a drain waits: no node takes {shown}, which tasks on the drained node wait for"
     conflict = context.report.stream_conflict
     is_default_image = not context.newer_image and context.view.spec.get("image") is None
     if (

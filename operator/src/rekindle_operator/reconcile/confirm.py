@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rekindle import names
-from rekindle_operator.cluster.model import LeaseView, NodeView, Snapshot, TopologyView
+from rekindle_operator.cluster.model import LeaseView, NodeView, PodView, Snapshot, TopologyView
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, TopologyActions
 
 
@@ -50,22 +50,32 @@ def preconditions_of(
         view = topologies.get(decision.topology_key)
         if not deletions and not any(_replaces(a) for a in decision.actions):
             continue
-        # A deletion without grace rests on the loss of the node, so the node is read too.
-        node_names = {
-            pod.node
-            for a in deletions
-            if a.grace_s == 0 and (pod := pods.get(a.uid)) is not None and pod.node is not None
-        }
         found.append(
             Preconditions(
                 topology_key=decision.topology_key,
                 topology=view,
                 deletions=deletions,
-                nodes={name: nodes.get(name) for name in node_names},
+                nodes={name: nodes.get(name) for name in _node_names(deletions, pods, nodes)},
                 lease=_lease(view, decision, snapshot),
                 pods=of_topology.get(decision.topology_key, {}),
             )
         )
+    return found
+
+
+def _node_names(
+    deletions: Iterable[DeletePod], pods: Mapping[str, PodView], nodes: Mapping[str, NodeView]
+) -> set[str]:
+    """A deletion without grace rests on the loss of the node, and one on a cordoned node may rest
+    on the cordon, so the node is read too."""
+    found = set()
+    for action in deletions:
+        pod = pods.get(action.uid)
+        if pod is None or pod.node is None:
+            continue
+        node = nodes.get(pod.node)
+        if action.grace_s == 0 or (node is not None and node.cordoned):
+            found.add(pod.node)
     return found
 
 

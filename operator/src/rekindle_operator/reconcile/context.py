@@ -279,6 +279,13 @@ def partition_and_replica(slot_key: str) -> str:
     return slot_key.partition("/")[2]
 
 
+def draining_nodes(context: ReconcileContext) -> frozenset[str]:
+    """Nodes that take no new pods, and that are not lost."""
+    losses = context.pass_inputs.losses
+    nodes = context.pass_inputs.snapshot.nodes
+    return frozenset(n.name for n in nodes if n.cordoned and n.name not in losses.lost_nodes)
+
+
 def coordinator_incarnation(context: ReconcileContext) -> int:
     return context.reserved.get(names.COORDINATOR_KEY, 0)
 

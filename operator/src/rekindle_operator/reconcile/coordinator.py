@@ -23,8 +23,8 @@ from rekindle_operator.reconcile.context import (
     ReconcileContext,
     coordinator_incarnation,
     coordinator_pods,
+    draining_nodes,
 )
-from rekindle_operator.reconcile.moves import draining_nodes
 from rekindle_operator.reconcile.roll import is_replaced_by_roll
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
@@ -38,6 +38,7 @@ from rekindle_operator.resources.disruption import disruption_budget
 _GRACE_S = 1  # it is stateless and fenced
 _OTHER_IMAGE = "it runs another image"
 _DRAINED = "its node is drained"
+_NOT_NEEDED = "the one before it works and stays"
 _WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)
 
 
@@ -54,6 +55,29 @@ class CoordinatorReplacement:
     pod: Manifest | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingDrain:
+    node: str
+    why: str
+
+
+def waiting_drain_of_coordinator(context: ReconcileContext) -> WaitingDrain | None:
+    """If the coordinator stays on a cordoned node, because the next one does not start."""
+    pods, lease = coordinator_pods(context), _lease(context)
+    newest = max(pods, key=lambda p: p.incarnation, default=None)
+    holder = _holder(pods, lease)
+    if newest is None or holder is None or holder is newest or holder.node is None:
+        return None
+    if not _is_drained(context, holder):
+        return None
+    if newest.node is None:
+        is_due = _is_old(context, newest)
+        why = newest.placement_failure or "no node takes it"
+    else:
+        is_due, why = bool(newest.container_error), newest.container_error
+    return WaitingDrain(holder.node, f"successor: {why}") if is_due else None
+
+
 def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     """Keep one coordinator for a topology that runs."""
     if context.running is None or not context.needs_pods:
@@ -65,6 +89,10 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     if lease is None:
         view = context.running.view
         ensure = (EnsureLease(view.namespace, coordinator_lease(view)),)
+    if (kept := _kept_instead(context, pods, newest, lease)) is not None:
+        superfluous = [p for p in pods if p is not kept and not p.terminating]
+        remove = tuple(_deletion(context, p, _NOT_NEEDED) for p in superfluous)
+        return CoordinatorReplacement(prepare=ensure, remove=remove)
     why = _why_replaced(context, newest, lease)
     remove = _removals(context, pods, newest, lease, why)
     if not why:
@@ -119,20 +147,31 @@ def _removals(
     """All of them if the newest is replaced, else those before it. In a roll and in a drain,
     the one that works stays until the next one has taken its Lease: it may take minutes to pull the
     new image, or there may be no such image, or no node."""
-    losses = context.pass_inputs.losses
     kept = _working_meanwhile(context, pods, newest, lease, why)
     return tuple(
-        DeletePod(
-            pod.namespace,
-            pod.name,
-            pod.uid,
-            pod.version,
-            0 if losses.is_on_lost_node(pod) else _GRACE_S,
-            why or "a newer incarnation exists",
-        )
+        _deletion(context, pod, why or "a newer incarnation exists")
         for pod in pods
         if not pod.terminating and pod is not kept and (why or pod is not newest)
     )
+
+
+def _deletion(context: ReconcileContext, pod: PodView, why: str) -> DeletePod:
+    grace_s = 0 if context.pass_inputs.losses.is_on_lost_node(pod) else _GRACE_S
+    return DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, why)
+
+
+def _kept_instead(
+    context: ReconcileContext,
+    pods: Sequence[PodView],
+    newest: PodView | None,
+    lease: LeaseView | None,
+) -> PodView | None:
+    """The pod that holds the Lease, if nothing speaks against it any more, as after an uncordon,
+    and the newest one was not bound yet."""
+    holder = _holder(pods, lease)
+    if holder is None or newest is None or holder is newest or newest.node is not None:
+        return None
+    return None if _why_replaced(context, holder, lease) else holder
 
 
 def _working_meanwhile(
@@ -144,10 +183,7 @@ def _working_meanwhile(
 ) -> PodView | None:
     """The pod that holds the Lease and is replaced for its image or its node alone. None if its
     successor may need what it uses of a node or a quota."""
-    pass_inputs = context.pass_inputs
-    holder = next(
-        (p for p in pods if lease is not None and lease.holder == str(p.incarnation)), None
-    )
+    pass_inputs, holder = context.pass_inputs, _holder(pods, lease)
     if holder is None or newest is None or lease is None:
         return None
     if _pod_lost(context, holder) or _is_silent(context, holder, lease):
@@ -159,9 +195,21 @@ def _working_meanwhile(
         uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
         is_refused = uncreated is not None and uncreated.attempts > 0
         return holder if why in _WHILE_IT_WORKS and not is_refused else None
-    is_old = pass_inputs.now - newest.created_at >= pass_inputs.timing.scheduling_timeout_s
-    may_free_capacity = newest.node is None and is_old and not _is_drained(context, holder)
+    is_unbound = newest.node is None and _is_old(context, newest)
+    may_free_capacity = is_unbound and not _is_drained(context, holder)
     return None if may_free_capacity else holder
+
+
+def _holder(pods: Sequence[PodView], lease: LeaseView | None) -> PodView | None:
+    """The pod that has the Lease."""
+    found = (p for p in pods if lease is not None and lease.holder == str(p.incarnation))
+    return next(found, None)
+
+
+def _is_old(context: ReconcileContext, pod: PodView) -> bool:
+    """It should have been scheduled."""
+    pass_inputs = context.pass_inputs
+    return pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s
 
 
 def _lease(context: ReconcileContext) -> LeaseView | None:
@@ -202,9 +250,8 @@ def _pod_lost(context: ReconcileContext, pod: PodView) -> str:
 
 
 def _never_accepted(context: ReconcileContext, pod: PodView) -> str:
-    pass_inputs = context.pass_inputs
-    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s
-    if pass_inputs.losses.awaits_unresponsive_kubelet(pod) and is_old:
+    losses = context.pass_inputs.losses
+    if losses.awaits_unresponsive_kubelet(pod) and _is_old(context, pod):
         return f"the kubelet of its node {pod.node} neither accepts its pod nor responds"
     return ""
 
@@ -243,7 +290,6 @@ def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
     template_digest = coordinator_template_digest(
         context.running.view, pass_inputs.losses.avoided, pass_inputs.settings.pods
     )
-    is_old = pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s
-    if pod.node is None and pod.template_digest != template_digest and is_old:
+    if pod.node is None and pod.template_digest != template_digest and _is_old(context, pod):
         return "its pod was not scheduled, and its template has changed"
     return ""

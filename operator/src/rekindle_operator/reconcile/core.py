@@ -77,11 +77,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ObservedTopology:
-    """A topology, the actions that accept its newest generation, and the state of its slots."""
+    """A topology, the actions that accept its newest generation, and the state of its slots.
+    `superseded`: of lost tasks in whose place their successors in planned moves go on."""
 
     context: ReconcileContext
     accepting: tuple[Action, ...]
     states: tuple[SlotState, ...]
+    superseded: tuple[SlotState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class TopologyNeeds:
     accepting: tuple[Action, ...]
     plan_input: PlanInput
     coordinator: CoordinatorReplacement
+    superseded: tuple[SlotState, ...] = ()
 
 
 def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Action]:
@@ -190,8 +193,9 @@ def report_undecided(
 
 def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     context, accepting = build_context(view, pass_inputs)
-    states = with_moves(context, observe_slots(context))
-    return ObservedTopology(context, tuple(accepting), roll_next(context, states))
+    moved = with_moves(context, observe_slots(context))
+    states = roll_next(context, moved.states)
+    return ObservedTopology(context, tuple(accepting), states, moved.superseded)
 
 
 def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
@@ -203,7 +207,8 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
         surplus_replicas(context, states),
     )
     coordinator = replace_coordinator(context)
-    return TopologyNeeds(observed.accepting, with_candidates(plan_input), coordinator)
+    plan_input = with_candidates(plan_input)
+    return TopologyNeeds(observed.accepting, plan_input, coordinator, observed.superseded)
 
 
 def _make_plan(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
@@ -263,7 +268,8 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     )
     # The recovery status of a generation that only another version can compile is kept.
     running = context.running is not None
-    recovery = update_recovery(context, states, health, plan) if running else None
+    with_lost = (*states, *needs.superseded)
+    recovery = update_recovery(context, with_lost, health, plan) if running else None
     incarnations = reserved_incarnations(context, taken)
     built = build_status(
         context, states, health, recovery, incarnations, _operator_problem(context)
@@ -290,7 +296,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
                 accepts_generation=accepts_generation,
             )
         )
-    result = PassResult(context, states, plan, built.status, coordinator)
+    result = PassResult(context, states, plan, built.status, coordinator, needs.superseded)
     return [*actions, *build_events(result)]
 
 

@@ -16,6 +16,7 @@ from typing import assert_never
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
+from rekindle_operator.reconcile.drains import waiting_drains
 from rekindle_operator.reconcile.phases import QueryChange, query_changes
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss
@@ -34,13 +35,14 @@ _NO_RECOVERY = RecoveryEntry(started_at="")
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """Of one pass over one topology: the status before and after, and the decisions. `states`: of
-    its slots."""
+    its slots; `superseded`: of lost tasks in whose place their successors go on."""
 
     context: ReconcileContext
     states: Sequence[SlotState]
     plan: Plan
     new: TopologyStatus
     coordinator: CoordinatorReplacement
+    superseded: Sequence[SlotState] = ()
 
     @property
     def old(self) -> TopologyStatus:
@@ -74,6 +76,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_lost_nodes(result),
         *_replaced_tasks(result),
         *_moves(result),
+        *_waiting_drains(result),
         *_recovery(result),
         *_queries(result),
         *_start_problems(result),
@@ -130,7 +133,8 @@ def _lost_nodes(result: PassResult) -> Iterator[EventText]:
     known = before.lost_nodes if before.started_at == entry.started_at else ()
     for node in entry.lost_nodes:
         if node not in known:
-            lost = [s for s in result.states if s.pod is not None and s.pod.node == node]
+            states = (*result.states, *result.superseded)
+            lost = [s for s in states if s.pod is not None and s.pod.node == node]
             why = result.context.pass_inputs.losses.lost_nodes.get(node, "is lost")
             note = f"node {node} {why}; tasks on it: {_names(lost)}"
             yield EventText(True, "NodeLost", "Assess", note, f"{entry.started_at} {node}")
@@ -138,7 +142,7 @@ def _lost_nodes(result: PassResult) -> Iterator[EventText]:
 
 def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
     running = {(s.slot.segment, s.slot.partition) for s in result.states if s.holds_capacity}
-    for state in result.states:
+    for state in (*result.states, *result.superseded):
         if state.loss is None or not state.loss.counts_as_failure or state.pod is None:
             continue
         has_partner = (state.slot.segment, state.slot.partition) in running
@@ -147,7 +151,9 @@ def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
             note = f"{state.name}: {state.loss.value}; it is replaced"
             yield EventText(True, "Diverged", "Replace", note, dedup_key)
         elif has_partner and state.pod.node is not None:
-            note = f"{state.name}: {state.loss.value}; its partner takes over"
+            is_moving = state in result.superseded
+            who = "its successor goes on in its place" if is_moving else "its partner takes over"
+            note = f"{state.name}: {state.loss.value}; {who}"
             yield EventText(True, "TakeOver", "Replace", note, dedup_key)
 
 
@@ -162,6 +168,14 @@ def _moves(result: PassResult) -> Iterator[EventText]:
         if incarnation > result.old.incarnations.get(key, 0):
             note = f"{replaced.pod.node} is drained: {state.name} is to replace {replaced.name}"
             yield EventText(False, "Moving", "Move", note, f"{key} {incarnation}")
+
+
+def _waiting_drains(result: PassResult) -> Iterator[EventText]:
+    """Those that the condition names for the first time."""
+    old, new = result.old.condition("Valid").message, result.new.condition("Valid").message
+    for text in waiting_drains(result.context, result.states):
+        if text in new and text not in old:
+            yield EventText(True, "DrainWaits", "Move", text, text)
 
 
 def _recovery(result: PassResult) -> Iterator[EventText]:

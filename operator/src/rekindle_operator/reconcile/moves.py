@@ -12,13 +12,17 @@ Paper: Flux (Shah et al. 2004), sections 3.4 and 5.3.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from rekindle_operator.dataplane import TaskReport
-from rekindle_operator.reconcile.context import ReconcileContext
-from rekindle_operator.reconcile.health import Partition, ReplicaState, replica_state
+from rekindle_operator.reconcile.context import ReconcileContext, draining_nodes
+from rekindle_operator.reconcile.health import (
+    Partition,
+    ReplicaState,
+    may_replace,
+    replica_state,
+)
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.slots import NumberedStates, SlotState
 from rekindle_operator.recovery.losses import Loss
@@ -27,114 +31,163 @@ MOVES_AT_ONCE = 2
 """Of a topology: successors that start take the CPU of those that run."""
 WITHOUT_NODE_S = 60.0
 """How long a successor may find no node before a task with a live partner is removed without it."""
-_SINK_BEHIND_EPOCHS = 3
-"""How far the sinks of a successor may be behind: they begin at the base of the log."""
+LATE_S = 300.0
+"""How long a successor that runs may take before it keeps no other one from starting."""
+_UNBOUND_FOR_LONG = 4  # incarnations that were not bound: by their growing timeouts 75 s
+_REFUSED = 2  # attempts; the first one may have failed by chance
+_REFUSED_FOR_LONG = 7  # attempts: by their back-off a minute
+_MAY_BE_LIVE = (ReplicaState.LIVE, ReplicaState.UNKNOWN)
 
 
-def with_moves(
-    context: ReconcileContext, replicas: Sequence[NumberedStates]
-) -> tuple[SlotState, ...]:
-    """One state for each replica, and one for each successor that runs or is to be created."""
+@dataclass(frozen=True, slots=True)
+class MovedStates:
+    """`states`: one for each replica, and one for each successor that runs or is to be created.
+    `superseded`: of lost tasks in whose place their successors go on."""
+
+    states: tuple[SlotState, ...]
+    superseded: tuple[SlotState, ...] = ()
+
+
+def with_moves(context: ReconcileContext, replicas: Sequence[NumberedStates]) -> MovedStates:
     draining = draining_nodes(context)
-    elsewhere = _live_elsewhere(context, replicas, draining)
-    chosen = [_choose(context, r, draining, elsewhere) for r in replicas]
-    moving = [(state, other) for state, other in chosen if _is_on(state, draining)]
-    running = [_successor(other, draining) for _, other in moving if other.pod is not None]
-    waiting = (
+    pairs = [_by_age(numbered) for numbered in replicas]
+    partners = _on_staying_nodes(replicas, draining)
+    successors = [new for old, new in pairs if new.pod is not None and is_on(old, draining)]
+    gates_are_open = places_left(context, successors) > 0
+    chosen = [_choose(context, pair, draining, partners, gates_are_open) for pair in pairs]
+    moving = [(state, other) for state, other in chosen if is_on(state, draining)]
+    running = [_successor(context, state, other, draining) for state, other in moving if other.pod]
+    uncreated = [
         replace(other, is_successor=True, loss=None)
         for state, other in moving
         if other.pod is None and replica_state(context, state) is ReplicaState.LIVE
+    ]
+    begun = [state for state in uncreated if state.uncreated_pod is not None]
+    at_once = sum(not problem_of(context, state) for state in (*running, *begun))
+    not_begun = (state for state in uncreated if state.uncreated_pod is None)
+    # Of the newest image: it could not read from tasks that run, and would never be live.
+    may_begin = 0 if context.report.stream_conflict else MOVES_AT_ONCE - at_once
+    started = islice(not_begun, max(0, may_begin))
+    return MovedStates(
+        states=(*(state for state, _ in chosen), *running, *begun, *started),
+        superseded=tuple(
+            old
+            for (old, new), (counts, _) in zip(pairs, chosen, strict=True)
+            if counts is new and _was_lost(context, old, new)
+        ),
     )
-    starting = sum(not finds_no_node(context, state) for state in running)
-    started = list(islice(waiting, max(0, MOVES_AT_ONCE - starting)))
-    return (*(state for state, _ in chosen), *running, *started)
 
 
-def draining_nodes(context: ReconcileContext) -> frozenset[str]:
-    """Nodes that take no new pods, and that are not lost."""
-    losses = context.pass_inputs.losses
-    nodes = context.pass_inputs.snapshot.nodes
-    return frozenset(n.name for n in nodes if n.cordoned and n.name not in losses.lost_nodes)
+def places_left(context: ReconcileContext, states: Iterable[SlotState]) -> int:
+    """How many more successors may start now. One that has a problem keeps no other from it."""
+    starting = sum(s.holds_capacity and not problem_of(context, s) for s in states)
+    return max(0, MOVES_AT_ONCE - starting)
+
+
+def problem_of(context: ReconcileContext, successor: SlotState) -> str:
+    """Why a successor does not get on, as far as is known; empty: it may be about to."""
+    pod, uncreated = successor.pod, successor.uncreated_pod
+    if pod is None or uncreated is not None:
+        is_refused = uncreated is not None and uncreated.attempts >= _REFUSED
+        return successor.refusal if is_refused else ""
+    if successor.phase is not SlotPhase.BOUND:
+        is_new = not pod.failed_placements and not _has_no_node(context, successor)
+        return "" if is_new else successor.refusal or "no node takes it"
+    if successor.refusal:
+        return successor.refusal
+    since = pod.gate_opened_at if pod.gate_opened_at is not None else pod.created_at
+    if context.pass_inputs.now - since < LATE_S:
+        return ""
+    if replica_state(context, successor) is ReplicaState.LIVE:
+        return "its sinks are behind"
+    report = context.report.task(successor.slot.key, pod.incarnation)
+    detail = f": {report.problem}" if report is not None and report.problem else ""
+    return f"it runs and does not become live{detail}"
+
+
+def is_on(state: SlotState, nodes: frozenset[str]) -> bool:
+    return state.phase is SlotPhase.BOUND and state.pod is not None and state.pod.node in nodes
+
+
+def _by_age(replicas: NumberedStates) -> tuple[SlotState, SlotState]:
+    """The task, and its successor if there is one."""
+    first, second = replicas
+    if first.pod is None or second.pod is None:
+        has_second = second.pod is not None
+        # Its creation was refused for long, so the task was removed before it.
+        has_second |= first.pod is None and bool(second.uncreated_pod and not first.uncreated_pod)
+        return (second, first) if has_second else (first, second)
+    return (first, second) if first.pod.created_at <= second.pod.created_at else (second, first)
 
 
 def _choose(
     context: ReconcileContext,
-    replicas: NumberedStates,
+    pair: tuple[SlotState, SlotState],
     draining: frozenset[str],
-    elsewhere: Mapping[Partition, frozenset[int]],
+    partners: Mapping[Partition, Sequence[SlotState]],
+    gates_are_open: bool,
 ) -> tuple[SlotState, SlotState]:
     """The one that the topology counts on, and the other one."""
-    first, second = replicas
-    if second.pod is None:
-        return first, second
-    if first.pod is None:
-        return second, first
-    for old, new in ((first, second), (second, first)):
-        if _is_on(old, draining) and finds_no_node(context, new):
-            partition = (old.slot.segment, old.slot.partition)
-            partners = elsewhere.get(partition, frozenset()) - {old.slot.index}
-            return (new, old) if partners else (old, new)
-
-    newest = max((_durable(context, s) for s in replicas), default=-1)
-
-    def preference(state: SlotState) -> tuple[bool, bool, bool, bool, int]:
-        is_live = replica_state(context, state) is ReplicaState.LIVE
-        has_written = _durable(context, state) >= newest - _SINK_BEHIND_EPOCHS
-        was_ready = state.pod is not None and state.pod.was_ready
-        return (
-            state.loss is None,
-            is_live and has_written,
-            was_ready,
-            not _is_on(state, draining),
-            -state.slot.replica,
-        )
-
-    best, other = sorted(replicas, key=preference, reverse=True)
-    return best, other
+    old, new = pair
+    if old.pod is None or (new.pod is None and new.uncreated_pod is None):
+        return old, new
+    if new.pod is None and (old.loss is not None or not is_on(old, draining)):
+        is_removed = old.pod.terminating and old.pod.node in draining
+        return (new, old) if is_removed else (old, new)
+    if (old.loss is None) is not (new.loss is None):
+        return (old, new) if old.loss is None else (new, old)
+    if is_on(old, draining) and _has_no_node(context, new):
+        others = partners.get((old.slot.segment, old.slot.partition), ())
+        others = [s for s in others if s.slot.index != old.slot.index]
+        goes = gates_are_open and any(may_replace(context, s, old.pod) for s in others)
+    elif is_on(old, draining) is is_on(new, draining):
+        is_live = replica_state(context, old) is ReplicaState.LIVE
+        goes = not is_live and may_replace(context, new, old.pod)
+    else:
+        goes = is_on(old, draining) and may_replace(context, new, old.pod)
+    return (new, old) if goes else (old, new)
 
 
-def _successor(state: SlotState, draining: frozenset[str]) -> SlotState:
-    """Of one that stays for now. On a node that is drained too, it is made anew elsewhere."""
-    state = replace(state, is_successor=True)
-    return state.lost(Loss.DRAINED) if _is_on(state, draining) else state
-
-
-def _is_on(state: SlotState, draining: frozenset[str]) -> bool:
-    return state.phase is SlotPhase.BOUND and state.pod is not None and state.pod.node in draining
-
-
-def finds_no_node(context: ReconcileContext, state: SlotState) -> bool:
-    """Its pod has been waiting for a node for too long."""
-    if state.phase is not SlotPhase.GATED or state.pod is None:
+def _was_lost(context: ReconcileContext, old: SlotState, new: SlotState) -> bool:
+    """Whether a task was lost before its successor could replace it. One that is being deleted on a
+    drained node was not."""
+    if old.pod is None or old.loss in (None, Loss.TERMINATING):
         return False
-    return context.pass_inputs.now - state.pod.created_at >= WITHOUT_NODE_S
+    return old.loss.counts_as_failure and not may_replace(context, new, old.pod)
 
 
-def _durable(context: ReconcileContext, state: SlotState) -> int:
-    """What its sinks have; -1 if it has none, or reports none."""
-    report = _report(context, state)
-    durable = report.durable_epoch if report is not None else None
-    return -1 if durable is None else durable
+def _successor(
+    context: ReconcileContext, replaced: SlotState, state: SlotState, draining: frozenset[str]
+) -> SlotState:
+    """Of one that stays for now. On a node that is drained too, it is made anew elsewhere, unless
+    it alone may be live."""
+    state = replace(state, is_successor=True)
+    is_needed = (
+        replica_state(context, state) in _MAY_BE_LIVE
+        and replica_state(context, replaced) is not ReplicaState.LIVE
+    )
+    return state.lost(Loss.DRAINED) if is_on(state, draining) and not is_needed else state
 
 
-def _report(context: ReconcileContext, state: SlotState) -> TaskReport | None:
-    if state.pod is None:
-        return None
-    return context.report.task(state.slot.key, state.pod.incarnation)
+def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
+    """For long: no node takes its pod, or the API server refuses it."""
+    pod, uncreated = successor.pod, successor.uncreated_pod
+    if pod is None:
+        return uncreated is not None and uncreated.attempts >= _REFUSED_FOR_LONG
+    if successor.phase not in (SlotPhase.GATED, SlotPhase.OPEN):
+        return False
+    is_old = context.pass_inputs.now - pod.created_at >= WITHOUT_NODE_S
+    is_gated = successor.phase is SlotPhase.GATED
+    return (is_gated and is_old) or pod.failed_placements >= _UNBOUND_FOR_LONG
 
 
-def _live_elsewhere(
-    context: ReconcileContext, replicas: Iterable[NumberedStates], draining: frozenset[str]
-) -> Mapping[Partition, frozenset[int]]:
-    """By partition, the replicas that are live on nodes that stay."""
-    found: dict[Partition, set[int]] = defaultdict(set)
-    for state in _both(replicas):
-        if replica_state(context, state) is ReplicaState.LIVE and not _is_on(state, draining):
-            found[state.slot.segment, state.slot.partition].add(state.slot.index)
-    return {partition: frozenset(indexes) for partition, indexes in found.items()}
-
-
-def _both(replicas: Iterable[NumberedStates]) -> Iterator[SlotState]:
-    for first, second in replicas:
-        yield first
-        yield second
+def _on_staying_nodes(
+    replicas: Iterable[NumberedStates], draining: frozenset[str]
+) -> Mapping[Partition, Sequence[SlotState]]:
+    """By partition, the replicas that are on nodes that stay."""
+    found: dict[Partition, list[SlotState]] = defaultdict(list)
+    for numbered in replicas:
+        for state in numbered:
+            if state.phase is SlotPhase.BOUND and not is_on(state, draining):
+                found[state.slot.segment, state.slot.partition].append(state)
+    return found

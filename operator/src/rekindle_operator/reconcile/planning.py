@@ -9,7 +9,7 @@ Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +21,7 @@ from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import OpenGate, PlanRank
 from rekindle_operator.reconcile.avoid import still_avoided
 from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.moves import places_left
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_operator.reconcile.replacements import TaskReplacement
 from rekindle_operator.reconcile.slots import SlotState
@@ -137,21 +138,19 @@ def _add_whole_topology(
     assert plan_input.context.running is not None
     queries = plan_input.context.running.topology.spec.queries
     candidates = [c for c in plan_input.candidates.values() if not c.state.is_successor]
-    needs = {c.to_place.key: c.to_place for c in candidates}
-    pods_to_place |= needs
-    down.append(
-        DownQuery(
-            key=(plan_input.context.view.key, ""),
-            priority=sum(_priority(plan_input, q) for q in queries),
-            needs=frozenset(needs),
-            has_waited_long=_has_waited_long(plan_input, candidates),
+    if candidates:
+        needs = {c.to_place.key: c.to_place for c in candidates}
+        pods_to_place |= needs
+        down.append(
+            DownQuery(
+                key=(plan_input.context.view.key, ""),
+                priority=sum(_priority(plan_input, q) for q in queries),
+                needs=frozenset(needs),
+                has_waited_long=_has_waited_long(plan_input, candidates),
+            )
         )
-    )
-    spares += [
-        SpareReplica(c.to_place, 0, "")
-        for c in plan_input.candidates.values()
-        if c.state.is_successor
-    ]
+    successors = (c for c in plan_input.candidates.values() if c.state.is_successor)
+    spares += _spares(plan_input, successors, {})
 
 
 def _add_queries(
@@ -172,27 +171,40 @@ def _add_queries(
         if key not in placed:
             first_replicas.setdefault(key, candidate)
     pods_to_place |= {key: c.to_place for key, c in first_replicas.items()}
-    highest_priority: dict[str, int] = defaultdict(int)
     for query in topology.spec.queries:
-        wanted, priority = _partitions(plan_input, query), _priority(plan_input, query)
-        for key in wanted:
-            highest_priority[key] = max(highest_priority[key], priority)
-        if needs := wanted & set(first_replicas):
+        if needs := _partitions(plan_input, query) & set(first_replicas):
+            priority = _priority(plan_input, query)
             has_waited_long = _has_waited_long(plan_input, (first_replicas[key] for key in needs))
             name = (plan_input.context.view.key, query.name)
             paths = _paths(plan_input, query, needs)
             down.append(DownQuery(name, priority, frozenset(needs), has_waited_long, paths))
     first_replica_keys = {c.to_place.key for c in first_replicas.values()}
-    for candidate in plan_input.candidates.values():
-        if candidate.to_place.key not in first_replica_keys:
-            group = candidate.to_place.group
-            spares.append(
-                SpareReplica(
-                    candidate.to_place,
-                    highest_priority[group],
-                    group if group in first_replicas else "",
-                )
-            )
+    further = (
+        c for c in plan_input.candidates.values() if c.to_place.key not in first_replica_keys
+    )
+    spares += _spares(plan_input, further, first_replicas)
+
+
+def _spares(
+    plan_input: PlanInput,
+    candidates: Iterable[PodCandidate],
+    first_replicas: Container[str],
+) -> list[SpareReplica]:
+    """`first_replicas`: partitions of which the plan places the first one."""
+    assert plan_input.context.running is not None
+    highest_priority: dict[str, int] = defaultdict(int)
+    for query in plan_input.context.running.topology.spec.queries:
+        priority = _priority(plan_input, query)
+        for key in _partitions(plan_input, query):
+            highest_priority[key] = max(highest_priority[key], priority)
+    return [
+        SpareReplica(
+            c.to_place,
+            highest_priority[c.to_place.group],
+            c.to_place.group if c.to_place.group in first_replicas else "",
+        )
+        for c in candidates
+    ]
 
 
 def _partitions(plan_input: PlanInput, query: QuerySpec) -> set[str]:
@@ -235,14 +247,22 @@ def _has_waited_long(plan_input: PlanInput, candidates: Iterable[PodCandidate]) 
 
 
 def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
-    """For the gated pods that the plan gives a node."""
+    """For the gated pods that the plan gives a node; of successors only for so many as may start at
+    once, also when capacity for many returns."""
     found, now = [], plan_input.context.pass_inputs.now
+    successors = [s for s in plan_input.states if s.is_successor]
+    places = places_left(plan_input.context, successors)
     for candidate in plan_input.candidates.values():
         pod, node = candidate.pod, plan.nodes.get(candidate.to_place.key)
-        if pod is not None and node is not None:
-            candidate.state.check_event(SlotEvent.GATE_OPENED)
-            patch = tuple(open_gate_patch(pod, node, now))
-            found.append(OpenGate(pod.namespace, pod.name, pod.uid, node, patch))
+        if pod is None or node is None:
+            continue
+        if candidate.state.is_successor:
+            if places == 0:
+                continue
+            places -= 1
+        candidate.state.check_event(SlotEvent.GATE_OPENED)
+        patch = tuple(open_gate_patch(pod, node, now))
+        found.append(OpenGate(pod.namespace, pod.name, pod.uid, node, patch))
     return found
 
 

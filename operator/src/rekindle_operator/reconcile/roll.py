@@ -15,7 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.context import ReconcileContext, coordinator_pods
+from rekindle_operator.reconcile.context import (
+    ReconcileContext,
+    coordinator_pods,
+    draining_nodes,
+)
 from rekindle_operator.reconcile.health import ReplicaState, replica_state
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.slots import SlotState
@@ -31,14 +35,17 @@ def is_requested(context: ReconcileContext) -> bool:
 
 
 def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
-    """The states; one of them lost as `ROLLED`, if one may be replaced now."""
+    """The states; one of them lost as `ROLLED`, if one may be replaced now. A task on a cordoned
+    node is none: its successor in a planned move is not outdated."""
     if not is_requested(context) or not _coordinator_is_new(context):
         return tuple(states)
     if context.report.stream_conflict:
         return tuple(states)
-    if not all(_is_live(context, s) for s in states):
+    if not all(_is_live(context, s) for s in states if not s.is_successor or s.holds_capacity):
         return tuple(states)
-    chosen = next((s for s in states if s.outdated), None)
+    draining = draining_nodes(context)
+    staying = (s for s in states if s.pod is None or s.pod.node not in draining)
+    chosen = next((s for s in staying if s.outdated and not s.is_successor), None)
     return tuple(s.lost(Loss.ROLLED) if s is chosen else s for s in states)
 
 

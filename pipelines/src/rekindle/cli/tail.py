@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from rekindle import names
 from rekindle.cli.kubernetes_api import (
     ApiError,
     ApiUnavailable,
@@ -18,17 +20,19 @@ from rekindle.cli.kubernetes_api import (
     open_cluster,
 )
 from rekindle.cli.option_types import not_empty, number_from
-from rekindle.errors import RekindleError
+from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.termination import Terminated
 
 if TYPE_CHECKING:
-    from rekindle.stream_sinks.follow import Addresses
+    from rekindle.stream_sinks.follow import Find, FoundReplicas
     from rekindle.topology.model import Segment
 
 TOKEN_VARIABLE = "REKINDLE_READER_TOKEN"
+TOPOLOGY_INTERVAL_S = 2.0
+"""While replicas fail, the topology is read so often, for it may have been edited."""
 EXAMPLES = """\
   rekindle tail flights delay-board
-  rekindle tail flights delay-board --tentative   # also what may be corrected, and how it is
+  rekindle tail flights delay-board --tentative   # also tentative results and their corrections
   rekindle tail flights delay-board --json --from-epoch 1200
   rekindle tail flights delay-board --address localhost:8816   # after kubectl port-forward
 """
@@ -52,29 +56,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=not_empty,
         action="append",
         metavar="HOST:PORT",
-        help="a replica, once for each of the query's only partition; default: the pods' addresses."
-        f" The token is ${TOKEN_VARIABLE}, if it is set",
+        help="address of a replica of a query with one partition; may be repeated, for each "
+        f"replica (default: addresses of the pods). The token is ${TOKEN_VARIABLE}, if it is set",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     from rekindle.cli.tail_lines import LineWriter
+    from rekindle.stream_sinks.client import read_call
     from rekindle.stream_sinks.cursor import Cursor
     from rekindle.stream_sinks.follow import follow
     from rekindle.stream_sinks.ticket import Ticket
 
     token = os.environ.get(TOKEN_VARIABLE) or None
     if args.address:
-        partitions, addresses = 1, _fixed(args.address)
+        partitions, find = 1, _fixed(args.address)
     else:
         source = QueryPods(open_cluster(args), args.topology, args.query)
         token = token or source.reader_token()
-        partitions, addresses = source.segment.partitions, source.addresses
+        partitions, find = source.segment.partitions, source.find
     cursor = None if args.from_epoch is None else Cursor(args.from_epoch)
     ticket = Ticket(args.query, cursor=cursor, tentative=args.tentative)
     writer = LineWriter(partitions, as_json=args.json)
     try:
-        for followed in follow(ticket, partitions, addresses, token):
+        for followed in follow(ticket, find, lambda address, text: read_call(address, text, token)):
             if followed.received is None:
                 print(f"rekindle tail: {followed.message}; trying again", file=sys.stderr)
                 continue
@@ -89,42 +94,89 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fixed(addresses: Sequence[str]) -> Addresses:
-    return lambda partition: addresses
+def _fixed(addresses: Sequence[str]) -> Find:
+    from rekindle.stream_sinks.follow import FoundReplicas
+
+    return lambda partition: FoundReplicas("", 1, addresses)
 
 
 class QueryPods:
-    """The task pods of a query's partitions."""
+    """The task pods of a query's partitions. Thread-safe."""
 
-    def __init__(self, cluster: ClusterReader, topology: str, query: str) -> None:
+    def __init__(
+        self,
+        cluster: ClusterReader,
+        topology: str,
+        query: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cluster = cluster
+        self._query = query
+        self._clock = clock
+        self._lock = threading.Lock()
         self._topology = cluster.topology(topology)
-        self.segment = _segment(self._topology, query)
-        self._known: dict[int, list[str]] = {}
+        self._read_at = clock()
+        self._segments = [_segment(self._topology, query)]  # newest first
+        self._gone: RekindleError | None = None
 
-    def addresses(self, partition: int) -> list[str]:
-        """Of pods that run, by replica; while the API server does not respond, the known ones."""
-        with contextlib.suppress(ApiError, ApiUnavailable):
-            self._known[partition] = self._found(partition)
-        return self._known.get(partition, [])
+    @property
+    def segment(self) -> Segment:
+        """That of the newest definition of the query."""
+        return self._segments[0]
 
-    def _found(self, partition: int) -> list[str]:
-        from rekindle import names
-        from rekindle.protocol import STREAM_SINK_PORT
+    def find(self, partition: int) -> FoundReplicas:
+        """The pods that run, by replica: those of the newest definition, and before any of them
+        runs, of the one before. Raises ReplicaUnavailable while the API server does not respond,
+        RekindleError if the query is gone."""
+        from rekindle.stream_sinks.client import ReplicaUnavailable
 
-        found: list[tuple[int, str]] = []
-        for pod in self._cluster.task_pods(self._topology):
-            labels, ip = pod["metadata"].get("labels") or {}, pod.get("status", {}).get("podIP")
-            is_wanted = (
-                labels.get(names.LABEL_SEGMENT) == self.segment.id
-                and labels.get(names.LABEL_PARTITION) == str(partition)
-                and pod["status"].get("phase") == "Running"
-            )
-            if ip and is_wanted and "deletionTimestamp" not in pod["metadata"]:
-                host = f"[{ip}]" if ":" in ip else ip
-                replica = int(labels.get(names.LABEL_REPLICA, 0))
-                found.append((replica, f"{host}:{STREAM_SINK_PORT}"))
-        return [address for _, address in sorted(found)]
+        try:
+            with self._lock:
+                self._notice_edits()
+                return self._found(partition)
+        except ApiUnavailable as error:
+            raise ReplicaUnavailable(str(error)) from error
+        except ApiError as error:
+            if error.status == 404:
+                raise
+            raise ReplicaUnavailable(str(error)) from error
+
+    def _notice_edits(self) -> None:
+        if self._clock() - self._read_at < TOPOLOGY_INTERVAL_S:
+            return
+        before, meta = self._topology, self._topology["metadata"]
+        after = self._cluster.topology(meta["name"])
+        if after["metadata"]["uid"] != meta["uid"]:
+            raise RekindleError(f"topology {meta['name']} was deleted; another has its name now")
+        self._topology, self._read_at = after, self._clock()
+        if after["metadata"].get("generation") == before["metadata"].get("generation"):
+            return
+        self._gone = None
+        try:
+            segment = _segment(after, self._query)
+        except InvalidTopology:  # the last accepted generation goes on
+            return
+        except RekindleError as error:
+            self._gone = error
+            return
+        self._segments = [segment, *(s for s in self._segments if s.id != segment.id)]
+
+    def _found(self, partition: int) -> FoundReplicas:
+        from rekindle.stream_sinks.follow import FoundReplicas
+
+        running = list(_running(self._cluster.task_pods(self._topology)))
+        with_pods = {labels.get(names.LABEL_SEGMENT) for labels, _ in running}
+        segment = next((s for s in self._segments if s.id in with_pods), None)
+        if segment is None and self._gone is not None:
+            raise self._gone
+        segment = segment or self.segment
+        wanted = {names.LABEL_SEGMENT: segment.id, names.LABEL_PARTITION: str(partition)}
+        addresses = sorted(
+            (int(labels.get(names.LABEL_REPLICA, 0)), address)
+            for labels, address in running
+            if wanted.items() <= labels.items()
+        )
+        return FoundReplicas(segment.id, segment.partitions, [a for _, a in addresses])
 
     def reader_token(self) -> str:
         try:
@@ -132,6 +184,18 @@ class QueryPods:
         except ApiError as error:
             hint = f"set {TOKEN_VARIABLE} to the token (docs/read-a-stream.md#access)"
             raise RekindleError(f"the reader's token cannot be read: {error}; {hint}") from error
+
+
+def _running(pods: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, str], str]]:
+    """Labels of pods that run, and where they serve stream sinks."""
+    from rekindle.protocol import STREAM_SINK_PORT
+
+    for pod in pods:
+        meta, status = pod["metadata"], pod.get("status") or {}
+        ip = status.get("podIP")
+        if ip and status.get("phase") == "Running" and "deletionTimestamp" not in meta:
+            host = f"[{ip}]" if ":" in ip else ip
+            yield meta.get("labels") or {}, f"{host}:{STREAM_SINK_PORT}"
 
 
 def _segment(document: dict[str, object], query: str) -> Segment:

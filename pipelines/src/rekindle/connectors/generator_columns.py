@@ -1,8 +1,8 @@
 """Computes the columns of a generator source from their descriptions.
 
-Every column takes a fixed number of random numbers (draws) for each row and computes with integers
-and IEEE sums and products only, no log or cos, so that every processor computes the same bits. No
-randomness in here: draws come with the rows.
+Every column uses a fixed number of random numbers (draws) for each row, and computes only with
+integers and with IEEE sums and products, not with log or cos, so that every processor computes the
+same bits. Pure: the draws come with the rows.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """
@@ -40,11 +40,11 @@ class ColumnRows(Protocol):
     """Consecutive rows of one column, with the column's own random draws."""
 
     def numbers(self) -> Int64s:
-        """Their row numbers."""
+        """The row numbers."""
 
     def draws(self, label: str, per_row: int = 1) -> Uint64s:
-        """Shape (rows, per_row): their draws from the independent random stream `label`: "" for
-        values, "null" for whether they are NULL."""
+        """Random numbers of these rows, of shape (rows, per_row), from the independent random
+        stream `label`: "" for values, "null" for whether they are NULL."""
 
     def times(self) -> Int64s:
         """Row number / rowsPerSecond in microseconds, rounded down."""
@@ -58,9 +58,9 @@ def column_function(column: Column, data_type: pa.DataType) -> ColumnFunction:
     OverflowError for rows whose value does not fit."""
     match column:
         case SequenceColumn(start, step):
-            return lambda r: pc.cast(pa.array(start + r.numbers() * step), data_type)
+            return lambda r: pc.cast(pa.array(_sequence(r, start, step)), data_type)
         case Timestamps(start_us, jitter_us):
-            return lambda r: pc.cast(pa.array(_times(r, start_us, jitter_us)), data_type)
+            return lambda r: pc.cast(_times(r, start_us, jitter_us), data_type)
         case Integers(low, high):
             span = np.uint64(high - low + 1)
             return lambda r: pc.cast(
@@ -96,10 +96,20 @@ def constants(values: tuple[Value, ...], data_type: pa.DataType) -> pa.Array:
     return pa.array(values, data_type)
 
 
-def _times(rows: ColumnRows, start_us: int, jitter_us: int) -> Int64s:
-    times = start_us + rows.times()
+def _sequence(rows: ColumnRows, start: int, step: int) -> Int64s:
+    """NumPy computes modulo 2⁶⁴: right if the first and the last value fit."""
+    numbers = rows.numbers()
+    ends = [*numbers[:1].tolist(), *numbers[-1:].tolist()]
+    if any(not -(2**63) <= start + i * step < 2**63 for i in ends):
+        raise OverflowError("outside the range of BIGINT")
+    return start + numbers * step
+
+
+def _times(rows: ColumnRows, start_us: int, jitter_us: int) -> pa.Array:
+    times = pc.add_checked(pa.array(rows.times()), start_us)
     if jitter_us:
-        times = times - (rows.draws("")[:, 0] % np.uint64(jitter_us)).astype(np.int64)
+        parts = (rows.draws("")[:, 0] % np.uint64(jitter_us)).astype(np.int64)
+        times = pc.subtract_checked(times, pa.array(parts))
     return times
 
 

@@ -1,4 +1,5 @@
-"""A chain of operators as a function of state and epochs: `model` has its types, `spark` runs it.
+"""A chain of operators as a function of state and epochs: `model` defines its types, `spark` runs
+it.
 
 Must not know tasks, connectors or checkpoints.
 

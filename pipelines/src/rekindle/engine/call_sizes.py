@@ -22,8 +22,8 @@ from rekindle.streams.epochs import EpochInput
 
 JOB_INPUT_DIVISOR = 16
 SMALL_BYTES = 1 << 20
-"""A call of fewer bytes is hardly the reason that a process was killed: larger ones would have
-failed before, and such a bound would allow only one epoch in each call from then on."""
+"""A call of fewer bytes is hardly the reason that a process was killed: larger calls would have
+failed before. And with such a limit every later call would have only one epoch."""
 MIN_SPARK_JOB_INPUT_BYTES = 256 << 10
 COLUMN_BYTES = 2**31 - 1
 """Limit of a column of strings or lists in one epoch: Arrow's offsets have 32 bits."""
@@ -33,7 +33,7 @@ MAX_CRASHES = 2
 
 @dataclass(slots=True)
 class CallSizes:
-    """Limits of the sizes of calls and Spark jobs, reduced after failures."""
+    """Limits on the sizes of calls and Spark jobs; they are reduced after failures."""
 
     memory: MemoryPlan
     bounds: CallBounds
@@ -53,8 +53,8 @@ class CallSizes:
         return self.bounds.with_max_epochs(self._max_epochs or self.bounds.max_epochs)
 
     def killed_in(self, epochs: int, size: int) -> None:
-        """Reduce the limits: the task's process was killed in a call of so many epochs and bytes.
-        The cause may have been another one, so nothing is refused."""
+        """Reduce the limits: the task's process was killed during a call of so many epochs and
+        bytes. The cause may have been something else, so no epoch is refused."""
         if epochs == 1:
             self.bounds = replace(self.bounds, max_bytes=max(SMALL_BYTES, size))
             self.spark_job_input_bytes = max(
@@ -73,15 +73,15 @@ class CallSizes:
 
     def failed(self, call: Sequence[EpochInput], error: EngineUnavailable | OutOfMemory) -> None:
         """Make the next call smaller. Raises EpochTooLarge, or the error, if that is impossible."""
-        by_memory = isinstance(error, OutOfMemory) or error.out_of_memory
+        out_of_memory = isinstance(error, OutOfMemory) or error.out_of_memory
         if len(call) > 1:
             half = sum(e.nbytes for e in call) // 2
-            if by_memory or half >= SMALL_BYTES:
+            if out_of_memory or half >= SMALL_BYTES:
                 self.bounds = replace(self.bounds, max_bytes=max(1, half))
             self._max_epochs = len(call) // 2
             self._reduced_through = max(self._reduced_through, call[-1].epoch)
             return
-        if not by_memory:
+        if not out_of_memory:
             self._crashes += 1
             if self._crashes > MAX_CRASHES:
                 raise error
@@ -91,7 +91,8 @@ class CallSizes:
         self.spark_job_input_bytes //= JOB_INPUT_DIVISOR
 
     def check(self, epoch: EpochInput) -> None:
-        """Raises EpochTooLarge for an epoch of which Python could not hold all copies."""
+        """Raises EpochTooLarge for an epoch whose copies in Python would not all fit into memory,
+        or for a column that is too large for Arrow."""
         check_size(describe(epoch), epoch.nbytes, self.memory)
         for table in epoch.inputs:
             check_columns(epoch.epoch, table)
@@ -131,6 +132,6 @@ def check_columns(epoch: int, table: pa.Table) -> None:
 
 
 def describe(epoch: EpochInput) -> str:
-    """Number, rows and size, for messages."""
+    """The number, rows and size of an epoch, for messages."""
     size = epoch.nbytes / MIB
     return f"epoch {epoch.epoch} ({epoch.num_rows:,} rows, {size:,.1f} MiB)"

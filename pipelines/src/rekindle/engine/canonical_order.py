@@ -1,7 +1,8 @@
 """Order and comparison of values as in Spark, for pyarrow. Pure.
 
-Spark's order of doubles is total: −0.0 equals 0.0 and NaN equals itself above all else. Arrow's
-`min` and `max` skip NaN instead, so floats are compared as integers of the same order.
+Spark's order of doubles is total: −0.0 equals 0.0, and NaN equals itself and is above all others.
+Arrow's `min` and `max` skip NaN instead, so floats are mapped to integers of the same order, and
+these are compared.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """

@@ -35,13 +35,13 @@ def is_wide(data_type: pa.DataType, merge: str) -> bool:
 
 
 def split_sum(partial: Partial, scale: int) -> tuple[Partial, Partial]:
-    """The two sums that replace a sum of decimals of a scale."""
+    """The two sums that replace a sum of decimals with `scale` digits after the point."""
     (call,) = parse(f"SELECT {partial.sql}").expressions
-    only = f" FILTER(WHERE {call.expression.this.sql(DIALECT)})" if _is_filter(call) else ""
-    added = (call.this if _is_filter(call) else call).this.sql(dialect=DIALECT)
+    condition = f" FILTER(WHERE {call.expression.this.sql(DIALECT)})" if _is_filter(call) else ""
+    argument = (call.this if _is_filter(call) else call).this.sql(dialect=DIALECT)
     unit = _unit_sql(scale)
-    high = f"SUM(CAST(({added}) DIV {unit} AS DECIMAL(18, 0))){only}"
-    low = f"SUM(({added}) % {unit}){only}"
+    high = f"SUM(CAST(({argument}) DIV {unit} AS DECIMAL(18, 0))){condition}"
+    low = f"SUM(({argument}) % {unit}){condition}"
     return (
         Partial(partial.name + HIGH, high, "sum"),
         Partial(partial.name + LOW, low, "sum"),

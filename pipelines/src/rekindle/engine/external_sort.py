@@ -1,6 +1,6 @@
 """Sorts rows that may be larger than memory: in portions, in memory-mapped files.
 
-In memory are some megabytes of rows, and 16 bytes for each row while its place is found.
+Memory holds some megabytes of rows, and 16 bytes for each row while the order is computed.
 
 Design: docs/design/engine.md#windows.
 """
@@ -27,7 +27,7 @@ class ExternalSort:
         self._schema = schema
         self._columns = columns
         self._files = files
-        self._tables: list[pa.Table] = []  # in memory
+        self._tables: list[pa.Table] = []  # in memory; `_bytes` is their size
         self._bytes = 0
         self._mapped: list[pa.Table] = []
 
@@ -55,7 +55,7 @@ class ExternalSort:
         )
 
     def _write_mapped(self, files: RunFiles, rows: pa.Table) -> pa.Table:
-        # RunFiles writes any tables; Run is only what it takes them in.
+        # RunFiles accepts only Runs, but the table of a Run may have any columns.
         (run,) = files.write(rows.schema, [Run(rows)])
         return run.table
 
@@ -63,7 +63,8 @@ class ExternalSort:
 def _take(
     parts: Sequence[pa.Table], starts: npt.NDArray[np.int64], chosen: npt.NDArray[np.uint64]
 ) -> pa.Table:
-    """Rows of consecutive tables. Arrow would copy all of a column of texts for each call."""
+    """The rows with these numbers in the concatenation of `parts`. Arrow's `take` of a chunked
+    array would copy the whole column of strings for each call."""
     order = np.argsort(chosen, kind="stable")
     ascending = chosen[order].astype(np.int64)
     bounds = np.searchsorted(ascending, starts)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from rekindle.errors import RekindleError
 
 HEAP_EXHAUSTED = frozenset({3, 52})
-"""Exit statuses: of -XX:+ExitOnOutOfMemoryError, and of Spark after one in a Spark task."""
+"""Exit statuses after an OutOfMemoryError: with -XX:+ExitOnOutOfMemoryError, and of Spark if it was
+in a Spark task."""
 KILLED = frozenset({-9, 137})
-"""By SIGKILL, which the kernel sends when a pod exceeds its memory limit."""
+"""Exit statuses after SIGKILL, which the kernel sends when a pod exceeds its memory limit."""
 
 
 class EngineUnavailable(RekindleError):

@@ -1,8 +1,8 @@
 """How a task divides the memory of its pod. Pure.
 
 The pod's limit covers the JVM's heap, the JVM's other memory (classes, compiled code, threads,
-Arrow's buffers), and Python with the rows of a call. Input is a limit in bytes, output are bounds
-in bytes, which the loop, the readers and the JVM's command line apply.
+Arrow's buffers), and Python with the rows of a call. From the limit in bytes the plan computes
+bounds in bytes, which the task's loop, the readers and the JVM's command line apply.
 
 Design: docs/design/engine.md#memory.
 """
@@ -23,7 +23,7 @@ PYTHON_BYTES = 140 * MIB
 COPIES = 3
 """Copies of one epoch in Python at the same time: input, output, and the record for the log."""
 MAX_SERVE_BYTES = 112 * MIB
-"""Shares and fetched files that responses hold, and those that are kept for the next ones."""
+"""Limit on the shares and fetched log files that are in responses, or kept for the next ones."""
 _HEAP_SHARE = 0.4
 """Share of the heap in the memory above the default limit. The rest is for Arrow's tables, in
 Python and in the JVM."""
@@ -40,7 +40,8 @@ class MemoryPlan:
     for incomplete epochs, and the same again for complete epochs that the engine has not taken.
     `epoch`: the largest epoch of which Python can hold all copies. `state`: windows' state in
     memory; the rest of it is in memory-mapped files. `fetch`: objects of a restored state that are
-    fetched at a time; of the rows' part. `serve`: what the server of streams holds for readers.
+    fetched at the same time; they use the part of the memory that is for rows. `serve`: what the
+    stream server holds for readers.
     `forks`: output may be tentative, so there may be two states, with `state` bytes each.
     """
 

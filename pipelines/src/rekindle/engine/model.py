@@ -21,13 +21,14 @@ from rekindle.streams.epochs import EpochInput
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """State of all operators of a chain, by operator id. Never mutated: a copy is another
-    reference, and a checkpoint saves the runs that the last one did not."""
+    """State of all operators of a chain, by operator id. Immutable: a copy is another reference,
+    and a checkpoint saves only the runs that the last one did not have."""
 
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
 
     def for_checkpoint(self) -> State:
-        """The same state for a checkpoint (`engine.state.compaction.join_single_deltas`)."""
+        """The same state in a form that is cheaper to save
+        (`engine.state.compaction.join_single_deltas`)."""
         return replace(
             self, operators={o: join_single_deltas(state) for o, state in self.operators.items()}
         )
@@ -65,7 +66,7 @@ class Chain(Protocol):
 
     @property
     def dropped(self) -> Mapping[str, DroppedRows]:
-        """For each window operator, updated in place."""
+        """By window operator; updated in place."""
         ...
 
     def align_state(self, state: State) -> State:

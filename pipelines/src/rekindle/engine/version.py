@@ -1,7 +1,8 @@
 """The version of the engine and of its state format.
 
 Replicas have equal results if they run the same engine: this code, Spark, Arrow and time zones.
-Results of different engines may differ, so they have the version with them, and are not compared.
+Results of different engines may differ, so reports of results contain the version, and results of
+different versions are not compared.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """
@@ -12,7 +13,7 @@ from functools import cache
 from importlib import metadata
 
 ENGINE = 5
-"""Incremented when equal input and state may give other bits than in the previous release."""
+"""Incremented when the same input and state may give other bits than in the previous release."""
 STATE_FORMAT = 3
 """Incremented when the meaning of a column of saved state changes, but not its name."""
 MOVEMENT_FORMAT = 1

@@ -26,9 +26,8 @@ Int64s = npt.NDArray[np.int64]
 
 
 class WindowAssigner(Protocol):
-    """Which windows the rows of one operator are in: windows of `panes_per_window` panes of
-    `pane_us` each, which begin at multiples of `pane_us` since the Unix epoch; one begins with each
-    pane."""
+    """The windows of one operator: each has `panes_per_window` panes of `pane_us` each. Panes begin
+    at multiples of `pane_us` since the Unix epoch, and one window begins with each pane."""
 
     @property
     def pane_us(self) -> int: ...
@@ -45,7 +44,7 @@ class WindowAssigner(Protocol):
         ...
 
     def ends(self, starts: Int64s) -> Int64s:
-        """The ends of windows by their starts; monotonic."""
+        """The ends of the windows with these starts; in the same order."""
         ...
 
 

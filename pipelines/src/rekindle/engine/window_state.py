@@ -37,7 +37,7 @@ from rekindle.streams.digest import DIGEST_BYTES, digest_table
 
 ROW_COUNT = "__n"
 LATE = -(2**63) + 1
-"""Value of `__w`, instead of a pane's start, for late rows: all their windows are closed."""
+"""Value of `__w`, in place of a pane's start, for late rows: all their windows are closed."""
 NULL_EVENT_TIME = -(2**63) + 2
 """Value of `__w` for rows without event time."""
 
@@ -91,8 +91,8 @@ def advance(
 ) -> AdvanceResult:
     """Append `partials` (columns `__k*`, `__w`: pane start, `__e`, `__n`, partials), close windows.
 
-    A window closes in the first epoch whose watermark reaches its end; rows for it in later epochs
-    are late for it, and count for other windows of their pane that are still open. `files`: for
+    A window closes in the first epoch whose watermark reaches its end. A row of a later epoch is
+    late for that window, but is added to the windows of its pane that are still open. `files`: for
     closed windows that do not fit into memory. Raises DiskFull.
     """
     rows, late, null_event_time = _split_dropped(shape, partials)
@@ -108,8 +108,8 @@ def advance(
 
 
 def align_state(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
-    """Saved state with columns in the order of this shape, matched by name. Raises StateMismatch if
-    a column is missing, unknown or of another type."""
+    """The saved state with its columns in the order of `shape`, matched by name. Raises
+    StateMismatch if a column is missing, unknown or of another type."""
     names = shape.run_shape.schema.names
     runs: dict[object, Run] = {}
     for run in state.runs():
@@ -136,9 +136,9 @@ def _check_columns(wanted: pa.Schema, found: pa.Schema, operator: str) -> None:
 def _split_dropped(
     shape: WindowShape, partials: pa.Table | None
 ) -> tuple[pa.Table | None, int, int]:
-    """The partials of panes, and the numbers of dropped rows: late ones, and ones without event
-    time. A row counts as without event time too if one of its windows would begin or end outside
-    of 64 bits."""
+    """The partials of panes, and the numbers of dropped rows: late rows, and rows without event
+    time. A row whose event time is so extreme that a window of it would begin or end outside of 64
+    bits is dropped, and counted, as one without event time."""
     if partials is None or not partials.num_rows:
         return None, 0, 0
     panes, counts = partials.column(PANE).to_numpy(), partials.column(ROW_COUNT).to_numpy()
@@ -154,7 +154,7 @@ def _split_dropped(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of runs, in the order of `epochs`."""
+    """Rows with the columns of runs, ordered by epoch; `epochs` and `panes`: those of each row."""
 
     table: pa.Table
     epochs: Int64s
@@ -175,8 +175,10 @@ def _by_epoch(shape: WindowShape, partials: pa.Table) -> _Rows:
 
 
 def _split_call(shape: WindowShape, rows: _Rows | None, watermarks: Watermarks) -> list[Watermarks]:
-    """Parts of the call that may be appended at once and closed afterwards: no row comes for a pane
-    after the close of a window that it is in. Windows of one pane drop such a row as late."""
+    """Divides the epochs of a call into parts. The rows of a part are appended at once, before its
+    windows are closed. So a new part begins with each epoch that has a row for a pane of a window
+    that an earlier epoch of the part closes. Windows of one pane have no such rows: they are
+    late."""
     if rows is None or len(watermarks) < 2 or shape.windows.panes_per_window == 1:
         return [watermarks] if watermarks else []
     numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
@@ -217,8 +219,8 @@ def _sorted_epochs(rows: _Rows, first: int, end: int) -> list[tuple[int, pa.Tabl
 
 
 def _chained(digest: str, epochs: Sequence[tuple[int, pa.Table]]) -> str:
-    """The digest of a state after these epochs. Epochs without rows do not count: they may be left
-    out."""
+    """The digest of a state after these epochs. Epochs without rows do not change it, because a
+    call may leave them out."""
     for epoch, rows in epochs:
         text = f"{digest}/{epoch}/{digest_table(rows)}"
         digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()

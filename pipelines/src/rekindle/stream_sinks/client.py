@@ -27,6 +27,14 @@ class ReadRefused(RekindleError):
     """No replica would serve this; says why."""
 
 
+class NoLongerKept(BelowFloor):
+    """A replica does not have the epoch any more; `oldest`: the lowest one that it has."""
+
+    def __init__(self, message: str, oldest: int) -> None:
+        super().__init__(message)
+        self.oldest = oldest
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
     """What a reader is told: epochs of kind STABLE or TENTATIVE have `rows`; UNDO and REC_DONE name
@@ -39,7 +47,7 @@ class Received:
 
 
 def read_call(address: str, ticket: str, token: str | None) -> Iterator[Received]:
-    """One call, of whole epochs. Raises BelowFloor, ReadRefused, ReplicaUnavailable."""
+    """One call, of whole epochs. Raises NoLongerKept, ReadRefused, ReplicaUnavailable."""
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     options = flight.FlightCallOptions(timeout=CALL_S, headers=headers)
     try:
@@ -56,22 +64,27 @@ def read_call(address: str, ticket: str, token: str | None) -> Iterator[Received
 def _whole_epochs(reader: Any) -> Iterator[Received]:
     parts: list[pa.RecordBatch] = []
     for chunk in reader:
-        told = json.loads(chunk.app_metadata.to_pybytes())
+        try:
+            told = json.loads(chunk.app_metadata.to_pybytes())
+            kind, epoch, ticket = told["kind"], int(told["epoch"]), str(told["next"])
+            is_whole = told["part"] + 1 == told["parts"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OSError(f"what it sends is not of a stream sink ({error!r})") from None
         parts.append(chunk.data)
-        if told["part"] + 1 == told["parts"]:
-            rows = pa.Table.from_batches(parts, reader.schema)
+        if is_whole:
+            yield Received(kind, epoch, pa.Table.from_batches(parts, reader.schema), ticket)
             parts = []
-            yield Received(told["kind"], told["epoch"], rows, told["next"])
 
 
 def _refusal(address: str, error: Any) -> RekindleError:
     text = f"{address}: {_first_line(error)}"
     try:
-        reason = json.loads(error.extra_info)["error"]
+        details = json.loads(error.extra_info)
+        reason = details["error"]
+        if reason == "BelowFloor":
+            return NoLongerKept(text, int(details["oldest"]))
     except (ValueError, KeyError, TypeError):
         return ReplicaUnavailable(text)
-    if reason == "BelowFloor":
-        return BelowFloor(text)
     # Another process may serve at the address, or the query is not assigned yet.
     gone = reason in ("UnknownQuery", "OtherPartition")
     return ReplicaUnavailable(text) if gone else ReadRefused(text)

@@ -9,19 +9,39 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rekindle.errors import BelowFloor, RekindleError
-from rekindle.stream_sinks.client import Received, ReplicaUnavailable, read_call
-from rekindle.stream_sinks.ticket import Ticket
+import pyarrow as pa
+
+from rekindle.errors import RekindleError
+from rekindle.stream_sinks.client import NoLongerKept, ReadRefused, Received, ReplicaUnavailable
+from rekindle.stream_sinks.cursor import Cursor
+from rekindle.stream_sinks.ticket import Ticket, parse_ticket
 
 STALL_S = 5.0
 """A replica that has had nothing new for this long may lag: the next one is read."""
+REFUSED_S = 60.0
+"""All replicas may refuse a reader that was served before for this long: another topology may have
+got the address of one that is lost, until that is replaced."""
 PAUSE_S = 0.5
 QUEUED = 64
 
-Addresses = Callable[[int], Sequence[str]]
-"""The replicas of a partition, as `host:port`; asked again when one fails."""
+
+@dataclass(frozen=True, slots=True)
+class FoundReplicas:
+    """Where a partition is read: `addresses`, as `host:port`. `partitions` of the query are in
+    `segment`; another one has another definition of it."""
+
+    segment: str
+    partitions: int
+    addresses: Sequence[str]
+
+
+Find = Callable[[int], FoundReplicas]
+"""The replicas of a partition; called again when one fails. Raises ReplicaUnavailable while they
+cannot be found, RekindleError if there will be none."""
+Read = Callable[[str, str], Iterator[Received]]
+"""One call of an address with a ticket, as `client.read_call`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,87 +54,202 @@ class Followed:
 
 
 class PartitionReader:
-    """Which replica of a partition is read, and from where. `read`: one call, as `read_call`."""
+    """Which replica of a partition is read, and from where."""
 
     def __init__(
         self,
         partition: int,
         ticket: Ticket,
-        addresses: Addresses,
-        read: Callable[[str, str], Iterator[Received]],
+        find: Find,
+        read: Read,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.partition = partition
         self._ticket = ticket.encode()
-        self._addresses = addresses
+        self._find = find
         self._read = read
         self._clock = clock
         self._choice = 0
-        self._known: Sequence[str] = ()
-        self._below: dict[str, BelowFloor] = {}
-        self._progressed_at = clock()
+        self._found: FoundReplicas | None = None
+        self._read_segment: str | None = None  # which is where the reader has read so far
+        self._refusals: dict[str, RekindleError] = {}  # since the last progress, by address
+        self._progressed_at = self._served_at = clock()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the query has no such partition any more."""
+        return self._found is not None and self.partition >= self._found.partitions
 
     def step(self) -> Iterator[Followed]:
-        """One call. Raises ReadRefused, and BelowFloor if no replica has the next epoch."""
-        if not self._known:
-            self._known = self._addresses(self.partition)
-        if not self._known:
-            yield Followed(self.partition, None, "no replica is running")
+        """One call. Raises NoLongerKept if no replica has the next epoch, ReadRefused if none
+        serves this reader, RekindleError if there is nothing to read any more."""
+        if self._found is None or not self._found.addresses:
+            yield from self._look()
+        if self.ended or self._found is None:
             return
-        address = self._known[self._choice % len(self._known)]
+        if not self._found.addresses:
+            yield self._failed("no replica is running")
+            return
+        addresses = self._found.addresses
+        address = addresses[self._choice % len(addresses)]
         try:
             for received in self._read(address, self._ticket):
-                self._ticket = received.ticket
+                self._ticket, self._read_segment = received.ticket, self._found.segment
+                self._served_at = self._clock()
                 if received.kind != "END":
                     self._progressed_at = self._clock()
-                    self._below.clear()
+                    self._refusals.clear()
                     yield Followed(self.partition, received)
         except ReplicaUnavailable as error:
-            self._next_replica()
-            yield Followed(self.partition, None, str(error))
-        except BelowFloor as error:
-            self._below[address] = error
-            if set(self._known) <= set(self._below):
-                raise
-            self._next_replica()
-            yield Followed(self.partition, None, str(error))
+            self._refusals.pop(address, None)
+            yield self._failed(str(error))
+            yield from self._next_replica()
+        except (NoLongerKept, ReadRefused) as error:
+            self._refusals[address] = error
+            yield from self._refused(error)
         else:
             if self._clock() - self._progressed_at > STALL_S:
-                self._next_replica()
+                yield from self._next_replica()
 
-    def _next_replica(self) -> None:
+    def _failed(self, message: str) -> Followed:
+        return Followed(self.partition, None, message)
+
+    def _next_replica(self) -> Iterator[Followed]:
         self._choice += 1
-        self._known = self._addresses(self.partition)
         self._progressed_at = self._clock()
+        yield from self._look()
 
-
-def follow(
-    ticket: Ticket, partitions: int, addresses: Addresses, token: str | None
-) -> Iterator[Followed]:
-    """What all partitions send, as it comes, without end. Raises ReadRefused, BelowFloor."""
-    found: queue.Queue[Followed | RekindleError] = queue.Queue(QUEUED)
-    for partition in range(partitions):
-        reader = PartitionReader(
-            partition, ticket, addresses, lambda address, text: read_call(address, text, token)
-        )
-        work = threading.Thread(target=_run, args=(reader, found), daemon=True)
-        work.start()
-    while True:
-        item = found.get()
-        if isinstance(item, RekindleError):
-            raise item
-        yield item
-
-
-def _run(reader: PartitionReader, found: queue.Queue[Followed | RekindleError]) -> None:
-    while True:
-        failed = False
+    def _look(self) -> Iterator[Followed]:
+        """Find the replicas again; whoever cannot be found now stays as it was."""
         try:
-            for item in reader.step():
-                failed = failed or item.received is None
-                found.put(item)
-        except RekindleError as error:
-            found.put(error)
-            return
-        if failed:
-            time.sleep(PAUSE_S)
+            self._found = self._find(self.partition)
+        except ReplicaUnavailable as error:
+            yield self._failed(str(error))
+
+    def _refused(self, error: RekindleError) -> Iterator[Followed]:
+        """Only what all replicas say that run now ends the reader: an address may be of one that is
+        lost."""
+        looked = list(self._next_replica())
+        addresses = self._found.addresses if self._found is not None else ()
+        if not looked and addresses and set(addresses) <= set(self._refusals):
+            if self._is_final(addresses):
+                raise self._reason(addresses)
+            if (restart := self._restart(addresses)) is not None:
+                yield from restart
+                return
+        yield self._failed(str(error))
+        yield from looked
+
+    def _is_final(self, addresses: Sequence[str]) -> bool:
+        if all(isinstance(self._refusals[a], NoLongerKept) for a in addresses):
+            return not self._is_edited
+        was_served = self._read_segment is not None
+        return not was_served or self._clock() - self._served_at > REFUSED_S
+
+    def _reason(self, addresses: Sequence[str]) -> RekindleError:
+        """What says most: where a replica begins, the lowest one."""
+        errors = [self._refusals[address] for address in addresses]
+        below = [error for error in errors if isinstance(error, NoLongerKept)]
+        return min(below, key=lambda error: error.oldest, default=errors[0])
+
+    @property
+    def _is_edited(self) -> bool:
+        """Whether the replicas have another definition of the query than what has been read."""
+        found, read = self._found, self._read_segment
+        return found is not None and read is not None and found.segment != read
+
+    def _restart(self, addresses: Sequence[str]) -> Iterator[Followed] | None:
+        """Where the edited query begins; None if that is unknown."""
+        errors = [self._refusals[address] for address in addresses]
+        oldest = [error.oldest for error in errors if isinstance(error, NoLongerKept)]
+        return self._begin_again(min(oldest)) if self._is_edited and oldest else None
+
+    def _begin_again(self, oldest: int) -> Iterator[Followed]:
+        assert self._found is not None
+        ticket = parse_ticket(self._ticket.encode())
+        cursor = ticket.cursor or Cursor(oldest)
+        undone = None
+        if cursor.held is not None:
+            undone = cursor.held[0]
+            _, cursor = cursor.undo(undone)
+        ticket = replace(ticket, cursor=replace(cursor, stable=oldest), at=None)
+        self._ticket, self._read_segment = ticket.encode(), self._found.segment
+        self._refusals.clear()
+        yield self._failed(f"the query was edited, and begins with epoch {oldest} now")
+        if undone is not None:
+            yield Followed(self.partition, Received("UNDO", undone, pa.table({}), self._ticket))
+
+
+def follow(ticket: Ticket, find: Find, read: Read) -> Iterator[Followed]:
+    """What all partitions send, as it comes, without end. Raises ReadRefused, NoLongerKept, and
+    what else a partition's thread has met."""
+    readers = _Readers(ticket, find, read)
+    try:
+        yield from readers.follow()
+    finally:
+        readers.stopping.set()
+
+
+class _Readers:
+    """One thread for each partition that a query has."""
+
+    def __init__(self, ticket: Ticket, find: Find, read: Read) -> None:
+        self.stopping = threading.Event()
+        self._ticket = ticket
+        self._find = find
+        self._read = read
+        self._found: queue.Queue[Followed | Exception] = queue.Queue(QUEUED)
+        self._lock = threading.Lock()
+        self._partitions: set[int] = set()
+        self._segment: str | None = None  # the first one
+
+    def follow(self) -> Iterator[Followed]:
+        self._start_through(1, self._ticket)
+        while True:
+            item = self._found.get()
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def _start_through(self, partitions: int, ticket: Ticket) -> None:
+        with self._lock:
+            missing = set(range(partitions)) - self._partitions
+            self._partitions |= missing
+        for partition in sorted(missing):
+            reader = PartitionReader(partition, ticket, self._find_all, self._read)
+            threading.Thread(target=self._run, args=(reader,), daemon=True).start()
+
+    def _find_all(self, partition: int) -> FoundReplicas:
+        """As `find`; starts the threads of partitions that have none."""
+        found = self._find(partition)
+        with self._lock:
+            self._segment = self._segment or found.segment
+            is_first = found.segment == self._segment
+        # Partitions that an edit has added begin with what they keep.
+        self._start_through(
+            found.partitions, self._ticket if is_first else replace(self._ticket, cursor=None)
+        )
+        return found
+
+    def _run(self, reader: PartitionReader) -> None:
+        try:
+            while not reader.ended and not self.stopping.is_set():
+                failed = False
+                for item in reader.step():
+                    failed = failed or item.received is None
+                    self._put(item)
+                if failed:
+                    self.stopping.wait(PAUSE_S)
+        except Exception as error:
+            self._put(error)
+        finally:
+            with self._lock:
+                self._partitions.discard(reader.partition)
+
+    def _put(self, item: Followed | Exception) -> None:
+        while not self.stopping.is_set():
+            try:
+                self._found.put(item, timeout=PAUSE_S)
+                return
+            except queue.Full:
+                continue

@@ -69,13 +69,16 @@ class VolumeManager:
     async def _refresh(self, pod: Json, downward_values: DownwardValues) -> None:
         """Concurrently with the worker's loop, which does not wait for the API server.
 
-        A failure leaves the files as they are.
+        One after another, each independently of the others: a token must not expire because an
+        object of another volume is missing.
         """
-        try:
-            await self._volumes.refresh(pod, downward_values)
-        except VolumeError as error:
-            self._record_problem(f"MountVolume.SetUp failed: {error}")
-        except (ApiError, Unreachable) as error:
-            log.warning("pod %s: volumes not refreshed: %s", pod["metadata"]["name"], error)
+        for volume in pod["spec"]["volumes"]:
+            try:
+                await self._volumes.refresh(pod, volume, downward_values)
+            except VolumeError as error:
+                self._record_problem(f"MountVolume.SetUp failed: {error}")
+            except (ApiError, Unreachable) as error:
+                where = f"pod {pod['metadata']['name']}: volume {volume['name']!r}"
+                log.warning("%s not refreshed: %s", where, error)
         if problem := await asyncio.to_thread(self._volumes.exceeded_limit, pod):
             self._evict(problem)

@@ -35,15 +35,14 @@ class Volumes:
             except (ConfigError, FieldError, ValueError, OSError) as error:
                 raise VolumeError(f"volume {volume['name']!r}: {error}") from error
 
-    async def refresh(self, pod: Json, downward_values: DownwardValues) -> None:
-        """Write files from objects, labels and tokens again."""
-        for volume in pod["spec"].get("volumes") or []:
-            if payloads.volume_sources(volume) and volume["name"] in self.paths:
-                try:
-                    await self._write(pod, volume, self.paths[volume["name"]], downward_values)
-                except (ConfigError, FieldError, OSError) as error:
-                    # The files stay as they are, as with a kubelet.
-                    raise VolumeError(f"volume {volume['name']!r}: {error}") from error
+    async def refresh(self, pod: Json, volume: Json, downward_values: DownwardValues) -> None:
+        """Write one volume's files from objects, labels and tokens again. They stay as they are if
+        any of these fails, as with a kubelet."""
+        if payloads.volume_sources(volume) and volume["name"] in self.paths:
+            try:
+                await self._write(pod, volume, self.paths[volume["name"]], downward_values)
+            except (ConfigError, FieldError, ValueError, OSError) as error:
+                raise VolumeError(f"volume {volume['name']!r}: {error}") from error
 
     def exceeded_limit(self, pod: Json) -> str | None:
         """The message about an emptyDir on disk that is above its sizeLimit, or None."""

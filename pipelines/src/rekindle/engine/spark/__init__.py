@@ -1,7 +1,7 @@
 """The engine on Spark: the only package that imports PySpark.
 
-`chain` runs a segment, `steps` are its queries, `analysis` asks Spark for their types, `session`
-and `jvm` start Spark.
+`chain` runs a segment, `steps` generates its queries, `analysis` gets their types from Spark,
+`session` and `jvm` start Spark.
 
 Design: docs/design/engine.md.
 """

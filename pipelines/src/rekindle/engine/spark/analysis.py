@@ -41,7 +41,7 @@ from rekindle.topology.windows.kind import END, START
 @dataclass(frozen=True, slots=True)
 class WindowAnalysis:
     """Result of the analysis of a window: the window with its partials, the shape of its state, and
-    the float keys, which are grouped by as strings."""
+    the float keys, which Spark groups by as strings."""
 
     node: WindowNode
     shape: WindowShape
@@ -202,5 +202,6 @@ def _without_epoch(schema: pa.Schema) -> pa.Schema:
 
 
 def all_nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema without nullability, which would make otherwise equal plans differ."""
+    """The schema with all fields nullable and without metadata, which would make equal plans
+    differ."""
     return pa.schema([f.with_nullable(True).remove_metadata() for f in schema])

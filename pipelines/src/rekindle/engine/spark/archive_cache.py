@@ -37,7 +37,7 @@ def cached_archive(directory: Path, spec: JvmSpec) -> Path | None:
         return None
     if not _is_complete(archive):
         return None
-    with suppress(OSError):  # it belongs to another user
+    with suppress(OSError):  # the file may belong to another user
         os.utime(key_file(archive))  # time of the last use
     return archive
 
@@ -79,7 +79,8 @@ def _path(directory: Path, spec: JvmSpec) -> Path:
 
 
 def _is_complete(archive: Path) -> bool:
-    """The key is written last: an archive without one is left from an interrupted training run."""
+    """Whether the archive may be used. Its key is written last, so an archive without a key is from
+    an interrupted training run."""
     return archive.exists() and key_file(archive).exists()
 
 

@@ -26,10 +26,11 @@ _COMPRESSED_BELOW_BYTES = 31 << 30
 
 
 def key_of(spec: JvmSpec) -> str:
-    """Hash of what the JVM compares: itself, its flags, and its jars by name, size and time.
+    """Hash of what a JVM compares with an archive: the JVM itself, its flags, and its jars by name,
+    size and time.
 
-    Without the sizes of heap and buffers, which depend on a pod's memory: one archive is used
-    for all heaps whose object pointers have the same width.
+    The sizes of heap and buffers, which depend on a pod's memory, are not in it: one archive is
+    used for all heaps whose object pointers have the same width.
     """
     flags = [flag for flag in spec.flags if flag not in spec.size_flags]
     width = (
@@ -68,10 +69,10 @@ def with_archive(spec: JvmSpec, archive: Path | None) -> JvmSpec:
     try:
         key = json.loads(key_file(archive).read_text())
         found = _with_copies(spec, archive, key["unsigned"])
-        fits = key["key"] == key_of(spec) and all(p.exists() for p in (archive, *found.jars))
+        matches = key["key"] == key_of(spec) and all(p.exists() for p in (archive, *found.jars))
     except (OSError, ValueError, KeyError, TypeError):
-        fits = False
-    if fits:
+        matches = False
+    if matches:
         sharing = (f"-XX:SharedArchiveFile={archive}", "-Xshare:auto")
         return replace(found, archive_flags=sharing)
     log.warning(

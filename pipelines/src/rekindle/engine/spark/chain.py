@@ -62,19 +62,22 @@ _ToView = Callable[[pa.Table], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class _StepQueries:
+    """A step with its SQL for each method of aggregation; `shape`: of the window that it ends
+    in."""
+
     step: Step
     texts: Mapping[Aggregation, str]
     shape: WindowShape | None
     divisible: bool
-    """Whether its results for consecutive parts of the rows make up the result for all."""
+    """Whether the concatenated results for consecutive parts of the rows are the result for all."""
 
 
 @dataclass(slots=True)
 class _CallHistory:
-    """What earlier calls have found."""
+    """What earlier calls have found out."""
 
     hash_bytes: dict[str, int] = field(default_factory=dict)
-    """By window operator: largest input for which its hash map was never full."""
+    """By window operator: the largest input for which its hash map was never full."""
     dropped: dict[str, DroppedRows] = field(default_factory=dict)
 
 
@@ -117,10 +120,10 @@ class SparkChain:
     def _prepare(self, step: Step, analyzer: Analyzer) -> _StepQueries:
         shape, float_keys = None, frozenset[str]()
         if step.end is not None:  # the window whose partial aggregates it computes
-            facts = analyzer.window(step.end)
-            shape, float_keys = facts.shape, facts.float_keys
+            analysis = analyzer.window(step.end)
+            shape, float_keys = analysis.shape, analysis.float_keys
             self._history.dropped[step.end.node.name] = DroppedRows()
-            step = replace(step, end=facts.node)
+            step = replace(step, end=analysis.node)
         sources = [name for name, _ in self._inputs]
         texts = {method: step_sql(step, sources, method, float_keys) for method in Aggregation}
         return _StepQueries(step, texts, shape, is_divisible(step, sources))
@@ -149,8 +152,8 @@ class SparkChain:
         return State(states)
 
     def folded(self, state: State) -> Mapping[str, pa.Table]:
-        """For tests: by operator id, one row for each group and pane, equal for equal states,
-        however they are laid out."""
+        """For tests: by operator id, one row for each group and pane; equal for equal states with
+        any layout."""
         return {
             window.node.id: read(shape.run_shape, states, NO_PANE, END_OF_INPUT)
             for window, shape in self._windows()
@@ -196,7 +199,8 @@ class SparkChain:
     def _run(
         self, prepared: _StepQueries, tables: Mapping[str, pa.Table], to_view: _ToView, span: str
     ) -> pa.Table | None:
-        """`to_view`: what a view has of its table, or of consecutive rows of it."""
+        """Run one step; None if there are no rows. `to_view`: makes the content of a view from a
+        table, or from consecutive rows of it."""
         if not any(t.num_rows for t in tables.values()):
             return None
         hidden = [name for name in SYSTEM_COLUMNS.names if name not in prepared.step.system_columns]
@@ -300,8 +304,8 @@ def _same(table: pa.Table) -> pa.Table:
 
 
 def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInput]) -> pa.Table:
-    """What `steps.output_sql` selects from: system columns; the bounds, keys and partials of a
-    window."""
+    """The view that `steps.output_sql` selects from: system columns, and the bounds, keys and
+    partials of closed windows."""
     before = {e.epoch: e.watermark_before for e in epochs}
     numbers = closed.column(EPOCH).to_numpy()
     start = closed.column(PANE).to_numpy()

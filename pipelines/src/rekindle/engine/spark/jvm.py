@@ -1,9 +1,9 @@
 """The JVM of this process: its command line, start and exit. No pyspark here.
 
 PySpark starts `spark-submit`, which runs a bash script, a first JVM that prints a command line, and
-then the JVM proper. Here the command line is built directly (with the flags of Spark's
+then the JVM with Spark. Here the command line is built directly (with the flags of Spark's
 launcher; a test compares them), which saves a JVM start, fixes the class path for AppCDS, and makes
-the JVM a child process that can be watched. PySpark finds it by `PYSPARK_GATEWAY_PORT`.
+the JVM a child process whose exit can be observed. PySpark finds it by `PYSPARK_GATEWAY_PORT`.
 
 Design: docs/design/engine.md#jvm.
 """
@@ -134,7 +134,8 @@ class Jvm:
         self.process.wait()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Close the standard input, on which the gateway exits; kill it if it does not."""
+        """Close the JVM's standard input, whereupon its gateway exits; kill the JVM if it does
+        not."""
         self.stopping = True
         if self.process.stdin is not None:
             self.process.stdin.close()
@@ -171,7 +172,7 @@ def find_jars(spark_home: Path) -> tuple[Path, ...]:
 
 
 def _rank(jar: Path) -> int:
-    # First as on the class path that Spark's launcher makes.
+    # Spark's launcher puts it first on the class path, too.
     return 0 if jar.name.startswith("slf4j-api") else 1
 
 
@@ -235,7 +236,8 @@ def _opened_log(log_file: Path | None) -> Iterator[IO[bytes] | None]:
 
 
 def _set_signals(mask: set[int]) -> None:
-    """Ignore the signals of a terminal: this process handles them and closes the JVM's input."""
+    """In the JVM's process: ignore the signals of a terminal. The parent process handles them, and
+    closes the JVM's input."""
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -55,7 +55,7 @@ class ArrowTransfer:
         return self._sent(table.schema, batches or [_no_rows(table.schema)])
 
     def no_rows(self, schema: pa.Schema, batches: int) -> JavaObject:
-        """An iterator of so many empty batches."""
+        """An iterator of `batches` empty batches."""
         return self._sent(schema, [_no_rows(schema)] * batches)
 
     def _sent(self, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> JavaObject:
@@ -78,8 +78,8 @@ class Planner:
     def plan(
         self, sql: str, views: Mapping[str, pa.Schema], partitions: int = 1
     ) -> PlannedQuery | None:
-        """None if a plan must not be run twice. Creates temporary views of these names, each of so
-        many partitions.
+        """Plans `sql` over views with these schemas; None if its plan must not be run twice.
+        Creates temporary views of these names, with `partitions` partitions each.
 
         Raises what Spark raises for SQL that it refuses.
         """
@@ -88,7 +88,7 @@ class Planner:
         )  # its settings are used
         if self._needs_other_transfer:
             return None
-        if any(_as_spark_has_it(schema) != schema for schema in views.values()):
+        if any(_spark_schema(schema) != schema for schema in views.values()):
             return None
         frames = {
             name: self._frame_without_rows(schema, partitions) for name, schema in views.items()
@@ -120,7 +120,8 @@ class Planner:
 
     @cached_property
     def _needs_other_transfer(self) -> bool:
-        """Whether the user's settings require other types, or encrypted files."""
+        """Whether the user's settings require what `ArrowTransfer` cannot do: large types, or
+        encrypted files."""
         large = self._session.conf.get("spark.sql.execution.arrow.useLargeVarTypes")
         return large == "true" or self._session.sparkContext._encryption_enabled
 
@@ -153,7 +154,7 @@ class PlannedQuery:
         self._rdd = frame._jdf.toArrowBatchRdd()
         self._context = frame.sparkSession.sparkContext._jsc.sc()
         self._collect = _jvm(frame.sparkSession).PythonRDD.collectAndServe
-        # What the plan was made with: empty batches.
+        # The empty batches that the plan was made with.
         self._empty_values = {name: found[0].values() for name, found in partitions.items()}
 
     @cached_property
@@ -161,7 +162,8 @@ class PlannedQuery:
         return HashAggregation(self._plan)
 
     def run(self, views: Mapping[str, pa.Table]) -> pa.Table:
-        """`views`: all of them, in the planned schemas. Raises what Spark and Py4J raise."""
+        """`views`: a table for each view, with the planned schema. Raises what Spark and Py4J
+        raise."""
         self._context.setLocalProperties(self._properties)
         try:
             for name, table in views.items():
@@ -193,7 +195,7 @@ def _put(partition: JavaObject, batches: JavaObject) -> None:
 
 
 def _divided(table: pa.Table, parts: int) -> Iterator[pa.Table]:
-    """Consecutive rows, in order."""
+    """The table in `parts` parts of consecutive rows, in order."""
     rows = -(-table.num_rows // parts)
     return (table.slice(part * rows, rows) for part in range(parts))
 
@@ -206,8 +208,9 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch([pa.array([], field.type) for field in schema], schema)
 
 
-def _as_spark_has_it(schema: pa.Schema) -> pa.Schema:
-    """The Arrow schema that Spark uses for this one; if they differ, tables would be converted."""
+def _spark_schema(schema: pa.Schema) -> pa.Schema:
+    """The Arrow schema that Spark would use for this one. If they differ, PySpark converts tables,
+    which is not done here."""
     return to_arrow_schema(from_arrow_schema(schema, prefer_timestamp_ntz=False), timezone="UTC")
 
 

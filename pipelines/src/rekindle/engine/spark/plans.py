@@ -1,4 +1,4 @@
-"""Inspects Spark's physical plans and their metrics. Through Py4J."""
+"""Inspects Spark's physical plans and their metrics, through Py4J."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class HashAggregation:
 
     Hash aggregation processes its input in order until its map is full. Then it falls back to
     sorting and merging, in another order: a sum of doubles may differ in its last bits. The size of
-    a map cannot be known before: `explode` adds rows, an expression may have keys of any length.
-    But Spark counts fallbacks, and a plan that aggregates in another way, as for keys that cannot
-    be hashed, is never accepted.
+    the map is not known in advance: `explode` adds rows, and expressions may give keys of any
+    length. But Spark counts fallbacks. A plan that aggregates in another way, as for keys that
+    cannot be hashed, is never accepted.
     """
 
     def __init__(self, plan: JavaObject) -> None:

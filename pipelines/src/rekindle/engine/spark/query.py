@@ -1,4 +1,4 @@
-"""Runs one SQL text over Arrow tables on Spark, and classifies failures. Thread-bound."""
+"""Runs one SQL text over Arrow tables on Spark, and classifies failures. For use by one thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JVM_EXIT_TIMEOUT_S = 5.0
 _FAILURES = (PySparkException, Py4JError, OSError, EOFError, pa.ArrowException, MemoryError)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_SPACE_TEXTS = ("No space left on device", "Disk quota exceeded")
-_NO_ROOM = "no space left on the local disk for temporary files"
+_DISK_FULL_MESSAGE = "no space left on the local disk for temporary files"
 _PY4J_CALL = "An error occurred while calling"
 _JAVA_EXCEPTION = re.compile(r"(?:[a-z]\w*\.)+([A-Z][\w$]*): ")
 _NO_MEMORY_TEXTS = (
@@ -57,8 +57,8 @@ class SqlRunner:
         return rows
 
     def run_in_order(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
-        """As `run`, by hash aggregation in the order of rows; None if it may not have kept it,
-        which is so once a hash map was full."""
+        """As `run`, with hash aggregation in the order of rows; None if rows may have been
+        aggregated in another order, as when a hash map was full."""
         return self._run(sql, views, what, in_order=True)
 
     def _run(
@@ -71,8 +71,8 @@ class SqlRunner:
                 return self._run_once(sql, views, in_order)
         finally:
             # Py4J's objects are reference cycles: until Python collects them, which may take a
-            # dozen epochs, the JVM keeps its rows. They are recent, so the young generation is
-            # enough.
+            # dozen epochs, the JVM keeps the rows. The objects are recent, so a collection of the
+            # young generation is enough.
             gc.collect(1)
 
     def _run_planned(
@@ -92,7 +92,7 @@ class SqlRunner:
             return HashAggregation(plan).result_if_in_order(lambda: self._job(frame.toArrow))
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
-                for name in views:  # which hold the rows
+                for name in views:  # views keep their rows
                     self._session.catalog.dropTempView(name)
 
     def _job(self, run: Callable[[], pa.Table]) -> pa.Table:
@@ -117,8 +117,8 @@ class SqlRunner:
         what: str,
         check: Callable[[DataFrame], None] = lambda _: None,
     ) -> pa.Schema:
-        """The Arrow schema of the result of `run`, all nullable, without running anything. `check`
-        may raise errors for the analysed query."""
+        """The Arrow schema of the result of `run`, with all fields nullable; runs no job. `check`
+        may raise errors about the analysed query."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         with _failures(what):
@@ -141,9 +141,9 @@ def _failures(what: str) -> Iterator[None]:
 
 
 def _classify(error: Exception, what: str) -> Exception:
-    """The error for a failure: of the local disk, the JVM, memory, or the operator."""
+    """Converts a failure to an error of the local disk, the JVM, memory, or the operator."""
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
-        return DiskFull(f"{what}: {_NO_ROOM}: {error}")
+        return DiskFull(f"{what}: {_DISK_FULL_MESSAGE}: {error}")
     lines = _lines(error)
     no_memory = _first_with(lines, _NO_MEMORY_TEXTS)
     if no_memory or not isinstance(
@@ -155,7 +155,7 @@ def _classify(error: Exception, what: str) -> Exception:
         status = jvm.process.returncode
         return EngineUnavailable(f"{describe_exit(status, jvm.spec.heap)}, during {what}", status)
     if line := _first_with(lines, _NO_SPACE_TEXTS):
-        return DiskFull(f"{what}: {_NO_ROOM}: {line}")
+        return DiskFull(f"{what}: {_DISK_FULL_MESSAGE}: {line}")
     if no_memory:
         return OutOfMemory(f"{what}: Spark ran out of memory: {no_memory}")
     message = _cause(lines) or type(error).__name__
@@ -165,7 +165,7 @@ def _classify(error: Exception, what: str) -> Exception:
 
 
 def _lines(error: Exception) -> list[str]:
-    """The lines of an error's text; [] if it is in the JVM, which does not respond."""
+    """The lines of an error's text; [] if Py4J cannot read it, because the JVM does not respond."""
     try:
         return str(error).strip().splitlines()
     except Exception:

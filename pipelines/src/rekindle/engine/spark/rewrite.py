@@ -25,17 +25,17 @@ def quote(name: str) -> str:
 
 
 def with_system_columns(sql: str, columns: Sequence[str]) -> str:
-    """`sql` with system `columns` first in each SELECT. `x.*` of a struct column x is not changed:
-    x names an input only in a SELECT that reads from it."""
+    """`sql` with system `columns` first in each SELECT. `x.*` is only changed if x is the input of
+    its SELECT, not if x is a struct column."""
     if not columns:
         return sql
     tokens = tokenize(sql)
     names = ", ".join(map(quote, columns))
-    result, done, read = [], 0, ""
+    result, done, input_name = [], 0, ""
     for at, token in enumerate(tokens):
         if token.token_type is TokenType.SELECT:
-            read = _input_name(tokens, at)
-        insertion = _insertion(tokens, at, read, names)
+            input_name = _input_name(tokens, at)
+        insertion = _insertion(tokens, at, input_name, names)
         if insertion is None:
             continue
         position, text = insertion
@@ -45,8 +45,8 @@ def with_system_columns(sql: str, columns: Sequence[str]) -> str:
 
 
 def _input_name(tokens: Sequence[Token], select: int) -> str:
-    """What columns of its input are qualified with in the SELECT at this index, in lower case: the
-    alias in FROM, if there is one. There are no subqueries."""
+    """The name by which columns can be qualified in the SELECT at this index, in lower case: the
+    alias in its FROM, or the input's name. There are no subqueries."""
     depth = 0
     for at in range(select + 1, len(tokens) - 1):
         match tokens[at].token_type:
@@ -60,27 +60,30 @@ def _input_name(tokens: Sequence[Token], select: int) -> str:
 
 
 def _is_comparison(tokens: Sequence[Token], at: int) -> bool:
-    """`a IS DISTINCT FROM b`"""
+    """Whether this FROM is that of `a IS DISTINCT FROM b`."""
     return tokens[at - 1].token_type is TokenType.DISTINCT
 
 
 def _alias(tokens: Sequence[Token], table: int) -> int:
-    """The index of its alias, or of its name: `FROM x y` and `FROM x AS y` give y."""
+    """The index of the table's alias, or else of its name: for `FROM x y` and `FROM x AS y` that of
+    y."""
     after = [token.token_type for token in tokens[table + 1 : table + 3]]
     if len(after) == 2 and after[0] is TokenType.ALIAS:
         return table + 2
     return table + 1 if after and after[0] in _NAMES else table
 
 
-def _insertion(tokens: Sequence[Token], at: int, read: str, names: str) -> tuple[int, str] | None:
-    """The position and text to insert for the token at `at`; None if nothing. `read`: the name of
-    the input of its SELECT."""
+def _insertion(
+    tokens: Sequence[Token], at: int, input_name: str, names: str
+) -> tuple[int, str] | None:
+    """The position and text to insert for the token at `at`; None if nothing is inserted.
+    `input_name`: the name of the input of its SELECT."""
     token = tokens[at]
     if token.token_type is TokenType.SELECT:
         if at + 1 < len(tokens) and tokens[at + 1].token_type is TokenType.ALL:
             token = tokens[at + 1]
         return token.end + 1, f" {names},"
-    if token.token_type is TokenType.STAR and _is_star(tokens, at, read):
+    if token.token_type is TokenType.STAR and _is_star(tokens, at, input_name):
         opening = at + 2 if _is_except_list(tokens, at) else None
         if opening is not None:
             return tokens[opening].end + 1, f"{names}, "
@@ -88,14 +91,14 @@ def _insertion(tokens: Sequence[Token], at: int, read: str, names: str) -> tuple
     return None
 
 
-def _is_star(tokens: Sequence[Token], at: int, read: str) -> bool:
+def _is_star(tokens: Sequence[Token], at: int, input_name: str) -> bool:
     """Whether a `*` means the columns of an input, not a product or a struct's fields."""
     before = tokens[at - 1].token_type if at else None
     if before not in _BEFORE_STAR:
         return False
     if before is TokenType.DOT:
         whole = at < 3 or tokens[at - 3].token_type is not TokenType.DOT
-        return whole and tokens[at - 2].text.lower() == read
+        return whole and tokens[at - 2].text.lower() == input_name
     return True
 
 

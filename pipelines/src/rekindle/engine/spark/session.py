@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCH_ROWS = 100_000
-"""Rows of an Arrow batch. A job with fewer has one Spark task."""
+"""Maximum number of rows of an Arrow batch. A job with fewer rows has one Spark task."""
 
 _CONF = {
     "spark.ui.enabled": "false",
@@ -119,8 +119,8 @@ def start_session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = _connect(builder, _jvm)
-    # Import the class: PySpark imports packages, in which Py4J would search for it in all jars, for
-    # every table.
+    # Import this class by name: PySpark imports only packages, so that for every table Py4J would
+    # search all jars for the class.
     java_import(session._jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
     session.sparkContext.setLogLevel(user_conf.get("spark.log.level", "WARN"))
     return session
@@ -171,7 +171,7 @@ def stop_session(session: SparkSession, *, keep_jvm: bool = False, timeout_s: fl
 
 
 def _stop_context(session: SparkSession) -> None:
-    """All computation is complete, so a JVM that does not respond is only logged."""
+    """All computations have ended, so if the JVM does not respond that is only logged."""
     from py4j.protocol import Py4JError
 
     try:
@@ -210,8 +210,8 @@ def _spark_home() -> Path:
 
 
 def _import_pyspark() -> None:
-    """Takes half a second, while the JVM starts. Includes what PySpark imports only later: at its
-    first call with an argument, and for its first table."""
+    """Called while the JVM starts, because it takes half a second. Also imports modules that
+    PySpark would import only later: at its first call with an argument, and for its first table."""
     import pyspark.sql.classic.dataframe
     import pyspark.sql.pandas.conversion
     import pyspark.testing.utils  # noqa: F401
@@ -230,8 +230,8 @@ _no_gateway_logs = _NoGatewayLogs()
 
 
 def _disconnect_gateway() -> None:
-    """Stop sending to a JVM that exits. A thread of Py4J tells it about each object that Python has
-    released, and logs a traceback with the root logger if there is no response."""
+    """Stop sending to a JVM that exits. A thread of Py4J notifies the JVM of each object that
+    Python has released, and logs a traceback to the root logger if there is no response."""
     logging.getLogger().addFilter(_no_gateway_logs)
     if "pyspark" not in sys.modules:
         return

@@ -56,7 +56,7 @@ class WindowNode:
     decomposition: Decomposition
     time: str  # SQL of a row's event time in microseconds
     time_offsets: tuple[int, ...] = ()
-    """TIME_OFFSET of each input, if they differ; it is then in `time`."""
+    """The value of TIME_OFFSET for each input, if these differ; `time` then subtracts it."""
 
     @property
     def closed_view(self) -> str:
@@ -67,8 +67,8 @@ class WindowNode:
 class Step:
     """`begin` is None for the segment's inputs; `end` is None for its output.
 
-    `has_epoch_column`: whether rows carry their epoch. The last step does without it if there is
-    only one epoch: this saves a tenth of the time of an epoch of 100,000 rows.
+    `has_epoch_column`: whether rows have a column with their epoch. If a call has only one epoch,
+    the last step leaves it out: this saves a tenth of the time of an epoch of 100,000 rows.
     """
 
     begin: WindowNode | None
@@ -78,14 +78,16 @@ class Step:
 
     @property
     def system_columns(self) -> tuple[str, ...]:
-        """The system columns of its input views: only a window needs the watermark."""
+        """The system columns of the step's input views; the watermark only if it ends in a
+        window."""
         if not self.has_epoch_column:
             return ()
         return (EPOCH,) if self.end is None else (EPOCH, LATE_BEFORE)
 
     @property
     def operators(self) -> str:
-        """The operators whose expressions this step's query evaluates, for messages."""
+        """The names of the operators whose expressions this step's query evaluates, for
+        messages."""
         names = [n.node.name for n in (self.begin,) if n] + [n.name for n in self.sql_nodes]
         return ", ".join(names + [n.node.name for n in (self.end,) if n])
 
@@ -153,7 +155,7 @@ def step_sql(
 ) -> str:
     """One query for a step. `sources` are the views of the segment's inputs.
 
-    With as few query blocks as possible: a task can only start after Spark has planned them.
+    It has as few query blocks as possible: a task can only start after Spark has planned them.
     """
     blocks: list[tuple[str, str]] = []
     if step.begin is not None:
@@ -218,8 +220,8 @@ def _rows_with_panes_sql(
 ) -> str:
     """SQL that adds columns to the rows: pane, canonical keys, position in the input's order.
 
-    A window consists of panes of one slide each (`rekindle.engine.window_state`). A row is late
-    here if it is late for the newest window of its pane.
+    A window consists of panes of one slide each (`rekindle.engine.window_state`). A row gets LATE
+    if it is late for the newest window of its pane.
 
     Row-wise SQL keeps the input's order on any number of cores, so `monotonically_increasing_id`,
     which grows with partition and row, is that order; unlike a row number it also distinguishes

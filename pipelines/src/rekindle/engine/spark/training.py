@@ -1,7 +1,7 @@
 """Creates an AppCDS archive: `python -m rekindle.engine.spark.training OUT.jsa`.
 
-A training run, as the JDK calls it: it runs a small topology in a session, as a task does in its
-first seconds, and archives the classes that were loaded.
+This is what the JDK calls a training run: it runs a small topology in a session, as a task does in
+its first seconds, and archives the classes that were loaded.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ queries:
 
 
 def make_archive(archive: Path) -> None:
-    """Make the training run in a separate JVM, and write the archive and its key."""
+    """Run the training topology in a separate JVM, and write the archive and its key."""
     archive = archive.resolve()
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""What Spark's analysis of an operator shows that is not supported: types of columns, expressions.
-Through Py4J, without a job.
+"""Finds unsupported types of columns, and unsupported expressions, in Spark's analysis of an
+operator. Through Py4J, without a job.
 
-SQL is checked without Spark first (`rekindle.topology`), where many types are unknown; here they
-are all known. Columns must have types that are equivalent in Spark, Arrow, Parquet and JSON, and
+SQL is first checked without Spark (`rekindle.topology`), where many types are unknown; here all are
+known. Columns must have types that are equivalent in Spark, Arrow, Parquet and JSON, and
 expressions must be deterministic.
 
 Design: docs/design/engine.md#sql, docs/design/determinism.md#sources-of-difference.
@@ -155,7 +155,8 @@ def _operands_in(expression: JavaObject) -> Iterator[str]:
 
 
 def _has_date(expression: JavaObject) -> bool:
-    """Whether it is a literal with a date, or a guarded expression."""
+    """Whether the expression is a literal with a date, or a guarded expression
+    (`rekindle.topology.sql.casts_without_date`)."""
     if class_name(expression) == "Literal":
         return re.match(STARTS_WITH_YEAR, str(expression.value())) is not None
     return class_name(expression) == "CaseWhen" and STARTS_WITH_YEAR in str(expression.sql())

@@ -1,10 +1,11 @@
 """Folds deltas into pages of the base, and joins deltas. Pure.
 
 Compaction changes where rows are and never what they add up to: a page is replaced by the left fold
-of its rows and of *all* its rows in later deltas. It spends what `append` has credited, in rows, so
-that its cost does not depend on the size of the state. It reads no run that is not here yet (see
-`engine.state.remote`): their pages are compacted once they are, or once too much waits for that.
-`OperatorState` says what `through`, `pending` and `restored` are.
+of its rows and of *all* its rows in later deltas. It may process as many rows as `append` has added
+to `credit`, so that its cost does not depend on the size of the state. It does not read runs that
+are not available yet (see `engine.state.remote`): pages that need them are compacted once the runs
+are available, or once too many rows wait for that. `OperatorState` defines `through`, `pending` and
+`restored`.
 
 Design: docs/decisions/0044-window-state.md, docs/decisions/0048-lazy-restore.md.
 """
@@ -25,12 +26,12 @@ from rekindle.engine.state.operator import (
     Delta,
     OperatorState,
     Page,
+    available_pages,
     between,
     bounds,
     copy_rows,
-    newest_remote,
+    newest_unavailable,
     pages_of,
-    pages_that_are_here,
     trim,
 )
 from rekindle.engine.state.remote import prefer
@@ -47,70 +48,74 @@ from rekindle.engine.state.runs import (
 )
 
 PAGE_ROWS = 4096
-"""Rows of a page when it is cut; one with twice as many is cut again."""
+"""Rows of a page when it is cut; a page with more than twice as many is cut again."""
 PAGE_BYTES = 512 << 10
-"""Pages of wide rows have fewer: a page is folded in memory, and several are when they are read."""
+"""Limit of a page in bytes, so that pages of wide rows have fewer rows: a page is folded in memory,
+and reads fold several pages at once."""
 EXTRA_PAGES = 16
-"""Pages that a call compacts, at most, beyond twice what it has to: credit may have waited for runs
-that were not here."""
+"""Maximum number of pages that a call compacts beyond twice what its own rows require: credit may
+have accumulated while runs were not available."""
 WAITING_BYTES = 64 << 20
-"""Rows that were appended since the restore to pages that wait for runs which are not here. If
-there are more, compaction reads these runs: the call waits, rather than that the state grows with
-its input for as long as the store is away."""
+"""Limit on rows that were appended, since the restore, to pages that wait for runs which are not
+available. Above it compaction reads these runs, and the call waits for them: otherwise the state
+would grow with the input for as long as the store cannot be reached."""
 SINGLE_DELTAS, JOINED_DELTAS = 32, 512
-"""Deltas of single calls, and of each level above; if there are more, the oldest are joined to ones
-of the next level, so that reading does not search too many."""
+"""Maximum number of deltas of level 0 (each of one call), and of each higher level. If there are
+more, the oldest are joined to deltas of the next level, so that reads do not have to search too
+many."""
 JOIN_BYTES = 16 << 20
-"""Deltas that are joined to one; larger ones are not copied."""
+"""Limit on deltas that are joined to one; larger deltas are not copied."""
 PRUNE_SCAN_PAGES = 64
-"""Size of the deltas whose live rows are counted in one call, in pages."""
+"""Size, in pages, of the deltas whose live rows are counted in one call."""
 
 
 def compact(shape: RunShape, state: OperatorState) -> OperatorState:
-    """Spend the credit on pages, those with the most to gain first; joins deltas if there are
-    many. Pages that need runs which are not here wait, and with them their credit."""
+    """Compacts pages, those with the highest benefit first, as long as the credit suffices; joins
+    deltas if there are many. Pages that need runs which are not available wait; the credit for them
+    is kept."""
     if not state.deltas:
         return replace(state, credit=0)
     if not state.complete:
-        state = replace(state, complete=all(run.is_here for run in state.runs()))
+        state = replace(state, complete=all(run.is_available for run in state.runs()))
     most, spent = _most_credit(state), 0
     while state.deltas:
         rows = np.array([page.rows for page in state.pages], dtype=np.int64)
         cost = rows + state.pending
-        # As in log-structured file systems: what is gained, times its age, by what it costs.
-        gain = state.pending * (state.seq - state.through) / np.maximum(cost, 1)
-        here = _can_be_compacted(state)
-        page = int(np.argmax(np.where(here, gain, 0.0)))
-        if not gain[page] or not here[page]:
-            if here.all():
+        # As in log-structured file systems: benefit * age / cost.
+        benefit = state.pending * (state.seq - state.through) / np.maximum(cost, 1)
+        compactable = _can_be_compacted(state)
+        page = int(np.argmax(np.where(compactable, benefit, 0.0)))
+        if not benefit[page] or not compactable[page]:
+            if compactable.all():
                 break
             return _join_if_many(state)
-        # The first one is only bound by the credit: otherwise a page that has become larger than
-        # a call may spend would keep all others waiting.
+        # The first page is limited by the credit only: otherwise a page that has become larger
+        # than `most` would block all others.
         if cost[page] > state.credit or (spent and spent + cost[page] > most):
-            return _join_if_many(state)  # the credit waits for it
+            return _join_if_many(state)  # the credit is kept for this page
         spent += int(cost[page])
         state = _compact_page(shape, replace(state, credit=state.credit - int(cost[page])), page)
     return replace(_join_if_many(state), credit=0)
 
 
 def _most_credit(state: OperatorState) -> int:
-    """What one call may spend on more than one page."""
+    """Credit that one call may spend if it compacts more than one page."""
     newest = state.deltas[-1].run.rows
     return 2 * int(COMPACTION_RATIO * newest) + EXTRA_PAGES * 2 * PAGE_ROWS
 
 
 def _can_be_compacted(state: OperatorState) -> npt.NDArray[np.bool_]:
-    """For each page whether it may be folded: all that it needs is here, or too much waits."""
-    here = pages_that_are_here(state)
-    appended = int(np.maximum(state.pending - state.restored, 0)[~here].sum())
+    """For each page whether it may be folded: all runs that it needs are available, or too many
+    rows wait."""
+    available = available_pages(state)
+    appended = int(np.maximum(state.pending - state.restored, 0)[~available].sum())
     newest = state.deltas[-1].run
-    waiting = appended * newest.nbytes // max(1, newest.rows)
-    return np.ones_like(here) if waiting > WAITING_BYTES else here
+    waiting_bytes = appended * newest.nbytes // max(1, newest.rows)
+    return np.ones_like(available) if waiting_bytes > WAITING_BYTES else available
 
 
 def compact_all(shape: RunShape, state: OperatorState) -> OperatorState:
-    """All pages: no deltas are left."""
+    """Compacts all pages, so that no deltas are left."""
     at = len(state.pages) - 1
     while at >= 0:
         if state.pending[at]:
@@ -120,9 +125,9 @@ def compact_all(shape: RunShape, state: OperatorState) -> OperatorState:
 
 
 def join_single_deltas(state: OperatorState) -> OperatorState:
-    """Without deltas of single calls: they are joined. Before a checkpoint, so that each row is
-    uploaded in one delta at most."""
-    newest = newest_remote(state)  # what is not here was uploaded
+    """The state with its deltas of single calls joined to deltas of the next level. Done before a
+    checkpoint, so that each row is uploaded in at most one delta."""
+    newest = newest_unavailable(state)  # unavailable runs are in the store already
     return _join(state, [d for d in state.deltas if not d.level and d.seq > newest])
 
 
@@ -133,25 +138,26 @@ def _join_if_many(state: OperatorState) -> OperatorState:
             state = join_single_deltas(state)
         elif level and len(deltas) > JOINED_DELTAS:  # the oldest have the fewest live rows
             oldest = deltas[: max(2, JOINED_DELTAS // 16)]
-            state = _join(state, oldest) if all(d.run.is_here for d in oldest) else state
+            state = _join(state, oldest) if all(d.run.is_available for d in oldest) else state
     return _prune(state)
 
 
 def _join(state: OperatorState, chosen: Sequence[Delta]) -> OperatorState:
-    """With deltas of one level, which follow one another, joined to ones of the next level. Rows
-    are not folded: a sum of doubles must be added to the base one epoch after another."""
+    """The state with these deltas, which are consecutive and of one level, joined to deltas of the
+    next level. Their rows are not folded: sums of doubles must be added to the base one epoch after
+    another."""
     if not chosen:
         return state
     before = (d for d in state.deltas if d.seq < chosen[0].seq)
     joined = (_joined(state, group) for group in _groups(chosen))
     after = (d for d in state.deltas if d.seq > chosen[-1].seq)
-    between_them = sum(chosen[0].seq <= d.seq <= chosen[-1].seq for d in state.deltas)
-    assert between_them == len(chosen), "deltas of one level follow one another"
+    in_range = sum(chosen[0].seq <= d.seq <= chosen[-1].seq for d in state.deltas)
+    assert in_range == len(chosen), "deltas of one level are consecutive"
     return replace(state, deltas=(*before, *(d for d in joined if d is not None), *after))
 
 
 def _groups(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
-    """Consecutive deltas of at most JOIN_BYTES, or single ones."""
+    """Groups of consecutive deltas of at most JOIN_BYTES together; a larger delta is alone."""
     group: list[Delta] = []
     size = 0
     for delta in deltas:
@@ -164,20 +170,20 @@ def _groups(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
 
 
 def _joined(state: OperatorState, group: Sequence[Delta]) -> Delta | None:
-    """None if no row is live."""
+    """One delta for the group, without its dead rows; None if no row is live."""
     last, level = group[-1], group[-1].level + 1
     if len(group) == 1 and last.level:
         return replace(last, level=level)
     rows = pa.concat_tables([_live(state, delta) for delta in group]).combine_chunks()
     if not rows.num_rows:
         return None
-    same = len(group) == 1 and rows.num_rows == last.run.rows
-    return Delta(last.seq, last.run if same else Run(sort(rows)), level)
+    unchanged = len(group) == 1 and rows.num_rows == last.run.rows
+    return Delta(last.seq, last.run if unchanged else Run(sort(rows)), level)
 
 
 def _prune(state: OperatorState) -> OperatorState:
-    """Without dead rows, if they are most: of deltas that are needed for a few rows of pages which
-    are hardly worth a compaction. A part of the deltas in each call."""
+    """If most rows of the deltas are dead, removes dead rows from some deltas in each call. Such
+    deltas are still needed for a few rows of pages whose compaction has little benefit."""
     rows = sum(delta.run.rows for delta in state.deltas)
     if rows <= ROWS_PER_LIVE_ROW * int(state.pending.sum()) + 4 * PAGE_ROWS:
         return state
@@ -185,12 +191,12 @@ def _prune(state: OperatorState) -> OperatorState:
     first, seen = state.seq % len(deltas), 0
     for at in (*range(first, len(deltas)), *range(first)):
         delta = state.deltas[at]
-        if not delta.run.is_here:
+        if not delta.run.is_available:
             continue
         live = _live(state, delta)
         if live.num_rows * ROWS_PER_LIVE_ROW < delta.run.rows:
-            fresh = replace(delta, run=Run(live.combine_chunks()))
-            deltas[at] = fresh if live.num_rows else None
+            pruned = replace(delta, run=Run(live.combine_chunks()))
+            deltas[at] = pruned if live.num_rows else None
         seen += delta.run.rows
         if seen > PRUNE_SCAN_PAGES * PAGE_ROWS:
             break
@@ -198,6 +204,7 @@ def _prune(state: OperatorState) -> OperatorState:
 
 
 def _live(state: OperatorState, delta: Delta) -> pa.Table:
+    """The rows of a delta that are not folded into a page, and not of dropped panes."""
     rows = delta.run.table
     page = pages_of(state, delta.run.panes, delta.run.buckets())
     live = (state.through[page] < delta.seq) & (delta.run.panes >= state.first_live_pane_us)
@@ -226,8 +233,8 @@ def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorSta
 
 
 def _cut(page: Page, rows: pa.Table) -> list[Page]:
-    """Pages of some PAGE_ROWS or PAGE_BYTES, cut between buckets; between panes where there is a
-    choice, so that what closes together lies together."""
+    """Cuts rows into pages of about PAGE_ROWS or PAGE_BYTES, between buckets, and between panes
+    where that is possible, so that a page has rows of windows that close together."""
     count = rows.num_rows
     if not count:
         return [replace(page, run=None)]
@@ -253,11 +260,12 @@ def _cut(page: Page, rows: pa.Table) -> list[Page]:
     return pages
 
 
-def _next_cut(places: Int64s, first: int, end: int) -> int | None:
-    """The first place that is at or after `first` and before `end`."""
-    at = int(np.searchsorted(places, first))
-    return int(places[at]) if at < len(places) and places[at] < end else None
+def _next_cut(rows: Int64s, first: int, end: int) -> int | None:
+    """The first of these row numbers that is at or after `first` and before `end`."""
+    at = int(np.searchsorted(rows, first))
+    return int(rows[at]) if at < len(rows) and rows[at] < end else None
 
 
 def _replaced(values: Int64s, at: int, count: int, value: int) -> Int64s:
+    """The array with the element `at` replaced by `count` elements `value`."""
     return np.concatenate([values[:at], np.full(count, value, dtype=np.int64), values[at + 1 :]])

@@ -1,8 +1,9 @@
-"""The layout of an operator's state as JSON: which run is where, and how large. Pure.
+"""The layout of an operator's state as JSON: where each run is saved, and how large it is. Pure.
 
-Runs are named by places: (object, batch), as small numbers. Restoring a layout with the runs of its
-places gives the same state, with the same pages, deltas and order of compaction. The facts about
-runs are such that a state can be restored before its runs are here (`engine.state.remote`).
+The place of a run is (object, batch), as small numbers. Decoding a layout with the runs at its
+places gives the same state, with the same pages, deltas and order of compaction. The layout also
+has facts about each run, with which a state is restored before its runs are available
+(`engine.state.remote`).
 
 Design: docs/design/checkpoints.md#formats.
 """
@@ -23,14 +24,14 @@ from rekindle.engine.state.runs import Int64s, Run
 
 Place = tuple[int, int]
 """The number of an object, and of a batch in it."""
-_NOWHERE = (-1, -1)
+_NO_PLACE = (-1, -1)
 _NO_EXTENT = (END_OF_PANES, NO_PANE)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectFacts:
-    """What is known of an object with runs. `rows`, `nbytes` (in memory): of all of them, also dead
-    ones; `schema`: they have the same."""
+    """What is known of an object with runs. `rows`, `nbytes` (in memory): of all its runs, also
+    those that are not used any more; `schema`: that of all its runs."""
 
     rows: int
     nbytes: int
@@ -40,9 +41,9 @@ class ObjectFacts:
 def encode(
     state: OperatorState, place: Callable[[Run], Place], objects: Sequence[ObjectFacts]
 ) -> dict[str, Any]:
-    """Lists of equal length, one value for each page or delta, because they are shorter in JSON.
-    `first` and `last`: the panes of a run that are live, by their place in `panes`; `floor`:
-    `first_live_pane_us`. For the others see `OperatorState`."""
+    """Pages and deltas are lists of equal length, with one value for each page or delta, because
+    that is shorter in JSON. `first` and `last`: the first and last live pane of a run, by their
+    index in `panes`; `floor`: `first_live_pane_us`. For the other fields see `OperatorState`."""
     return {
         "pages": {
             "pane": [page.pane for page in state.pages],
@@ -68,7 +69,7 @@ def encode(
 def _runs(
     runs: Sequence[Run | None], place: Callable[[Run], Place], panes: Int64s
 ) -> dict[str, list[int]]:
-    at = [_NOWHERE if run is None else place(run) for run in runs]
+    at = [_NO_PLACE if run is None else place(run) for run in runs]
     live = [(0, -1) if run is None else _live_panes(run, panes) for run in runs]
     return {
         "object": [o for o, _ in at],
@@ -102,8 +103,8 @@ def _encode_schema(schema: pa.Schema) -> str:
 
 
 def objects(layout: Mapping[str, Any]) -> list[ObjectFacts] | None:
-    """Of the operator's objects, in order; None if an earlier release saved it. Raises KeyError if
-    a field is missing, ArrowInvalid."""
+    """The facts about the operator's objects, in order; None if an earlier release saved the
+    layout. Raises KeyError if a field is missing, ArrowInvalid."""
     found = layout.get("objects")
     if found is None:
         return None
@@ -115,12 +116,13 @@ def objects(layout: Mapping[str, Any]) -> list[ObjectFacts] | None:
 def facts(
     layout: Mapping[str, Any], objects: Sequence[ObjectFacts]
 ) -> Iterator[tuple[Place, RunFacts]]:
-    """Of all runs, deltas first. Raises KeyError if a field is missing."""
+    """The place of each run, and the facts about it; deltas first. Raises KeyError if a field is
+    missing."""
     panes = layout["panes"]
     for part in (layout["deltas"], layout["pages"]):
         names = ("object", "batch", "rows", "first", "last")
         for at, batch, rows, first, last in zip(*(part[name] for name in names), strict=True):
-            if (at, batch) == _NOWHERE:
+            if (at, batch) == _NO_PLACE:
                 continue
             whole = objects[at]
             extent = (panes[first], panes[last]) if first <= last else _NO_EXTENT
@@ -129,16 +131,17 @@ def facts(
 
 
 def places(layout: Mapping[str, Any]) -> Iterator[Place]:
-    """Of all runs. Raises KeyError if a field is missing."""
+    """The places of all runs. Raises KeyError if a field is missing."""
     for part in (layout["pages"], layout["deltas"]):
-        yield from (p for p in zip(part["object"], part["batch"], strict=True) if p != _NOWHERE)
+        yield from (p for p in zip(part["object"], part["batch"], strict=True) if p != _NO_PLACE)
 
 
 def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorState:
-    """Raises KeyError for a place without a run, or if a field is missing."""
+    """The state with this layout. Raises KeyError for a place without a run, or if a field is
+    missing."""
     pages, deltas = layout["pages"], layout["deltas"]
     at = list(zip(pages["object"], pages["batch"], strict=True))
-    found = [None if place == _NOWHERE else runs[place] for place in at]
+    found = [None if place == _NO_PLACE else runs[place] for place in at]
     places = zip(deltas["object"], deltas["batch"], strict=True)
     order = zip(deltas["seq"], deltas["level"], places, strict=True)
     pending = np.array(pages["pending"], dtype=np.int64)
@@ -155,5 +158,5 @@ def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorStat
         seq=layout["seq"],
         credit=layout["credit"],
         digest=layout["digest"],
-        complete=all(run.is_here for run in runs.values()),
+        complete=all(run.is_available for run in runs.values()),
     )

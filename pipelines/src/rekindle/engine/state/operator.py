@@ -5,9 +5,9 @@ first one of the next page, folded. A delta has the rows of the epochs of one ca
 calls, in the order of epochs. The value of a group and pane is the left fold of its row in the
 base and its rows in all later deltas (`engine.state.reading`, `engine.state.compaction`).
 
-An epoch appends one delta, without reading the base, so it needs no run of which the rows are not
-here yet (`engine.state.remote`); dropping panes may need some. All objects are immutable: a copy, a
-fork and a checkpoint are references.
+An epoch appends one delta, without reading the base, so it does not wait for runs that are not
+available yet (`engine.state.remote`); dropping panes may wait for some. All objects are immutable:
+a copy, a fork and a checkpoint are references.
 
 Design: docs/decisions/0044-window-state.md.
 """
@@ -26,15 +26,16 @@ from rekindle.engine.state.remote import prefer
 from rekindle.engine.state.runs import BUCKETS, Int64s, Run
 
 COMPACTION_RATIO = 1.6
-"""Rows that are compacted for each row that is appended."""
+"""How many rows may be compacted for each row that is appended."""
 ROWS_PER_LIVE_ROW = 3
-"""Deltas have at most this many rows for each live one, and some pages."""
+"""Limit of the rows of all deltas: this many for each live row, and some pages of rows."""
 NO_PANE, END_OF_PANES = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """From a bucket of a pane on. `run` is None if it has no rows yet."""
+    """The rows of the base from this bucket of this pane on. `run` is None if there are none
+    yet."""
 
     pane: int
     bucket: int
@@ -47,8 +48,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """`seq`: its place in the order of deltas; `level`: how often its rows were joined, which does
-    not increase in that order."""
+    """`seq`: the number of the delta in the order of epochs; `level`: how often its rows were
+    joined, which does not increase in that order."""
 
     seq: int
     run: Run
@@ -64,13 +65,13 @@ def _one_zero() -> Int64s:
 
 @dataclass(frozen=True, eq=False)
 class OperatorState:
-    """`through`: for each page, the delta up to which it is folded; `pending`: how many rows of
-    later deltas belong to it; `restored`: how many of these it had when the state was restored.
-    `first_live_pane_us`: rows of panes before it are dead. `panes`: those with rows, ascending.
-    `credit`: rows that may be compacted. `tree_nodes`: folds of ranges of panes
-    (`engine.state.panes`), not saved. `digest`: chained over the rows of all epochs, so equal for
-    equal states, however they are laid out. `complete`: all runs are here; otherwise some may not
-    be."""
+    """`through`: for each page, the number of the newest delta that is folded into it; `pending`:
+    how many rows of later deltas belong to it; `restored`: how many of these there were when the
+    state was restored. `first_live_pane_us`: rows of panes before it are dead. `panes`: the panes
+    with rows, ascending. `credit`: how many rows compaction may process. `tree_nodes`: folds of
+    ranges of panes (`engine.state.panes`), not saved. `digest`: chained over the rows of all
+    epochs, so equal for equal states with any layout. `complete`: all runs are available; False:
+    perhaps not all."""
 
     pages: tuple[Page, ...] = _EMPTY_PAGES
     deltas: tuple[Delta, ...] = ()
@@ -100,8 +101,8 @@ class OperatorState:
 
     @cached_property
     def page_starts(self) -> tuple[Int64s, Int64s]:
-        """The panes in which pages begin, and for each page the place of its first bucket: (rank
-        of its pane, bucket) as one number."""
+        """The panes in which pages begin, and for each page its first bucket as one number that
+        orders pages: (rank of its pane, bucket)."""
         low = np.array([(p.pane, p.bucket) for p in self.pages], dtype=np.int64)
         starts, ranks = np.unique(low[:, 0], return_inverse=True)
         return starts, ranks * BUCKETS + low[:, 1]
@@ -114,7 +115,8 @@ class OperatorState:
             yield delta.run
 
     def with_runs(self, runs: Mapping[object, Run]) -> OperatorState:
-        """The same state, with other runs of the same content, also for tree nodes; by RunId."""
+        """The same state with some runs, also of tree nodes, replaced by runs of the same content;
+        `runs`: by RunId."""
         if not runs:
             return self
         pages = tuple(
@@ -132,7 +134,8 @@ EMPTY = OperatorState()
 
 
 def append(state: OperatorState, rows: pa.Table) -> OperatorState:
-    """`rows` is sorted as a run, of one or more epochs that follow all others, in live panes."""
+    """Appends a delta. `rows`: sorted as a run, of one or more epochs after all others, in live
+    panes."""
     if not rows.num_rows:
         return state
     run = Run(rows)
@@ -150,11 +153,11 @@ def append(state: OperatorState, rows: pa.Table) -> OperatorState:
 
 
 def _with_page_of_new_panes(state: OperatorState, newest_us: int) -> OperatorState:
-    """If the last page waits for runs that are not here, rows of panes that the state does not have
-    begin another one, so that they can be compacted."""
+    """If the last page waits for unavailable runs, begins a new page for panes that are newer than
+    all others, so that their rows can be compacted."""
     if state.complete or not len(state.panes) or newest_us <= state.panes[-1]:
         return state
-    if _is_here(state.pages[-1]) and state.through[-1] >= newest_remote(state):
+    if _is_available(state.pages[-1]) and state.through[-1] >= newest_unavailable(state):
         return state
     return replace(
         state,
@@ -165,45 +168,45 @@ def _with_page_of_new_panes(state: OperatorState, newest_us: int) -> OperatorSta
     )
 
 
-def pages_that_are_here(state: OperatorState) -> npt.NDArray[np.bool_]:
-    """For each page whether all that it is folded from is here."""
+def available_pages(state: OperatorState) -> npt.NDArray[np.bool_]:
+    """For each page whether all runs that it is folded from are available."""
     if state.complete:
         return np.ones(len(state.pages), dtype=np.bool_)
-    here = np.fromiter(map(_is_here, state.pages), dtype=np.bool_, count=len(state.pages))
-    return here & (state.through >= newest_remote(state))
+    available = np.fromiter(map(_is_available, state.pages), np.bool_, len(state.pages))
+    return available & (state.through >= newest_unavailable(state))
 
 
-def _is_here(page: Page) -> bool:
-    return page.run is None or page.run.is_here
+def _is_available(page: Page) -> bool:
+    return page.run is None or page.run.is_available
 
 
-def newest_remote(state: OperatorState) -> int:
-    """The newest delta that is not here; −1 if all are."""
+def newest_unavailable(state: OperatorState) -> int:
+    """The number of the newest delta that is not available; −1 if all are."""
     if state.complete:
         return -1
-    return max((d.seq for d in state.deltas if not d.run.is_here), default=-1)
+    return max((d.seq for d in state.deltas if not d.run.is_available), default=-1)
 
 
 def drop(state: OperatorState, first_us: int) -> OperatorState:
-    """Without the panes before `first_us`."""
+    """The state without the panes before `first_us`."""
     if first_us <= state.first_live_pane_us or not len(state.panes) or state.panes[0] >= first_us:
         return state
     panes = state.panes[np.searchsorted(state.panes, first_us) :]
     if not len(panes):
         return OperatorState(first_live_pane_us=first_us, seq=state.seq, digest=state.digest)
-    dead = page_at(state, first_us, 0)
+    dropped = page_at(state, first_us, 0)  # number of pages of which no row is live
     deltas = (_live_part(d, first_us) for d in state.deltas if d.run.extent[1] >= first_us)
     kept = replace(
         state,
-        pages=state.pages[dead:],
-        through=state.through[dead:],
-        pending=state.pending[dead:].copy(),
-        restored=state.restored[dead:],
+        pages=state.pages[dropped:],
+        through=state.through[dropped:],
+        pending=state.pending[dropped:].copy(),
+        restored=state.restored[dropped:],
         first_live_pane_us=first_us,
         panes=panes,
         deltas=tuple(deltas),
     )
-    if not dead or page_start(state, dead) < (first_us, 0):  # the first page had dead rows
+    if not dropped or page_start(state, dropped) < (first_us, 0):  # the first page had dead rows
         end = page_start(kept, 1)[0] + 1 if len(kept.pages) > 1 else END_OF_PANES
         later = [d for d in kept.deltas if d.seq > kept.through[0]]
         touched = [d for d in later if overlaps(d.run, first_us, end)]
@@ -213,9 +216,10 @@ def drop(state: OperatorState, first_us: int) -> OperatorState:
 
 
 def _live_part(delta: Delta, first_us: int) -> Delta:
-    """Without the memory of dead rows, if these are most. Rows that are not here have none."""
+    """The delta without its dead rows, if most are dead, to free their memory. A run that is not
+    available takes no memory."""
     run = delta.run
-    if run.extent[0] >= first_us or not run.is_here:
+    if run.extent[0] >= first_us or not run.is_available:
         return delta
     first, rows = run.position(first_us, 0), run.rows
     if (rows - first) * ROWS_PER_LIVE_ROW >= rows:
@@ -224,65 +228,68 @@ def _live_part(delta: Delta, first_us: int) -> Delta:
 
 
 def copy_rows(rows: pa.Table, first: int, end: int) -> pa.Table:
-    """Rows that do not keep the memory of the others."""
+    """A copy of a range of rows. A slice would keep the memory of all rows."""
     if not first and end == rows.num_rows:
         return rows
     return rows.take(pa.array(np.arange(first, end)))
 
 
 def trim(state: OperatorState) -> OperatorState:
-    """Without deltas of which no row is live."""
-    behind = state.through[state.pending > 0]
-    oldest = int(behind.min()) if len(behind) else state.seq
+    """The state without deltas of which no page needs rows any more."""
+    through = state.through[state.pending > 0]
+    oldest = int(through.min()) if len(through) else state.seq
     if not state.deltas or state.deltas[0].seq > oldest:
         return state
     return replace(state, deltas=tuple(d for d in state.deltas if d.seq > oldest))
 
 
 def page_start(state: OperatorState, at: int) -> tuple[int, int]:
+    """The (pane, bucket) in which a page begins."""
     page = state.pages[at]
     return page.pane, page.bucket
 
 
 def bounds(state: OperatorState, at: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
-    """The first bucket of a page and that of the next one. The first page has all before it."""
+    """The (pane, bucket) in which a page begins, and that in which the next one begins. The first
+    page also has all rows before it."""
     low = page_start(state, at) if at else (NO_PANE, 0)
     return low, page_start(state, at + 1) if at + 1 < len(state.pages) else None
 
 
 def overlaps(run: Run, first: int, end: int) -> bool:
-    """Whether it may have rows in the panes from `first` to before `end`."""
+    """Whether the run may have rows in the panes from `first` to before `end`."""
     low, high = run.extent
     return low < end and high >= first
 
 
 def between(run: Run, low: tuple[int, int], high: tuple[int, int] | None) -> pa.Table:
-    """The rows from a (pane, bucket) to another one."""
+    """The rows from the (pane, bucket) `low` to before `high`; None: to the end."""
     first = run.position(*low)
     end = run.rows if high is None else run.position(*high)
     return run.table.slice(first, max(0, end - first))
 
 
 def _length(state: OperatorState, delta: Delta, at: int) -> int:
-    """Live rows of a delta that belong to a page."""
+    """The number of live rows of a delta that belong to a page."""
     low, high = bounds(state, at)
     return int(between(delta.run, max(low, (state.first_live_pane_us, 0)), high).num_rows)
 
 
 def page_at(state: OperatorState, pane: int, bucket: int) -> int:
-    where = np.array([pane], dtype=np.int64), np.array([bucket], dtype=np.int64)
-    return int(pages_of(state, *where)[0])
+    """The index of the page that has this bucket of this pane."""
+    panes, buckets = np.array([pane], dtype=np.int64), np.array([bucket], dtype=np.int64)
+    return int(pages_of(state, panes, buckets)[0])
 
 
 def pages_of(state: OperatorState, panes: Int64s, buckets: Int64s) -> Int64s:
-    """For each (pane, bucket) the page that has it."""
+    """For each (pane, bucket) the index of its page."""
     if len(state.pages) == 1:
         return np.zeros(len(panes), dtype=np.int64)
-    starts, places = state.page_starts
+    starts, first_buckets = state.page_starts
     rank = np.searchsorted(starts, panes, "right") - 1
     exact = starts[np.maximum(rank, 0)] == panes
-    place = rank * BUCKETS + np.where(exact, buckets, BUCKETS - 1)
-    return np.maximum(np.searchsorted(places, place, "right") - 1, 0)
+    number = rank * BUCKETS + np.where(exact, buckets, BUCKETS - 1)
+    return np.maximum(np.searchsorted(first_buckets, number, "right") - 1, 0)
 
 
 def _count(state: OperatorState, panes: Int64s, buckets: Int64s) -> Int64s:

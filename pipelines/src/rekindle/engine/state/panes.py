@@ -1,15 +1,15 @@
 """Combines the panes of an operator's state into windows. Pure, but for the files of tree nodes.
 
 A window of many panes is combined from the nodes of a tree: tree node (0, i) is pane i, and tree
-node (l, i) the panes from i * FAN_OUT^l on, FAN_OUT^l of them. A tree node is the left fold of its
-FAN_OUT children, a window the left fold of the largest tree nodes that it consists of. Numbers of
-panes count from the Unix epoch, so which tree nodes there are is constant, and the bits of a window
-depend on its panes alone, not on the windows that were closed before it. A window costs at most
-2 * FAN_OUT tree nodes of each level, however many panes it has; a window of fewer than FAN_OUT
+node (level, i) has the FAN_OUT^level panes from i * FAN_OUT^level on. A tree node is the left fold
+of its FAN_OUT children, a window the left fold of the largest tree nodes that it consists of. Panes
+are numbered from the Unix epoch, so the tree nodes are always the same ranges, and the bits of a
+window depend only on its panes, not on the windows that were closed before it. A window needs at
+most 2 * FAN_OUT tree nodes of each level, however many panes it has; a window of fewer than FAN_OUT
 panes is the left fold of its panes.
 
-Tree nodes of level 1 and above are kept until a row arrives for one of their panes. They are
-derived: no checkpoint has them.
+Tree nodes of level 1 and above are kept until a row arrives for one of their panes. They can be
+computed again, so checkpoints do not contain them.
 
 Design: docs/decisions/0044-window-state.md.
 """
@@ -42,19 +42,20 @@ from rekindle.engine.state.spill import RunFiles
 FAN_OUT_BITS = 4
 FAN_OUT = 1 << FAN_OUT_BITS
 WINDOW_ROWS, WINDOW_BYTES = 1 << 18, 16 << 20
-"""Rows of tree nodes that are folded at once to windows, if there is more than one window."""
-WINDOWS = 1024
-"""Most windows of tree nodes that are folded at once: each has a list of some dozens of nodes."""
+"""Limit on rows that are folded to windows at once, if that is more than one window."""
+MAX_WINDOWS = 1024
+"""Maximum number of windows that are folded from tree nodes at once: each needs a list of some
+dozens of nodes."""
 TREE_NODE_ROWS, TREE_NODE_BYTES = 1 << 19, 32 << 20
-"""Rows of a tree node's children that are folded at once."""
+"""Limit on rows of a tree node's children that are folded at once."""
 
 TreeNode = tuple[int, int]
-"""Level and number."""
+"""(level, number)."""
 
 
 def closing_windows(panes: Int64s, pane_us: int, count: int, before: int, after: int) -> Int64s:
-    """The first pane numbers of the windows of `count` panes that have one of `panes` (starts,
-    ascending) and end after `before` and not after `after` (microseconds)."""
+    """The windows of `count` panes that contain one of `panes` (starts, ascending), and end after
+    `before` and not after `after` (microseconds); each as the number of its first pane."""
     newest = after - pane_us
     if not len(panes) or newest < int(panes[0]):
         return np.zeros(0, dtype=np.int64)
@@ -63,16 +64,16 @@ def closing_windows(panes: Int64s, pane_us: int, count: int, before: int, after:
     first = min(max(before // pane_us - count + 1, lowest), highest + 1)
     last = min(max(after // pane_us - count, lowest - 1), highest)
     low, high = np.maximum(numbers - count + 1, first), np.minimum(numbers, last)
-    low[1:] = np.maximum(low[1:], high[:-1] + 1)  # panes share windows
+    low[1:] = np.maximum(low[1:], high[:-1] + 1)  # windows of several panes only once
     return _numbers_of_ranges(low, np.maximum(high - low + 1, 0))
 
 
 def windows(
     shape: RunShape, state: OperatorState, pane_us: int, count: int, starts: Int64s
 ) -> tuple[OperatorState, pa.Table]:
-    """The folded groups of the windows of `count` panes that begin with the panes of these numbers,
-    ascending; `__w` is the window's start. In the order of runs. Also the state, which keeps
-    tree nodes."""
+    """The state, which keeps new tree nodes, and the windows of `count` panes that begin with the
+    panes of these numbers (ascending): one row for each group, in the order of runs; `__w` is the
+    window's start."""
     found: list[pa.Table] = []
     state = each_window(shape, state, pane_us, count, starts, found.append)
     rows = concatenate(shape, found)
@@ -88,8 +89,9 @@ def each_window(
     add: Callable[[pa.Table], None],
     files: RunFiles | None = None,
 ) -> OperatorState:
-    """What `windows` returns, in portions of a bounded number of rows, in any order. `files`: for
-    tree nodes, of which the first window after a restore needs all. Raises DiskFull."""
+    """As `windows`, but passes the rows to `add` in portions of a bounded size, in any order.
+    `files`: for tree nodes, since the first window after a restore computes all of its nodes.
+    Raises DiskFull."""
     if not len(starts):
         return state
     first, last = int(starts[0]), int(starts[-1])
@@ -107,7 +109,8 @@ def each_window(
 
 
 def without_touched(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
-    """Without the tree nodes that have one of these panes, or one whose windows are all closed."""
+    """The state without tree nodes that contain one of these panes, or that begin with a pane whose
+    windows are all closed."""
     if not state.tree_nodes:
         return state
     numbers = touched // pane_us
@@ -125,7 +128,7 @@ def without_touched(state: OperatorState, touched: Int64s, pane_us: int) -> Oper
 
 
 def tree_nodes_of(first: int, count: int) -> list[TreeNode]:
-    """The largest tree nodes of the panes from `first` on, in order."""
+    """The largest tree nodes that `count` panes from `first` on consist of, in order."""
     nodes: list[TreeNode] = []
     end = first + count
     while first < end:
@@ -143,7 +146,8 @@ def _panes_of_node(level: int) -> int:
 
 
 def _bucket_ranges(rows: int, nbytes: int) -> list[tuple[int, int]]:
-    """Ranges of buckets that divide so many rows to about TREE_NODE_ROWS or _BYTES each."""
+    """Divides all buckets into ranges, of about TREE_NODE_ROWS rows or TREE_NODE_BYTES each if
+    `rows` rows, of `nbytes`, are in all buckets."""
     size = rows_within(TREE_NODE_ROWS, TREE_NODE_BYTES, rows, nbytes)
     count = max(1, min(-(-rows // size), BUCKETS))
     return list(pairwise(BUCKETS * at // count for at in range(count + 1)))
@@ -157,7 +161,8 @@ def _fold_panes(
     starts: Int64s,
     add: Callable[[pa.Table], None],
 ) -> None:
-    """Windows of few panes, which are the left fold of their panes."""
+    """Passes windows of fewer than FAN_OUT panes, which are the left fold of their panes, to
+    `add`."""
     column = int64s(panes.column(PANE))
     low = np.searchsorted(column, starts * pane_us)
     high = np.searchsorted(column, (starts + count) * pane_us)
@@ -169,8 +174,8 @@ def _fold_panes(
 
 
 def _portions(lengths: Int64s, rows: int, nbytes: int) -> list[tuple[int, int]]:
-    """Consecutive windows with about WINDOW_ROWS rows or WINDOW_BYTES together, if so many rows
-    have `nbytes`."""
+    """Ranges of consecutive windows with about WINDOW_ROWS rows or WINDOW_BYTES together.
+    `lengths`: rows of each window; `nbytes`: size of `rows` rows."""
     total = np.cumsum(lengths)
     size = rows_within(WINDOW_ROWS, WINDOW_BYTES, rows, nbytes)
     cuts = np.searchsorted(total, np.arange(size, total[-1], size))
@@ -203,11 +208,11 @@ def _from_tree_nodes(
 
 
 def _windows_at_once(state: OperatorState) -> int:
-    """As many as have about WINDOW_ROWS rows or WINDOW_BYTES in the panes in which they begin. At
-    least FAN_OUT, since the tree nodes that windows have in common are read again for the next
-    ones; at most WINDOWS."""
+    """How many windows are combined at once: so many that their first panes have about WINDOW_ROWS
+    rows or WINDOW_BYTES together. At least FAN_OUT, since tree nodes that windows share are read
+    again for the next windows; at most MAX_WINDOWS."""
     size = rows_within(WINDOW_ROWS, WINDOW_BYTES, state.rows, state.nbytes)
-    return min(WINDOWS, max(FAN_OUT, size * len(state.panes) // max(1, state.rows)))
+    return min(MAX_WINDOWS, max(FAN_OUT, size * len(state.panes) // max(1, state.rows)))
 
 
 def _rows_of_windows(
@@ -227,14 +232,15 @@ def _rows_of_windows(
 
 
 def _numbers_of_ranges(firsts: Int64s, lengths: Int64s) -> Int64s:
-    """The numbers of each range, one range after another."""
+    """The numbers in each range (its first number, its length), one range after another."""
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     numbers: Int64s = np.repeat(firsts, lengths) + within
     return numbers
 
 
 class _TreeNodes:
-    """Computes tree nodes, and keeps those above level 0: new ones in memory, up to a portion."""
+    """Computes tree nodes, and keeps those above level 0: new nodes in memory, and in files once
+    they exceed a portion."""
 
     def __init__(
         self, shape: RunShape, state: OperatorState, pane_us: int, files: RunFiles | None
@@ -249,7 +255,8 @@ class _TreeNodes:
         self.bucket_ranges = _bucket_ranges(
             FAN_OUT * state.rows // panes, FAN_OUT * state.nbytes // panes
         )
-        """Ranges of buckets whose rows of all children of a tree node fit into memory."""
+        """Ranges of buckets so small that the rows of all children of a tree node fit into
+        memory."""
 
     def tables(
         self, wanted: Sequence[TreeNode], buckets: tuple[int, int]
@@ -268,7 +275,7 @@ class _TreeNodes:
     def _leaves(
         self, first: int, end: int, buckets: tuple[int, int]
     ) -> Mapping[TreeNode, pa.Table]:
-        """Consecutive panes, read at once."""
+        """The tree nodes of level 0 from `first` to before `end`, read at once."""
         low, high = first * self._pane_us, end * self._pane_us
         rows = read(self._shape, self._state, low, high, buckets)
         bounds = np.arange(first, end + 1) * self._pane_us
@@ -311,7 +318,7 @@ class _TreeNodes:
 
 
 def _consecutive(nodes: Sequence[TreeNode]) -> list[tuple[int, list[int]]]:
-    """Sorted tree nodes as (level, consecutive numbers)."""
+    """Groups sorted tree nodes into (level, consecutive numbers)."""
     groups: list[tuple[int, list[int]]] = []
     for level, number in nodes:
         if groups and groups[-1][0] == level and groups[-1][1][-1] == number - 1:
@@ -322,5 +329,5 @@ def _consecutive(nodes: Sequence[TreeNode]) -> list[tuple[int, list[int]]]:
 
 
 def _fold_as(shape: RunShape, rows: pa.Table, group: Int64s) -> pa.Table:
-    """The left fold of rows with another value in `__w`."""
+    """The left fold of the rows, with their `__w` replaced by `group`."""
     return fold(shape, [rows.set_column(0, PANE, pa.array(group))])

@@ -30,7 +30,7 @@ from rekindle.engine.state.runs import (
 )
 
 READ_PAGES = 16
-"""Pages that are folded at once: bounds the memory of reading a whole base."""
+"""Number of pages that are folded at once, which limits the memory for reading a whole base."""
 ALL_BUCKETS = (0, BUCKETS)
 
 
@@ -41,8 +41,8 @@ def read(
     end: int,
     buckets: tuple[int, int] = ALL_BUCKETS,
 ) -> pa.Table:
-    """The rows of all groups in the panes from `first` (inclusive) to `end`, folded, in the order
-    of runs. `buckets`: only from one to another."""
+    """The rows of all groups in the panes from `first` to before `end`, folded, in the order of
+    runs. `buckets`: only those from the first to before the second."""
     return concatenate(shape, list(portions(shape, state, first, end, buckets)))
 
 
@@ -53,24 +53,26 @@ def portions(
     end: int,
     buckets: tuple[int, int] = ALL_BUCKETS,
 ) -> Iterator[pa.Table]:
-    """What `read` returns, one table for about READ_PAGES pages."""
+    """As `read`, but in several tables, each of about READ_PAGES pages."""
     first = max(first, state.first_live_pane_us)
     if first >= end or not len(state.panes):
         return
     low, high = page_at(state, first, 0), page_at(state, end, 0)
-    prefer(_missing(state, (low, high + 1), first, end))
+    prefer(_unavailable(state, (low, high + 1), first, end))
     for at in range(low, high + 1, READ_PAGES):
         part = (at, min(at + READ_PAGES, high + 1))
         yield _read_pages(shape, state, part, first, end, buckets)
 
 
-def _missing(state: OperatorState, part: tuple[int, int], first: int, end: int) -> Iterator[Run]:
-    """The runs that are not here, of those that are read for these panes and pages."""
+def _unavailable(
+    state: OperatorState, part: tuple[int, int], first: int, end: int
+) -> Iterator[Run]:
+    """The runs that are not available, among those that are read for these pages and panes."""
     low, high = part
     through = state.through[low:high].min()
     deltas = (delta.run for delta in state.deltas if delta.seq > through)
     for run in (*deltas, *(page.run for page in state.pages[low:high])):
-        if run is not None and not run.is_here and overlaps(run, first, end):
+        if run is not None and not run.is_available and overlaps(run, first, end):
             yield run
 
 
@@ -82,7 +84,8 @@ def _read_pages(
     end: int,
     buckets: tuple[int, int],
 ) -> pa.Table:
-    """Part of `read`: the rows that belong to the pages from one to another."""
+    """A part of `read`: the rows of the pages from the first index of `part` to before the
+    second."""
     low, high = part
     tables = []
     for page in state.pages[low:high]:
@@ -106,7 +109,8 @@ def _read_pages(
 
 
 def _in_buckets(rows: pa.Table, buckets: tuple[int, int]) -> Iterator[pa.Table]:
-    """Slices of the rows of a run: closing a window reads it once for each range of buckets."""
+    """The rows in a range of buckets, as slices without copies: closing a window reads the same run
+    once for each range of buckets."""
     run, first = Run(rows), 0
     while first < run.rows:
         pane = int(run.panes[first])

@@ -1,9 +1,10 @@
-"""Runs whose rows are not here yet: in objects of a checkpoint that are fetched in the background.
+"""Runs whose rows are not available yet: they are in objects of a checkpoint that are fetched in
+the background (lazy restore).
 
-A restored task processes epochs before all of its state is here. Of such a run the number of rows,
-their panes and columns are known, and whoever reads the rows waits for them. It is immutable all
-the same: the rows are those that were saved, whenever they arrive. Does not know where they come
-from.
+A restored task processes epochs before all of its state is fetched. The number of rows of such a
+run, their panes and columns are known; a thread that reads the rows waits until they arrive. The
+run is immutable nevertheless: its rows are those that were saved. Does not know where they are
+fetched from.
 
 Design: docs/decisions/0048-lazy-restore.md.
 """
@@ -27,14 +28,14 @@ class RunFetcher(Protocol):
         ...
 
     def prefer(self) -> None:
-        """They will be read soon. Returns at once."""
+        """Fetch these runs before others, because they will be read soon. Returns at once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is known of a run without its rows. `nbytes` may be an estimate; `extent`: its first and
-    its last pane that may be read, in the wrong order if there is none."""
+    """What is known of a run without its rows. `nbytes` may be an estimate; `extent`: the first and
+    the last of its panes that may be read; if there is none, the first is after the last."""
 
     rows: int
     nbytes: int
@@ -43,7 +44,7 @@ class RunFacts:
 
 
 class AwaitedRun:
-    """The place of one run that arrives later, once."""
+    """Holds a run once it has arrived; before, its facts and its fetcher."""
 
     __slots__ = ("__weakref__", "facts", "fetcher", "run")
 
@@ -58,7 +59,8 @@ class AwaitedRun:
 
 
 class RemoteRun(Run):
-    """See the module. Another one with other columns may await the same rows."""
+    """A run that waits for its rows (see the module's docstring). Several, with different columns,
+    may share one `AwaitedRun`."""
 
     def __init__(
         self, awaited: AwaitedRun, id: RunId | None = None, names: Sequence[str] | None = None
@@ -68,7 +70,7 @@ class RemoteRun(Run):
         self._names = names
 
     @property
-    def is_here(self) -> bool:
+    def is_available(self) -> bool:
         return self._awaited.run is not None
 
     @property
@@ -112,7 +114,7 @@ class RemoteRun(Run):
 
     @property
     def fetcher(self) -> RunFetcher | None:
-        """None once the rows are here."""
+        """None once the rows have arrived."""
         return self._awaited.fetcher
 
 

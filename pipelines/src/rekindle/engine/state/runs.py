@@ -1,9 +1,10 @@
 """Runs: immutable sorted tables of partial aggregates, and the fold of their rows. Pure.
 
-A row of a run is the partial aggregate of one group in one pane: `__w` (pane, microseconds), `__h`
-(hash of the key), the group's `__k0..`, and the partials. Rows are in the order (pane, hash, key);
-rows with equal group and pane, which only a delta of several epochs has, are in the order of
-epochs. A bucket is a range of hashes, so it is contiguous in each pane of a run.
+A row of a run is the partial aggregate of one group in one pane: `__w` (start of the pane in
+microseconds), `__h` (hash of the key), the key columns `__k0`, `__k1` and so on, and the partials.
+Rows are ordered by (pane, hash, key); rows with equal group and pane, which only a delta of several
+epochs has, are in the order of epochs. A bucket is a range of hashes, so it is contiguous in each
+pane of a run.
 
 `fold` is a left fold in the order of rows, so the bits of a result depend only on that order. The
 first addend of a sum of doubles is 0.0: folding in one or in many steps gives the same bits.
@@ -27,11 +28,12 @@ from rekindle.engine.canonical_order import from_comparable, to_comparable
 
 PANE, HASH = "__w", "__h"
 KEY = "__k"
-"""Prefix of the names of keys."""
+"""Prefix of the names of key columns."""
 BUCKET_BITS = 10
 BUCKETS = 1 << BUCKET_BITS
-"""Buckets of an operator's state: the highest bits of the hash. Partitions use the hash modulo
-their number, so each partition has rows in all buckets. Constant in a format of the state."""
+"""Number of buckets of an operator's state; the bucket of a row is the highest bits of its hash.
+Partitions use the hash modulo their number, so each partition has rows in all buckets. Must not
+change without a new state format."""
 _SHIFT = 64 - BUCKET_BITS
 
 Merge = Literal["sum", "min", "max"]
@@ -82,7 +84,7 @@ class RunFile:
 
 
 class Run:
-    """`table` has one chunk at most; `file` has its buffers, if they are not in memory."""
+    """`table` has at most one chunk; `file` contains its buffers, if they are not in memory."""
 
     def __init__(
         self, table: pa.Table, id: RunId | None = None, file: RunFile | None = None
@@ -92,8 +94,8 @@ class Run:
         self._file = file
 
     @property
-    def is_here(self) -> bool:
-        """Whether its rows can be read at once (see `engine.state.remote`)."""
+    def is_available(self) -> bool:
+        """Whether its rows can be read without waiting (see `engine.state.remote`)."""
         return True
 
     @property
@@ -139,7 +141,8 @@ class Run:
         return uint64s(self.table.column(HASH))
 
     def position(self, pane: int, bucket: int) -> int:
-        """The first row at or after a bucket of a pane; BUCKETS is after all of them."""
+        """The index of the first row at or after a bucket of a pane; `bucket` may be BUCKETS, which
+        is after all buckets."""
         first = int(np.searchsorted(self.panes, pane, "left"))
         if not bucket:
             return first
@@ -155,7 +158,7 @@ class Run:
 
 
 def int64s(column: pa.ChunkedArray) -> Int64s:
-    """A column without NULLs, without a copy if it has one chunk."""
+    """A column without NULLs as an array; not copied if it has one chunk."""
     if column.num_chunks == 1:
         return column.chunk(0).to_numpy()  # type: ignore[no-any-return]
     return column.to_numpy()  # type: ignore[no-any-return]
@@ -170,8 +173,8 @@ def bucket_of(hashes: Uint64s) -> Int64s:
 
 
 def rows_within(most_rows: int, most_bytes: int, rows: int, nbytes: int) -> int:
-    """How many rows have at most `most_bytes`, and are at most `most_rows`; one at least. `nbytes`:
-    the size of `rows` of them."""
+    """How many rows fit into both `most_rows` and `most_bytes`, at least 1, if `rows` rows have
+    `nbytes`."""
     return max(1, min(most_rows, most_bytes * rows // max(1, nbytes)))
 
 
@@ -197,18 +200,17 @@ def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
         return rows
     order, first = _groups(rows)
     starts = np.flatnonzero(first)
-    same = _is_identity(order)
+    is_sorted = _is_identity(order)
     first_rows = order[starts]
     merges = {name: merge for name, _, merge in shape.partials}
     columns = []
     for at, column in enumerate(shape.schema):
         values = _array(rows.column(at))
         if column.name not in merges:
-            columns.append(
-                values if same and len(first_rows) == len(order) else _take(values, first_rows)
-            )
+            unchanged = is_sorted and len(first_rows) == len(order)
+            columns.append(values if unchanged else _take(values, first_rows))
             continue
-        ordered = values if same else _take(values, order)
+        ordered = values if is_sorted else _take(values, order)
         columns.append(_merge(ordered, column.type, merges[column.name], starts))
     return pa.Table.from_arrays(columns, schema=shape.schema)
 
@@ -230,7 +232,7 @@ def _groups(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:
 
 
 def _groups_by_keys(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """As `_groups`, if different keys have equal hashes."""
+    """As `_groups`, but also compares keys, since different keys have equal hashes."""
     columns = {PANE: rows.column(PANE), HASH: rows.column(HASH)}
     for name in _keys(rows):
         columns[name] = _comparable(_array(rows.column(name)))
@@ -260,7 +262,7 @@ def _keys(rows: pa.Table) -> list[str]:
 
 
 def _comparable(values: pa.Array) -> pa.Array:
-    """NaN equal to itself, −0.0 to 0.0."""
+    """Values for comparison, in which NaN equals itself, and −0.0 equals 0.0."""
     if pa.types.is_floating(values.type):
         return to_comparable(values.cast(pa.float64()))
     if pa.types.is_null(values.type):
@@ -294,7 +296,7 @@ def _merge(values: pa.Array, data_type: pa.DataType, merge: Merge, starts: Int64
 
 
 def _sum_doubles(values: pa.Array, data_type: pa.DataType, starts: Int64s) -> pa.Array:
-    """`bincount` adds weights one after another, beginning with 0.0."""
+    """Sums from left to right: `bincount` adds weights one after another, beginning with 0.0."""
     valid = _valid(values)
     floats = pc.fill_null(values, 0.0) if valid is not None else values
     numbers = floats.cast(pa.float64()).to_numpy(zero_copy_only=False)
@@ -305,8 +307,10 @@ def _sum_doubles(values: pa.Array, data_type: pa.DataType, starts: Int64s) -> pa
 
 
 def _is_number(data_type: pa.DataType) -> bool:
-    t = pa.types
-    return bool(t.is_integer(data_type) or t.is_date32(data_type) or t.is_timestamp(data_type))
+    types = pa.types
+    return bool(
+        types.is_integer(data_type) or types.is_date32(data_type) or types.is_timestamp(data_type)
+    )
 
 
 def _numbers(values: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
@@ -334,8 +338,8 @@ def _result(
 def _merge_others(
     values: pa.Array, data_type: pa.DataType, merge: Merge, starts: Int64s
 ) -> pa.Array:
-    """Texts, decimals, booleans, binaries: by Arrow, on one thread; the order of rows does not
-    change their bits."""
+    """Merges strings, decimals, booleans and binaries with Arrow, on one thread; their result does
+    not depend on the order of rows."""
     lengths = np.diff(starts, append=len(values))
     ids = pa.array(np.repeat(np.arange(len(starts)), lengths))
     table = pa.table({"i": ids, "v": values})
@@ -348,7 +352,7 @@ def _merge_others(
 
 
 def _valid(values: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """None if there are no NULLs."""
+    """Which values are not NULL; None if there are no NULLs."""
     if not values.null_count:
         return None
     return values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

@@ -21,15 +21,15 @@ from rekindle.engine.state.operator import OperatorState
 from rekindle.engine.state.runs import Run, RunFile
 
 STATE_BYTES = 32 << 20
-"""State of a task in memory, by default."""
+"""Default limit of a task's state in memory."""
 PORTION_BYTES = 1 << 20
-"""The least that `RunFiles.portion_bytes` is."""
+"""The lowest value of `RunFiles.portion_bytes`."""
 LIVE_SHARE = 0.25
-"""If a smaller share of a file's bytes is live, its runs are written to another one."""
+"""If a smaller share of a file's bytes is live, its runs are written to another file."""
 
 
 class RunFiles:
-    """Files below `directory`; `memory_bytes` of runs stay in memory."""
+    """Writes runs to files below `directory`; at most `memory_bytes` of runs stay in memory."""
 
     def __init__(self, directory: Path, memory_bytes: int = STATE_BYTES) -> None:
         self._directory = directory
@@ -37,7 +37,7 @@ class RunFiles:
 
     @property
     def portion_bytes(self) -> int:
-        """Of rows that are held in memory before they are written."""
+        """Limit of the rows that callers hold in memory before they write them."""
         return max(PORTION_BYTES, self._memory_bytes // 2)
 
     def spill(self, states: Mapping[str, OperatorState]) -> Mapping[str, OperatorState]:
@@ -50,7 +50,7 @@ class RunFiles:
         size = sum(run.nbytes for run in in_memory)
         if size <= self._memory_bytes:
             return states
-        pa.default_memory_pool().release_unused()  # what was freed since the last spill
+        pa.default_memory_pool().release_unused()  # return memory freed since the last spill
         by_schema: dict[pa.Schema, list[Run]] = {}
         for run in in_memory:  # tree nodes and pages (`OperatorState`), then deltas, oldest first
             if size <= self._memory_bytes // 2:
@@ -95,7 +95,7 @@ class RunFiles:
 
 
 def _in_sparse_files(runs: Iterable[Run]) -> list[Run]:
-    """The runs that keep files of which little is live."""
+    """The runs in files that have little live data, which they keep from being freed."""
     by_file: dict[RunFile, list[Run]] = {}
     for run in runs:
         if run.file is not None:

@@ -78,7 +78,7 @@ class Pieces:
         """Reads all of it; `progressed` is called with the number of runs read, and may raise.
         Raises NotMovable, LogCorrupt, BelowFloor."""
         self._runs = [*_runs_of(state.operators).values()]
-        if any(not run.is_here for run in self._runs):
+        if any(not run.is_available for run in self._runs):
             raise NotMovable("some of its own state is still in the checkpoint store")
         self._log = log
         self._base = base

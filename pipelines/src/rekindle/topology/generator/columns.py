@@ -21,6 +21,7 @@ Design: docs/design/exactly-once.md#sources.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -54,7 +55,8 @@ _FUNCTIONS = (
 )
 _UINT64_END = 2**64
 _EXACT_INTEGERS = {Scalar.DOUBLE: 2**53, Scalar.FLOAT: 2**24}
-"""The largest integers up to which a floating type has them all."""
+"""By floating type: it represents all integers up to this one exactly."""
+_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 _BIGINT_DIGITS = 19
 _TYPES_OF_BOOLEANS = (Scalar.BOOLEAN, Scalar.STRING, *INTEGER_BITS, *_EXACT_INTEGERS)
 
@@ -147,7 +149,8 @@ def parse_column(text: str, data_type: DataType | None) -> Column:
 
 
 def event_start(text: str) -> int:
-    """Where the event times of a column begin, in microseconds. Raises ExpressionError."""
+    """The time at which the event times of a column begin, in microseconds since 1970. Raises
+    ExpressionError."""
     call = parse_expression(text)
     if call.name != "timestamp":
         raise ExpressionError(
@@ -209,7 +212,7 @@ def _column(call: Call, data_type: DataType | None) -> Column:
         case "boolean":
             threshold = _threshold(call.numbers(None)[0])
             if data_type not in _TYPES_OF_BOOLEANS:
-                raise ValueError("true is no value of this type")
+                raise ValueError("true is not a value of this type")
             return Booleans(threshold)
         case "choice":
             return Choice(_constants(call, data_type))
@@ -241,11 +244,12 @@ def _require_bigints(*numbers: int) -> None:
 
 def _require_uint64(number: int) -> None:
     if number >= _UINT64_END:
-        raise ValueError("more than there are 64-bit numbers")
+        raise ValueError("outside the range of 64-bit numbers")
 
 
 def _require_integer_of(data_type: DataType | None, number: int) -> None:
-    """A type takes a BIGINT if it has exactly that value; a DECIMAL has to take any BIGINT."""
+    """Check that the type can represent `number` exactly; a DECIMAL, that it can represent any
+    BIGINT."""
     match data_type:
         case Scalar.STRING:
             return
@@ -259,7 +263,7 @@ def _require_integer_of(data_type: DataType | None, number: int) -> None:
         case _:
             fits = False
     if not fits:
-        raise ValueError(f"{number} is no value of this type")
+        raise ValueError(f"{number} is not a value of this type")
 
 
 def _require_doubles(call: Call, data_type: DataType | None, *values: float) -> None:
@@ -269,15 +273,17 @@ def _require_doubles(call: Call, data_type: DataType | None, *values: float) -> 
             "declare DOUBLE, or write integer(low, high)",
         )
     match data_type:
-        case Scalar.DOUBLE | Scalar.FLOAT | Scalar.STRING | Scalar.BOOLEAN:
-            return
+        case Scalar.FLOAT:
+            fits = all(abs(value) <= _LARGEST_FLOAT for value in values)
+        case Scalar.DOUBLE | Scalar.STRING | Scalar.BOOLEAN:
+            fits = all(map(math.isfinite, values))
         case Decimal(precision, scale):
             scaled = [round(Fraction(value) * 10**scale) for value in values]
             fits = all(abs(number) < 10**precision for number in scaled)
         case _:
             fits = False
     if not fits:
-        raise ValueError("a DOUBLE is no value of this type")
+        raise ValueError("a DOUBLE is not a value of this type")
 
 
 def _timestamps(call: Call, data_type: DataType | None) -> Timestamps:
@@ -291,7 +297,7 @@ def _timestamps(call: Call, data_type: DataType | None) -> Timestamps:
             jitter = parse_duration(text)
         except ValueError as e:
             raise ExpressionError(str(e)) from e
-        _require_uint64(jitter)
+        _require_bigints(jitter)
     return Timestamps(start, jitter)
 
 

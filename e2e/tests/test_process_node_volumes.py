@@ -1,0 +1,80 @@
+"""How a process node refreshes the volumes of a pod: each independently of the others."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
+from rekindle_testing.embedded.process_node.fields import DownwardValues
+from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
+from rekindle_testing.embedded.process_node.volume_manager import VolumeManager
+from rekindle_testing.embedded.process_node.volumes import Volumes
+
+DOWNWARD_VALUES = DownwardValues("127.7.1.1", "127.7.0.1", {})
+CONFIG = {"name": "config", "configMap": {"name": "settings"}}
+TOKEN = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+POD: dict[str, Any] = {
+    "metadata": {"name": "p", "namespace": "d", "uid": "u"},
+    "spec": {"volumes": [CONFIG, TOKEN]},
+}
+
+
+class Api:
+    """`failure`: what a read of the ConfigMap raises. Each token has another value."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self._issued = 0
+
+    async def get(self, path: str) -> dict[str, Any]:
+        if self.failure is not None:
+            raise self.failure
+        return {"data": {"a": "1"}}
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self._issued += 1
+        return {"status": {"token": f"token {self._issued}"}}
+
+
+def volumes_of(api: Api, directory: Path, clock: Callable[[], float]) -> Volumes:
+    client = cast(ApiClient, api)
+    return Volumes(directory, ObjectReader(client, 0.0), TokenReader(client, clock))
+
+
+@pytest.mark.parametrize(
+    ("failure", "problems"),
+    [
+        (
+            ApiError(404, "not found"),
+            ["MountVolume.SetUp failed: volume 'config': ConfigMap 'settings' not found"],
+        ),
+        (ApiError(500, "etcd is full"), []),
+        (Unreachable("no response"), []),
+    ],
+    ids=["missing", "refused", "unreachable"],
+)
+def test_a_token_is_refreshed_though_another_volume_fails(
+    failure: Exception, problems: list[str], tmp_path: Path
+) -> None:
+    now, api, found = 0.0, Api(), list[str]()
+
+    async def refresh() -> None:
+        nonlocal now
+        volumes = volumes_of(api, tmp_path, lambda: now)
+        manager = VolumeManager(volumes, 0.0, found.append, found.append)
+        assert await manager.sync(POD, DOWNWARD_VALUES) is not None
+        assert (tmp_path / "token/token").read_text() == "token 1"
+        now, api.failure = 3600.0, failure
+        await manager.sync(POD, DOWNWARD_VALUES)
+        deadline = time.monotonic() + 5
+        while (tmp_path / "token/token").read_text() == "token 1" and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(refresh())
+    assert (tmp_path / "token/token").read_text() == "token 2"
+    assert (tmp_path / "config/a").read_text() == "1", "files stay as they are"
+    assert found == problems
