@@ -232,14 +232,14 @@ class ConsistencyCore:
         took_s = now - call.began_at
         self._lead_s = min(self._lead_s + took_s, took_s)
         if self.state is ConsistencyState.STABLE:
-            self._deadlines.processed(took_s)
+            self._deadlines.processed(took_s, now)
 
     def _tentative_processed(self, attempt: int, epoch: int, now: float) -> None:
         call, self._call = self._call, None
         if not isinstance(call, TentativeCall) or (attempt, epoch) != (call.attempt, call.epoch):
             raise InvalidInput(f"tentative epoch {epoch} was processed, the call was {call}")
         self._lead_s -= now - call.began_at
-        self._deadlines.processed(now - call.due_at)
+        self._deadlines.processed(now - call.due_at, now)
 
     # -- from UP_FAILURE to STABILIZATION --------------------------------------------------------
 

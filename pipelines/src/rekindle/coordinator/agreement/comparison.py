@@ -53,14 +53,15 @@ class UntrustedOutput:
 
 @dataclass(slots=True)
 class _Record:
-    """The results of one computation. `copied_through`: it has started from a partner's state after
-    this epoch; `may_copy`: no partner was found to be untrusted since its first response. The
+    """The results of one computation; `reported`: those of its last response. `copied_through`: it
+    has started from a partner's state after this epoch; `may_copy`: no partner was found to be untrusted since its first response. The
     newest epochs at which its result was equal: to that of each other computation (`agreed`); to
     another one, and two of the equal ones are no copies (`witnessed`); to that of a committed
     checkpoint (`committed`)."""
 
     by: Computation
     digests: dict[int, EpochDigests]
+    reported: Mapping[int, EpochDigests] | None = None
     copied_through: int | None = None
     may_copy: bool = True
     agreed: dict[Computation, int] = field(default_factory=dict)
@@ -179,7 +180,9 @@ class DigestComparison:
             if by.slot in self._diverged and self._diverged[by.slot].incarnation != by.incarnation:
                 del self._diverged[by.slot]
             record = replicas[by.slot] = _Record(by, {})
-        known = record.digests
+        if record.reported is digests:
+            return []
+        record.reported, known = digests, record.digests
         merged = {e: found.with_missing(known.get(e)) for e, found in digests.items()}
         changed = [epoch for epoch, found in merged.items() if known.get(epoch) != found]
         known.update(merged)

@@ -373,6 +373,8 @@ class Coordinator:
         return now - self._obsolete_since < STOP_TIMEOUT_S and still_writing(self.membership, graph)
 
     def _find_isolation(self, now: float) -> bool:
+        if not any(task.suspected for task in self.membership):
+            return False
         interval_s = self._generation.interval_s if self._generation else 1.0
         readable = readable_replicas(self._graph, self._replicas)
         return coordinator_is_isolated(self.membership, readable, interval_s, now)

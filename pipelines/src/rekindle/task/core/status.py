@@ -260,11 +260,11 @@ class TaskStatus:
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
             movement=self.movement() if self.movement is not None else None,
-        ).model_copy(update=self._output)
+        )
         if components is None:
-            return base
+            return base.model_copy(update=self._output)
         computed = self._digests_to_report()
-        update = {
+        progress = {
             "stable_epoch": components.log.last,
             "head_epoch": components.inputs.head(),
             "log_base": components.log.base,
@@ -275,16 +275,13 @@ class TaskStatus:
             "unreadable": components.inputs.unreadable(),
             "log_bytes": components.log.local_bytes,
         }
-        return base.model_copy(update=update)
+        return base.model_copy(update={**self._output, **progress})
 
     def _digests_to_report(self) -> dict[int, tuple[str, str]]:
         known = self._computed.copy()  # the engine's thread adds to it
         newest = next(reversed(known), NO_EPOCH)
-        return {
-            e: both
-            for e, both in known.items()
-            if e > newest - REPORTED_DIGESTS or e in self._requested
-        }
+        epochs = {*range(newest - REPORTED_DIGESTS + 1, newest + 1), *self._requested}
+        return {epoch: known[epoch] for epoch in sorted(epochs) if epoch in known}
 
     def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
         problem = self._failure or next(iter(self._problems.copy().values()), None)
