@@ -54,10 +54,10 @@ class UntrustedOutput:
 @dataclass(slots=True)
 class _Record:
     """The results of one computation; `reported`: those of its last response. `copied_through`: it
-    has started from a partner's state after this epoch; `may_copy`: no partner was found to be untrusted since its first response. The
-    newest epochs at which its result was equal: to that of each other computation (`agreed`); to
-    another one, and two of the equal ones are no copies (`witnessed`); to that of a committed
-    checkpoint (`committed`)."""
+    has started from a partner's state after this epoch; `may_copy`: no partner was found to be
+    untrusted since its first response. The newest epochs at which its result was equal: to that of
+    each other computation (`agreed`); to another one, and two of the equal ones are no copies
+    (`witnessed`); to that of a committed checkpoint (`committed`)."""
 
     by: Computation
     digests: dict[int, EpochDigests]
