@@ -111,6 +111,8 @@ def reply_of(body: bytes | bytearray, identity: Identity) -> NewcomerMessage | N
     if length > MAX_HEADER_BYTES or len(text) != length or zlib.crc32(text) != checksum:
         raise ValueError("a damaged reply")
     header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError(f"a reply that is no JSON object: {text[:80]!r}")
     if (reason := MessageIdentity.read(header).refusal(identity)) is not None:
         raise StreamRefused(f"its reply is refused: {reason}")
     if header["kind"] == _LATER:
