@@ -56,7 +56,10 @@ from rekindle_operator.resources.common import Manifest
 from rekindle_operator.retries import Retries
 
 _TOKEN_CHECK_INTERVAL_S = 60.0
-_STATUS_ATTEMPTS = 4  # while only the coordinator's part of the status changes
+_STATUS_ATTEMPTS = 8
+"""While only the coordinator's part of the status changes. A coordinator pauses for 0.2 s after
+each report: so many that come between a read and its write are of a slow API server, or of a
+coordinator that does not pause."""
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
@@ -272,8 +275,9 @@ class Executor:
             self._cluster.put_topology(live)
             version = live["metadata"]["resourceVersion"]
             if live["metadata"]["uid"] != action.uid or not _is_status(live, action.replaces):
-                break
-        reason = "the status was changed meanwhile; it is decided again"
+                reason = "the status was changed meanwhile; it is decided again"
+                raise ApiException(status=409, reason=reason)
+        reason = f"the topology was changed before each of {_STATUS_ATTEMPTS} attempts"
         raise ApiException(status=409, reason=reason)
 
     def _emit(self, action: EmitEvent) -> None:

@@ -95,13 +95,19 @@ def make_plan(
     reserving = [q for q in waiting if q.key not in over and not q.has_waited_long]
     missing = {n for q in reserving if _lacks_only_capacity(q, pods, capacity) for n in q.needs}
     met = {need for q in queries if q not in waiting for need in q.needs}
-    paths = _paths_of_next(waiting, over, set(pods) - met, pods, capacity)
+    may_be_next = [q for q in waiting if q.key not in over]
+    possible_later = [q for q in may_be_next if _lacks_only_capacity(q, pods, capacity)]
+    paths = _paths_of_next(possible_later or may_be_next, set(pods) - met, pods, capacity)
 
     def filled(placement: Placement) -> dict[str, str]:
         """The nodes of all pods, with the capacity that is left over."""
-        placement = place_paths(paths, pods, placement)
+        if possible_later:
+            placement = place_paths(paths, pods, placement)
         reserved = [pods[n] for n in sorted(missing) if pods[n].key not in placement.nodes]
-        return _with_spares(placement, spares, met, reserved)
+        placement = _with_spares(placement, spares, met, reserved)
+        if not possible_later:  # no capacity makes the query whole: others go first
+            placement = place_paths(paths, pods, placement)
+        return dict(placement.nodes)
 
     nodes = filled(placement)
     # By the default rule, TIGHT: it may leave a node for more spares.
@@ -115,14 +121,13 @@ def make_plan(
 
 def _paths_of_next(
     waiting: Sequence[DownQuery],
-    over_namespace_limit: frozenset[tuple[str, str]],
     missing: set[str],
     pods: Mapping[str, PodToPlace],
     capacity: Capacity,
 ) -> Sequence[frozenset[str]]:
     """Of the waiting query whose turn is next."""
-    by_key = {q.key: q for q in waiting if q.key not in over_namespace_limit}
-    ranking = _ranked(list(by_key.values()), missing, pods, capacity)
+    by_key = {q.key: q for q in waiting}
+    ranking = _ranked(waiting, missing, pods, capacity)
     return by_key[ranking[0].key].paths if ranking else ()
 
 
@@ -221,7 +226,7 @@ def _with_spares(
     spares: Sequence[SpareReplica],
     met: set[str],
     reserved_pods: Sequence[PodToPlace],
-) -> dict[str, str]:
+) -> Placement:
     """`reserved_pods`: what waiting queries miss; no spare takes what one of them may need."""
     capacity, nodes = placement.capacity, dict(placement.nodes)
     reserved = _Reserved.of(reserved_pods, capacity)
@@ -234,7 +239,7 @@ def _with_spares(
         placed = pack([pod], capacity, PackingRule.SPREAD)
         if placed is not None:
             capacity, nodes = placed.capacity, nodes | dict(placed.nodes)
-    return nodes
+    return Placement(capacity, nodes)
 
 
 @dataclass(frozen=True, slots=True)
