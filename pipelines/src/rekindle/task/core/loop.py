@@ -103,7 +103,7 @@ class EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineDied:
-    """The engine died while nobody called it."""
+    """The engine died while it was idle."""
 
     message: str
 
