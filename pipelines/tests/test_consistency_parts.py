@@ -124,7 +124,7 @@ def test_an_epoch_has_begun_when_a_later_one_has() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 1)), max_size=60))
-def test_what_is_forgotten_is_overdue(arrivals: list[tuple[int, float]]) -> None:
+def test_forgotten_epochs_are_overdue(arrivals: list[tuple[int, float]]) -> None:
     kept, pruned = Deadlines(0.5, 2.0, 0), Deadlines(0.5, 2.0, 0)
     now = 0.0
     for epoch, after_s in arrivals:
@@ -267,7 +267,7 @@ def test_of_two_that_ask_the_lower_index_goes_first() -> None:
     assert high.permission(10.1) is Permission.ASK
 
 
-def test_who_corrects_promises_nothing() -> None:
+def test_a_replica_that_corrects_promises_nothing() -> None:
     assert not Partners(1, True, 10).requested(0, 10, True, 0.0)
 
 

@@ -30,10 +30,13 @@ class Timing:
     coordinator_pull_s: float = 300.0  # its node prepares it: a large image on a slow network
     scheduling_timeout_s: float = 5.0  # then the pod is replaced; binding takes milliseconds
     container_error_timeout_s: float = 60.0  # then the pod is replaced, after about three retries
-    container_creation_timeout_s: float = 300.0  # the same while there are none; pulling takes less
+    container_creation_timeout_s: float = 300.0  # the same before the first container is created
     refusal_max_age_s: float = 120.0  # since its gate opened; a later failure is not a refusal
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes reports NotReady
     capacity_reservation_s: float = 60.0  # how long spare replicas leave free what a query needs
+    rebalance_settle_s: float = 60.0  # of tasks and nodes, before each move to an emptier node
+    rebalance_timeout_s: float = 600.0  # until the successor is live; then the task stays
+    rebalance_retry_s: float = 240.0  # or later; a node that refused one is avoided for longer
     status_interval_s: float = 2.0  # between two writes of numbers that change with every epoch
     tick_s: float = 0.5  # between two passes without any change in the cluster
     resync_s: float = 30.0  # between two lists of topologies, for what a watch has missed

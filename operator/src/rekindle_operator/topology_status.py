@@ -164,6 +164,33 @@ class RecoveryStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RebalancingEntry:
+    """A move of a task to an emptier node that is in progress, or that has failed. `slot`,
+    `incarnation`: of the successor. `message`: why it has failed."""
+
+    slot: str
+    incarnation: int
+    task: str = ""
+    source: str = ""  # node; written as `from`
+    target: str = ""  # node; written as `to`
+    started_at: str = ""
+    failed_at: str = ""
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "slot": self.slot,
+            "incarnation": self.incarnation,
+            "task": self.task,
+            "from": self.source,
+            "to": self.target,
+            "startedAt": self.started_at,
+        }
+        failure = {"failedAt": self.failed_at, "message": self.message}
+        return entry | (failure if self.failed_at else {})
+
+
+@dataclass(frozen=True, slots=True)
 class TopologyStatus:
     """What decisions and Events need of a status."""
 
@@ -172,6 +199,7 @@ class TopologyStatus:
     queries: Mapping[str, QueryEntry] = field(default_factory=dict)  # by name
     redundancy: str = ""  # live slots of all slots: "3/4"
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
+    rebalancing: RebalancingEntry | None = None
     incarnations: Mapping[str, int] = field(default_factory=dict)  # reserved, by slot key
     # By generation: the digest of its accepted generation record, empty if it is not accepted.
     # None: a version of the operator without this list wrote the status.
@@ -191,6 +219,7 @@ def read_topology_status(raw: Mapping[str, Any]) -> TopologyStatus:
         queries={q.name: q for q in queries if q.name},
         redundancy=_text(raw, "redundancy"),
         recovery=_recovery(_mapping(raw.get("recovery"))),
+        rebalancing=_rebalancing(_mapping(raw.get("rebalancing"))),
         incarnations={
             str(s.get("slot")): incarnation
             for s in _entries(raw, "slots")
@@ -256,6 +285,22 @@ def _recovery_entry(raw: Mapping[str, Any]) -> RecoveryEntry:
         lost_nodes=_texts(raw, "lostNodes"),
         queries=tuple(q for q in queries if q.name),
         finished_at=_text(raw, "finishedAt"),
+    )
+
+
+def _rebalancing(raw: Mapping[str, Any]) -> RebalancingEntry | None:
+    slot, incarnation = _text(raw, "slot"), _integer(raw.get("incarnation"))
+    if not slot or incarnation is None:
+        return None
+    return RebalancingEntry(
+        slot=slot,
+        incarnation=incarnation,
+        task=_text(raw, "task"),
+        source=_text(raw, "from"),
+        target=_text(raw, "to"),
+        started_at=_text(raw, "startedAt"),
+        failed_at=_text(raw, "failedAt"),
+        message=_text(raw, "message"),
     )
 
 

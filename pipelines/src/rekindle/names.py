@@ -42,6 +42,7 @@ GATE = f"{GROUP}/awaiting-capacity"
 ANNOTATION_OPENED = f"{GROUP}/opened-at"  # when the gate was opened, seconds since 1970
 ANNOTATION_FAILED_PLACEMENTS = f"{GROUP}/attempt"  # earlier pods of the slot that no node started
 ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was lost
+ANNOTATION_REPLACES = f"{GROUP}/replaces"  # in a move to an emptier node: the pod that it replaces
 # Of task pods and coordinator pods
 ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what the pod was made from
 ANNOTATION_SHAPE = f"{GROUP}/shape"  # digest of its spec: `rekindle_operator.resources.shape`

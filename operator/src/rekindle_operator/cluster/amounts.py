@@ -114,6 +114,16 @@ class ResourceAmounts:
             )
         return fraction
 
+    def highest_fraction_of(self, whole: ResourceAmounts) -> float:
+        """The largest of the fractions of all resources: how full a node is."""
+        total_of = dict(whole.others)
+        return max(
+            _fraction(self.cpu_m, whole.cpu_m),
+            _fraction(self.memory, whole.memory),
+            _fraction(self.pods, whole.pods),
+            *(_fraction(amount, total_of.get(name, 0)) for name, amount in self.others),
+        )
+
     def cpu_memory_pods_fraction_of(self, whole: ResourceAmounts) -> float:
         """The same for what every node has: CPU, memory, pods."""
         if whole.cpu_m > 0 and whole.memory > 0 and whole.pods > 0:

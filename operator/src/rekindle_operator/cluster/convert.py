@@ -125,6 +125,7 @@ def pod_view(raw: Json) -> PodView:
         failed_placements=_integer(annotations.get(names.ANNOTATION_FAILED_PLACEMENTS)),
         placement_failure=_failure_message(status) if bound else _scheduler_message(status),
         predecessor_lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
+        replaces=annotations.get(names.ANNOTATION_REPLACES, ""),
         annotations={} if bound else annotations,
         node_selector={} if bound else spec.get("nodeSelector") or {},
         tolerations=() if bound else tolerations_of(spec),

@@ -84,7 +84,7 @@ class PodView:
     node: str | None
     requests: ResourceAmounts
     terminating: bool = False
-    accepted_by_kubelet: bool = False  # that of its node has started to handle it
+    accepted_by_kubelet: bool = False  # the kubelet of its node has started to handle it
     ready: bool = False
     was_ready: bool = False  # now, or earlier
     owner_uid: str | None = None
@@ -108,6 +108,7 @@ class PodView:
     """Earlier incarnations that were not bound, or that a kubelet refused."""
     placement_failure: str = ""  # message of the scheduler; of its kubelet if it has failed
     predecessor_lost_at: float | None = None  # when the pod it replaces was lost, if it was
+    replaces: str = ""  # name of the pod that it is to replace, in a move to an emptier node
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()

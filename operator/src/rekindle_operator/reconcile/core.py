@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rekindle.names import COORDINATOR_KEY
@@ -47,6 +47,15 @@ from rekindle_operator.reconcile.planning import (
     ranks,
     with_candidates,
 )
+from rekindle_operator.reconcile.rebalancing import (
+    GivenUp,
+    any_pod_waits,
+    begin_move,
+    may_begin,
+    moves_in_progress,
+    node_loads,
+    update_rebalancing,
+)
 from rekindle_operator.reconcile.records import has_new_digest
 from rekindle_operator.reconcile.recovery_status import update_recovery
 from rekindle_operator.reconcile.replacements import (
@@ -59,14 +68,16 @@ from rekindle_operator.reconcile.replacements import (
 )
 from rekindle_operator.reconcile.roll import roll_next
 from rekindle_operator.reconcile.schedule import schedule
-from rekindle_operator.reconcile.slots import SlotState, observe_slots
+from rekindle_operator.reconcile.slots import NumberedStates, SlotState, observe_slots
 from rekindle_operator.reconcile.status import (
     build_status,
     failed_status,
     operator_fields,
     without_per_epoch_fields,
 )
+from rekindle_operator.recovery.balance import NodeLoads
 from rekindle_operator.recovery.losses import assess_nodes
+from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.resources.access import token_secret
 from rekindle_operator.settings import Settings
@@ -78,22 +89,24 @@ R = TypeVar("R")
 @dataclass(frozen=True, slots=True)
 class ObservedTopology:
     """A topology, the actions that accept its newest generation, and the state of its slots.
-    `superseded`: of lost tasks in whose place their successors in planned moves go on."""
+    `superseded`: of lost tasks in whose place their successors in planned moves go on. `replicas`:
+    each under both of its numbers. `given_up`: moves to emptier nodes that end now."""
 
     context: ReconcileContext
     accepting: tuple[Action, ...]
     states: tuple[SlotState, ...]
-    superseded: tuple[SlotState, ...] = ()
+    superseded: tuple[SlotState, ...]
+    replicas: tuple[NumberedStates, ...]
+    given_up: tuple[GivenUp, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyNeeds:
     """A topology's input to the plan, and what it needs independently of the plan."""
 
-    accepting: tuple[Action, ...]
+    observed: ObservedTopology
     plan_input: PlanInput
     coordinator: CoordinatorReplacement
-    superseded: tuple[SlotState, ...] = ()
 
 
 def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Action]:
@@ -120,20 +133,24 @@ def reconcile_all(
     # 3. Find what each topology needs: pods, a coordinator.
     needs = topologies.run(_find_needs, observed)
 
-    # 4. Make one plan over all topologies: which queries come back, on which nodes.
-    plan = _make_plan(pass_inputs, list(needs.values()))
+    # 4. Where nothing waits, begin a move to an emptier node.
+    capacity = _measure_capacity(pass_inputs, list(needs.values()))
+    needs = _begin_rebalancing(pass_inputs, needs, capacity, topologies)
 
-    # 5. Decide the actions of each topology: status, Events, pods, gates.
+    # 5. Make one plan over all topologies: which queries come back, on which nodes.
+    plan = plan_all([n.plan_input for n in needs.values()], capacity)
+
+    # 6. Decide the actions of each topology: status, Events, pods, gates.
     decisions = topologies.run(lambda found: _decide(found, plan), needs)
 
-    # 6. Report topologies for which that failed. Accepting a newer generation may correct it.
+    # 7. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [
         _report_failure(view, error, observed.get(uid), pass_inputs)
         for uid, view in views.items()
         if (error := topologies.errors.get(uid)) is not None
     ]
 
-    # 7. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
+    # 8. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
     quarantined = tuple(QuarantineNode(node, now) for node in sorted(losses.newly_silent))
     deletions = tuple(delete_lost_operator_replicas(snapshot, losses, now, settings))
     return [
@@ -193,9 +210,12 @@ def report_undecided(
 
 def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     context, accepting = build_context(view, pass_inputs)
-    moved = with_moves(context, observe_slots(context))
+    moves = moves_in_progress(context, observe_slots(context))
+    moved = with_moves(context, moves.replicas, moves.leaving)
     states = roll_next(context, moved.states)
-    return ObservedTopology(context, tuple(accepting), states, moved.superseded)
+    return ObservedTopology(
+        context, tuple(accepting), states, moved.superseded, moves.replicas, moves.given_up
+    )
 
 
 def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
@@ -207,17 +227,43 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
         surplus_replicas(context, states),
     )
     coordinator = replace_coordinator(context)
-    plan_input = with_candidates(plan_input)
-    return TopologyNeeds(observed.accepting, plan_input, coordinator, observed.superseded)
+    return TopologyNeeds(observed, with_candidates(plan_input), coordinator)
 
 
-def _make_plan(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Plan:
-    plan_inputs = [n.plan_input for n in needs]
-    states = [s for plan_input in plan_inputs for s in plan_input.states]
+def _begin_rebalancing(
+    pass_inputs: PassInputs,
+    needs: Mapping[str, TopologyNeeds],
+    capacity: Capacity,
+    topologies: IsolatedTopologies,
+) -> dict[str, TopologyNeeds]:
+    """The needs, of which one may have the successor of a task that moves to an emptier node: one
+    in a pass, since it changes how full nodes are."""
+    found = dict(needs)
+    ready = topologies.run(lambda n: may_begin(n.plan_input.context, n.plan_input.states), needs)
+    if any(ready.values()) and not any_pod_waits((n.plan_input for n in needs.values()), capacity):
+        loads = node_loads(pass_inputs, capacity)
+        may_move = {uid: needs[uid].observed for uid, is_ready in ready.items() if is_ready}
+        for uid in sorted(may_move, key=lambda uid: may_move[uid].context.view.key):
+            moving = topologies.run(lambda o: _with_move(o, loads), {uid: may_move[uid]})
+            if uid in moving and moving[uid] is not may_move[uid]:
+                found |= topologies.run(_find_needs, moving)
+                break
+    return {uid: n for uid, n in found.items() if uid not in topologies.errors}
+
+
+def _with_move(observed: ObservedTopology, loads: NodeLoads) -> ObservedTopology:
+    """With the successor of a task that is to move; unchanged if none is."""
+    context, states = observed.context, observed.states
+    successor = begin_move(context, states, observed.replicas, loads)
+    return replace(observed, states=(*states, successor)) if successor is not None else observed
+
+
+def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Capacity:
+    states = [s for n in needs for s in n.plan_input.states]
     # Their pods reserve capacity until they are deleted, which this pass does.
     cancelled = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.counts_as_failure}
     coordinators = [n.coordinator.pod for n in needs if n.coordinator.pod is not None]
-    return plan_all(plan_inputs, measure_capacity(pass_inputs, cancelled, coordinators))
+    return measure_capacity(pass_inputs, cancelled, coordinators)
 
 
 def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
@@ -226,19 +272,20 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     context, states = plan_input.context, plan_input.states
     key = context.view.key
     if context.view.deleting:
-        return TopologyActions(key, needs.accepting)
+        return TopologyActions(key, needs.observed.accepting)
 
     # 1. The coordinator, which does not wait for the plan.
     actions = [*coordinator.prepare, *coordinator.create, *coordinator.remove]
 
     # 2. Status and Events; then the record of a new generation, which waits for the status.
-    actions += [*_report(needs, plan), *needs.accepting]
+    actions += [*_report(needs, plan), *needs.observed.accepting]
 
     # 3. Pods that replace lost ones, and gates that the plan opens.
     replaced = plan_input.replacements
     if coordinator.create or any(r.due for r in replaced):
         actions.append(CreateTokenSecret(context.view.namespace, token_secret(context.view)))
-    actions += nodes_to_avoid((r.state for r in replaced), context.pass_inputs.losses)
+    unplaced = [*(r.state for r in replaced), *(g.state for g in needs.observed.given_up)]
+    actions += nodes_to_avoid(unplaced, context.pass_inputs.losses)
     actions += [r.create for r in replaced if r.due]
     actions += open_gates(plan_input, plan)
 
@@ -268,12 +315,12 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     )
     # The recovery status of a generation that only another version can compile is kept.
     running = context.running is not None
-    with_lost = (*states, *needs.superseded)
+    with_lost = (*states, *needs.observed.superseded)
     recovery = update_recovery(context, with_lost, health, plan) if running else None
     incarnations = reserved_incarnations(context, taken)
-    built = build_status(
-        context, states, health, recovery, incarnations, _operator_problem(context)
-    )
+    rebalancing = update_rebalancing(context, states, needs.observed.given_up)
+    problem = _operator_problem(context)
+    built = build_status(context, states, health, recovery, rebalancing, incarnations, problem)
     actions: list[Action] = []
     if built.written != operator_fields(view.status):
         urgent = without_per_epoch_fields(built.written) != without_per_epoch_fields(view.status)
@@ -296,7 +343,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
                 accepts_generation=accepts_generation,
             )
         )
-    result = PassResult(context, states, plan, built.status, coordinator, needs.superseded)
+    result = PassResult(context, states, plan, built.status, coordinator, needs.observed.superseded)
     return [*actions, *build_events(result)]
 
 

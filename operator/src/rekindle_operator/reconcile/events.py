@@ -77,6 +77,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_replaced_tasks(result),
         *_moves(result),
         *_waiting_drains(result),
+        *_rebalancing(result),
         *_recovery(result),
         *_queries(result),
         *_start_problems(result),
@@ -165,9 +166,29 @@ def _moves(result: PassResult) -> Iterator[EventText]:
         incarnation = result.new.incarnations.get(key, 0)
         if not state.is_successor or replaced is None or replaced.pod is None:
             continue
+        if state.rebalancing is not None:
+            continue
         if incarnation > result.old.incarnations.get(key, 0):
             note = f"{replaced.pod.node} is drained: {state.name} is to replace {replaced.name}"
             yield EventText(False, "Moving", "Move", note, f"{key} {incarnation}")
+
+
+def _rebalancing(result: PassResult) -> Iterator[EventText]:
+    """A move to an emptier node begins, has ended, or has failed."""
+    old, new = result.old.rebalancing, result.new.rebalancing
+    if new is not None and not new.failed_at and new != old:
+        note = f"{new.task} moves from {new.source} to {new.target}, which is emptier"
+        dedup_key = f"{new.slot} {new.incarnation}"
+        yield EventText(False, "Rebalancing", "Move", note, dedup_key)
+    if old is None or old.failed_at:
+        return
+    dedup_key = f"{old.slot} {old.incarnation}"
+    if new is None:
+        note = f"{old.task} has moved from {old.source} to {old.target}"
+        yield EventText(False, "Rebalanced", "Move", note, dedup_key)
+    elif new.failed_at:
+        note = f"{old.task} stays on {old.source}, and does not move to {old.target}: {new.message}"
+        yield EventText(False, "RebalancingFailed", "Move", note, dedup_key)
 
 
 def _waiting_drains(result: PassResult) -> Iterator[EventText]:

@@ -1,5 +1,5 @@
-"""Planned moves: a task on a cordoned node gets a successor on another one, and stays until the
-successor has taken over. Pure.
+"""Planned moves: a task on a cordoned node, or one that moves to an emptier node (`rebalancing`),
+gets a successor on another one, and stays until the successor has taken over. Pure.
 
 The successor is the same replica under its other number (`Slot.alternate`), so both run at once and
 are two ordinary replicas for everybody else: the successor gets its state from the one that runs.
@@ -24,7 +24,7 @@ from rekindle_operator.reconcile.health import (
     replica_state,
 )
 from rekindle_operator.reconcile.phases import SlotPhase
-from rekindle_operator.reconcile.slots import NumberedStates, SlotState
+from rekindle_operator.reconcile.slots import NumberedStates, SlotState, task_pods
 from rekindle_operator.recovery.losses import Loss
 
 MOVES_AT_ONCE = 2
@@ -48,15 +48,20 @@ class MovedStates:
     superseded: tuple[SlotState, ...] = ()
 
 
-def with_moves(context: ReconcileContext, replicas: Sequence[NumberedStates]) -> MovedStates:
-    draining = draining_nodes(context)
+def with_moves(
+    context: ReconcileContext,
+    replicas: Sequence[NumberedStates],
+    leaving: frozenset[str] = frozenset(),
+) -> MovedStates:
+    """`leaving`: names of pods that are to be replaced although their nodes are not cordoned."""
+    leaving |= _pods_on_draining_nodes(context)
     pairs = [_by_age(numbered) for numbered in replicas]
-    partners = _on_staying_nodes(replicas, draining)
-    successors = [new for old, new in pairs if new.pod is not None and is_on(old, draining)]
+    partners = _on_staying_nodes(replicas, leaving)
+    successors = [new for old, new in pairs if new.pod is not None and _leaves(old, leaving)]
     gates_are_open = places_left(context, successors) > 0
-    chosen = [_choose(context, pair, draining, partners, gates_are_open) for pair in pairs]
-    moving = [(state, other) for state, other in chosen if is_on(state, draining)]
-    running = [_successor(context, state, other, draining) for state, other in moving if other.pod]
+    chosen = [_choose(context, pair, leaving, partners, gates_are_open) for pair in pairs]
+    moving = [(state, other) for state, other in chosen if _leaves(state, leaving)]
+    running = [_successor(context, state, other, leaving) for state, other in moving if other.pod]
     uncreated = [
         replace(other, is_successor=True, loss=None)
         for state, other in moving
@@ -98,15 +103,26 @@ def problem_of(context: ReconcileContext, successor: SlotState) -> str:
     since = pod.gate_opened_at if pod.gate_opened_at is not None else pod.created_at
     if context.pass_inputs.now - since < LATE_S:
         return ""
+    report = context.report.task(successor.slot.key, pod.incarnation)
+    if report is not None and report.untrusted:
+        return "replicas disagree, as the condition Consistent says"
     if replica_state(context, successor) is ReplicaState.LIVE:
         return "its sinks are behind"
-    report = context.report.task(successor.slot.key, pod.incarnation)
     detail = f": {report.problem}" if report is not None and report.problem else ""
     return f"it runs and does not become live{detail}"
 
 
 def is_on(state: SlotState, nodes: frozenset[str]) -> bool:
     return state.phase is SlotPhase.BOUND and state.pod is not None and state.pod.node in nodes
+
+
+def _leaves(state: SlotState, leaving: frozenset[str]) -> bool:
+    return state.phase is SlotPhase.BOUND and state.pod is not None and state.pod.name in leaving
+
+
+def _pods_on_draining_nodes(context: ReconcileContext) -> frozenset[str]:
+    draining = draining_nodes(context)
+    return frozenset(p.name for p in task_pods(context) if p.node in draining)
 
 
 def _by_age(replicas: NumberedStates) -> tuple[SlotState, SlotState]:
@@ -123,7 +139,7 @@ def _by_age(replicas: NumberedStates) -> tuple[SlotState, SlotState]:
 def _choose(
     context: ReconcileContext,
     pair: tuple[SlotState, SlotState],
-    draining: frozenset[str],
+    leaving: frozenset[str],
     partners: Mapping[Partition, Sequence[SlotState]],
     gates_are_open: bool,
 ) -> tuple[SlotState, SlotState]:
@@ -131,20 +147,20 @@ def _choose(
     old, new = pair
     if old.pod is None or (new.pod is None and new.uncreated_pod is None):
         return old, new
-    if new.pod is None and (old.loss is not None or not is_on(old, draining)):
-        is_removed = old.pod.terminating and old.pod.node in draining
+    if new.pod is None and (old.loss is not None or not _leaves(old, leaving)):
+        is_removed = old.pod.terminating and old.pod.name in leaving
         return (new, old) if is_removed else (old, new)
     if (old.loss is None) is not (new.loss is None):
         return (old, new) if old.loss is None else (new, old)
-    if is_on(old, draining) and _has_no_node(context, new):
+    if _leaves(old, leaving) and _has_no_node(context, new):
         others = partners.get((old.slot.segment, old.slot.partition), ())
         others = [s for s in others if s.slot.index != old.slot.index]
         goes = gates_are_open and any(may_replace(context, s, old.pod) for s in others)
-    elif is_on(old, draining) is is_on(new, draining):
+    elif _leaves(old, leaving) is _leaves(new, leaving):
         is_live = replica_state(context, old) is ReplicaState.LIVE
         goes = not is_live and may_replace(context, new, old.pod)
     else:
-        goes = is_on(old, draining) and may_replace(context, new, old.pod)
+        goes = _leaves(old, leaving) and may_replace(context, new, old.pod)
     return (new, old) if goes else (old, new)
 
 
@@ -157,7 +173,7 @@ def _was_lost(context: ReconcileContext, old: SlotState, new: SlotState) -> bool
 
 
 def _successor(
-    context: ReconcileContext, replaced: SlotState, state: SlotState, draining: frozenset[str]
+    context: ReconcileContext, replaced: SlotState, state: SlotState, leaving: frozenset[str]
 ) -> SlotState:
     """Of one that stays for now. On a node that is drained too, it is made anew elsewhere, unless
     it alone may be live."""
@@ -166,7 +182,7 @@ def _successor(
         replica_state(context, state) in _MAY_BE_LIVE
         and replica_state(context, replaced) is not ReplicaState.LIVE
     )
-    return state.lost(Loss.DRAINED) if is_on(state, draining) and not is_needed else state
+    return state.lost(Loss.DRAINED) if _leaves(state, leaving) and not is_needed else state
 
 
 def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
@@ -182,12 +198,12 @@ def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
 
 
 def _on_staying_nodes(
-    replicas: Iterable[NumberedStates], draining: frozenset[str]
+    replicas: Iterable[NumberedStates], leaving: frozenset[str]
 ) -> Mapping[Partition, Sequence[SlotState]]:
     """By partition, the replicas that are on nodes that stay."""
     found: dict[Partition, list[SlotState]] = defaultdict(list)
     for numbered in replicas:
         for state in numbered:
-            if state.phase is SlotPhase.BOUND and not is_on(state, draining):
+            if state.phase is SlotPhase.BOUND and not _leaves(state, leaving):
                 found[state.slot.segment, state.slot.partition].append(state)
     return found

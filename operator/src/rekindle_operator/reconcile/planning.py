@@ -31,7 +31,7 @@ from rekindle_operator.recovery.plan import DownQuery, Plan, SpareReplica, make_
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.task import open_gate_patch
 
-_MAX_REFUSALS = 2  # attempts; a quota may refuse the first until this pass has deleted pods
+MAX_REFUSALS = 2  # attempts; a quota may refuse the first until this pass has deleted pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def with_candidates(plan_input: PlanInput) -> PlanInput:
         else:
             continue
         to_place = replace(to_place, namespace=plan_input.context.view.namespace)
-        if state.uncreated_pod is not None and state.uncreated_pod.attempts >= _MAX_REFUSALS:
+        if state.uncreated_pod is not None and state.uncreated_pod.attempts >= MAX_REFUSALS:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
         elif refused_by := unsuitable.get(shape):
@@ -221,8 +221,8 @@ def _partitions_of(plan_input: PlanInput, segments: AbstractSet[str]) -> set[str
 def _paths(
     plan_input: PlanInput, query: QuerySpec, needs: AbstractSet[str]
 ) -> tuple[frozenset[str], ...]:
-    """What a query needs on the way from each source; none if it may not answer tentatively:
-    `maxDelay` is infinite, or without a checkpoint, since its tasks wait for all inputs then."""
+    """The parts of `needs` on the path from each source. Empty if the query has no tentative
+    results: `maxDelay` is infinite, or there is no checkpoint (its tasks wait for all inputs)."""
     running, checkpoint = plan_input.context.running, plan_input.context.report.checkpoint
     assert running is not None
     if running.topology.spec.max_delay is None or checkpoint.epoch is None:

@@ -61,6 +61,8 @@ def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement
         context.pass_inputs.settings.pods,
         predecessor_lost_at=predecessor_lost_at,
         failed_placements=_failed_placements(state),
+        replaces=state.rebalancing.pod if state.rebalancing is not None else "",
+        on_node=state.rebalancing.target if state.rebalancing is not None else "",
     )
     ref = IncarnationRef(context.view.uid, state.slot.key, incarnation)
     create = CreatePod(context.view.namespace, manifest, ref, predecessor_lost_at)

@@ -29,6 +29,15 @@ from rekindle_operator.topology_status import QueryState, TopologyPhase
 
 
 @dataclass(frozen=True, slots=True)
+class RebalancingMove:
+    """To an emptier node: the pod that is to be replaced, its node, and that of its successor."""
+
+    pod: str
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotState:
     slot: Slot
     segment: Segment
@@ -40,6 +49,7 @@ class SlotState:
     uncreated_pod: UncreatedPod | None = None  # of the reserved incarnation
     outdated: bool = False  # its template has changed since it was created
     is_successor: bool = False  # in a planned move: the slot that it will replace still runs
+    rebalancing: RebalancingMove | None = None  # of a successor that is one for that reason
 
     @property
     def phase(self) -> SlotPhase:
@@ -193,7 +203,7 @@ def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
 
 
 def _has_run(context: ReconcileContext, state: SlotState) -> bool:
-    """According to the status: before every query was live once, only slots of those that were."""
+    """According to the status. Until all queries were live once, only slots of those that were."""
     assert context.running is not None
     if context.last_status.phase not in BEFORE_RUNNING:
         return True

@@ -40,6 +40,7 @@ from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import (
     QueryEntry,
     QueryState,
+    RebalancingEntry,
     RecoveryStatus,
     TopologyOperatorEntry,
     TopologyPhase,
@@ -47,7 +48,7 @@ from rekindle_operator.topology_status import (
     read_topology_status,
 )
 
-_OF_THE_COORDINATOR = "dataPlane"
+_COORDINATOR_FIELD = "dataPlane"
 _PER_EPOCH = ("lag", "checkpoint")
 # `stableEpoch` of a query: durable in its sink; of an operator: stable in its log.
 _PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
@@ -56,8 +57,8 @@ _PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",
 
 @dataclass(frozen=True, slots=True)
 class BuiltStatus:
-    """`status`: for Events, as it will be read back: what cannot be written would be a change in
-    each pass. `written`: the same and more, as JSON."""
+    """`written`: the JSON. `status`: what Events are decided from; as it will be read back, without
+    what the CRD cannot hold, which would be a change in each pass."""
 
     status: TopologyStatus
     written: Mapping[str, Any]
@@ -68,6 +69,7 @@ def build_status(
     states: Sequence[SlotState],
     health: Health,
     recovery: RecoveryStatus | None,
+    rebalancing: RebalancingEntry | None,
     incarnations: Mapping[str, int],
     problem: OperatorProblem | None,
 ) -> BuiltStatus:
@@ -81,6 +83,7 @@ def build_status(
         queries={q.name: _query(q) for q in health.queries},
         redundancy=f"{health.live}/{health.slots}",
         recovery=kept,
+        rebalancing=rebalancing,
         incarnations=incarnations,
         generations=context.generations,
     )
@@ -93,6 +96,7 @@ def build_status(
         "redundancy": status.redundancy,
         "operators": [operator.to_json() for operator in _operators(context, states)],
         "recovery": context.view.status.get("recovery") if recovery is None else kept.to_json(),
+        "rebalancing": rebalancing.to_json() if rebalancing is not None else None,
         "slots": [{"slot": slot, "incarnation": n} for slot, n in incarnations.items()],
         "generations": generation_entries(context.generations),
         "checkpoint": _checkpoint(context.report.checkpoint),
@@ -144,7 +148,7 @@ def operator_fields(status: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in status.items()
-        if key != _OF_THE_COORDINATOR and value not in (None, {}, [])
+        if key != _COORDINATOR_FIELD and value not in (None, {}, [])
     }
 
 

@@ -52,8 +52,11 @@ def task_pod(
     *,
     predecessor_lost_at: float | None = None,
     failed_placements: int = 0,
+    replaces: str = "",
+    on_node: str = "",
 ) -> Manifest:
-    """`view`: owner and spec of the accepted generation. `topology`: the same, compiled."""
+    """`view`: owner and spec of the accepted generation. `topology`: the same, compiled.
+    `replaces`: the pod that it is to replace on `on_node`, in a move to an emptier node."""
     segment = topology.segment(slot.segment)
     merged = _merged(view, topology, segment, generation, defaults)
     identity = {
@@ -76,8 +79,12 @@ def task_pod(
         annotations[names.ANNOTATION_LOST] = f"{predecessor_lost_at:.3f}"
     if failed_placements:
         annotations[names.ANNOTATION_FAILED_PLACEMENTS] = str(failed_placements)
+    if replaces:
+        annotations[names.ANNOTATION_REPLACES] = replaces
     meta["annotations"] = annotations
     spec = _with_identity(merged["spec"], view, slot, incarnation)
+    if on_node:
+        spec["affinity"] = required_node_affinity(spec["affinity"], on_node)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
@@ -94,7 +101,7 @@ def task_template_digest(
     compute). Without the generation's number: an edit of a priority does not affect tasks."""
     merged = _merged(view, topology, segment, 0, defaults)
     parts: dict[str, Any] = {"pod": merged, "conf": view.spec.get("sparkConf") or {}}
-    if topology.spec.max_delay is not None:  # tasks of others have neither
+    if topology.spec.max_delay is not None:  # else these values do not matter
         availability = topology.spec.availability.model_dump()
         parts["consistency"] = [topology.spec.max_delay, availability]
     return template_digest(parts)
@@ -256,13 +263,14 @@ def open_gate_patch(pod: PodView, node: str, now: float) -> list[Manifest]:
 
 
 def required_node_affinity(affinity: Mapping[str, Any], node: str) -> Manifest:
-    """Adds the node as a requirement to each term, since terms are ORed."""
+    """Adds the node as a requirement to each term that lacks it, since terms are ORed."""
     on_node = {"key": "metadata.name", "operator": "In", "values": [node]}
     node_affinity = dict(affinity.get("nodeAffinity") or {})
     required = node_affinity.get(_REQUIRED) or {}
     terms = [dict(term) for term in required.get("nodeSelectorTerms") or [{}]]
     for term in terms:
-        term["matchFields"] = [*(term.get("matchFields") or []), on_node]
+        fields = term.get("matchFields") or []
+        term["matchFields"] = fields if on_node in fields else [*fields, on_node]
     return {
         **affinity,
         "nodeAffinity": {**node_affinity, _REQUIRED: {"nodeSelectorTerms": terms}},

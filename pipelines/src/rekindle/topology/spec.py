@@ -92,6 +92,9 @@ class RecoverySpec(Spec):
     """Time in which lost partitions are counted."""
     autoscale: bool = False
     """Request nodes for waiting queries."""
+    rebalance: bool = False
+    """Move tasks to emptier nodes, one at a time, while nothing is wrong:
+    [after a recovery](topology.md#moves-to-emptier-nodes) they are packed tightly."""
 
 
 class EventTimeSpec(Spec):

@@ -118,7 +118,8 @@ class Containment:
         by = Computation(slot, response.task.incarnation, response.boot_id)
         digests = epoch_digests(response)
         disputed = {epoch: digests[epoch] for epoch in contained.disputed if epoch in digests}
-        if not self.comparison.containment_inherited(by, contained.after, disputed):
+        listed = [task.slot for task in tasks]
+        if not self.comparison.containment_inherited(by, contained.after, disputed, listed):
             return False
         self._contain(tasks, graph, committer)
         return True
@@ -141,14 +142,15 @@ class Containment:
         self, tasks: Membership, is_suspected: TaskPredicate, now: float
     ) -> None:
         """Let disputed partitions be computed again."""
-        for partition in self.comparison.disputes:
+        listed = [task.slot for task in tasks]
+        for partition in list(self.comparison.disputes):
             alive = [
                 by
                 for task in tasks
                 if task.partition == partition and not is_suspected(task)
                 for by in _computations(task)
             ]
-            self.comparison.request_recomputation(partition, alive, now)
+            self.comparison.request_recomputation(partition, alive, now, listed)
 
     def committable_entries(
         self,

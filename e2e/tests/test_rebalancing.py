@@ -1,0 +1,77 @@
+"""Moves to emptier nodes: three of five nodes are lost, and the tasks are packed on the other two.
+When nodes are back, they spread out again while the topology runs.
+
+On process nodes alone: where tasks are is asserted, which depends on the size of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from cluster_types import flights_cluster, storms
+
+from rekindle_testing.harness.nodes import ProcessNodes
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.run import Run
+from rekindle_testing.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.failures,
+    pytest.mark.timeout(1200),
+]
+
+_SPEEDUP = 28_800  # eight hours of weather an epoch: the input lasts 18 minutes
+
+
+def test_tasks_spread_out_when_nodes_are_back(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("process")
+    with flights_cluster(directory, ProcessNodes(), nodes=5) as cluster:
+        with Run(cluster, _topology()) as run:
+            run.wait_live()
+            run.wait_checkpoint()
+            victims = sorted(cluster.nodes)[:3]
+            cluster.kill_nodes(victims)
+            run.observer.add_event("lost", ", ".join(victims))
+            run.wait_sinks_advance(timeout_s=240)
+            run.wait_redundant(timeout_s=240)
+            assert _tasks_by_node(run) == [2, 2]
+            for _ in victims:
+                cluster.add_node()
+            _wait_spread(run)
+        # Not beside the topology, which would have to share its cores with it.
+        reference = Reference(_topology(), cluster.shared, tmp_path_factory.mktemp("oracle"))
+        reference.execute()
+        assert run.verify(reference) > 0
+
+
+def _wait_spread(run: Run) -> None:
+    """Two moves, each at least a minute after what was before."""
+    began_s = run.observer.now()
+    wait_for("one task a node", lambda: _tasks_by_node(run) == [1, 1, 1, 1], 420, 1)
+    run.wait_redundant()
+    run.wait_sinks_advance()
+    took_s = run.observer.now() - began_s
+    pause_s = run.longest_pause_s("storm-watch", took_s)
+    print(f"spread in {took_s:.0f} s; the longest time between two epochs: {pause_s:.1f} s")
+    left = [c for c in run.observer.history.changes if c.at_s >= began_s]
+    assert not left, f"a query left Live: {left}"
+
+
+def _topology() -> dict[str, Any]:
+    """Four tasks, of which two fit on a node."""
+    document = storms("rebalanced")
+    spec = document["spec"]
+    spec["recovery"] = {"rebalance": True}
+    for source in spec["sources"]:
+        source["replicas"] = 2
+        source["files"]["speedup"] = _SPEEDUP
+    return document
+
+
+def _tasks_by_node(run: Run) -> list[int]:
+    tasks = run.cluster.tasks(run.name)
+    return sorted(Counter(p.spec.node_name for p in tasks if p.spec.node_name).values())
