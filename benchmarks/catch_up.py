@@ -6,10 +6,11 @@ The query of replicated_query.py on an embedded cluster, on nodes with two tasks
 phase the node of a replica is killed, with the source's replica if they share it; no other node
 takes new pods. After another phase a standby node joins, and the replicas are rebuilt there from
 their partners. The picture has the rate of rows in the sink of the replicated operator, its
-partitions on each other, in bins of 250 ms, as Flux (Shah et al. 2004), section 5.4, has the rates
-of its producers.
+partitions stacked, in bins of 250 ms, as Flux (Shah et al. 2004), section 5.4, has the rates of its
+producers.
 
-It stalls if the rows of an epoch come later than the epoch and 100 ms after those before.
+The output has a stall if the rows of an epoch are written more than an epoch interval and 100 ms
+after those of the epoch before.
 
 Writes build/bench/catch_up.json, .md and .svg.
 """
@@ -44,7 +45,8 @@ REBUILD_TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds since 1970: the first phase, the loss, the standby, nothing missing, the end."""
+    """Seconds since 1970: when the first phase began, the node was killed, the standby node joined,
+    no replica was missing any more, and the last phase ended."""
 
     began: float
     killed: float
@@ -85,7 +87,7 @@ def _lose_and_rebuild(cluster: EmbeddedCluster, run: Run, phase_s: float) -> Tim
 
 
 def _rows(files: Sequence[WrittenFile], times: Times, epoch_s: float) -> list[Row]:
-    bar_s = epoch_s + STALL_MARGIN_S
+    limit_s = epoch_s + STALL_MARGIN_S
     phases = {
         "before the loss": (times.began, times.killed),
         "a node is lost": (times.killed, times.standby),
@@ -104,17 +106,17 @@ def _rows(files: Sequence[WrittenFile], times: Times, epoch_s: float) -> list[Ro
             "max s": round(pauses.worst, 3),
         }
         disturbed = times.killed <= since < times.rebuilt
-        met = pauses.worst <= bar_s if disturbed else None
-        rows.append(Row(what, figures, bar_s if disturbed else None, met))
+        met = pauses.worst <= limit_s if disturbed else None
+        rows.append(Row(what, figures, limit_s if disturbed else None, met))
     return rows
 
 
 def _draw(files: Sequence[WrittenFile], times: Times, path: Path) -> None:
-    """Rates over the seconds since the first phase began, of the partitions on each other."""
+    """The rates of the partitions, stacked, over the seconds since the first phase began."""
     figure = Figure(figsize=(10, 4))
     axes = figure.add_subplot()
     partitions = sorted({file.partition for file in files})
-    # Bins that begin between two epochs: else a little jitter would look like a pause.
+    # Bins that begin between two epochs: otherwise a little jitter would look like a pause.
     since = min(file.at_s for file in files if file.at_s >= times.began) + BIN_S / 2
     rates = [
         rows_per_s([f for f in files if f.partition == p], since, times.ended, BIN_S)
@@ -126,7 +128,7 @@ def _draw(files: Sequence[WrittenFile], times: Times, path: Path) -> None:
     for text, at_s in {
         "node lost": times.killed,
         "standby joins": times.standby,
-        "nothing missing": times.rebuilt,
+        "no replica missing": times.rebuilt,
     }.items():
         axes.axvline(at_s - times.began, color="#757575", linestyle="--", linewidth=1)
         axes.annotate(text, (at_s - times.began, 1.01), xycoords=("data", "axes fraction"))

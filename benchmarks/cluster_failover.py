@@ -180,7 +180,7 @@ def _lose_most(run: Run) -> tuple[float, float]:
 
 
 def _operators_ready(cluster: Cluster) -> bool:
-    """On nodes that live."""
+    """Whether all replicas of the operator are Ready, on nodes that were not killed."""
     ready = [
         p
         for p in cluster.operator_pods()
@@ -193,12 +193,13 @@ def _operators_ready(cluster: Cluster) -> bool:
 def _choose(
     first: Sequence[str], nodes: Sequence[str], operators: set[str], busy: Collection[str]
 ) -> list[str]:
-    """`first`, then nodes with tasks, then others; one replica of the operator is left."""
+    """The nodes to kill: `first`, then nodes with tasks (`busy`), then others. At least one node
+    with a replica of the operator survives."""
     victims = list(dict.fromkeys(first))
     for node in sorted(set(nodes) - set(victims), key=lambda n: (n not in busy, n)):
         if len(victims) < BURST_LOST and not operators <= {*victims, node}:
             victims.append(node)
-    assert len(victims) == BURST_LOST, "a replica of the operator is to live"
+    assert len(victims) == BURST_LOST, "one replica of the operator has to survive"
     return victims
 
 
@@ -220,9 +221,10 @@ def _gaps(run: Run, replica: int | None) -> tuple[float, float]:
 
 
 def _freeze(run: Run, tasks: int) -> tuple[float, float]:
-    """Freeze a node of so many tasks; seconds until suspected, and until a replacement exists."""
+    """Freeze a node with this number of tasks; seconds until one of them is suspected, and until a
+    replacement exists."""
     run.wait_redundant()
-    _crowd(run)
+    _place_on_two_nodes(run)
     run.wait_sinks_advance()
     pods = run.cluster.tasks(run.name)
     before = {p.metadata.name for p in pods}
@@ -253,8 +255,9 @@ def _tasks_by_node(run: Run) -> Counter[str]:
     return Counter(p.spec.node_name for p in alive if p.spec.node_name in run.cluster.nodes)
 
 
-def _crowd(run: Run) -> None:
-    """Three tasks on two nodes, where the scheduler has spread them over three."""
+def _place_on_two_nodes(run: Run) -> None:
+    """Move a task so that the tasks are on two nodes, if the scheduler has spread them over
+    three."""
     if 2 in _tasks_by_node(run).values():
         return
     single = run.task_pods("single")[0]

@@ -92,6 +92,7 @@ def _lose_node(run: Run) -> Times:
             "first replacement pod": bool(
                 {p.metadata.name for p in run.cluster.tasks(run.name)} - before
             ),
+            # The lost task may have written one more epoch just before it was killed.
             "first new rows": run.written_epochs("single")[-1] > newest + 1,
         }
         for what, is_seen in seen.items():

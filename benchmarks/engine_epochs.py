@@ -44,7 +44,7 @@ TARGET_RATIO = 0.35
 TIMED = ("rekindle", "saved", "streaming")
 WARM_UP_EPOCHS = 12
 FIRST_EPOCH = 100
-"""The epoch that both begin with."""
+"""The first epoch of both engines."""
 STREAMING = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -135,7 +135,7 @@ class Engine:
         return dict(self._pipe.recv())
 
     def end(self) -> None:
-        """Of the query, or, when none has begun, of the process."""
+        """End the query, or, if none has begun, the process."""
         self._pipe.send(None)
 
     def join(self) -> None:
@@ -146,8 +146,8 @@ class Engine:
 def _serve(pipe: Connection, name: str, directory: Path, archive: Path | None, sink: str) -> None:
     session = start_session("bench", conf=STREAMING, data_dir=directory, cds_archive=archive)
     session.sparkContext.setLogLevel("ERROR")  # the table is read on the same screen
-    while (task := pipe.recv()) is not None:
-        kind, rows = task
+    while (request := pipe.recv()) is not None:
+        kind, rows = request
         place = directory / f"{kind}-{rows}"
         ours = name == "rekindle"
         engine = Rekindle(kind, session, place) if ours else Streaming(kind, session, place, sink)

@@ -127,7 +127,7 @@ def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> Task
 
 
 class BenchTask:
-    """The only task of a topology, about to do epoch `first`, its log below `directory`.
+    """The only task of a topology, whose next epoch is `first`; its log is below `directory`.
 
     At most `max_epochs` epochs go into a call, and never more than the loop allows;
     `checkpoint_interval_epochs` is the topology's own if it is not given. `offer`, `run_next` and
@@ -177,7 +177,7 @@ class BenchTask:
             or compiled.spec.checkpoint_interval_epochs,
             save=self._save,
             status=self._status,
-            wait=lambda _: True,  # what a task would try again ends a benchmark
+            wait=lambda _: True,  # no retries: an error that a task would retry ends the benchmark
             sizes=CallSizes.of(config.memory),
             engine=engine,
         )
@@ -214,7 +214,7 @@ class BenchTask:
         return done[-1] if (done := self._saver.done()) else None
 
     def restore(self, saved: CheckpointDone) -> TaskState:
-        """What a task does when it starts from a checkpoint, until all of its state is there."""
+        """What a task does when it starts from a checkpoint, until all of its state is local."""
         point = RestorePoint(epoch=saved.epoch, object=saved.object)
         state, fetch = self._states.restore(point)
         if fetch is not None:

@@ -7,10 +7,10 @@ to 64 epochs and 200,000 rows a call and never across a checkpoint epoch, which 
 (docs/design/engine.md#calls); calls of more epochs are what a longer checkpoint interval allows.
 Prints rows per second and how many times the live rate that is.
 
-Timed is a task's own loop from the first epoch, in memory, until the last is in the output log:
-Spark, digests, log, and the saver, which works in the background meanwhile, as in a task. Not in
-it: reading the source or the upstream, sinks. Target: ten times the live rate, with the checkpoints
-of the default interval.
+Measured: a task's own loop, from the first epoch, in memory, until the last is in the output log:
+Spark, digests, log, and the saver, which works in the background meanwhile, as in a task. Not
+measured: reading the source or the upstream, sinks. Target: ten times the live rate, with the
+checkpoints of the default interval.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rekindle_testing.harness.report import Row, format_row, load_average, repor
 TARGET = 10.0
 SIZES = (1, 4, 10, 64)
 FIRST = 640
-"""The epoch before is a checkpoint's, whichever of the sizes is the interval."""
+"""The epoch before it is a checkpoint epoch, whichever of the sizes is the checkpoint interval."""
 
 
 class Replays:

@@ -13,9 +13,9 @@ changed since the one before (of a page of the state, divided by its rows); load
 checkpoint; memory of Python and of the JVM without mapped files, in MiB. Measured for Structured
 Streaming: `triggerExecution`, with RocksDB and changelog checkpoints.
 
-`hopping`: windows of a day that begin each minute, 1,000 groups; an epoch has a minute and a row of
-each group, so that one window closes in each; after a day. Rows of the state are divided by groups
-and panes.
+`hopping`: windows of a day that begin each minute, 1,000 groups. An epoch has a minute of event
+time and a row of each group, so that one window closes in each; measured after the first day. Rows
+of the state are divided by groups and panes.
 
 Targets: at most half of Structured Streaming's p50 and p99; with a million groups at most 1.5 times
 the p50 of 10,000; a checkpoint at most three times what changed. Of hopping windows: p50 at most

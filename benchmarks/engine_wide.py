@@ -204,6 +204,7 @@ def to_row(name: str, case: Case, outcome: Outcome) -> Row:
         names_limit = all(text in message for text in wanted)
         values = {"the message names the limit": names_limit}
         return Row(f"{name}: refused", values, 1, names_limit and within)
+    # One epoch, or epochs of 300 MB, have to stay within the memory limit only.
     fast = case.epochs == 1 or ratio >= TARGET or case.limit_bytes > 1024 * MIB
     return Row(name, values, TARGET, fast and within and outcome.refusal is None)
 

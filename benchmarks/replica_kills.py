@@ -4,17 +4,17 @@
 
 The query is that of replicated_query.py, under load on an embedded cluster with Spark. Each kill is
 `kill -9` of a replica's processes and the loss of its disk; its successor is another pod, and gets
-state and log from the partner. The next replica is killed once nothing is missing: window replicas
-in turn, each fifth time one of the source.
+state and log from the partner. The next replica is killed once no replica is missing: those of the
+window in turn, each fifth time one of the source.
 
-- *gap*: the longest time between two epochs of the output around a kill (bar: an epoch + 100 ms),
-  of the replicated segment's own sink, and of a query that reads its stream; the same for moments
-  without a kill
+- *gap*: the longest time between two epochs of the output around a kill (target: an epoch +
+  100 ms), of the replicated segment's own sink, and of a query that reads its stream; the same for
+  moments without a kill
 - *rebuild*: from the kill until the successor is Live; all have to be moved from the partner, none
   restored from a checkpoint
 - *epochs*: from the end of an epoch until all its rows are in the sink. During a rebuild only the
-  partner writes the rows of the partition; the bar is 1.5 times what it is with nothing missing, in
-  the same run
+  partner writes the rows of the partition; the target is 1.5 times the time while no replica is
+  missing, in the same run
 - *rows*: the sinks are compared with the reference execution; nothing may be lost or repeated
 
 Writes build/bench/replica_kills.json and .md.
@@ -47,8 +47,8 @@ from rekindle_testing.harness.run import Run
 from rekindle_testing.waiting import wait_for
 
 EPOCH_S = 1.0
-GAP_BAR_S = EPOCH_S + 0.1
-EPOCH_BAR = 1.5
+GAP_TARGET_S = EPOCH_S + 0.1
+EPOCH_RATIO_TARGET = 1.5
 AROUND_S = 3 * EPOCH_S
 QUIET_EPOCHS = 8
 REBUILD_TIMEOUT_S = 600
@@ -57,8 +57,8 @@ _NOTE = re.compile(r"state movement to (?P<slot>\S+), incarnation (?P<number>\d+
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """`quiet_s`, `killed_s`, `rebuilt_s`: when nothing was missing any more, when the replica was
-    killed, when its successor was Live; seconds since 1970. `slot`, `incarnation`: of the
+    """`quiet_s`, `killed_s`, `rebuilt_s`: when no replica was missing any more, when the replica
+    was killed, when its successor was Live; seconds since 1970. `slot`, `incarnation`: of the
     successor."""
 
     segment_name: str
@@ -163,8 +163,8 @@ def _gap_rows(query: str, files: Sequence[WrittenFile], kills: Sequence[Kill]) -
     rows = []
     for what, times in moments.items():
         gaps = [max(intervals(files, at, at + AROUND_S)) for at in times]
-        bar = GAP_BAR_S if what == "killed" else None
-        rows.append(_row(f"{query}, {what}: gap, s", gaps, bar))
+        target = GAP_TARGET_S if what == "killed" else None
+        rows.append(_row(f"{query}, {what}: gap, s", gaps, target))
     return rows
 
 
@@ -196,21 +196,26 @@ def _epoch_rows(
         for latency in latencies(files, origin_s, EPOCH_S, kill.killed_s, kill.rebuilt_s)
     ]
     ratio = round(percentiles(during).p99 / percentiles(before).p99, 2)
-    met = ratio <= EPOCH_BAR
+    met = ratio <= EPOCH_RATIO_TARGET
     pauses = [max(intervals(files, kill.killed_s, kill.rebuilt_s)) for kill in kills]
     return [
         _row(f"{query}, nothing missing: end of an epoch to its rows, s", before, None),
         _row(f"{query}, rebuild: end of an epoch to its rows, s", during, None),
-        Row(f"{query}: p99 of these, rebuild / nothing missing", {"ratio": ratio}, EPOCH_BAR, met),
+        Row(
+            f"{query}: p99 of these, rebuild / nothing missing",
+            {"ratio": ratio},
+            EPOCH_RATIO_TARGET,
+            met,
+        ),
         _row(f"{query}, rebuild: longest time between two epochs, s", pauses, None),
     ]
 
 
-def _row(what: str, values: Sequence[float], bar: float | None) -> Row:
+def _row(what: str, values: Sequence[float], target: float | None) -> Row:
     found = percentiles(values)
     figures = {"p50": round(found.p50, 3), "p99": round(found.p99, 3)}
     figures |= {"max": round(found.worst, 3), "n": len(values)}
-    return Row(what, figures, bar, None if bar is None else found.p99 <= bar)
+    return Row(what, figures, target, None if target is None else found.p99 <= target)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 .venv/bin/python benchmarks/spark_start.py [--runs 3]
 
-Ready is: session up and the result of a first query there. Variants are interleaved. CPU seconds
+Ready: the session has started and a first query has returned. Variants are interleaved. CPU seconds
 are of the JVM (user and system), which other work on the machine inflates less than the clock.
 Target: ready in 4 s with AppCDS (median), alone on the machine.
 """

@@ -12,7 +12,7 @@ with its disk, once a checkpoint has all of the state.
   compared the digest. *kill to Live*: with the start of its process, and with catching up
 - *memory* of the Python processes, without pages of files: the most while state moves, above what
   it was before, for the donor in the seconds before the kill, for the newcomer before its first
-  chunk (bar: 128 MiB, whatever the state's size)
+  chunk (target: 128 MiB, whatever the state's size)
 - *epochs* of the partner, from the end of an epoch until a poll, every few hundredths of a second,
   finds it computed
 
@@ -42,7 +42,7 @@ FILL_S, LEAST_ROWS_PER_S, CHANGED_GROUPS = 60, 1_000, 1_000
 BEFORE_S, TIMEOUT_S = 20.0, 900.0
 POLL_S = 0.01
 EPOCH_S = 1.0
-MEMORY_BAR_MIB = 128
+MEMORY_TARGET_MIB = 128
 MIB = 2**20
 _MOVING = (NewcomerPhase.ASKING, NewcomerPhase.RECEIVING, NewcomerPhase.INSTALLING)
 
@@ -113,12 +113,12 @@ class Movement:
             self.newcomer_mib = max(self.newcomer_mib, memory_mib)
 
     def _observe_phase(self, newcomer: Replica, now: float) -> None:
-        answer = newcomer.answer
-        if answer is None or answer.movement is None:
+        response = newcomer.response
+        if response is None or response.movement is None:
             return
-        if answer.movement.moved_through is not None:
+        if response.movement.moved_through is not None:
             self.moved = self.moved or now
-        report = answer.movement.newcomer
+        report = response.movement.newcomer
         if report is not None and (progress := report.progress) is not None:
             self.began.setdefault(progress.phase, now)
             self.chunks = max(self.chunks, progress.chunks)
@@ -151,7 +151,9 @@ def _measured(megabytes: int) -> list[Row]:
     with temporary_run_directory("movement") as directory:
         spec = make_spec(directory, groups, rows_per_s)
         with task_processes(directory, spec) as tasks:
-            tasks.until(lambda: tasks.all_live() and tasks.committed() > filled_epoch, TIMEOUT_S)
+            tasks.poll_until(
+                lambda: tasks.all_live() and tasks.committed_epoch() > filled_epoch, TIMEOUT_S
+            )
             lost, partner = (r for r in tasks.replicas.values() if _is_replicated(tasks, r))
             began = time.monotonic()
             donor_mib = 0.0
@@ -173,7 +175,7 @@ def _rebuild(tasks: TaskProcesses, lost: Replica, partner: Replica) -> Movement:
     movement = Movement(time.monotonic())
     newcomer = tasks.start(lost.slot)
     while not movement.live:
-        assert time.monotonic() < movement.killed + TIMEOUT_S, (tasks.notes, newcomer.answer)
+        assert time.monotonic() < movement.killed + TIMEOUT_S, (tasks.notes, newcomer.response)
         _poll(tasks)
         movement.observe(partner, newcomer)
     assert movement.moved, f"the state was restored from a checkpoint: {tasks.notes}"
@@ -181,7 +183,7 @@ def _rebuild(tasks: TaskProcesses, lost: Replica, partner: Replica) -> Movement:
 
 
 def _poll(tasks: TaskProcesses) -> None:
-    tasks.round()
+    tasks.poll_all()
     time.sleep(POLL_S)
 
 
@@ -211,8 +213,8 @@ def _movement_rows(megabytes: int, movement: Movement, donor_before_mib: float) 
     for party, (before, most) in before_after.items():
         grown = round(most - before, 1)
         values = {"before MiB": round(before, 1), "grown MiB": grown}
-        met = grown <= MEMORY_BAR_MIB
-        rows.append(Row(f"{what}: memory of the {party}", values, MEMORY_BAR_MIB, met))
+        met = grown <= MEMORY_TARGET_MIB
+        rows.append(Row(f"{what}: memory of the {party}", values, MEMORY_TARGET_MIB, met))
     return rows
 
 

@@ -5,8 +5,8 @@
 Forward edges read a partition each; keyed ones a share each of one partition, which has the bytes
 of all. Throughput: logs that are full are read from the beginning, in epochs of each size; CPU of
 both processes. Latency: from the append of an epoch of one record to its delivery, with an epoch of
-each partition every 100 ms; the watermark is the time of the append. Threads are those of the
-process that are there because of the edges. Target: at most 2 for readers, 3 for the server."""
+each partition every 100 ms; the watermark is the time of the append. Threads are those that the
+edges add to the process. Target: at most 2 for readers, 3 for the server."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def line(process: subprocess.Popen[str]) -> Any:
     return json.loads(process.stdout.readline())
 
 
-def go_on(process: subprocess.Popen[str]) -> None:
+def send_line(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -176,11 +176,11 @@ def measure(edges: int, mb: int, epoch_kb: int, keyed: bool) -> list[Row]:
         reader = start("--read", line(server), edges, epochs, int(keyed))
         try:
             read_all = line(reader)
-            go_on(server)
+            send_line(server)
             served, waited, appended = line(server), line(reader), line(server)
         finally:
             reader.communicate()
-        go_on(server)
+        send_line(server)
     finally:
         server.communicate()
     gb = epochs * partitions * epoch_kb / (1 << 20)

@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dpc import plots, tables
-from dpc.failures import CHAIN, measure_failures
+from dpc.failures import chain_settings, failure_settings, measure_failures, wait_settings
 from dpc.overheads import CHECKPOINTS_S, EPOCHS_S, measure_checkpoints, measure_overheads
 from dpc.scenario import bench_cluster
 from dpc.tables import AnyRow
@@ -29,10 +29,12 @@ from rekindle_testing.harness.report import BENCH
 
 DIRECTORY = BENCH / "dpc"
 FAILURES_S = (5.0, 15.0, 30.0, 60.0)
-CHAIN_S = 15.0
+WAIT_S, CHAIN_S = 5.0, 15.0
+WAIT_POLICIES = ("Process/Process", "Delay/Delay")
+"""Those of the paper's Fig. 9, which has the first half."""
 CHAIN_POLICIES = ("Process/Process", "Delay/Delay", "Process/Suspend")
 """Those of the paper's Fig. 11."""
-PARTS = ("throughput", "failures", "chain", "overheads", "checkpoints")
+PARTS = ("throughput", "waits", "failures", "chain", "overheads", "checkpoints")
 
 
 def main() -> int:
@@ -54,7 +56,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument(
-        "--seconds", type=float, nargs="*", default=FAILURES_S, help="durations of failures"
+        "--seconds", type=float, nargs="*", default=FAILURES_S, help="of the part failures"
     )
     parser.add_argument("--policies", type=_policy, nargs="*", help=", ".join(map(str, POLICIES)))
     return parser.parse_args()
@@ -67,15 +69,21 @@ def _policy(text: str) -> Policy:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _policies(texts: Sequence[str]) -> list[Policy]:
+    return [Policy.of(text) for text in texts]
+
+
 def _rows(part: str, cluster: EmbeddedCluster, options: argparse.Namespace) -> Iterator[AnyRow]:
     match part:
+        case "waits":
+            settings = wait_settings(options.policies or _policies(WAIT_POLICIES), WAIT_S)
+            return measure_failures(cluster, settings, [WAIT_S])
         case "failures":
-            policies = options.policies or POLICIES
-            return measure_failures(cluster, policies, options.seconds)
+            settings = failure_settings(options.policies or POLICIES, options.seconds)
+            return measure_failures(cluster, settings, options.seconds)
         case "chain":
-            policies = options.policies or [Policy.of(text) for text in CHAIN_POLICIES]
-            cuts_s = [CHAIN_S if CHAIN_S in options.seconds else options.seconds[0]]
-            return measure_failures(cluster, policies, cuts_s, CHAIN)
+            settings = chain_settings(options.policies or _policies(CHAIN_POLICIES), CHAIN_S)
+            return measure_failures(cluster, settings, [CHAIN_S])
         case "overheads":
             return measure_overheads(cluster, EPOCHS_S)
         case _:

@@ -1,9 +1,10 @@
-"""Figs. 10 and 11 of the paper: failures of one input, of several lengths, under each policy.
+"""Figs. 9 to 11 of the paper: failures of one input.
 
-Fig. 10: one task, all six policies. Fig. 11: a chain of four tasks, of which each is the end of a
-chain of one to four, since a task does not depend on those that read from it; so one failure
-measures all four lengths. One replica of each task, unlike the paper's two: both branches run in
-the one task (docs/design/consistency.md).
+Fig. 9: one task, a failure of 5 s, several maxDelays. Fig. 10: one task, failures of several
+lengths, all six policies. Fig. 11: a chain of four tasks, of which each is the end of a chain of
+one to four, since a task does not depend on those that read from it; so one failure measures all
+four lengths. One replica of each task, unlike the paper's two: both branches run in the one task
+(docs/design/consistency.md).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dpc.scenario import Deployed, input_s, make_reference
-from dpc.topologies import MAX_DELAY_S, Policy, Setting
+from dpc.topologies import DELAY_FRACTION, Policy, Setting
 from rekindle_testing.harness.cluster import EmbeddedCluster
 
 CHAIN = 4
+WAITS_S = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0)
+"""Of Fig. 9: alpha X, from 0.5 to 6 s as there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +39,41 @@ class FailureRow:
     rows_equal: int
 
 
-def measure_failures(
-    cluster: EmbeddedCluster,
-    policies: Sequence[Policy],
-    cuts_s: Sequence[float],
-    chain: int = 1,
-) -> Iterator[FailureRow]:
-    """Each policy has a topology of its own, with the cuts one after another; its rows come when
-    its sink has been compared. Raises AssertionError if that differs."""
-    kind = "failures" if chain == 1 else "chain"
-    settings = [
-        Setting(f"{kind}-{number}", input_s(cuts_s), policy, chain=chain)
+def wait_settings(policies: Sequence[Policy], cut_s: float) -> list[Setting]:
+    """Of Fig. 9."""
+    return [
+        Setting(
+            f"wait-{number}-{round(wait_s * 1000)}",
+            input_s([cut_s]),
+            policy,
+            max_delay_s=round(wait_s / DELAY_FRACTION, 3),
+        )
+        for number, policy in enumerate(policies)
+        for wait_s in WAITS_S
+    ]
+
+
+def failure_settings(policies: Sequence[Policy], cuts_s: Sequence[float]) -> list[Setting]:
+    """Of Fig. 10."""
+    return [
+        Setting(f"failures-{number}", input_s(cuts_s), policy)
         for number, policy in enumerate(policies)
     ]
+
+
+def chain_settings(policies: Sequence[Policy], cut_s: float) -> list[Setting]:
+    """Of Fig. 11."""
+    return [
+        Setting(f"chain-{number}", input_s([cut_s]), policy, chain=CHAIN)
+        for number, policy in enumerate(policies)
+    ]
+
+
+def measure_failures(
+    cluster: EmbeddedCluster, settings: Sequence[Setting], cuts_s: Sequence[float]
+) -> Iterator[FailureRow]:
+    """Each topology has the cuts one after another; its rows come when its sink has been compared.
+    The topologies have the same input and operators. Raises AssertionError if a sink differs."""
     reference = make_reference(cluster, settings[0])
     for setting in settings:
         with Deployed(cluster, setting) as deployed:
@@ -61,7 +86,7 @@ def measure_failures(
                     str(setting.policy),
                     cut_s,
                     position,
-                    MAX_DELAY_S,
+                    _finite(setting.max_delay_s),
                     round(measured.usual_s, 3),
                     round(measured.outage.delay_new_s, 3),
                     measured.outage.tentative_epochs,
@@ -69,3 +94,8 @@ def measure_failures(
                     round(measured.outage.stabilized_s, 3),
                     equal,
                 )
+
+
+def _finite(max_delay_s: float | None) -> float:
+    assert max_delay_s is not None, "with an infinite maxDelay a failure has no tentative results"
+    return max_delay_s

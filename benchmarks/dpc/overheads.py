@@ -1,4 +1,4 @@
-"""What costs without failures: Table 3 of the paper, and checkpoints.
+"""Overheads without failures: Table 3 of the paper, and checkpoints.
 
 Table 3: delay against the length of an epoch, which is both bucket size and boundary interval; with
 a finite and an infinite maxDelay, two topologies side by side. The mean delay of a row is that of

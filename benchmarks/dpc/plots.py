@@ -1,6 +1,6 @@
 """Results as pictures in the form of the paper's figures, SVG.
 
-Figs. 10 and 11: delay of new results above, tentative rows below. Table 3 and the checkpoints are
+Figs. 9 to 11: delay of new results above, tentative rows below. Table 3 and the checkpoints are
 lines over the interval.
 """
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from dpc.failures import FailureRow
 from dpc.overheads import CheckpointRow, OverheadRow
 from dpc.tables import Results
-from dpc.topologies import MAX_DELAY_S
+from dpc.topologies import DELAY_FRACTION, MAX_DELAY_S
 
 Point = tuple[float, float]
 _MARKERS = "osDv^x"
@@ -25,6 +25,8 @@ def draw(results: Results, directory: Path) -> list[Path]:
     """A picture for each part that was measured; their paths. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
+    if results.waits:
+        drawn.append(_draw_waits(results.waits, directory / "fig9-waits.svg"))
     if results.failures:
         drawn.append(_draw_failures(results.failures, directory / "fig10-failures.svg"))
     if results.chain:
@@ -34,6 +36,20 @@ def draw(results: Results, directory: Path) -> list[Path]:
     if results.checkpoints:
         drawn.append(_draw_checkpoints(results.checkpoints, directory / "checkpoints.svg"))
     return drawn
+
+
+def _draw_waits(rows: Sequence[FailureRow], path: Path) -> Path:
+    seconds = ", ".join(f"{s:g}" for s in sorted({row.failure_s for row in rows}))
+    figure, above, below = _two_axes(f"A failure of {seconds} s, against alpha X (DPC, Fig. 9)")
+    _delays_and_tentative(rows, above, below, _alpha_x)
+    waits = sorted({_alpha_x(row) for row in rows})
+    above.plot(waits, waits, color="#757575", linestyle=":", label="alpha X")
+    below.set_xlabel("alpha X, s")
+    return _save(figure, above, path)
+
+
+def _alpha_x(row: FailureRow) -> float:
+    return row.max_delay_s * DELAY_FRACTION
 
 
 def _draw_failures(rows: Sequence[FailureRow], path: Path) -> Path:

@@ -41,14 +41,14 @@ from rekindle_testing.waiting import wait_for
 NODES = 3
 NODE = NodeResources(cpu="3", memory="8Gi")
 QUIET_S = 5.0
-"""Before each cut; delays of that time are the usual ones."""
+"""Time without a failure before each cut, in which the usual delays are measured."""
 START_S = 180.0
-"""That a topology may take until it is Live and has a checkpoint."""
+"""How long a topology may take until it is Live and has a checkpoint."""
 STABILIZE_S = 90.0
 STEADY_S = 120.0
 _STEADY_EPOCHS = 10
 _SLOW_S = 0.5
-"""Beyond two epoch intervals, before a measurement begins."""
+"""A measurement begins once delays are at most two epoch intervals and this."""
 _LIVE_S = 240.0
 
 
@@ -188,7 +188,8 @@ def input_s(cuts_s: Sequence[float]) -> float:
 
 
 def make_reference(cluster: EmbeddedCluster, setting: Setting) -> Reference:
-    """Executed. For all topologies with the same input and operators, whatever their names."""
+    """An executed reference, for all topologies with the same input and operators, whatever their
+    names."""
     directory = cluster.directory / f"reference-{setting.name}"
     directory.mkdir()
     reference = Reference(resource(setting), cluster.shared, directory)

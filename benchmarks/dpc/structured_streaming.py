@@ -3,10 +3,10 @@
 Spark's `rate` source makes rows with the time at which they exist; a count by key with RocksDB
 state, in update mode, is written by foreachBatch, which brings the rows into the Python process. A
 checkpoint is written with each trigger, so the interval of checkpoints is that of triggers. A
-result counts as there when foreachBatch has its rows, before the batch is committed.
+result has arrived when foreachBatch has its rows, before the batch is committed.
 
-Rows come evenly, so those of a batch are as old as the times between the newest row of the batch
-before and its own newest row.
+Rows come evenly, so the times of a batch's rows are spread evenly between the newest row of the
+batch before and its own newest row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONF = {
 _WARM_UP_S = 10.0
 _START_S = 180.0
 Batch = tuple[float, float]
-"""Unix times: when the rows of a batch were there, and of its newest row."""
+"""Unix times: when the rows of a batch had arrived, and the time of its newest row."""
 
 
 class StructuredStreaming:
@@ -70,7 +70,8 @@ class StructuredStreaming:
 
 
 def ages_s(batches: list[Batch]) -> tuple[float, float]:
-    """Mean, weighted by rows, and maximum. Two batches at least."""
+    """The mean (weighted by rows) and the maximum age of rows when their batch arrived. Needs at
+    least two batches."""
     spans = [(newest - before, at - newest) for (_, before), (at, newest) in pairwise(batches)]
     rows = sum(span for span, _ in spans)
     mean = sum(span * (late + span / 2) for span, late in spans) / rows
@@ -80,8 +81,8 @@ def ages_s(batches: list[Batch]) -> tuple[float, float]:
 def _serve(pipe: Connection, rows_per_second: int, directory: Path) -> None:
     session = start_session("bench", conf=_CONF, data_dir=directory)
     session.sparkContext.setLogLevel("ERROR")
-    while (task := pipe.recv()) is not None:
-        trigger_s, seconds = task
+    while (request := pipe.recv()) is not None:
+        trigger_s, seconds = request
         batches: list[Batch] = []
         query = _start(session, rows_per_second, directory, trigger_s, batches)
         time.sleep(max(_WARM_UP_S, 1.2 * trigger_s))

@@ -2,12 +2,13 @@
 
 One task of real parts in this process: readers over HTTP from three output logs on disk, union and
 window in Spark, output log. With an infinite maxDelay its inputs are `StreamInputs`, with a finite
-one `BranchedInputs` with a live output, as in a task that is Live. Everything is there when the
-clock starts, so the task takes epochs as fast as it can, up to as many a call as the loop allows.
+one `BranchedInputs` with a live output, as in a task that is Live. All input is in the logs when
+the clock starts, so the task takes epochs as fast as it can, up to as many a call as the loop
+allows.
 
-Rounds come in pairs, of which every other one begins with the other kind, after rounds that warm
-the JVM up. The result is the median of the ratios of pairs: both rounds of a pair have the same
-machine.
+Rounds come in pairs, a finite and an infinite one, in alternating order, after rounds that warm the
+JVM up. The result is the median of the ratios of pairs, since both rounds of a pair meet the same
+load of the machine.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ WARM_UP_PAIRS = 2
 EPOCHS = 400
 ROWS = 750
 """Of each source in an epoch."""
-BAR = 0.97
-"""Of the infinite one's throughput."""
+RATIO_TARGET = 0.97
+"""The least throughput with a finite maxDelay, as a fraction of that with an infinite one."""
 EPOCH_US = 500_000
 _LOCALHOST = "127.0.0.1"
 _ROUND_S = 300.0
@@ -59,8 +60,8 @@ _ROUND_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRow:
-    """Rows of all sources a second, medians of all rounds; `ratio`: the median of finite by
-    infinite of each pair, `low` and `high` its quartiles."""
+    """Rows of all sources a second, medians of all rounds; `ratio`: the median over the pairs of
+    finite divided by infinite, `low` and `high`: its quartiles."""
 
     finite: int
     infinite: int
@@ -102,7 +103,7 @@ def _result(finite_s: list[float], infinite_s: list[float], rows: int) -> Throug
         round(low, 3),
         round(high, 3),
         len(ratios),
-        ratio >= BAR,
+        ratio >= RATIO_TARGET,
     )
 
 

@@ -269,7 +269,7 @@ def wait_for_end(pid: int) -> None:
 
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
-    with pytest.raises(ImageError, match="no end after 1 s"):
+    with pytest.raises(ImageError, match="did not end within 1 s"):
         programs.run(["sh", "-c", f"sleep 600 & echo $! > {marker}; wait"], timeout_s=1)
     wait_for_end(int(marker.read_text()))
 

@@ -173,7 +173,7 @@ def test_killed_nodes_come_back_one_at_a_time(
     cluster: KindCluster, commands: Callable[[], list[str]]
 ) -> None:
     _answer_as_started(cluster)
-    with pytest.raises(UnsupportedByCluster, match="kind adds no nodes"):
+    with pytest.raises(UnsupportedByCluster, match="kind cannot add a node"):
         cluster.add_node()
     both = sorted(cluster.nodes)
     cluster.kill_nodes(both)

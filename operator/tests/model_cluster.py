@@ -205,6 +205,7 @@ class ModelCluster(ModelState):
                     "incarnation": p.incarnation,
                     "phase": "Live",
                     "stableEpoch": 1,
+                    "durableEpoch": 1,
                     **self.task_reports.get(p.name, {}),
                 }
                 for p in self.tasks(name).values()

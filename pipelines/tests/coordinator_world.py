@@ -15,10 +15,10 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
+    LogMovement,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
-    NoteMovement,
     Partition,
     Pod,
     PodsListed,
@@ -140,7 +140,7 @@ class World:
                         self.zombie = None
                     else:
                         self.gave_up.append(reason)
-                case CollectGarbage() | PollNow() | ApplyStatus() | NoteMovement():
+                case CollectGarbage() | PollNow() | ApplyStatus() | LogMovement():
                     pass
 
     def write(self, who: Coordinator, manifest: Manifest) -> None:
@@ -318,9 +318,12 @@ class World:
             f"{partition.key} is committed at {newest.entries[partition.key][0].epoch}: {sink}"
             for partition in self.graph.partitions
             for sink in assigned_sinks(self.graph, newest, partition.segment)
-            if self.written.get((partition, sink), sink.from_epoch - 1)
-            < newest.entries[partition.key][0].epoch
+            if self._written_by(partition, sink) < newest.entries[partition.key][0].epoch
         ]
+
+    def _written_by(self, partition: Partition, sink: SinkAssignment) -> int:
+        found = (e for (p, s), e in self.written.items() if p == partition and s.writes_as(sink))
+        return max(found, default=sink.from_epoch - 1)
 
 
 def oldest_epoch(refs: tuple[EntryRef, ...]) -> int:

@@ -606,7 +606,7 @@ def test_what_is_damaged_each_time_is_lost() -> None:
 def test_nothing_is_fetched_of_a_state_that_is_lost() -> None:
     queue = FetchQueue({"a": 1, "b": 2})
     assert queue.take(0.0) == "a"
-    queue.is_lost("a", "it is missing")
+    queue.mark_lost("a", "it is missing")
     assert (queue.take(9.0), queue.wake_at) == (None, None)
     assert queue.lost == LostObject("a", "it is missing")
     assert queue.missing == ["b", "a"]

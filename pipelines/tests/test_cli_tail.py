@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import queue
@@ -11,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ from test_stream_sinks_server import IDENTITY, Task
 from topology_specs import query, source, topology_spec, window
 
 from rekindle import names
-from rekindle.cli.kubernetes_api import ApiUnavailable, ClusterReader
+from rekindle.cli.kubernetes_api import ApiError, ApiUnavailable, ClusterReader
 from rekindle.cli.tail import TOKEN_VARIABLE, QueryPods
 from rekindle.cli.tail_lines import LineWriter
 from rekindle.errors import BelowFloor, RekindleError
@@ -146,6 +147,34 @@ def test_the_pods_of_a_partition_are_found_by_replica() -> None:
     cluster.unavailable = True
     assert pods.addresses(1) == found
     assert pods.addresses(0) == []
+
+
+class SecretReader(ClusterReader):
+    """A cluster whose API server returns one Secret."""
+
+    secret: ClassVar[dict[str, str]] = {}
+
+    def _get(self, path: str, query: object = ()) -> dict[str, Any]:
+        assert "/secrets/" in path
+        return {"data": {k: base64.b64encode(v.encode()).decode() for k, v in self.secret.items()}}
+
+
+@pytest.mark.parametrize("keys", [("token", "reader"), ("token",)])
+def test_a_secret_of_before_stream_sinks_is_enough(
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    content = {"token": str(IDENTITY.token), "reader": str(IDENTITY.reader_token)}
+    monkeypatch.setattr(SecretReader, "secret", {key: content[key] for key in keys})
+    cluster = SecretReader(cast(Any, None), "default")
+    found = cluster.reader_token({"metadata": {"name": "t", "uid": "u"}})
+    assert found == IDENTITY.reader_token
+
+
+def test_a_secret_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SecretReader, "secret", {"other": "x"})
+    cluster = SecretReader(cast(Any, None), "default")
+    with pytest.raises(ApiError, match="has no key reader"):
+        cluster.reader_token({"metadata": {"name": "t", "uid": "u"}})
 
 
 @pytest.mark.parametrize(

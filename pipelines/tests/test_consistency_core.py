@@ -78,6 +78,15 @@ def test_the_first_tentative_epoch_waits_for_its_deadline() -> None:
     assert first.channels == 1
 
 
+@pytest.mark.parametrize("policy", [Policy.PROCESS, Policy.DELAY])
+def test_only_delay_waits_for_tentative_input(policy: Policy) -> None:
+    manager = core(during_failure=policy)
+    manager.step(received(0, BatchKind.TENTATIVE), 0.0)
+    waits = policy is Policy.DELAY
+    assert (manager.wake_at is not None and manager.wake_at > 0.0) == waits
+    assert (manager.tentative_epoch is None) == waits
+
+
 def test_during_a_failure_process_does_not_wait_and_delay_does() -> None:
     def delays(policy: Policy) -> list[float]:
         (task,) = cut(Chain(during_failure=policy), 20).tasks
@@ -283,8 +292,9 @@ def test_an_input_that_is_always_too_late_holds_up_no_stable_epoch(policy: Polic
 # -- what a task must not do -----------------------------------------------------------------------
 
 
-def core() -> ConsistencyCore:
-    return ConsistencyCore(ConsistencySettings([[0]], [SCHEMA], max_delay_s=3.0), 0, -1)
+def core(during_failure: Policy = Policy.PROCESS) -> ConsistencyCore:
+    settings = ConsistencySettings([[0]], [SCHEMA], max_delay_s=3.0, during_failure=during_failure)
+    return ConsistencyCore(settings, 0, -1)
 
 
 def received(epoch: int, kind: BatchKind = BatchKind.STABLE) -> BatchReceived:
@@ -319,7 +329,7 @@ def test_a_tentative_result_in_state_stable_shows_the_history() -> None:
 
 
 def test_a_single_tentative_input_is_processed_and_corrected() -> None:
-    manager = core()
+    manager = core(Policy.DELAY)
     channel = Channel(0, 0)
     assert manager.step(received(0, BatchKind.TENTATIVE), 0.0) == [ReadLive(channel, 0)]
     assert manager.wake_at == pytest.approx(WAIT_S)

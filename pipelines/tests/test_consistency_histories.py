@@ -265,7 +265,7 @@ def test_whatever_partners_say_output_is_corrected(seed: int) -> None:
 
 def undone_before_the_deadline() -> None:
     """The first task is tentative and corrected again while the second one still waits."""
-    world = World(Chain(tasks=2, max_delay_s=X_S))
+    world = World(Chain(tasks=2, max_delay_s=X_S, during_failure=Policy.DELAY))
     world.run(10)
     world.cut(1)
     world.cut(3)

@@ -69,6 +69,25 @@ def test_a_query_with_another_sink_starts_again() -> None:
     ]
 
 
+def test_settings_of_a_stream_sink_change_in_place() -> None:
+    def parts(retain: str) -> list[SimulatedSegment]:
+        return [replace(p, retain=retain) if p.name == "left" else p for p in DIAMOND]
+
+    world = World(parts("4Mi"))
+    world.start_all()
+    world.run_epochs(10)
+    before = world.store[-1]
+    world.change_generation(make_generation(parts("8Mi"), 2))
+    world.poll_rounds(2)
+    given = next_polls(world)[Slot("left", 0, 0)].sinks
+    assert [s.sink.retained_bytes for s in given] == [8 << 20]
+    world.run_epochs(10)
+    after = world.store[-1]
+    assert (after.generation, after.queries) == (2, before.queries)
+    assert after.entries["left/0"][0].epoch > before.entries["left/0"][0].epoch + 4
+    assert world.tasks[Slot("left", 0, 0)].response().sinks[0].durable >= after.epoch
+
+
 def test_no_entry_is_committed_before_a_new_query_is_known() -> None:
     world = started()
     parts = [replace(p, query=True) if p.name == "right" else p for p in DIAMOND]

@@ -1,4 +1,5 @@
-"""Real task processes with a stream sink: a reader goes on while the replica that it reads is lost.
+"""Real task processes with a stream sink: a reader goes on while the sink's settings are edited,
+and while the replica that it reads is lost.
 
 Two replicas of a source, and the coordinator's real core; `rekindle tail` and a plain Flight client
 read them.
@@ -20,12 +21,16 @@ from rekindle.protocol import STREAM_SINK_PORT
 from rekindle_testing.harness.task_processes import TaskProcesses, task_processes
 
 
+def spec_with(directory: Path, **sink: object) -> dict[str, Any]:
+    spec = make_spec(directory, with_window=False)
+    spec["sources"][0]["generator"]["rowsPerSecond"] = 40
+    spec["queries"] = [{"name": "delays", "from": "rows", "sink": {"stream": sink}}]
+    return spec
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[TaskProcesses]:
-    spec = make_spec(tmp_path, with_window=False)
-    spec["sources"][0]["generator"]["rowsPerSecond"] = 40
-    spec["queries"] = [{"name": "delays", "from": "rows", "sink": {"stream": {"retain": "4Mi"}}}]
-    with task_processes(tmp_path, spec) as made:
+    with task_processes(tmp_path, spec_with(tmp_path, retain="4Mi")) as made:
         yield made
 
 
@@ -41,8 +46,10 @@ def read_once(address: str, ticket: dict[str, Any]) -> list[int]:
 
 @pytest.mark.process
 @pytest.mark.timeout(600)
-def test_a_reader_gets_each_row_once_while_its_replica_is_lost(cluster: TaskProcesses) -> None:
-    cluster.until(lambda: cluster.all_live() and cluster.committed() > 0, 240)
+def test_a_reader_gets_each_row_once_while_its_replica_is_lost(
+    cluster: TaskProcesses, tmp_path: Path
+) -> None:
+    cluster.poll_until(lambda: cluster.all_live() and cluster.committed_epoch() > 0, 240)
     lost, partner = cluster.replicas.values()
     addresses = [f"{r.address}:{STREAM_SINK_PORT}" for r in (lost, partner)]
     tail = Process("--json", *(part for address in addresses for part in ("--address", address)))
@@ -55,12 +62,16 @@ def test_a_reader_gets_each_row_once_while_its_replica_is_lost(cluster: TaskProc
         return int(lines[-1]["epoch"]) if lines else -1
 
     try:
-        cluster.until(lambda: newest() > 5, 120)
+        cluster.poll_until(lambda: newest() > 5, 120)
+        edited_at, committed = newest(), cluster.committed_epoch()
+        cluster.edit(spec_with(tmp_path, retain="8Mi"))
+        cluster.poll_until(lambda: newest() > edited_at + 5, 60)
+        cluster.poll_until(lambda: cluster.committed_epoch() > committed + 1, 60)
         lost.kill()
         lost_at = newest()
         successor = cluster.start(lost.slot)
-        cluster.until(lambda: newest() > lost_at + 20, 180)
-        cluster.until(cluster.all_live, 180)
+        cluster.poll_until(lambda: newest() > lost_at + 20, 180)
+        cluster.poll_until(cluster.all_live, 180)
     finally:
         code, errors = tail.stop()
     newest_epoch = newest_of(lines)

@@ -13,12 +13,14 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from log_parts import SCHEMA, batch, open_log
+from test_streams_damage import flip, value_of
 
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState
 from rekindle.stream_sinks.reading import ServedQuery
 from rekindle.stream_sinks.server import MAX_CALLS_OF_PEER, StreamSinkServer
 from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.live_history import Position
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 
@@ -64,12 +66,13 @@ def connect(task: Task) -> Any:
     return flight.connect(f"grpc://127.0.0.1:{task.server.port}")
 
 
+def received(client: Any, ticket: str) -> Iterator[tuple[dict[str, Any], pa.RecordBatch]]:
+    for chunk in client.do_get(flight.Ticket(ticket), OPTIONS):
+        yield json.loads(chunk.app_metadata.to_pybytes()), chunk.data
+
+
 def call(client: Any, ticket: str | dict[str, Any]) -> list[tuple[dict[str, Any], pa.RecordBatch]]:
-    text = ticket if isinstance(ticket, str) else json.dumps(ticket)
-    return [
-        (json.loads(chunk.app_metadata.to_pybytes()), chunk.data)
-        for chunk in client.do_get(flight.Ticket(text), OPTIONS)
-    ]
+    return list(received(client, ticket if isinstance(ticket, str) else json.dumps(ticket)))
 
 
 def told(messages: list[tuple[dict[str, Any], pa.RecordBatch]]) -> list[tuple[str, int, int]]:
@@ -127,6 +130,17 @@ def test_a_large_epoch_comes_in_parts(task: Task) -> None:
     assert '"from_epoch": 1' in found[-1][0]["next"]
 
 
+def test_parts_are_bounded_whatever_the_rows(task: Task) -> None:
+    """A few long rows among many short ones: the average says nothing of a part."""
+    texts = ["x" * (1 << 20 if 50 <= at < 60 else 1) for at in range(20_000)]
+    rows = pa.table({"n": list(range(20_000)), "s": texts}, schema=SCHEMA)
+    task.log.append(EpochBatch("stream", 0, 0, 0, rows, "00" * 16))
+    found = call(connect(task), {"query": "delays"})[:-1]
+    assert pa.Table.from_batches([part for _, part in found]).equals(rows.combine_chunks())
+    assert max(part.nbytes for _, part in found) < (1 << 20) + 1000
+    assert len(found) < 40
+
+
 def test_an_epoch_below_the_floor_is_refused_with_the_floor(task: Task) -> None:
     task.append(*range(3000))
     task.log.truncate(2500)
@@ -137,6 +151,26 @@ def test_an_epoch_below_the_floor_is_refused_with_the_floor(task: Task) -> None:
     assert json.loads(refused.value.extra_info) == {"error": "BelowFloor", "oldest": base}
     assert "Traceback" not in str(refused.value)
     assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", base, 3)
+
+
+@pytest.mark.parametrize("asked_from", [0, 10])
+def test_damage_to_retained_rows_is_refused_with_the_floor(
+    task: Task, tmp_path: Path, asked_from: int
+) -> None:
+    task.append(*range(30))
+    task.log.retain(1 << 20)
+    task.log.truncate(20)
+    (path,) = (tmp_path / "log").glob("*.log")
+    flip(path, value_of(path, 1001))
+    got = list[int]()
+    ticket = json.dumps({"query": "delays", "from_epoch": asked_from})
+    with pytest.raises(flight.FlightServerError, match="begins with epoch 21 now") as refused:
+        got += (m["epoch"] for m, _ in received(connect(task), ticket))
+    assert got == list(range(asked_from, 10))
+    assert json.loads(refused.value.extra_info) == {"error": "BelowFloor", "oldest": 21}
+    assert "Traceback" not in str(refused.value)
+    assert task.log.damage is None
+    assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", 21, 3)
 
 
 def test_nothing_is_sent_about_which_replicas_disagree(task: Task) -> None:
@@ -223,6 +257,85 @@ def test_a_reader_goes_on_at_another_replica(task: Task, tmp_path: Path) -> None
         assert kinds == ["UNDO", "STABLE", "STABLE", "STABLE", "REC_DONE", "END"]
     finally:
         other.server.stop()
+
+
+def test_a_forgotten_position_is_corrected_first(task: Task) -> None:
+    task.append(0)
+    client = connect(task)
+    task.answer(1, 2)
+    ticket = call(client, {"query": "delays", "tentative": True})[-1][0]["next"]
+    task.correct(1, 2, 3)
+    task.answer(4, attempt=2)
+    task.output.truncate(3)  # all consumers of the topology have these
+    found = call(client, ticket)
+    assert told(found) == [
+        ("UNDO", 1, 0),
+        ("STABLE", 1, 3),
+        ("STABLE", 2, 3),
+        ("REC_DONE", 2, 0),
+        ("STABLE", 3, 3),
+        ("TENTATIVE", 4, 2),
+        ("END", 3, 0),
+    ]
+
+
+def test_a_position_of_another_boot_is_corrected_first(task: Task, tmp_path: Path) -> None:
+    task.append(0)
+    task.answer(1, 2)
+    ticket = call(connect(task), {"query": "delays", "tentative": True})[-1][0]["next"]
+    restarted = Task(tmp_path / "restarted", tentative=True)
+    try:
+        restarted.append(0, 1, 2, 3)
+        restarted.answer(4)
+        restarted.output.truncate(3)
+        found = call(connect(restarted), ticket)
+        assert told(found) == [
+            ("UNDO", 1, 0),
+            ("STABLE", 1, 3),
+            ("STABLE", 2, 3),
+            ("REC_DONE", 2, 0),
+            ("STABLE", 3, 3),
+            ("TENTATIVE", 4, 2),
+            ("END", 3, 0),
+        ]
+    finally:
+        restarted.server.stop()
+
+
+def test_what_is_forgotten_during_a_call_is_not_skipped(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task.append(0)
+    client = connect(task)
+    task.answer(1, 2)
+    ticket = call(client, {"query": "delays", "tentative": True})[-1][0]["next"]
+    task.correct(1, 2, 3)
+    task.answer(4, attempt=2)
+    following, calls = task.output.next, list[int]()
+
+    def truncated_before(position: Position | None, from_epoch: int) -> Any:
+        calls.append(from_epoch)
+        if len(calls) == 2:  # the first one only looks whether there is anything
+            task.output.truncate(3)
+        return following(position, from_epoch)
+
+    monkeypatch.setattr(task.output, "next", truncated_before)
+    assert [kind for kind, _, _ in told(call(client, ticket))][:2] == ["UNDO", "STABLE"]
+
+
+def test_a_ticket_of_a_part_asks_for_the_whole_epoch(task: Task) -> None:
+    task.append(0)
+    task.log.append(batch(1, 200_000))
+    task.output.append(1, 2, 2, batch(2, 200_000, salt=7).rows)
+    client = connect(task)
+    found = call(client, {"query": "delays", "tentative": True})
+    for kind, epoch in (("STABLE", 1), ("TENTATIVE", 2)):
+        parts = [m for m, _ in found if (m["kind"], m["epoch"]) == (kind, epoch)]
+        assert len(parts) > 2
+        for part in parts[:-1]:
+            again = told(call(client, part["next"]))
+            assert again[0][:2] == (kind, epoch)
+            assert sum(rows for at, e, rows in again if (at, e) == (kind, epoch)) == 200_000
 
 
 def test_a_reader_that_takes_nothing_holds_up_nobody(task: Task) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 
-from rekindle.errors import LogCorrupt
+from rekindle.errors import BelowFloor, LogCorrupt
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochBatch
 from rekindle.streams.log import OutputLog, Result
@@ -50,6 +50,7 @@ class History:
         self.spill = MemorySpill()
         self.epochs: dict[int, EpochBatch] = {}
         self.next = self.followed = 0
+        self.floor = -1
         self.watermark = NO_WATERMARK
         self.log = self._open()
 
@@ -69,6 +70,7 @@ class History:
         base = self.log.base
         floor = base + int(place * (self.next - base + 1)) - 1
         self.log.truncate(floor)
+        self.floor = max(self.floor, floor)
         assert base <= self.log.base <= max(base, floor + 1)
         self.epochs = {e: b for e, b in self.epochs.items() if e >= self.log.base}
 
@@ -126,16 +128,23 @@ class History:
                 (found,) = self.log.read(epoch, 0)
             except LogCorrupt:
                 return
+            except BelowFloor:  # damaged, and no consumer needs it
+                assert epoch <= self.floor
+                assert epoch < self.log.base <= self.floor + 1
+                return
             assert found == self.epochs[epoch]
 
     def _after_damage(self) -> None:
         """What is left is a part of the model from its beginning, or nothing."""
         self.read_what_is_sound()
+        dropped = self.log.base - 1
         self.log.close()
         self.log = self._open()
+        self.floor = -1
         if self.log.last >= self.log.base:
-            assert self.log.base == min(self.epochs)
-        self.epochs = {e: b for e, b in self.epochs.items() if e <= self.log.last}
+            assert min(self.epochs) <= self.log.base <= max(min(self.epochs), dropped + 1)
+        kept = range(self.log.base, self.log.last + 1)
+        self.epochs = {e: b for e, b in self.epochs.items() if e in kept}
         if self.log.last >= 0:
             self.next = self.log.last + 1
         else:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from log_parts import MemorySpill, batch, filled, open_log
+from test_streams_damage import flip, value_of
 
+from rekindle.errors import BelowFloor, LogCorrupt
+from rekindle.streams.log import OutputLog
 from rekindle.streams.retention import MIN_FILE_BYTES, file_bytes, retained_floor
 
 
@@ -105,3 +111,152 @@ def test_a_reopened_log_still_has_what_it_retained(tmp_path: Path) -> None:
     again.retain(1 << 20)
     again.truncate(40)
     assert again.base == base
+
+
+def retaining(directory: Path, floor: int, **options: object) -> OutputLog:
+    """100 epochs in several files, of which consumers need those above `floor`."""
+    log = filled(directory, 100, rows=50, **options)
+    log.retain(1 << 30)
+    log.truncate(floor)
+    assert log.base == 0
+    return log
+
+
+def damage(directory: Path, epoch: int) -> Path:
+    """Flip a byte in the rows of an epoch of `retaining`; its file."""
+    path = max(p for p in directory.glob("*.log") if int(p.stem) <= epoch)
+    flip(path, value_of(path, epoch * 100 + 25))
+    return path
+
+
+def test_damage_to_what_is_only_retained_drops_that(tmp_path: Path) -> None:
+    log = retaining(tmp_path, 60, file_bytes=1 << 14)
+    path = damage(tmp_path, 20)
+    following = min(int(p.stem) for p in tmp_path.glob("*.log") if p > path)
+    with pytest.raises(BelowFloor, match=f"the log begins with epoch {following} now"):
+        log.read(20, 0)
+    assert log.damage is None
+    assert log.base == following
+    assert not path.exists()
+    assert [b.epoch for b in log] == list(range(following, 100))
+    assert log.append(batch(100, 50))
+    assert open_log(tmp_path).base == following
+
+
+def test_damage_below_the_floor_spares_the_rest_of_its_file(tmp_path: Path) -> None:
+    log = retaining(tmp_path, 60)
+    damage(tmp_path, 20)
+    assert len(list(tmp_path.glob("*.log"))) == 1
+    with pytest.raises(BelowFloor, match="the log begins with epoch 61 now"):
+        log.read(20, 0)
+    assert log.damage is None
+    assert [b.epoch for b in log] == list(range(61, 100))
+    assert log.append(batch(100, 50))
+    log.truncate(99)
+    assert log.base == 61
+
+
+def test_damage_to_what_consumers_need_is_damage_of_the_log(tmp_path: Path) -> None:
+    log = retaining(tmp_path, 60)
+    damage(tmp_path, 61)
+    with pytest.raises(LogCorrupt, match="epoch 61 of stream stream/0 is damaged"):
+        log.read(61, 0)
+    assert log.damage is not None
+
+
+def test_damage_to_what_is_retained_ends_only_who_moves_it(tmp_path: Path) -> None:
+    log = retaining(tmp_path, 60)
+    pin = log.pin()
+    damage(tmp_path, 20)
+    with pytest.raises(BelowFloor):
+        log.contents(pin.base)
+    assert log.damage is None
+    log.unpin(pin)
+    assert [epoch for epoch, _, _ in log.contents(log.base)] == list(range(61, 100))
+
+
+def test_all_that_is_retained_may_be_damaged(tmp_path: Path) -> None:
+    log = retaining(tmp_path, 99)
+    damage(tmp_path, 99)
+    with pytest.raises(BelowFloor, match="begins with epoch 100"):
+        log.read(99, 0)
+    assert (log.base, log.last, log.damage) == (100, 99, None)
+    assert log.append(batch(100, 50))
+    assert not log.append(batch(50, 50))
+    assert [b.epoch for b in log] == [100]
+
+
+def test_a_retained_object_that_is_lost_is_dropped(tmp_path: Path) -> None:
+    spill = MemorySpill()
+    log = filled(tmp_path, 60, budget=8000, spill=spill)
+    pin = log.pin()  # or it would be truncated
+    log.truncate(59)
+    (name, _) = log.spilled(0) or ("", 0)
+    spill.pop(name)
+    log._fetched.clear()
+    with pytest.raises(BelowFloor):
+        log.read(0, 0)
+    assert log.damage is None
+    log.unpin(pin)
+
+
+class FullDisk:
+    """A disk with room for so many bytes in a directory."""
+
+    def __init__(self, directory: Path, room: int, error: int = errno.ENOSPC) -> None:
+        self._directory, self._room, self._error = directory, room, error
+        self._pwrite = os.pwrite
+
+    def pwrite(self, file: int, data: memoryview, offset: int) -> int:
+        used = sum(path.stat().st_size for path in self._directory.iterdir())
+        if used + len(data) > self._room:
+            raise OSError(self._error, os.strerror(self._error))
+        return self._pwrite(file, data, offset)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_on_a_full_disk_what_is_retained_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    log = open_log(tmp_path, file_bytes=1 << 14)
+    log.retain(1 << 30)
+    monkeypatch.setattr(os, "pwrite", FullDisk(tmp_path, 100_000, error).pwrite)
+    for epoch in range(200):
+        assert log.append(batch(epoch, 50))
+        log.truncate(epoch - 10)
+    assert 0 < log.base < 180
+    assert [b.epoch for b in log] == list(range(log.base, 200))
+
+
+def test_on_a_full_disk_nothing_goes_that_consumers_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, file_bytes=1 << 14)
+    log.retain(1 << 30)
+    log.truncate(3)
+    monkeypatch.setattr(os, "pwrite", FullDisk(tmp_path, 100_000).pwrite)
+    with pytest.raises(OSError, match="No space"):
+        any(not log.append(batch(epoch, 50)) for epoch in range(200))
+    assert log.base <= 4 < log.last
+    assert [b.epoch for b in log] == list(range(log.base, log.last + 1))
+
+
+def test_another_error_of_the_disk_costs_nothing_retained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = retaining(tmp_path, 60, file_bytes=1 << 14)
+    monkeypatch.setattr(os, "pwrite", FullDisk(tmp_path, 0, errno.EIO).pwrite)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        log.append(batch(100, 50))
+    assert log.base == 0
+
+
+def test_the_newest_file_goes_too_if_nobody_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = filled(tmp_path, 3)
+    log.retain(1 << 30)
+    log.truncate(2)
+    monkeypatch.setattr(os, "pwrite", FullDisk(tmp_path, log.local_bytes).pwrite)
+    assert log.append(batch(3))
+    assert (log.base, log.last) == (3, 3)

@@ -221,3 +221,15 @@ def test_a_changed_assignment_replaces_its_writer() -> None:
     ]
     assert assignment_changes({"a": a}, []) == [StopWriter("a")]
     assert assignment_changes({"a": a}, [a]) == []
+
+
+def test_a_setting_that_changes_in_place_keeps_its_writer() -> None:
+    before = SinkAssignment(query="q", from_epoch=3, sink=stream_sink(retain="1Mi"))
+    after = SinkAssignment(query="q", from_epoch=3, sink=stream_sink(retain="2Mi", tentative=True))
+    moved = SinkAssignment(query="q", from_epoch=9, sink=after.sink)
+    assert assignment_changes({"q": before}, [after]) == []
+    assert assignment_changes({"q": before}, [moved]) == [StopWriter("q"), StartWriter(moved)]
+
+
+def stream_sink(**options: object) -> SinkSpec:
+    return SinkSpec.model_validate({"stream": options})

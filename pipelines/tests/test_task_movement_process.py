@@ -69,29 +69,29 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TaskProc
     indirect=True,
 )
 def test_a_lost_replica_gets_its_state_from_a_partner_that_goes_on(cluster: TaskProcesses) -> None:
-    cluster.until(lambda: cluster.all_live() and cluster.committed() > 0, 300)
+    cluster.poll_until(lambda: cluster.all_live() and cluster.committed_epoch() > 0, 300)
     lost, partner = cluster.replicas.values()
     lost.kill()
     lost_at = time.monotonic()
     successor = cluster.start(lost.slot)
-    cluster.until(cluster.all_live, 300)
-    assert successor.answer is not None
-    report = successor.answer.movement
+    cluster.poll_until(cluster.all_live, 300)
+    assert successor.response is not None
+    report = successor.response.movement
     assert report is not None
-    assert report.moved_through is not None, (cluster.notes, successor.answer)
-    assert successor.answer.restored_from == report.moved_through
+    assert report.moved_through is not None, (cluster.notes, successor.response)
+    assert successor.response.restored_from == report.moved_through
     assert "moving" in [note.phase for note in cluster.notes]
     assert "restoring" not in [n.phase for n in cluster.notes if n.incarnation == 2]
 
     # Both compute the same from now on, and checkpoints are committed again.
-    committed = cluster.committed()
-    cluster.until(lambda: cluster.committed() > committed + 20, 120)
+    committed = cluster.committed_epoch()
+    cluster.poll_until(lambda: cluster.committed_epoch() > committed + 20, 120)
     assert not cluster.core.containment.comparison.disputes
     assert not cluster.core.containment.comparison.diverged
     pause_s = partner.longest_pause_s(lost_at)
     print(f"longest time between two epochs of the partner: {pause_s:.2f} s")
     assert pause_s < PAUSE_S
-    cluster.until(lambda: not holds(cluster), 60)
+    cluster.poll_until(lambda: not holds(cluster), 60)
 
     # What the sink has is what one replica would have written: each row once.
     assert all(s.conflict is None for r in cluster.replicas.values() for s in sinks_of(r))
@@ -105,10 +105,10 @@ def test_a_lost_replica_gets_its_state_from_a_partner_that_goes_on(cluster: Task
 
 
 def holds(cluster: TaskProcesses) -> bool:
-    reports = [r.answer.movement for r in cluster.replicas.values() if r.answer is not None]
+    reports = [r.response.movement for r in cluster.replicas.values() if r.response is not None]
     return any(report.holds or report.donates for report in reports if report is not None)
 
 
 def sinks_of(replica: Replica) -> Any:
-    assert replica.answer is not None
-    return replica.answer.sinks
+    assert replica.response is not None
+    return replica.response.sinks

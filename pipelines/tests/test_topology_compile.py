@@ -270,3 +270,16 @@ def test_a_local_run_may_use_a_local_disk() -> None:
     with pytest.raises(InvalidTopology, match="lost with the node"):
         compiled(data)
     assert compile_topology(load_spec(data), "t", skip_cluster_checks=True).segments
+
+
+def test_a_query_is_what_it_reads_and_writes() -> None:
+    def identity(sink: dict[str, Any], node: str = "s") -> str:
+        spec = spec_of([source("s"), source("o")], [], [query("q", node, sink=sink)])
+        return spec.queries[0].identity
+
+    stream = {"stream": {"retain": "2Mi", "tentative": True}}
+    assert identity(stream) == identity({"stream": {}}) == '{"from":"s","sink":{"stream":{}}}'
+    files = {"url": "file:///a"}
+    assert identity({"files": files}) == '{"from":"s","sink":{"files":{"url":"file:///a"}}}'
+    assert identity({"files": files | {"format": "json"}}) != identity({"files": files})
+    assert len({identity(stream), identity(stream, "o"), identity({"files": files})}) == 3

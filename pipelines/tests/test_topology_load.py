@@ -238,7 +238,7 @@ def test_a_file_has_one_topology_beside_other_objects() -> None:
     good = json.dumps(good_manifest())
     assert load_topology(f"{claim}---\n{good}\n---\n{claim}") == load_topology(good)
     assert problems(f"{good}\n---\n{claim}---\n{good}") == [
-        "has 2 topologies, of which one alone would be read (write each into a file of its own)"
+        "has 2 topologies, and only one would be read (write each into a file of its own)"
     ]
 
 

@@ -52,7 +52,7 @@ from rekindle_operator.reconcile.actions import (
 )
 from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
 from rekindle_operator.reconcile.status import operator_fields
-from rekindle_operator.resources.common import TOKEN_KEY, Manifest
+from rekindle_operator.resources.common import Manifest
 from rekindle_operator.retries import Retries
 
 _TOKEN_CHECK_INTERVAL_S = 60.0
@@ -197,7 +197,7 @@ class Executor:
             return
         token = secrets.token_urlsafe(32)
         reader = Identity(token=token).reader_token
-        value = {"stringData": {TOKEN_KEY: token, names.READER_TOKEN_KEY: reader}}
+        value = {"stringData": {names.TOKEN_KEY: token, names.READER_TOKEN_KEY: reader}}
         path = f"/api/v1/namespaces/{action.namespace}/secrets"
         self._call("POST", path, {**action.manifest, **value}, none_for_status=409)
         self._tokens[key] = now

@@ -1,6 +1,7 @@
 """The Arrow types of the schemas of a topology (`rekindle.topology.schema`).
 
-One to one: each type of a schema has one Arrow type. Not for the operator, which has no Arrow.
+One to one: each type of a schema has one Arrow type. The operator must not import this module: its
+image has no Arrow.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _BY_ARROW_TYPE = {arrow: scalar for scalar, arrow in _SCALARS.items()}
 
 
 def arrow_type(data_type: DataType | None) -> pa.DataType:
-    """The Arrow type; of an unknown type that of STRING."""
+    """The Arrow type of a topology's type; an unknown type (None) has that of STRING."""
     match data_type:
         case None:
             return pa.string()

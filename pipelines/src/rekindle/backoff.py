@@ -29,8 +29,8 @@ class BackoffPolicy:
         if failures <= 0:
             return 0.0
         growth = self.factor ** min(failures - 1, _MAX_EXPONENT)
-        longest_s = min(self.first_s * growth, self.longest_s)
-        return longest_s * (1.0 - self.jitter * (1.0 - draw))
+        without_jitter_s = min(self.first_s * growth, self.longest_s)
+        return without_jitter_s * (1.0 - self.jitter * (1.0 - draw))
 
 
 class Backoff:

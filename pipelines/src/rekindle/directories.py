@@ -19,7 +19,7 @@ def state_root(environment: Mapping[str, str]) -> Path:
 
 
 def _base(environment: Mapping[str, str], variable: str, default: str) -> Path:
-    """As specified, a relative path in the variable is invalid and ignored."""
+    """The XDG specification says that a relative path in the variable is invalid and ignored."""
     given = Path(environment.get(variable) or "")
     if given.is_absolute():
         return given

@@ -1,4 +1,5 @@
-"""Errors that users may see. One base class; every message says what, where and what to do."""
+"""Errors that users may see, with one base class. Every message says what is wrong, where, and what
+to do. "Names X" in a docstring: the message contains X."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class OperatorFailed(RekindleError):
 
 
 class EpochTooLarge(RekindleError):
-    """One epoch does not fit into a task's memory, or into a table; names the limit to raise."""
+    """One epoch does not fit into a task's memory, or one of its columns into an Arrow table; names
+    the limit to raise."""
 
 
 class OperatorRefused(OperatorFailed):
@@ -80,7 +82,7 @@ class ObjectMissing(StoreError):
 
 class StateLost(StoreError):
     """An object that a restored state needs is missing or damaged: the task has to be restored
-    again. `object`: its name in the store, below the topology's UID."""
+    again. `object`: the object's name in the store, below the topology's UID."""
 
     def __init__(self, message: str, object: str) -> None:
         super().__init__(message)

@@ -20,16 +20,18 @@ changes, but not for a new field, since unknown fields are ignored."""
 OLDEST_PROTOCOL = 2
 """The oldest version that this release understands."""
 STREAM_PROTOCOL = 3
-"""The same, of what tasks read from each other. Up to 2 it was Arrow Flight."""
+"""Version of the protocol by which tasks read streams from each other. Versions up to 2 used Arrow
+Flight."""
 OLDEST_STREAM_PROTOCOL = 3
+"""The oldest stream protocol that this release understands."""
 UNREPORTED_STREAM_PROTOCOL = 2
-"""The stream protocol of a task whose responses to polls name none."""
+"""The stream protocol of a task whose poll responses do not name it."""
 UNVERSIONED = 1
-"""The version of a message without one."""
+"""The version that a message without a version has."""
 TOKEN_VARIABLE = "REKINDLE_TOKEN"
 
 _SCHEME = "Bearer "
-_READER = b"rekindle reader of stream sinks"
+_READER_TOKEN_MESSAGE = b"rekindle reader of stream sinks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +55,18 @@ class Identity:
 
     @property
     def reader_token(self) -> str | None:
-        """The token of readers outside of the topology, who may only read its stream sinks. It
-        says nothing of `token`."""
+        """The token of readers outside of the topology, who may only read its stream sinks.
+        `token` cannot be computed from it."""
         if self.token is None:
             return None
-        return hmac.new(self.token.encode(), _READER, "sha256").hexdigest()
+        return hmac.new(self.token.encode(), _READER_TOKEN_MESSAGE, "sha256").hexdigest()
 
     def accepts_reader(self, authorization: str | None) -> bool:
         """Whether a reader of stream sinks with this header `Authorization` is accepted."""
         return Identity(self.topology, self.reader_token).accepts(authorization)
 
     def mismatch(self, topology: str) -> str | None:
-        """Why a message for (or from) this topology is refused; None if it is ours."""
+        """Why a message for (or from) this topology is refused; None if it is this process's."""
         if topology == self.topology:
             return None
         return f"it is for topology {topology or 'unknown'}, this is topology {self.topology}"
@@ -82,7 +84,8 @@ STREAM_VERSIONS = Versions(STREAM_PROTOCOL, OLDEST_STREAM_PROTOCOL)
 
 
 def stream_conflict(peers: Iterable[Versions]) -> tuple[int, ...]:
-    """The stream protocols of peers, ascending, if some of them cannot read from others."""
+    """The stream protocols of `peers`, ascending, if some of them cannot read from others; else
+    empty."""
     found = set(peers)
     conflict = any(incompatible(a, b) is not None for a in found for b in found)
     return tuple(sorted({v.protocol for v in found})) if conflict else ()

@@ -38,10 +38,10 @@ def configure_logging(
     logger_levels: Mapping[str, int] | None = None,
     **fields: object,
 ) -> None:
-    """Replace all handlers of this process. `logger_levels`: by name; `fields` are part
-    of each line."""
+    """Replace all handlers of this process. `logger_levels`: lowest level by logger name; `fields`
+    are part of each line."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter(**fields))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for name, least in (logger_levels or {}).items():
-        logging.getLogger(name).setLevel(least)
+    for name, lowest in (logger_levels or {}).items():
+        logging.getLogger(name).setLevel(lowest)

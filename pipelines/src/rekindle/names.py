@@ -1,5 +1,5 @@
-"""Names that Rekindle has in the Kubernetes API: of its resource, labels, annotations, objects, and
-what is in its pods.
+"""Names of Rekindle's resource, labels, annotations and objects in the Kubernetes API, and of what
+its pods contain.
 
 They are stored in clusters, and users select by them. Pure; standard library only.
 
@@ -45,15 +45,16 @@ ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was 
 # Of task pods and coordinator pods
 ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what the pod was made from
 ANNOTATION_SHAPE = f"{GROUP}/shape"  # digest of its spec: `rekindle_operator.resources.shape`
-ANNOTATION_IMAGE = f"{GROUP}/image"  # that a coordinator's pod was created with
+ANNOTATION_IMAGE = f"{GROUP}/image"  # image that a coordinator's pod was created with
 # Of a topology
 ANNOTATION_ROLL = f"{GROUP}/roll"  # replace running pods that are outdated
 # Of Leases
 ANNOTATION_REPORT = f"{GROUP}/report"  # a coordinator's: number of the report that is still valid
-ANNOTATION_HOLDER_PROCESS = f"{GROUP}/holder-process"  # the operator's: tells processes apart
+ANNOTATION_HOLDER_PROCESS = f"{GROUP}/holder-process"  # the operator's: process that holds it
 
 TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
-READER_TOKEN_KEY = "reader"  # of the Secret of the topology's token: for readers of stream sinks
+TOKEN_KEY = "token"  # of the Secret of the topology's token
+READER_TOKEN_KEY = "reader"  # of that Secret: for readers of stream sinks
 TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 
@@ -101,6 +102,6 @@ def task_pod_name(
 ) -> str:
     """Hyphens of the segment's name are doubled: otherwise segment `b-c` of topology `a` and
     segment `c` of topology `a-b` would have the same pod names. So the last run of an odd number of
-    hyphens before the slot ends the topology's name."""
+    hyphens before the slot's numbers ends the topology's name."""
     segment = segment_name.replace("_", "-").replace("-", "--")
     return object_name(topology, segment, partition, replica, incarnation)

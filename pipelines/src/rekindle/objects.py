@@ -36,10 +36,12 @@ TEMP_SUFFIX = ".tmp"
 TEMP_DIRECTORY = ".tmp"
 """The directory of temporary files, in the root or in the first directory of an object's name."""
 MAX_LOOK_UPS = 4096
-"""So many names are looked up one by one on a local disk before the directory is read."""
-_BLOCK = 1000
-"""Numbers in the first block that is listed: S3 returns so many objects for each request."""
+"""Maximum number of names that are looked up one by one on a local disk; then the directory is
+listed."""
+_FIRST_BLOCK = 1000
+"""How many numbers the first listing covers: S3 returns that many objects for one request."""
 STALE_TEMP_S = 600.0
+"""Age from which a temporary file is deleted: its writer has failed."""
 CREATE_IF_ABSENT_PROTOCOLS = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 """Protocols whose fsspec file systems support an atomic create-if-absent."""
 
@@ -49,7 +51,7 @@ class StoreRootMissing(OSError):
 
 
 class ConditionIgnored(RekindleError):
-    """An object store replaces objects that exist although it is asked not to."""
+    """An object store replaced an existing object although the request forbade it."""
 
 
 _PERMANENT = (
@@ -118,8 +120,8 @@ class Objects(Protocol):
         ...
 
     def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
-        """The highest number above `after`, and not above `through`, of which there is an object,
-        called `numbered_name(stem, number, suffix)`. Searches downward: what it costs depends on
+        """The highest number above `after`, and not above `through`, for which there is an object
+        with the name `numbered_name(stem, number, suffix)`. Searches downward: the cost depends on
         the distance between `through` and the result."""
         ...
 
@@ -129,7 +131,7 @@ class Objects(Protocol):
 
 
 def numbered_name(stem: str, number: int, suffix: str) -> str:
-    """A name that sorts by its number."""
+    """A name with leading zeros, so that names sort by number."""
     return f"{stem}{number:012d}{suffix}"
 
 
@@ -209,8 +211,8 @@ class LocalObjects:
         (self.root / name).unlink(missing_ok=True)
 
     def remove_stale_temps(self, directory: str = "") -> int:
-        """Delete old temporary files of failed writers of objects in a directory of the root, or in
-        the root itself. Returns their number."""
+        """Delete the old temporary files that failed writers left in a directory of the root, or in
+        the root itself. Returns how many."""
         limit = self._clock() - STALE_TEMP_S
         removed = 0
         for path in self._temps(self.root / directory):
@@ -223,7 +225,8 @@ class LocalObjects:
         return removed
 
     def _temps(self, directory: Path) -> Iterator[Path]:
-        """Earlier releases wrote temporary files beside the objects: they are looked for once."""
+        """Earlier releases wrote temporary files beside the objects. Those are searched for once:
+        as long as there is no directory for temporary files."""
         if (directory / TEMP_DIRECTORY).is_dir():
             return (directory / TEMP_DIRECTORY).glob(f".*{TEMP_SUFFIX}")
         found = list(directory.rglob(f".*{TEMP_SUFFIX}"))
@@ -301,8 +304,8 @@ class LocalObjects:
 
 def _number(name: str, stem: str, suffix: str) -> int | None:
     digits = name.removeprefix(stem).removesuffix(suffix)
-    is_one = digits.isdecimal() and name == numbered_name(stem, int(digits), suffix)
-    return int(digits) if is_one else None
+    is_numbered = digits.isdecimal() and name == numbered_name(stem, int(digits), suffix)
+    return int(digits) if is_numbered else None
 
 
 def _make_below(root: Path, directory: Path) -> None:
@@ -355,8 +358,8 @@ class RemoteObjects:
         self._find_takes_prefix = "prefix" in inspect.signature(find).parameters
 
     def open_root(self, marker: str, data: bytes | None) -> bytes:
-        """Creates the marker once more: only a store that ignores the condition does it. What it
-        replaces it by is the same."""
+        """Tries to create the existing marker again, with the same content: if that succeeds, the
+        store ignores the condition."""
         self._fs.invalidate_cache()
         try:
             found = self.get(marker)
@@ -396,13 +399,13 @@ class RemoteObjects:
         )
 
     def newest_number(self, stem: str, suffix: str, after: int, through: int) -> int | None:
-        """A block has a common prefix of digits. Its size grows with the distance that was searched
-        without a result, so that the number of listings grows with its logarithm."""
-        size, end = _BLOCK, through
+        """Lists blocks of numbers that have a prefix of digits in common. The block size grows with
+        the distance searched without a result, so the number of listings is logarithmic in it."""
+        size, end = _FIRST_BLOCK, through
         while end > after:
             first = max(end - end % size, after + 1)
-            in_block = len(str(size)) - 1  # digits
-            listed = self.list(numbered_name(stem, end, "")[:-in_block])
+            digits_in_block = len(str(size)) - 1
+            listed = self.list(numbered_name(stem, end, "")[:-digits_in_block])
             found = (_number(info.name, stem, suffix) for info in listed)
             newest = max((n for n in found if n is not None and first <= n <= end), default=None)
             if newest is not None:
@@ -452,7 +455,8 @@ def _precondition_failed(error: OSError) -> bool:
 
 
 def _seconds(stamp: Any) -> float:
-    """A modification time in seconds; an unknown one is now, so that the object is not too old."""
+    """A modification time in seconds. An unknown one is taken as now, so that the object does not
+    look old enough to be deleted."""
     match stamp:
         case dt.datetime():
             return stamp.timestamp()

@@ -58,7 +58,7 @@ class _Versioned(_Message):
 
 
 class ConsistencyState(StrEnum):
-    """State of a task's output (DPC, figure 2); the transitions are in
+    """Consistency state of a task's output (DPC, figure 2); the transitions are in
     `rekindle.consistency.states`."""
 
     STABLE = "STABLE"  # all output is stable, or corrected
@@ -67,7 +67,8 @@ class ConsistencyState(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> ConsistencyState | None:
-        """A state that a newer release knows is taken as STABLE: then the epochs decide."""
+        """A state of a newer release is read as STABLE. Whether an epoch is tentative then follows
+        from the numbers of the epochs alone."""
         return cls.STABLE if isinstance(value, str) else None
 
 
@@ -81,13 +82,13 @@ class TaskRef(_Message):
 
 
 class Endpoint(_Message):
-    """A replica that serves a stream partition to readers; preferred first."""
+    """A replica that serves a stream partition to readers."""
 
     address: str  # "ip:port"
     replica: int
     incarnation: int
     suspected: bool = False
-    lagging: bool = False  # well behind another replica, which is Live
+    lagging: bool = False  # many epochs behind another replica, which is Live
     state: ConsistencyState = ConsistencyState.STABLE  # of its output
 
 
@@ -96,13 +97,14 @@ class Upstream(_Message):
 
     stream: str  # operator id of the stream
     partition: int
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[Endpoint, ...]  # the preferred one first
 
 
 class SinkAssignment(_Message):
-    """A query that this task writes. `from_epoch` is the first epoch to write. The sink is part of
-    it, because queries are added to running tasks. `definition` identifies what the query computes;
-    `generation` is the generation it began with: the definition with the higher one is newer."""
+    """A query that this task writes. `from_epoch` is the first epoch to write. The assignment
+    contains the sink, because queries are added to running tasks. `definition` identifies what the
+    query computes; `generation` is the generation it began with: of two definitions, the one with
+    the higher generation is newer."""
 
     query: str
     from_epoch: int
@@ -110,9 +112,16 @@ class SinkAssignment(_Message):
     definition: str = ""
     generation: int = 0
 
+    def writes_as(self, other: SinkAssignment) -> bool:
+        """Whether the same is written as with another assignment: only settings of the sink may
+        differ that take effect in place."""
+        mine = (self.query, self.from_epoch, self.definition, self.generation)
+        others = (other.query, other.from_epoch, other.definition, other.generation)
+        return mine == others and self.sink.writes_as(other.sink)
+
 
 class SinkProgress(_Message):
-    """Progress of a task with an assignment."""
+    """How far a task has written an assigned query."""
 
     assigned: SinkAssignment
     durable: int  # newest epoch that is durable in the sink
@@ -120,15 +129,16 @@ class SinkProgress(_Message):
 
 
 class Postponement(_Message):
-    """A replica asks its partner to serve for `lease_s` while it stabilizes; 0: no longer. Later
-    ones of a boot have higher numbers."""
+    """A replica asks its partner to serve the readers for `lease_s` while the replica itself
+    stabilizes; 0: the partner need not any longer. Each boot numbers its requests in ascending
+    order."""
 
     number: int
     lease_s: float
 
 
 class PostponementAnswer(_Message):
-    """To the request `number` of a boot of the partner."""
+    """The answer to a `Postponement` with this `number`, from this boot of the partner."""
 
     boot: str
     number: int
@@ -137,7 +147,7 @@ class PostponementAnswer(_Message):
 
 class Partner(_Message):
     """The other one of two replicas that stabilize one after another (docs/design/consistency.md),
-    and what its newest response to a poll says."""
+    with the contents of its newest poll response."""
 
     replica: int
     boot: str
@@ -159,21 +169,22 @@ class PollRequest(_Versioned):
     restore: RestorePoint | None = None  # ignored once the task has started
     upstreams: tuple[Upstream, ...] = ()
     sinks: tuple[SinkAssignment, ...] = ()
-    floor: int | None = None  # epochs <= floor may leave the log; None: keep all
+    floor: int | None = None  # the log may drop epochs <= floor; None: it keeps all
     saver: bool = False  # save checkpoints at checkpoint epochs
     committed: RestorePoint | None = None  # this partition's entry in the newest manifest
-    # Entries of this partition that cannot be restored: of those that the task reports, and
-    # `committed`. It reports them no more, reuses nothing of them, and saves all of its state.
+    # Entries of this partition that cannot be restored, among those that the task reports and
+    # `committed`. The task stops reporting them, does not reuse their objects, and saves all of its
+    # state again.
     refused: tuple[str, ...] = ()
-    ask_only: bool = False  # respond only: keep the desired state of the last other poll
+    ask_only: bool = False  # only respond: the desired state of the last poll without it stays
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # respond with the digests of these epochs too
-    partner: Partner | None = None  # that serves; of a task whose output may be tentative
+    partner: Partner | None = None  # a partner that serves, if output may be tentative
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log
     )
-    movement: Directive | None = None  # state movements; None: nothing to say about them
+    movement: Directive | None = None  # state movements; None: this poll requests none
 
 
 class Incompatible(RekindleError):
@@ -227,14 +238,14 @@ class TaskPhase(StrEnum):
 
 
 class CheckpointProblemKind(StrEnum):
-    """What is wrong with checkpoints (`status.dataPlane.checkpointProblems`). Of a newer release a
-    reader may find others; each means that something fails."""
+    """What is wrong with checkpoints (`status.dataPlane.checkpointProblems`). A reader may find
+    other kinds, from a newer release; each means that something fails."""
 
     STORE_UNAVAILABLE = "StoreUnavailable"  # cannot be read or written, or is another topology's
-    ENTRIES_REFUSED = "EntriesRefused"  # what tasks have saved lacks objects: it is not committed
+    ENTRIES_REFUSED = "EntriesRefused"  # entries that tasks saved lack objects: not committed
     UNRESTORABLE = "Unrestorable"  # committed entries whose objects are missing or damaged
-    GARBAGE_COLLECTION_FAILED = "CleanUpFailed"  # objects stay that nothing needs
-    STALLED = "Stalled"  # no commit for long, because partitions do not save
+    GARBAGE_COLLECTION_FAILED = "CleanUpFailed"  # objects that nothing needs are not deleted
+    STALLED = "Stalled"  # no commit for a long time, because partitions do not save
 
 
 class CheckpointDone(_Message):
@@ -250,20 +261,20 @@ class TaskProblem(_Message):
     epoch: int | None = None
     # The source or operator whose definition is at fault (not as `PollRequest.refused`).
     refused: str | None = None
-    saving: bool = False  # checkpoints cannot be saved, or the call does not end
+    saving: bool = False  # checkpoints cannot be saved, or the call that saves does not end
 
 
 class Contradiction(_Message):
-    """The first epoch for which an earlier boot of this task had another result in its log, which
-    readers may have used."""
+    """The first epoch for which the log of an earlier boot of this task has another result; readers
+    may have used that one."""
 
     epoch: int
     message: str
 
 
 class Contained(_Message):
-    """Results of this boot that an older coordinator contained, and that are still contained: all
-    after an epoch, and the epochs about which replicas disagree."""
+    """Results of this boot that an older coordinator held back, and that are still held back: all
+    after the epoch `after`, and the epochs on which replicas disagree."""
 
     after: int
     disputed: tuple[int, ...] = ()
@@ -273,16 +284,17 @@ class PollResponse(_Versioned):
     task: TaskRef
     boot_id: str
     fence: int
-    engine: str = ""  # its version: results of different ones are not compared
+    engine: str = ""  # version of the engine: results of different versions are not compared
     phase: TaskPhase
     stable_epoch: int = -1  # newest epoch in the output log
     head_epoch: int = -1  # newest epoch that time or upstreams have released
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
-    restoring: str | None = None  # entry whose objects it still has to fetch: they must stay
+    restoring: str | None = None  # entry whose objects it still fetches: do not delete them
     lost: str | None = None  # state object of that entry that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log
-    # Of the newest (at most 16) epochs, and the requested ones; `chained`: of all since a base.
+    # Digests of the newest (at most 16) epochs, and of those requested by `digests_of`. `chained`:
+    # digest of all output from a base to the epoch.
     digests: dict[int, str] = Field(default_factory=dict)
     chained: dict[int, str] = Field(default_factory=dict)
     checkpoints: tuple[CheckpointDone, ...] = ()  # saved and not yet committed, oldest first
@@ -290,19 +302,20 @@ class PollResponse(_Versioned):
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
-    contained: Contained | None = None  # until a poll of the newest coordinator without `ask_only`
-    # What it speaks with other tasks; absent from a response of the first stream protocols.
+    # Until the first poll without `ask_only` from the newest coordinator.
+    contained: Contained | None = None
+    # Its stream protocols; absent from responses of releases with the first of them.
     stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     oldest_stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     # Of a task whose output may be tentative (docs/design/consistency.md):
     consistency: ConsistencyState = ConsistencyState.STABLE
     tentative_epoch: int = -1  # newest tentative epoch that is not corrected
-    missing: tuple[str, ...] = ()  # streams, by name, without which its output is tentative
-    asks: Postponement | None = None  # of its partner
-    answer: PostponementAnswer | None = None  # to its partner
+    missing: tuple[str, ...] = ()  # names of the missing streams that make its output tentative
+    asks: Postponement | None = None  # what it asks its partner
+    answer: PostponementAnswer | None = None  # its answer to what its partner asked
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
-    movement: MovementReport | None = None  # None: of a release that does not move state
+    movement: MovementReport | None = None  # None: its release does not move state
 
     def stream_versions(self) -> Versions:
         return Versions(self.stream_protocol, self.oldest_stream_protocol)

@@ -24,7 +24,7 @@ def parse_quantity(text: str | int | float) -> Decimal:
     number = value.rstrip("numkKMGTPEi")
     unit = _UNITS.get(value[len(number) :])
     try:
-        # Without a unit at its end it may have an exponent: 1e3, 12E6.
+        # A number without a unit at its end may have an exponent: 1e3, 12E6.
         quantity = Decimal(value) if unit is None else Decimal(number) * unit
     except InvalidOperation:
         quantity = Decimal("nan")

@@ -12,19 +12,19 @@ from __future__ import annotations
 import pyarrow as pa
 
 TABLE_BYTES = 4 << 10
-"""Of the objects of an epoch: the table and what holds it."""
+"""Memory of the objects for one epoch: the table, and what refers to it."""
 COLUMN_BYTES = 1 << 10
-"""Of the objects of each column; nested ones have more."""
+"""Memory of the objects of each column; nested columns have more."""
 
 
 def object_bytes(columns: int) -> int:
-    """Of a table in one piece: what it costs beside its rows."""
+    """Memory of a table in one piece, without its rows."""
     return TABLE_BYTES + COLUMN_BYTES * columns
 
 
 def memory_bytes(table: pa.Table) -> int:
-    """Bytes of memory, about; of a slice only its part. Without rows a table is assumed to be
-    shared, so only what holds it counts."""
+    """Approximate bytes of memory; for a slice, only those of the slice. A table without rows is
+    assumed to be shared, so its columns are not counted."""
     if not table.num_rows:
         return TABLE_BYTES
     columns = int(table.num_columns)

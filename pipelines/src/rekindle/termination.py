@@ -36,7 +36,8 @@ def _raise_once(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def terminated_by_signals() -> Iterator[None]:
-    """Does nothing outside of the main thread, since only that one gets signals."""
+    """The body raises `Terminated` on a signal. Does nothing outside of the main thread, since only
+    the main thread gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

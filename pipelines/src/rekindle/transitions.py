@@ -1,7 +1,8 @@
-"""State machines as transition tables; any other event raises with the transitions so far. Pure.
+"""State machines as transition tables. An event outside of the table raises an error that contains
+the last transitions. Pure.
 
-Each package that has state machines has their tables in a module of its own (`phases.py`, or beside
-what goes through them).
+Each package has the tables of its state machines in a module `phases.py`, or in the module of the
+objects that have these states.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from rekindle.backoff import Backoff, BackoffPolicy
 
 BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
 SLOW_CALL_S = 10.0
-"""After which a call is reported. A file system on a network may never return."""
+"""A call that takes longer is reported: a call of a network file system may never return."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ class Worker:
 
 
 class CallTimer:
-    """Times the call that one thread is in; other threads report it if it does not return."""
+    """Measures how long the current call of one thread takes; another thread reads `problem`, to
+    report a call that does not return."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class CallTimer:
 
     @property
     def problem(self) -> str | None:
-        """None as long as the call is not slow."""
+        """What to report of the current call; None if there is none or it is not slow yet."""
         call = self._call
         if call is None or (took_s := self._clock() - call[1]) < self._slow_s:
             return None

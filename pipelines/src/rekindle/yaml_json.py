@@ -1,7 +1,7 @@
 """JSON for the API server's YAML parser: bodies of server-side apply.
 
-JSON escapes characters beyond U+FFFF as two surrogates, which that parser refuses with an error; it
-also refuses characters that YAML does not call printable, unless they are escaped.
+Python's JSON escapes characters beyond U+FFFF as two surrogates, which that parser refuses. It also
+refuses characters that are not printable by the YAML specification, unless they are escaped.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 import re
 from typing import Any
 
-_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_NOT_PRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def dump(value: Any) -> bytes:
     """UTF-8. Lone surrogates, which UTF-8 does not have, are replaced."""
     text = json.dumps(value, ensure_ascii=False)
-    text = _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    text = _NOT_PRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
     return _SURROGATE.sub("\ufffd", text).encode()

@@ -1,11 +1,11 @@
-"""How soon new results of a topology with a finite `maxDelay` are out, stable or tentative: pure,
-no I/O, no clock.
+"""How soon a topology with a finite `maxDelay` has results of new epochs, stable or tentative:
+pure, no I/O, no clock.
 
-Seen from outside: an epoch has arrived when the first of the tasks that a partition reads has it in
-its log, and it is out when any replica of the partition has it, in the log or tentatively. Nothing
-is promised while no replica is Live for longer than that, while engines are slow, and while nodes
-are frozen or cut off, since what they have arrives nowhere. Times are seconds on the caller's
-clock.
+Seen from outside: an epoch has arrived at a partition when one of the tasks that the partition
+reads has it, and the partition has a result of it when any of its replicas has it, in the log or
+tentatively. The time from one to the other is not bounded, and does not count, while no replica is
+Live, while engines are slow, and while nodes are frozen or cut off, whose epochs reach nobody.
+Times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TaskSample:
-    """What the metrics of a task say. `task`: names its boot."""
+    """What the metrics of a task report. `task`: the uid of its pod."""
 
     task: str
     partition: Partition
@@ -37,30 +37,30 @@ class TaskSample:
 @dataclass(slots=True)
 class Freshness:
     """`upstream`: the partitions that each one reads. `tentative`: how many tentative epochs were
-    seen; `latest_s`: the longest time from an epoch's arrival until it was out."""
+    seen; `longest_s`: the longest time from an epoch's arrival until there was a result of it."""
 
     upstream: Mapping[Partition, frozenset[Partition]]
     max_delay_s: float
     tentative: int = 0
-    latest_s: float = 0.0
+    longest_s: float = 0.0
     _newest: dict[Partition, int] = field(default_factory=dict)
     _arrivals: dict[Partition, dict[int, float]] = field(default_factory=dict)
     _live_since: dict[str, float] = field(default_factory=dict)
     _tentative_seen: dict[Partition, int] = field(default_factory=dict)
-    _calm_since: float = -math.inf
+    _not_silent_since: float = -math.inf
 
     def observe(self, at_s: float, samples: list[TaskSample], *, silent: bool) -> None:
         """All tasks that respond now; `silent`: nodes are frozen or cut off."""
-        fit = [s for s in samples if s.is_live and s.epoch_p99_s <= self.max_delay_s / 4]
-        self._live_since = {s.task: self._live_since.get(s.task, at_s) for s in fit}
+        in_time = [s for s in samples if s.is_live and s.epoch_p99_s <= self.max_delay_s / 4]
+        self._live_since = {s.task: self._live_since.get(s.task, at_s) for s in in_time}
         if silent:
-            self._calm_since = at_s
+            self._not_silent_since = at_s
         for partition, sources in self.upstream.items():
             own = [s for s in samples if s.partition == partition]
             self._note_arrivals(partition, sources, samples, at_s)
             self._note_results(partition, own)
             since = min((self._live_since.get(s.task, math.inf) for s in own), default=math.inf)
-            self._measure(partition, max(since, self._calm_since), at_s)
+            self._measure(partition, max(since, self._not_silent_since), at_s)
 
     def _note_arrivals(
         self,
@@ -83,10 +83,10 @@ class Freshness:
             self.tentative += 1
 
     def _measure(self, partition: Partition, since: float, at_s: float) -> None:
-        """How long the oldest epoch that is not out has waited."""
+        """How long the oldest epoch without a result has waited."""
         arrivals, newest = self._arrivals[partition], self._newest[partition]
         waiting = [at for epoch, at in arrivals.items() if epoch > newest]
         if waiting:
-            self.latest_s = max(self.latest_s, at_s - max(min(waiting), since))
+            self.longest_s = max(self.longest_s, at_s - max(min(waiting), since))
         kept = max(arrivals, default=-1)
         self._arrivals[partition] = {e: t for e, t in arrivals.items() if e > newest or e == kept}

@@ -36,7 +36,7 @@ class KillCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class KillLeader:
-    """Of the operator: the replica that holds the Lease."""
+    """SIGKILL the operator's replica that holds the Lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class AddNode:
 
 @dataclass(frozen=True, slots=True)
 class DeleteNodeObject:
-    """Of a dead node, as a cloud's controller does."""
+    """Delete the Node object of a dead node, as a cloud's node controller does."""
 
     node: str
 
@@ -303,9 +303,9 @@ class _RoundGenerator:
         for at_s, nodes in losses:
             for node in nodes:
                 arrivals.append(round(at_s + self._rng.uniform(3, 15), 1))
-                gone_s = at_s + self._rng.uniform(2, FAULTS_END_BY_S - FAULTS_BEGIN_BY_S)
+                deleted_s = at_s + self._rng.uniform(2, FAULTS_END_BY_S - FAULTS_BEGIN_BY_S)
                 if not self._node_objects_stay:
-                    self._step(gone_s, DeleteNodeObject(node))
+                    self._step(deleted_s, DeleteNodeObject(node))
         for number, at_s in enumerate(sorted(arrivals), next_number):
             self._step(at_s, AddNode(f"node-{number}"))
 

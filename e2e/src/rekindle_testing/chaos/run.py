@@ -53,8 +53,9 @@ START_TIMEOUT_S = 180.0
 _INPUT_BEFORE_ROUNDS_S = 90
 _INPUT_PER_ROUND_S = 60 + int(ADVANCE_TIMEOUT_S)
 _NO_STALLED_LIVE = StalledLive("", 0.0, 0.0)
-_LATE_S = 5.0
-"""Beyond `maxDelay`: results are sampled, and tasks that start compete for the cores."""
+_DELAY_MARGIN_S = 5.0
+"""How much later than `maxDelay` a result may be seen: results are sampled, and tasks that start
+compete for the cores."""
 _SPARE_INPUT_S = 20  # of input after the epoch that a query has to reach
 
 
@@ -278,17 +279,19 @@ class _Run:
         self._sampler.silent_nodes = silent
 
     def _check_tentative(self, number: int) -> tuple[int, float]:
-        """How many tentative epochs there were, and the longest time until an epoch was out."""
+        """How many tentative epochs there were, and the longest time until an epoch had a
+        result."""
         tentative, latest_s = 0, 0.0
         for name, freshness in self._freshness.items():
             tentative += freshness.tentative
-            latest_s = max(latest_s, freshness.latest_s)
-            if freshness.latest_s > topologies.MAX_DELAY_S + _LATE_S:
+            latest_s = max(latest_s, freshness.longest_s)
+            if freshness.longest_s > topologies.MAX_DELAY_S + _DELAY_MARGIN_S:
                 raise RoundFailure(
-                    f"round {number}: an epoch that had arrived at a Live task of {name} was out "
-                    f"only after {freshness.latest_s:.1f} s; maxDelay is {topologies.MAX_DELAY_S} s"
+                    f"round {number}: an epoch that had arrived at a Live task of {name} had a "
+                    f"result only after {freshness.longest_s:.1f} s; maxDelay is "
+                    f"{topologies.MAX_DELAY_S} s"
                 )
-            freshness.tentative, freshness.latest_s = 0, 0.0
+            freshness.tentative, freshness.longest_s = 0, 0.0
         return tentative, latest_s
 
     def _wait_advanced(self, round: Round, deadline: float) -> None:

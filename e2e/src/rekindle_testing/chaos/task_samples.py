@@ -1,4 +1,4 @@
-"""What the tasks of a topology say of their results: reads the metrics of each pod."""
+"""What the tasks of a topology report of their results: reads the metrics of each pod."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def upstream_of(resource: Mapping[str, Any]) -> dict[Partition, frozenset[Partit
 
 
 def sample_tasks(pods: Iterable[Mapping[str, Any]], topology: str) -> list[TaskSample]:
-    """Of the tasks that respond."""
+    """A sample of each task that responds."""
     found = []
     for pod in pods:
         labels, address = pod["metadata"].get("labels") or {}, pod["status"].get("podIP")
@@ -55,7 +55,7 @@ def sample_tasks(pods: Iterable[Mapping[str, Any]], topology: str) -> list[TaskS
 
 
 def sample_of(task: str, text: str) -> TaskSample:
-    """What metrics say; `task`: names the pod."""
+    """A sample from the text of a task's metrics; `task`: the uid of its pod."""
     values, labels, phase = dict[str, float](), dict[str, str](), ""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -55,11 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Interruption) -> None:
     runtime = runtime_directory()
-    with EmbeddedCluster(directory, nodes=nodes, on_progress=_say) as cluster:
-        _say("copying the example's input, 336,776 flights")
+    with EmbeddedCluster(directory, nodes=nodes, on_progress=_print_line) as cluster:
+        _print_line("copying the example's input, 336,776 flights")
         flights.prepare_input(cluster.shared / "input")
         cluster.create_claim(_CLAIM)
-        _say("helm install rekindle")
+        _print_line("helm install rekindle")
         cluster.install()
         programs = _link_programs(directory / "bin")
         session = Session(cluster)
@@ -147,7 +147,7 @@ def prompt(session: Session) -> None:
             print(f"failed: {error}")
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"rekindle-cluster: {text}", flush=True)
 
 

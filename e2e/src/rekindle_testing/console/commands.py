@@ -156,7 +156,8 @@ def _nodes(command: str, names: Sequence[str], states: NodeStates) -> tuple[str,
 def _affected(
     command: str, names: Sequence[str], states: NodeStates, affected: frozenset[str], text: str
 ) -> tuple[str, ...]:
-    """Those that are named of `affected`, the nodes in a state (`text`); all of them if none is."""
+    """The named nodes, which must be among `affected`, the nodes in the state `text`; all of
+    `affected` if none is named."""
     if not affected:
         raise CommandError(f"no node is {text}")
     nodes = _nodes(command, names or sorted(affected), states)

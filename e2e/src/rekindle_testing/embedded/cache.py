@@ -69,7 +69,7 @@ class AcquiredEntry:
 def acquire(entry: Path, make: Callable[[Path], None], on_progress: OnProgress) -> AcquiredEntry:
     """`make_once`, under a shared lock until it is released."""
     entry.parent.mkdir(parents=True, exist_ok=True)
-    # Before it is looked for: it may be just about to be deleted.
+    # Locked before the entry is looked for: another process may be about to delete it.
     file = _use_lock(entry).open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -82,14 +82,14 @@ def acquire(entry: Path, make: Callable[[Path], None], on_progress: OnProgress) 
 
 def prune(directory: Path, keep: int) -> None:
     """Delete the entries of a directory that `acquire` has made, except those that are acquired
-    and the `keep` that were used last; and what processes have left that were killed in making
-    one."""
+    and the `keep` that were used last. Also delete incomplete entries, which processes have left
+    that were killed while they made one."""
     uses = sorted(directory.glob("*.use"), key=lambda use: use.stat().st_mtime, reverse=True)
     entries = [entry for use in uses if (entry := use.with_suffix("")).is_dir()]
     for entry in entries[keep:]:
         with _try_lock(_use_lock(entry)) as locked:
             if locked:
-                # Gone at once: half of an entry would be taken for all of it.
+                # Renamed first, which is atomic: a half deleted entry would look complete.
                 entry.rename(entry.with_name(f".{entry.name}-deleted"))
     for left in directory.glob(".*-*"):
         name = left.name[1:].rpartition("-")[0]

@@ -49,7 +49,7 @@ def find_java(environment: Mapping[str, str], jvm_directory: Path = _JVM_DIRECTO
 
 
 def java_version(home: Path) -> int:
-    """The major version of the Java at `home`; 0 if it is none."""
+    """The major version of the Java at `home`; 0 if there is no Java."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return 0
     try:

@@ -95,10 +95,10 @@ class Pods:
         )
 
     def wait_gone(self, name: str, within_s: float = 15.0) -> None:
-        wait_for(f"pod {name} is gone", lambda: not self.exists(name), within_s)
+        wait_for(f"pod {name} to be deleted", lambda: not self.exists(name), within_s)
 
     def clear(self) -> None:
-        """Delete at once the pods that were created here and still exist."""
+        """Delete, without a grace period, the pods that were created here and still exist."""
         for name in self._made:
             if self.exists(name):
                 self.delete(name, grace_s=0)

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _VERSION_PACKAGE = "k8s.io/component-base/version"
-# Of the linker, and which part of vMAJOR.MINOR.PATCH each of them gets; None: all of it.
+# Variables that the linker sets, and to which part of vMAJOR.MINOR.PATCH; None: all of it.
 _VERSION_VARIABLES = (
     (f"{_VERSION_PACKAGE}.gitVersion", None),
     (f"{_VERSION_PACKAGE}.gitMajor", 0),
@@ -131,7 +131,7 @@ def ensure_kubelet_binaries(
 
 
 def _ensure(environment: Mapping[str, str], on_progress: OnProgress) -> dict[str, Path]:
-    """All programs, of which those that are not found are built, all at once."""
+    """All programs; those that are not found are built by one call of `build`."""
     found = _from_assets(environment) | _suitable_helm(environment)
     missing = [name for name in _KUBERNETES_SERVERS if name not in found]
     if missing and "kube-apiserver" in found:

@@ -72,7 +72,7 @@ def _report(failure: Failure, cases: Sequence[Case], directory: Path) -> None:
     manifest = directory / f"{one.index}.json"
     manifest.write_text(one.body)
     _print(f"FAILURE of manifest {one.index} of seed {seed}: {failure.message}")
-    _print(f"  made of: {one.derived_from}")
+    _print(f"  derived from: {one.derived_from}")
     _print(f"  manifest: {manifest}")
     _print(f"  replay: make fuzz SEED={seed} FIRST={one.index} COUNT=1")
 

@@ -1,4 +1,5 @@
-"""The API server as a fuzz run uses it: texts as they are, and every version of each topology."""
+"""The API server as a fuzz run uses it: sends texts unchanged, also those that are no valid
+objects, and follows every version of each topology."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class Api:
 
 @dataclass(slots=True)
 class ObservedTopology:
-    """A topology: its newest version, how many there were, and when they came (monotonic)."""
+    """A topology: its newest version, how often it changed, and when (monotonic)."""
 
     topology: Mapping[str, Any]
     changed_at: float

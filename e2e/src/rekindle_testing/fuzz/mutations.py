@@ -124,7 +124,7 @@ def _text(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
 
 
 def _within_text(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
-    """A character more, a part less, or a part twice."""
+    """Insert a character or a text, drop a part, or repeat a part."""
     old = at(manifest, path)
     if not isinstance(old, str) or not old:
         return _from_pool(manifest, path, rng)
@@ -143,13 +143,13 @@ def _null(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
 
 
 def _wrapped(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
-    """As a text, in a list, or as the value of a field."""
+    """The value as a text, in a list, or as the value of a field."""
     old = at(manifest, path)
     return _put(manifest, path, rng.choice((str(old), [old], {"value": old}, [[old]])))
 
 
 def _repeat(manifest: dict[str, Any], path: Path, rng: random.Random) -> str:
-    """An item of a list again, up to more than any list may have."""
+    """Repeat an item of a list, up to more items than any list may have."""
     lists = [p for p in _paths(manifest["spec"], ("spec",)) if isinstance(at(manifest, p), list)]
     place = rng.choice(lists) if lists else None
     if place is None or not (items := at(manifest, place)):

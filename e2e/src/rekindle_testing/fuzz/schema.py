@@ -1,6 +1,6 @@
 """Values for the fields of the CRD's schema: plausible ones, and ones at its limits. Pure.
 
-Must not know what the operator makes of a value: that is for the API server and the operator.
+Must not know which values are accepted: the API server and the operator decide that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rekindle_testing.fuzz import values
 Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
 
-_DURATION = "(us|ms|s|m|h|d)"  # of its pattern
+_DURATION = "(us|ms|s|m|h|d)"  # a part of the pattern of durations
 _OPTIONAL = 0.25  # chance of a field that is not required
 _MAX_ITEMS = 3
 
@@ -62,7 +62,7 @@ def schema_at(path: Path) -> Schema | None:
 
 
 def field_name(path: Path) -> str:
-    """Of a list's item, the list's."""
+    """The name of a field; for an item of a list, the name of the list."""
     return next((part for part in reversed(path) if isinstance(part, str)), "")
 
 

@@ -82,7 +82,7 @@ class Session:
         self._watcher.close()
 
     def run(self, cases: Sequence[Case]) -> list[Failure]:
-        """Sends a batch, edits a part of it, deletes it. What is wrong with it, if anything."""
+        """Sends a batch, edits a part of it, deletes it. Returns what went wrong."""
         batch = [SentResource(c) for c in cases]
         failures: list[Failure] = []
         with ThreadPoolExecutor(_SENDERS) as senders:
@@ -130,7 +130,7 @@ class Session:
         """Replace the spec alone, and keep what the operator may have changed meanwhile."""
         seen = self._watcher.seen(sent.uid)
         if seen is None:
-            return Failure(sent.case.index, "it has disappeared")
+            return Failure(sent.case.index, "the topology has disappeared")
         spec, _ = edit(sent.case.seed, sent.case.index, seen.topology["spec"])
         name = seen.topology["metadata"]["name"]
         body: dict[str, Any] = {"apiVersion": names.API_VERSION, "kind": names.KIND, "spec": spec}
@@ -258,7 +258,7 @@ class Session:
                     self._api.send("PATCH", path, json.dumps({"metadata": {"finalizers": None}}))
                 self._api.send("DELETE", path, json.dumps({"propagationPolicy": "Background"}))
         wait_for(
-            "topologies are gone",
+            "the topologies to be deleted",
             lambda: not uids & self._watcher.all().keys(),
             _DELETION_TIMEOUT_S,
         )
@@ -309,7 +309,7 @@ def session(directory: Path, on_progress: OnProgress) -> Iterator[Session]:
         control_plane.kubectl("create", "namespace", NAMESPACE)
         operator = OperatorProcess(operator_kubeconfig(control_plane), directory, "operator")
         try:
-            wait_for("the operator leads", operator.leads, _START_TIMEOUT_S)
+            wait_for("the operator to lead", operator.leads, _START_TIMEOUT_S)
             running = Session(control_plane, operator)
             try:
                 yield running

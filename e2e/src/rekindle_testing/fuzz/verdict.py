@@ -1,4 +1,4 @@
-"""What became of a manifest that the API server accepted, by its object. Pure."""
+"""The outcome for a manifest that the API server accepted, read from its object. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Verdict(StrEnum):
 
 
 def verdict(topology: Mapping[str, Any]) -> Verdict | None:
-    """Of the newest generation; None while the operator has not validated it."""
+    """The verdict on the newest generation; None while the operator has not validated it."""
     valid = condition(topology, "Valid")
     if valid.get("observedGeneration") != topology["metadata"]["generation"]:
         return None

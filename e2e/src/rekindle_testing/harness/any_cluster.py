@@ -57,8 +57,8 @@ class ClusterNode(Protocol):
 
 class Cluster(ABC):
     """`namespace` is that of topologies, `operator_namespace` that of the release. `shared` is
-    the volume as this machine sees it: the volume itself, or a copy that `upload` and `download`
-    keep."""
+    the volume as this machine sees it: the volume itself, or a copy, which `upload` writes to the
+    volume and `download` updates from it."""
 
     directory: Path
     shared: Path
@@ -96,7 +96,7 @@ class Cluster(ABC):
     @property
     @abstractmethod
     def kubeconfig(self) -> Path:
-        """Of an administrator, with `namespace` as its default."""
+        """The kubeconfig of an administrator, with `namespace` as its default."""
 
     @abstractmethod
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 60) -> str:
@@ -109,15 +109,15 @@ class Cluster(ABC):
 
     @abstractmethod
     def create_claim(self, name: str) -> None:
-        """A claim of this name over the shared volume."""
+        """Create a claim of this name over the shared volume."""
 
     @abstractmethod
     def add_node(self) -> str:
-        """One more machine, or one that was lost; returns its name once it is Ready."""
+        """Add a machine, or start one that was lost again; returns its name once it is Ready."""
 
     @abstractmethod
     def kill_nodes(self, names: list[str]) -> None:
-        """These machines end, all at once; their connections are not closed."""
+        """End these machines, all at once; their connections are not closed."""
 
     @abstractmethod
     def kill_processes(self, pod: Any) -> None:
@@ -131,7 +131,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def download(self, path: str) -> None:
-        """Make a folder of `shared` as it is on the volume."""
+        """Copy a folder of the volume to `shared`."""
 
     def move(self, path: str, to: str) -> None:
         """Rename a file or folder of the volume."""
@@ -143,7 +143,7 @@ class Cluster(ABC):
         self.kubectl("uncordon", node)
 
     def delete_pod(self, pod: Any) -> None:
-        """Without grace: as after the loss of its node, its object is gone at once."""
+        """Without a grace period: its object is deleted at once, as after the loss of its node."""
         name, namespace = pod.metadata.name, pod.metadata.namespace
         how = ("--grace-period=0", "--force", "--wait=false")
         self.kubectl("delete", "pod", name, "-n", namespace, *how)
@@ -160,7 +160,7 @@ class Cluster(ABC):
         return []
 
     def upgrade(self, chart: Path, operator_image: str, timeout_s: float = 90) -> None:
-        """As docs/operations.md has it: first the CRDs of the chart, then the release."""
+        """As in docs/operations.md: first the CRDs of the chart, then the release."""
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(chart / "crds"))
         values = image_values("image", operator_image)
         self.helm("upgrade", str(chart), "--reset-then-reuse-values", *values, timeout_s=timeout_s)
@@ -228,7 +228,8 @@ class Cluster(ABC):
         return list(self.core.list_namespaced_pod(self.namespace, label_selector=selector).items)
 
     def watch_pod(self, name: str, timeout_s: int) -> Generator[Any, None, None]:
-        """The pod as it is when the watch begins, and after each change, also by its deletion."""
+        """Yields the pod as it is when the watch begins and after each change, until its deletion,
+        which is the last one."""
         events = watch.Watch().stream(  # type: ignore[no-untyped-call]
             self.core.list_namespaced_pod,
             self.namespace,
@@ -274,8 +275,8 @@ class Cluster(ABC):
         return found.status is not None and found.status.phase == "Bound"
 
     def create_host_path_claim(self, name: str, path: str, *, local: bool = False) -> None:
-        """A claim over a directory that all nodes have. `local`: a volume whose owner the kubelet
-        changes for an fsGroup; else a hostPath."""
+        """Create a claim over a directory that all nodes have. `local`: a volume whose owner the
+        kubelet changes for an fsGroup; else a hostPath."""
         size: dict[str, Any] = {"storage": "10Gi"}
         everywhere = [{"key": "kubernetes.io/hostname", "operator": "Exists"}]
         affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": everywhere}]}}

@@ -117,7 +117,7 @@ class EmbeddedCluster(Cluster):
         return node
 
     def add_node(self, resources: NodeResources | None = None) -> str:
-        """One more machine; returns its name once it is Ready."""
+        """Add a machine; returns its name once it is Ready."""
         node = self.launch_node(resources)
         node.wait_ready()
         return node.name
@@ -133,8 +133,8 @@ class EmbeddedCluster(Cluster):
             list(pool.map(lambda node: node.kill(never_reuse_address=never_reuse_addresses), dying))
 
     def delete_lost_nodes(self) -> None:
-        """The Node objects of machines that are gone, as a cloud's controller does. While they
-        stay, no rollout of a DaemonSet ends, and `helm --wait` fails."""
+        """Delete the Node objects of machines that are gone, as a cloud's node controller does.
+        While they stay, no rollout of a DaemonSet ends, and `helm --wait` fails."""
         found = {
             name.partition("/")[2] for name in self.kubectl("get", "nodes", "-o", "name").split()
         }
@@ -146,7 +146,7 @@ class EmbeddedCluster(Cluster):
             os.kill(pid, signal.SIGKILL)
 
     def processes(self, pod: Any) -> list[int]:
-        """Of Rekindle in the pod; at least one."""
+        """Ids of Rekindle's processes in the pod; at least one."""
         node, address = pod.spec.node_name, pod.status.pod_ip
         found = pod_processes(self.nodes[node], address)
         assert found, f"no process of pod address {address} on {node}"
@@ -174,7 +174,7 @@ class EmbeddedCluster(Cluster):
     def create_claim(
         self, name: str, directory: Path | None = None, *, local: bool = False
     ) -> None:
-        """A PersistentVolumeClaim over a directory of this machine, by default the shared one.
+        """Create a claim over a directory of this machine, by default the shared one.
         `local`: a volume whose owner the kubelet changes for an fsGroup; else a hostPath."""
         self.create_host_path_claim(name, str(directory or self.shared), local=local)
 

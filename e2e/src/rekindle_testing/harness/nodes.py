@@ -70,7 +70,7 @@ class NodeKind(Protocol):
 
     @property
     def api_address(self) -> str:
-        """That the API server has to listen on; known once it is started."""
+        """The address on which the API server has to listen; known after `start`."""
 
     def prepare_shared(self, directory: Path) -> None:
         """Let pods write to a directory of this machine."""
@@ -81,7 +81,8 @@ class NodeKind(Protocol):
         self, name: str, plane: ControlPlane, directory: Path, zone: str, resources: NodeResources
     ) -> Node: ...
     def agent_logs(self, nodes: Path) -> Iterable[Path]:
-        """Of nodes with directories in `nodes`, also of lost ones."""
+        """Logs of the agents (or kubelets) of all nodes with a directory in `nodes`, also of lost
+        ones."""
 
     def pod_logs(self, nodes: Path) -> Iterable[Path]:
         """A file for each container, or attempt of one, on nodes that are not lost."""

@@ -86,7 +86,7 @@ class Reference:
         for segment in topology.segments:
             node = topology.nodes[segment.nodes[0]]
             if isinstance(node.spec, SourceSpec):
-                local = node.spec.model_copy(update={"files": self._local(node.spec)})
+                local = self._local(node.spec)
                 directory = self._directory / "sources" / node.name
                 directory.mkdir(parents=True)
                 source = open_source(local, node, topology.spec.epoch_interval, directory)
@@ -94,10 +94,12 @@ class Reference:
                 source.close()
         return 1 + max(last for last in lasts if last is not None)
 
-    def _local(self, source: SourceSpec) -> Any:
-        assert source.files is not None
+    def _local(self, source: SourceSpec) -> SourceSpec:
+        """With the cluster's mount where this process sees it."""
+        if source.files is None:
+            return source
         url = source.files.url.replace(f"file://{SHARED_MOUNT_PATH}", f"file://{self._shared}")
-        return source.files.model_copy(update={"url": url})
+        return source.model_copy(update={"files": source.files.model_copy(update={"url": url})})
 
 
 def run_reference(

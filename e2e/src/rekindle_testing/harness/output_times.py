@@ -1,4 +1,5 @@
-"""When the rows of a query's output were there, by the files of its sink: pauses, latencies, rates.
+"""When the rows of a query's output were written, by the files of its sink: pauses, latencies,
+rates.
 
 A file of a `files` sink appears once, whole, and is never written again, so its time of
 modification is when its rows became stable. Times are seconds since 1970. Pure but for
@@ -20,7 +21,7 @@ from rekindle.connectors.files_sink import parse_name
 
 @dataclass(frozen=True, slots=True, order=True)
 class WrittenFile:
-    """The rows of one epoch of one partition, and when they were there."""
+    """The rows of one epoch of one partition, and when they were written."""
 
     at_s: float
     epoch: int
@@ -63,8 +64,8 @@ def latencies(
 
 
 def intervals(files: Iterable[WrittenFile], since_s: float, until_s: float) -> list[float]:
-    """Seconds from each epoch to the next, for those of which a part lies between `since_s` and
-    `until_s`."""
+    """Seconds from the completion of each epoch to that of the next, for those intervals that
+    overlap the time between `since_s` and `until_s`."""
     at_s = [at for _, at in sorted(completed_at(files).items())]
     return [b - a for a, b in pairwise(at_s) if b > since_s and a < until_s]
 
@@ -82,6 +83,7 @@ def rows_per_s(
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
-    """Each is one of `values`, which are not empty: the smallest that so many are not above."""
+    """Each percentile is one of `values` (not empty): the smallest one that at least this share of
+    the values does not exceed."""
     p50, p99 = np.percentile(values, [50, 99], method="inverted_cdf")
     return Percentiles(float(p50), float(p99), max(values))

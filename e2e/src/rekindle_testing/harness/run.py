@@ -147,7 +147,7 @@ class Run:
 
     def _require_losses_before_end(self, last: int) -> None:
         """A loss after the end of the input would have no effect on the output."""
-        lost = [m for m in self.observer.history.events if m.kind == "lost"]
+        lost = [event for event in self.observer.history.events if event.kind == "lost"]
         if lost:
             newest = self.observer.history.newest_epoch(lost[-1].at_s)
             assert newest < last, f"{lost[-1].text}: at epoch {newest}, input ends at {last}"
@@ -155,8 +155,8 @@ class Run:
     def written_epochs(self, query: str) -> list[int]:
         """The epochs with rows in a query's sink, ascending."""
         self.cluster.download(f"{self.name}/output/{query}")
-        names = (self.cluster.shared / self.name / "output" / query).glob("*")
-        return sorted(parsed.epoch for n in names if (parsed := parse_name(n.name)))
+        files = (self.cluster.shared / self.name / "output" / query).glob("*")
+        return sorted(parsed.epoch for f in files if (parsed := parse_name(f.name)))
 
     def longest_pause_s(self, sink: str, last_s: float) -> float:
         """The longest time between two files of a partition that follow each other, of which the

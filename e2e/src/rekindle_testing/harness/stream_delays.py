@@ -44,8 +44,9 @@ class EpochClock:
 class Outage:
     """What a reader saw of a failure, from the cut until output was stable and current again.
 
-    `delay_new_s`: the largest delay of an epoch; `tentative_epochs`, `tentative_rows`: that
-    arrived, those of an epoch again if it arrived again; `stabilized_s`: from the heal to the end.
+    `delay_new_s`: the largest delay of an epoch; `tentative_epochs`, `tentative_rows`: how many
+    arrived, where an epoch that arrives twice counts twice; `stabilized_s`: from the heal until
+    output was stable and current again.
     """
 
     delay_new_s: float

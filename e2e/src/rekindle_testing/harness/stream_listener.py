@@ -1,8 +1,8 @@
 """A reader of a task's output from outside: when each epoch, UNDO and REC_DONE arrived, in order.
 
 It reads what a downstream task would read: live calls of the task's log server, stable and
-tentative epochs alike. The coordinator does not know it, so the log is truncated without it; it
-goes on behind what is gone. Its times are those at which a response was there completely.
+tentative epochs alike. The coordinator does not know it, so truncation does not wait for it: it
+skips epochs that are truncated. An epoch's time is when the whole response had arrived.
 
 Design: docs/design/streams.md#edges.
 """
@@ -61,7 +61,7 @@ class StreamListener:
 
     @property
     def arrivals(self) -> list[Arrival]:
-        """What has come until now, oldest first."""
+        """What has arrived until now, oldest first."""
         return list(self._arrivals)
 
     def _run(self) -> None:
@@ -94,6 +94,6 @@ class StreamListener:
             self._arrivals.append(Arrival(now, batch.kind, batch.epoch, batch.rows.num_rows))
             if batch.kind is BatchKind.STABLE:
                 self._next_epoch = batch.epoch + 1
-        # Beyond what is truncated, also if nothing is there to read.
+        # Skip truncated epochs, also if the response has no epochs.
         self._next_epoch = max(self._next_epoch, response.progress.base)
         self._position = response.live or self._position

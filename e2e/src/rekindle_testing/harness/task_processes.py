@@ -29,10 +29,10 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
+    LogMovement,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
-    NoteMovement,
     Pod,
     PodsListed,
     PollAnswered,
@@ -67,7 +67,7 @@ class Replica:
         self.slot, self.incarnation, self.address = slot, incarnation, address
         self.home = directory / f"{slot.segment}-{slot.partition}-{slot.replica}-{incarnation}"
         self.home.mkdir()
-        self.answer: PollResponse | None = None
+        self.response: PollResponse | None = None
         self.advanced_at: list[tuple[float, int]] = []
         self.ready = False
         env = {
@@ -87,21 +87,21 @@ class Replica:
             self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
 
     def kill(self) -> None:
-        """With its disk."""
+        """Kill the process, and delete its disk."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(10)
         shutil.rmtree(self.home / "data", ignore_errors=True)
 
-    def answered(self, answer: PollResponse) -> None:
-        before = self.answer.stable_epoch if self.answer is not None else -1
-        self.answer = answer
-        self.ready |= answer.phase.serves
-        if answer.stable_epoch > before:
-            self.advanced_at.append((time.monotonic(), answer.stable_epoch))
+    def add_response(self, response: PollResponse) -> None:
+        before = self.response.stable_epoch if self.response is not None else -1
+        self.response = response
+        self.ready |= response.phase.serves
+        if response.stable_epoch > before:
+            self.advanced_at.append((time.monotonic(), response.stable_epoch))
 
     @property
     def phase(self) -> TaskPhase | None:
-        return self.answer.phase if self.answer is not None else None
+        return self.response.phase if self.response is not None else None
 
     def longest_pause_s(self, since: float) -> float:
         times = [at for at, _ in self.advanced_at if at >= since]
@@ -126,7 +126,7 @@ class TaskProcesses:
         self.origin_s = origin_s
         self._environment = environment
         self.replicas: dict[Slot, Replica] = {}
-        self.notes: list[NoteMovement] = []
+        self.notes: list[LogMovement] = []
         self.pods = 0
         self.store = CheckpointStore(UID, 30.0)
         self.store.use(topology.spec.checkpoint.store)
@@ -141,6 +141,14 @@ class TaskProcesses:
         self.core = Coordinator(self.fence, time.time() - time.monotonic(), UID)
         self.feed(GenerationSeen(self.generation))
         self.list_pods()
+
+    def edit(self, spec: dict[str, Any]) -> None:
+        """A new generation with the same segments, whose pods stay."""
+        topology = compile_topology(load_spec(spec), "test", skip_cluster_checks=True)
+        before = self.generation
+        assert [s.id for s in topology.segments] == [s.id for s in before.topology.segments]
+        self.generation = Generation(before.number + 1, topology, before.operator_ids)
+        self.feed(GenerationSeen(self.generation))
 
     def start(self, slot: Slot) -> Replica:
         self.pods += 1
@@ -171,39 +179,41 @@ class TaskProcesses:
                 written = asyncio.run(self.store.write(effect))
                 lost = ManifestRaceLost(manifest.seq)
                 self.feed(lost if written is None else ManifestWritten(written))
-            case NoteMovement():
+            case LogMovement():
                 self.notes.append(effect)
 
-    def round(self) -> None:
+    def poll_all(self) -> None:
         for slot, replica in self.replicas.items():
             poll = self.core.poll_for(slot)
             if poll is None:
                 continue
             url, body = f"http://{replica.address}:8080/v1/poll", poll.model_dump_json().encode()
             try:
-                with urllib.request.urlopen(url, body, timeout=2) as response:
-                    answer = PollResponse.model_validate_json(response.read())
+                with urllib.request.urlopen(url, body, timeout=2) as stream:
+                    response = PollResponse.model_validate_json(stream.read())
             except OSError as error:
                 self.feed(PollFailed(slot, replica.incarnation, str(error)))
                 continue
-            replica.answered(answer)
-            self.feed(PollAnswered(slot, replica.incarnation, answer))
+            replica.add_response(response)
+            self.feed(PollAnswered(slot, replica.incarnation, response))
         self.list_pods()
         self.feed(Ticked())
 
-    def until(self, condition: Callable[[], bool], within_s: float) -> None:
+    def poll_until(self, condition: Callable[[], bool], within_s: float) -> None:
+        """Poll all tasks repeatedly until the condition holds."""
         deadline = time.monotonic() + within_s
         while not condition():
-            answers = {r.slot.key: r.answer for r in self.replicas.values()}
+            responses = {r.slot.key: r.response for r in self.replicas.values()}
             logs = [r.output.read_text()[-1500:] for r in self.replicas.values()]
-            assert time.monotonic() < deadline, f"{answers} {self.notes} {logs}"
-            self.round()
+            assert time.monotonic() < deadline, f"{responses} {self.notes} {logs}"
+            self.poll_all()
             time.sleep(0.05)
 
     def all_live(self) -> bool:
         return all(r.phase is TaskPhase.LIVE for r in self.replicas.values())
 
-    def committed(self) -> int:
+    def committed_epoch(self) -> int:
+        """Of the newest manifest; -1: none."""
         manifest = self.core.committer.own_manifest
         return manifest.epoch if manifest is not None else -1
 

@@ -53,13 +53,13 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     for problem in wrong:
-        _say(f"failed: {problem}")
-    _say(f"{'failed' if wrong else 'succeeded'} after {time.monotonic() - began:.0f} s")
+        _print_line(f"failed: {problem}")
+    _print_line(f"{'failed' if wrong else 'succeeded'} after {time.monotonic() - began:.0f} s")
     return 1 if wrong else 0
 
 
 def _build_and_start(saves: bool) -> list[str]:
-    builder = Builder.for_this_machine(_say)
+    builder = Builder.for_this_machine(_print_line)
     wrong = []
     for image in IMAGES:
         tag = builder.build(image)
@@ -67,7 +67,7 @@ def _build_and_start(saves: bool) -> list[str]:
         problems, findings = _run_checks(builder, image, tag, config)
         wrong += problems
         if not problems:
-            _say(summary(image, tag, findings))
+            _print_line(summary(image, tag, findings))
         if saves:
             builder.save(image, tag)
     return wrong
@@ -117,7 +117,7 @@ def _command(
         builder.run(engine.buildah("rm", name))
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, flush=True)
 
 

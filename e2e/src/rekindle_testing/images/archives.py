@@ -16,7 +16,7 @@ from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
 
 _KEY_FILE = BUILD_DIRECTORY / "archives.key"
-# Those of .dockerignore.
+# What .dockerignore leaves in the build context.
 _SOURCES = (
     *("images", "charts/rekindle/crds", "operator/pyproject.toml", "operator/src"),
     *("pipelines/pyproject.toml", "pipelines/src"),
@@ -25,14 +25,14 @@ _SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class ImageArchive:
-    """An image in a file, as `docker save` writes it, and the name that it gets from that."""
+    """An image in a file, as `docker save` writes it, and its tag once it is loaded."""
 
     path: Path
     tag: str
 
 
 def ensure_image_archives(on_progress: OnProgress) -> dict[str, ImageArchive]:
-    """By the name of the image; takes minutes if something has to be built."""
+    """The archives by the name of their image; takes minutes if something has to be built."""
     with exclusive_lock():
         if not (_KEY_FILE.exists() and _KEY_FILE.read_text() == _key()):
             with write_key_after_build():
@@ -45,8 +45,8 @@ def ensure_image_archives(on_progress: OnProgress) -> dict[str, ImageArchive]:
 
 @contextlib.contextmanager
 def write_key_after_build() -> Iterator[None]:
-    """Around the building of all archives: once they are built, writes the key (a hash) of the
-    sources as they were before. Archives are built again if it has changed."""
+    """For a block that builds all archives: after it, writes the key (a hash) of the sources as
+    they were before it. Archives are built again once the key of the sources differs."""
     key = _key()
     _KEY_FILE.unlink(missing_ok=True)
     yield
@@ -63,7 +63,7 @@ def tag_in(archive: Path) -> str:
 
 
 def _key() -> str:
-    """Of all that a build reads in the checkout."""
+    """A hash of all files of the checkout that a build reads, and of the version."""
     contents = ((str(file.relative_to(ROOT)), file.read_bytes()) for file in _files())
     return content_key([("version", version().encode()), *contents])
 

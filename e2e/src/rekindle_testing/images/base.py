@@ -1,4 +1,4 @@
-"""The base image: BASE, the Dockerfiles' own, or one made here where no registry is reached."""
+"""The base image: BASE, the Dockerfiles' own, or one made here if no registry can be reached."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def registry(image: str) -> str:
 
 
 def is_registry_reached(host: str) -> bool:
-    """Whether the host answers as a registry does, and not, say, a proxy that refuses."""
+    """Whether the host responds as a registry does, and not, for example, as a proxy does."""
     try:
         with urllib.request.urlopen(f"https://{host}/v2/", timeout=_REGISTRY_TIMEOUT_S):
             return True
@@ -64,7 +64,7 @@ def is_registry_reached(host: str) -> bool:
 
 
 def base_key() -> str:
-    """Of the base that is made here: another one for another script or machine."""
+    """A hash that names the base image made here; it depends on its scripts and the machine."""
     files = [(path.name, path.read_bytes()) for path in sorted(DIRECTORY.iterdir())]
     return content_key([*files, ("machine", platform.machine().encode())])
 

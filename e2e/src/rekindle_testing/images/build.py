@@ -24,8 +24,9 @@ BUILD_DIRECTORY = ROOT / "build" / "images"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _BUILD_TIMEOUT_S = 3600.0
 _COMMAND_TIMEOUT_S = 600.0
-_STORAGE_BYTES = 12_000_000_000
-"""Buildah keeps the layers of old builds, for its cache."""
+_MAX_STORAGE_BYTES = 12_000_000_000
+"""Of buildah's storage, which keeps the layers of old builds as a cache; above it, all are
+deleted."""
 
 
 class Builder:
@@ -51,7 +52,7 @@ class Builder:
         return cls(engine, on_progress)
 
     def build(self, image: Image) -> str:
-        """Its tag."""
+        """Build an image; returns its tag."""
         tag = self.engine.tag(image.name, self._version)
         log = BUILD_DIRECTORY / f"{image.name}.log"
         shown = log.relative_to(ROOT)
@@ -75,7 +76,7 @@ class Builder:
         return tag
 
     def save(self, image: Image, tag: str) -> Path:
-        """The archive with the image."""
+        """Write the image to an archive; returns its path."""
         archive = BUILD_DIRECTORY / f"{image.name}.tar"
         archive.unlink(missing_ok=True)
         self.run(self.engine.save(tag, archive))
@@ -83,15 +84,15 @@ class Builder:
         return archive
 
     def run(self, command: Sequence[str]) -> str:
-        """What a command of the container engine prints."""
+        """Run a command of the container engine; returns what it prints."""
         done = programs.run(self.after_clearing_mounts(command), timeout_s=_COMMAND_TIMEOUT_S)
         if done.exit_code:
             raise ImageError(f"{' '.join(command)} failed:\n{done.output}")
         return done.output
 
     def after_clearing_mounts(self, command: Sequence[str]) -> Sequence[str]:
-        """The command, after buildah's record of mounts is deleted: it runs in new namespaces, in
-        which nothing is mounted."""
+        """The command, after buildah's record of mounts has been deleted: the command runs in new
+        namespaces, in which nothing is mounted."""
         if self.engine.kind is EngineKind.BUILDAH:
             shutil.rmtree(self.engine.run_directory, ignore_errors=True)
         return command
@@ -102,7 +103,7 @@ class Builder:
             return
         shutil.rmtree(BUILD_DIRECTORY / "tmp", ignore_errors=True)
         (BUILD_DIRECTORY / "tmp").mkdir(parents=True)
-        if _size(self.engine.storage) > _STORAGE_BYTES:
+        if _size(self.engine.storage) > _MAX_STORAGE_BYTES:
             shown = self.engine.storage.relative_to(ROOT)
             self._on_progress(f"emptying {shown}: it has more than 12 GB of old layers")
             shutil.rmtree(self.engine.storage)
@@ -111,10 +112,10 @@ class Builder:
     def _ensure_base_image(self) -> str:
         """The base for machines without a registry, in the container engine's storage."""
         tag = self.engine.tag("base", base.base_key())
-        there = programs.run(
+        inspected = programs.run(
             self.after_clearing_mounts(self.engine.inspect(tag)), timeout_s=_COMMAND_TIMEOUT_S
         )
-        if there.exit_code == 0:
+        if inspected.exit_code == 0:
             return tag
         log = BUILD_DIRECTORY / "base.log"
         context = base.ensure_root_archive(cache_root(os.environ), self._on_progress, log)

@@ -64,7 +64,7 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """What an image says of the process that it starts."""
+    """How an image configures the process that it starts."""
 
     user: str
     environment: Mapping[str, str]
@@ -87,8 +87,8 @@ class ContainerEngine:
 
     @property
     def run_directory(self) -> Path:
-        """What buildah believes to be mounted; to be emptied before each of its commands, since
-        nothing is."""
+        """Buildah's record of mounts. To be deleted before each of its commands: each runs in
+        namespaces of its own, in which nothing is mounted."""
         return self.work / "run"
 
     def tag(self, name: str, version: str) -> str:

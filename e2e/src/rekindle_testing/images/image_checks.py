@@ -45,7 +45,7 @@ _SPEC: dict[str, Any] = {
 
 
 def operator() -> dict[str, Any]:
-    """What the operator imports, its CRD, and a topology accepted."""
+    """Import the operator and the watchdog, read the packaged CRD, and compile a topology."""
     began = time.monotonic()
     for module in ("rekindle_operator.__main__", "rekindle_operator.watchdog.__main__"):
         importlib.import_module(module)
@@ -60,7 +60,7 @@ def operator() -> dict[str, Any]:
 
 
 def pipelines() -> dict[str, Any]:
-    """An epoch by Spark, started from the image's AppCDS archive as a task starts it."""
+    """Compute an epoch with Spark, started from the image's AppCDS archive as a task starts it."""
     began = time.monotonic()
     archive = Path(os.environ["REKINDLE_CDS_ARCHIVE"])
     from rekindle.engine.spark.session import current_jvm, start_session, stop_session
@@ -70,7 +70,7 @@ def pipelines() -> dict[str, Any]:
     rows = _epoch(spark)
     epoch_s = time.monotonic() - began
     jvm = current_jvm()
-    # A JVM goes on without an archive that it cannot use, and says nothing.
+    # A JVM that cannot use the archive starts without it, and prints no warning.
     mapped = jvm is not None and str(archive) in Path(f"/proc/{jvm.process.pid}/maps").read_text()
     stop_session(spark)
     for module in ("s3fs", "gcsfs", "pyarrow.parquet", "rekindle.cli", "rekindle.task.runtime"):

@@ -83,7 +83,7 @@ IMAGES = (OPERATOR, PIPELINES)
 
 
 def config_problems(config: ImageConfig) -> list[str]:
-    """What the kubelet or a pod would miss."""
+    """What would keep a pod from running the image."""
     wrong = []
     user = config.user.partition(":")[0]
     if not user.isdecimal() or int(user) == 0:

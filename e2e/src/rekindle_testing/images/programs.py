@@ -60,7 +60,7 @@ def run(
         except subprocess.TimeoutExpired:
             _end(process)
             shown = " ".join(command[:12])
-            raise ImageError(f"no end after {timeout_s:.0f} s: {shown} ...") from None
+            raise ImageError(f"did not end within {timeout_s:.0f} s: {shown} ...") from None
         except BaseException:
             _end(process)
             raise

@@ -12,7 +12,8 @@ from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.streams.epochs import NO_EPOCH, EpochInput
-from rekindle_testing.simulation.values import Expected, FoldedState, values_in
+from rekindle.task.state import TaskState
+from rekindle_testing.simulation.values import Expected, FoldedState, values_in, watermark_of
 from rekindle_testing.simulation.witnesses import Witnesses
 
 if TYPE_CHECKING:
@@ -112,8 +113,7 @@ class Checks:
         self.movements += 1
         partition, epoch = _partition(pod), moved.state.epoch
         log = {e: self.expected.output(partition, e) for e in range(moved.base, epoch + 1)}
-        state = moved.state.operators
-        if moved.log != log or state != FoldedState(fold=self.expected.output(partition, epoch)):
+        if moved.log != log or not self._is_expected(partition, moved.state):
             raise Violation(
                 f"I1: {pod.slot.key} incarnation {pod.incarnation} got another state or log after "
                 f"epoch {epoch} from its partner than a run without faults has"
@@ -159,9 +159,13 @@ class Checks:
         saved = self._store.load(ref.object) if ref.object is not None else None
         if saved is None:
             return  # `retained` looks for those that are gone
-        state = FoldedState(fold=self.expected.output(partition, ref.epoch))
-        if (saved.epoch, saved.operators) != (ref.epoch, state):
+        if saved.epoch != ref.epoch or not self._is_expected(partition, saved):
             raise Violation(f"I1: {ref.object} has another state than a run without faults has")
+
+    def _is_expected(self, partition: Partition, state: TaskState) -> bool:
+        """Whether a run without faults has the state after this epoch, and its watermark."""
+        fold = self.expected.output(partition, state.epoch)
+        return (state.watermark, state.operators) == (watermark_of(fold), FoldedState(fold=fold))
 
     def retained(self) -> None:
         """I5: nothing is gone that a consumer may still need."""

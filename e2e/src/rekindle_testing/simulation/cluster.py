@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil
 from typing import Any
@@ -37,11 +37,13 @@ from rekindle_testing.simulation.silence import Calm
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.topologies import Spec
 from rekindle_testing.simulation.values import Expected
+from rekindle_testing.simulation.waiting_checks import WaitingChecks
 from rekindle_testing.simulation.working import WorkingPods
 
 OPERATORS = ("operator-0", "operator-1")
 UID = "uid-t"
 _MAX_SKEW_S = 0.3
+_WRONG_CLOCK_S = 70.0
 _OPERATOR_START_S = (0.5, 4.0)
 _NODE_REMOVED_S = (5.0, 30.0)
 _TASK_CPU_M, _TASK_MEMORY = 500, 1 << 30
@@ -76,6 +78,7 @@ class SimulatedCluster:
         self.pods: dict[Slot, TaskPod] = {}
         self.operators: dict[str, OperatorReplica] = {}
         self.api_calm = Calm(scheduler)  # of the API server, and of operators' connections to it
+        self._has_wrong_clock = True
         self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
         self._hosts = 0
         self._pods_per_node = ceil(len(self.topology.slots()) / nodes) + 1
@@ -106,6 +109,14 @@ class SimulatedCluster:
             self.working,
             lambda: scheduler.now,
         )
+        self.waiting_checks = WaitingChecks(
+            scheduler,
+            self.views,
+            self._needs,
+            self.working.takes_pods,
+            self._can_recover,
+            self.fail,
+        )
         self.server.observers = [self.operator_checks.changed, self._pods_changed]
         meta = {"name": TOPOLOGY, "namespace": NAMESPACE, "uid": UID, "generation": 1}
         topology = {"kind": names.KIND, "metadata": meta, "spec": copy.deepcopy(spec)}
@@ -122,6 +133,21 @@ class SimulatedCluster:
         """End the threads of programs."""
         for operator in self.operators.values():
             operator.process.die()
+
+    def _needs(self) -> Mapping[str, frozenset[tuple[str, int]]]:
+        """By query, the partitions that it needs."""
+        return {
+            query.name: frozenset(
+                (segment.id, partition)
+                for segment in self._edited.needed_segments(query)
+                for partition in range(segment.partitions)
+            )
+            for query in self._edited.spec.queries
+        }
+
+    def _can_recover(self) -> bool:
+        """Whether an operator leads that can know and do anything."""
+        return self.leader is not None and self.api_calm.calm_s > 15.0
 
     # --- edits --------------------------------------------------------------------
 
@@ -163,6 +189,8 @@ class SimulatedCluster:
 
     def _start_operator(self, host: str) -> None:
         skew_s = self.scheduler.between(-_MAX_SKEW_S, _MAX_SKEW_S)
+        if self._has_wrong_clock:
+            skew_s += self.scheduler.random.choice((-1, 1)) * _WRONG_CLOCK_S
         self.network.node_of[host] = host
         self.operators[host] = OperatorReplica(
             self.scheduler,

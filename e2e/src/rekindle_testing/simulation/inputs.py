@@ -21,7 +21,7 @@ from rekindle.topology.model import Segment
 from rekindle_testing.simulation.network import Network
 from rekindle_testing.simulation.reading import Listener, SimulatedReader
 from rekindle_testing.simulation.scheduler import Process
-from rekindle_testing.simulation.values import rows_of, source_value
+from rekindle_testing.simulation.values import rows_of, source_value, source_watermark
 
 READ_AHEAD_BYTES = 1 << 20
 _LEAST_WAIT_S = 0.001
@@ -59,8 +59,10 @@ class SourceInputs:
     def take(self, bounds: CallBounds) -> list[EpochInput]:
         call = CallBuilder(bounds)
         while not call.full and self._next <= self.head():
-            rows = rows_of(source_value(self._partition, self._next))
-            call.add(EpochInput(self._next, 0, 0, (rows,)))
+            epoch, partition = self._next, self._partition
+            rows = rows_of(source_value(partition, epoch))
+            before, after = (source_watermark(partition, e) for e in (epoch - 1, epoch))
+            call.add(EpochInput(epoch, before, after, (rows,)))
             self._next += 1
         return call.epochs
 
@@ -88,10 +90,11 @@ class StreamInputs:
         segment: Segment,
         partition: int,
         next_epoch: int,
+        watermark: int,
         interval_s: float,
     ) -> None:
         reads = [partitions_read(entry, partition) for entry in segment.inputs]
-        self._core = StreamsCore(reads, next_epoch, 0, READ_AHEAD_BYTES)
+        self._core = StreamsCore(reads, next_epoch, watermark, READ_AHEAD_BYTES)
         self._readers = [
             SimulatedReader(
                 process,

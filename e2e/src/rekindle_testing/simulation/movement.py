@@ -54,10 +54,12 @@ class MovedState:
     @property
     def lines(self) -> list[str]:
         """What is sent, each line a piece: the state, then the epochs of the log."""
-        fold = self.state.operators
+        state, fold = self.state, self.state.operators
         assert isinstance(fold, FoldedState)
-        state = [f"S {self.state.epoch} {self.base} {self.state.chained_digest} {fold.fold}\n"]
-        return state + [f"L {epoch} {value}\n" for epoch, value in sorted(self.log.items())]
+        first = (
+            f"S {state.epoch} {state.watermark} {self.base} {state.chained_digest} {fold.fold}\n"
+        )
+        return [first, *(f"L {epoch} {value}\n" for epoch, value in sorted(self.log.items()))]
 
     @property
     def digest(self) -> str:
@@ -66,9 +68,9 @@ class MovedState:
     @staticmethod
     def of(text: str) -> MovedState:
         first, *lines = text.splitlines()
-        _, epoch, base, chained, fold = first.split(" ")
+        _, epoch, watermark, base, chained, fold = first.split(" ")
         log = {int(e): value for _, e, value in (line.split(" ") for line in lines)}
-        state = TaskState(int(epoch), 0, FoldedState(fold=fold), chained)
+        state = TaskState(int(epoch), int(watermark), FoldedState(fold=fold), chained)
         return MovedState(state, int(base), log)
 
 

@@ -27,6 +27,7 @@ from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.sink import SinkCore
 from rekindle.task.core.supervisor import SupervisorCore
 from rekindle_testing.simulation import outside
+from rekindle_testing.simulation.evidence_mutants import EVIDENCE_MUTANTS
 from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
 from rekindle_testing.simulation.planting import Mutant, replaced
@@ -207,6 +208,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "no task saves checkpoints": replaced(SupervisorCore, "is_saver", _never_saves),
     "the state of a large call is lost": replaced(LoopCore, "_call_completed", _loses_state),
     "suspicion never ends": replaced(Membership, "answered", _suspicion_stays),
+    **EVIDENCE_MUTANTS,
     **OPERATOR_MUTANTS,
     **TENTATIVE_MUTANTS,
     **MOVEMENT_MUTANTS,

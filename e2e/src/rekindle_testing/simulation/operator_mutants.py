@@ -57,6 +57,21 @@ def _nothing_uses_capacity(measure_capacity: Any) -> Any:
     return wrong
 
 
+def _forgets_waiting(with_candidates: Any) -> Any:
+    """The plan leaves out pods that were gated for a while."""
+
+    def wrong(plan_input: Any) -> Any:
+        found, now = with_candidates(plan_input), plan_input.context.pass_inputs.now
+        waits = {
+            key: candidate
+            for key, candidate in found.candidates.items()
+            if candidate.pod is None or now - candidate.pod.created_at < 5.0
+        }
+        return replace(found, candidates=waits)
+
+    return wrong
+
+
 def _ignores_replicas(fits: Any) -> Any:
     return lambda self, pod: self.free.covers(pod.requests) and self.admits(pod)
 
@@ -105,6 +120,7 @@ OPERATOR_MUTANTS: Mapping[str, Mutant] = {
         execute, "schedule", _creates_first
     ),
     "the plan ignores what runs": replaced(core, "measure_capacity", _nothing_uses_capacity),
+    "the plan forgets pods that wait": replaced(core, "with_candidates", _forgets_waiting),
     "replicas may share a node": replaced(NodeCapacity, "fits", _ignores_replicas),
     "the operator's Lease is taken at once": replaced(Candidate, "_is_free", _takes_lease_at_once),
     "a replica acts after its term": replaced(Leader, "may_act", _acts_in_any_term),

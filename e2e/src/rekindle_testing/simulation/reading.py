@@ -32,7 +32,7 @@ from rekindle.streams.replica_choice import (
 from rekindle.streams.wire import LivePosition, StreamProgress
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
 from rekindle_testing.simulation.scheduler import Process
-from rekindle_testing.simulation.values import rows_of
+from rekindle_testing.simulation.values import rows_of, watermark_of
 
 READ_EPOCHS = 16
 """Epochs that a call of a reader returns at most."""
@@ -201,5 +201,7 @@ class SimulatedReader:
     def _batch(self, item: OutputItem) -> EpochBatch:
         s, kind = self.subscription, item.kind
         digest = item.value if kind is BatchKind.STABLE else ""
-        rows = rows_of(item.value)
-        return EpochBatch(s.stream, s.partition, item.epoch, 0, rows, digest, kind, item.attempt)
+        rows, watermark = rows_of(item.value), watermark_of(item.value)
+        return EpochBatch(
+            s.stream, s.partition, item.epoch, watermark, rows, digest, kind, item.attempt
+        )

@@ -350,6 +350,7 @@ class TaskProcess:
                 pod.segment,
                 pod.slot.partition,
                 next_epoch,
+                self._restored.watermark,
                 interval_s,
             )
             self._inputs.route(self._upstreams)
@@ -404,7 +405,7 @@ class TaskProcess:
         fold, outputs = operators.fold, []
         for epoch in epochs:
             fold = fold_input(self.partition, fold, epoch)
-            outputs.append(EpochOutput(epoch.epoch, 0, rows_of(fold)))
+            outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows_of(fold)))
         if call.attempt and self.pod.tentative_fails:
             self.pod.tentative_fails = False
             self._later(slow_s, TentativeFailed("an operator failed"))

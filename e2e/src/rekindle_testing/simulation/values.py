@@ -1,8 +1,9 @@
 """What a task computes in a simulation, and what it computes in a run without faults.
 
-The state after an epoch is a hash of the partition, the state before it and all its inputs, and the
-output of an epoch is that state. So an epoch that is skipped, repeated, taken in another order,
-computed from the wrong state or taken from the wrong partition changes all that comes after it.
+The state after an epoch is a hash of the partition, the state before it, all its inputs and the
+watermark, and the output of an epoch is that state. So an epoch that is skipped, repeated, taken in
+another order, with another watermark, from the wrong state or the wrong partition changes all that
+comes after it. A value ends with "@" and the watermark after its epoch.
 """
 
 from __future__ import annotations
@@ -47,16 +48,31 @@ def source_value(partition: Partition, epoch: int) -> str:
     return hash_of("source", partition.key, epoch)
 
 
+def source_watermark(partition: Partition, epoch: int) -> int:
+    """After an epoch, 0 before the first one. Those of different sources drift apart."""
+    return (epoch + 1) // (1 + int(hash_of(partition.key), 16) % 3)
+
+
+def watermark_of(value: str) -> int:
+    """0 of the empty state."""
+    return int(value.rpartition("@")[2] or 0)
+
+
 def fold_epoch(
-    partition: Partition, before: str, epoch: int, inputs: Sequence[Sequence[str]]
+    partition: Partition,
+    before: str,
+    epoch: int,
+    inputs: Sequence[Sequence[str]],
+    watermark: int,
 ) -> str:
     """The state after an epoch, and its output; those of no two partitions are equal. `inputs`: the
     values of each input, in order."""
-    return hash_of(partition.key, before, epoch, tuple(map(tuple, inputs)))
+    return f"{hash_of(partition.key, before, epoch, tuple(map(tuple, inputs)))}@{watermark}"
 
 
 def fold_input(partition: Partition, before: str, epoch: EpochInput) -> str:
-    return fold_epoch(partition, before, epoch.epoch, [values_in(rows) for rows in epoch.inputs])
+    inputs = [values_in(rows) for rows in epoch.inputs]
+    return fold_epoch(partition, before, epoch.epoch, inputs, epoch.watermark)
 
 
 class Expected:
@@ -74,7 +90,9 @@ class Expected:
         while len(folds) <= epoch:
             number = len(folds)
             before = folds[-1] if folds else ""
-            folds.append(fold_epoch(partition, before, number, self._inputs(partition, number)))
+            inputs = self._inputs(partition, number)
+            watermark = self._watermark(partition, number, before)
+            folds.append(fold_epoch(partition, before, number, inputs, watermark))
         return folds[epoch]
 
     def inputs_of(self, partition: Partition) -> list[list[Partition]]:
@@ -86,6 +104,15 @@ class Expected:
         if not inputs:
             return [[source_value(partition, epoch)]]
         return [[self.output(p, epoch) for p in partitions] for partitions in inputs]
+
+    def _watermark(self, partition: Partition, epoch: int, before: str) -> int:
+        """The lowest of all inputs; it never falls."""
+        inputs = self._reads[partition]
+        if not inputs:
+            return source_watermark(partition, epoch)
+        read = {p for partitions in inputs for p in partitions}
+        lowest = min(watermark_of(self.output(p, epoch)) for p in read)
+        return max(watermark_of(before), lowest)
 
 
 def _reads(topology: Topology) -> Mapping[Partition, list[list[Partition]]]:

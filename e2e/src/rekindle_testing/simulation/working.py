@@ -6,10 +6,12 @@ are up.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rekindle import names
 from rekindle.topology.model import Slot
+from rekindle_operator.cluster.model import NodeView
 from rekindle_testing.simulation.kube.objects import PODS
 from rekindle_testing.simulation.pod import CoordinatorPod, SimulatedPod, TaskPod
 from rekindle_testing.simulation.silence import Silence
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _LISTEN_S = 0.25
 _SETTLED_S = 10.0
+_AVOIDED_S = 65.0
+"""An operator avoids a node that was silent for `Timing.quarantine_s`."""
 
 
 class WorkingPods:
@@ -31,6 +35,7 @@ class WorkingPods:
         self._scheduler = cluster.scheduler
         self._silence = Silence(cluster.scheduler)
         self._ready_since: dict[str, float] = {}  # by uid
+        self._silent_at: dict[str, float] = {}  # by node, the last time
         self._listen()
 
     def find(self, slot: str) -> str | None:
@@ -50,6 +55,16 @@ class WorkingPods:
         """Whether its pod runs a task that is live."""
         pod = self._cluster.pods.get(slot)
         return pod is not None and pod.boot is not None and pod.boot.core.status.phase == "Live"
+
+    def takes_pods(self, view: NodeView) -> bool:
+        """Whether a node takes pods, and was not silent for so long that an operator may avoid
+        it."""
+        node = self._cluster.nodes[view.name]
+        is_reached = self._cluster.server.reaches(node.kubelet.host)
+        if not (is_reached and self._responds_to_probes(node)):
+            self._silent_at[node.name] = self._scheduler.now
+        silent_at = self._silent_at.get(node.name, -inf)
+        return view.ready and not view.cordoned and self._scheduler.now - silent_at > _AVOIDED_S
 
     def _pods(self) -> list[SimulatedPod[Any]]:
         coordinator = self._cluster.coordinator

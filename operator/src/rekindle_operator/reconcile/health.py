@@ -25,6 +25,9 @@ _LIVE_WITHIN_EPOCHS = 10
 """How far the sink of a live query may be behind its sources, and at least `_LIVE_WITHIN_S`: while
 its upstream starts, a task receives nothing newer, and reports Live."""
 _LIVE_WITHIN_S = 5.0
+_SINK_BEHIND_EPOCHS = 3
+"""How far the sinks of a task may be behind those of one that it replaces: a sink begins at the
+base of the log."""
 _SHOWN_PARTITIONS = 5
 _OVER_NAMESPACE_LIMIT = (
     "the namespace has used its share of the cluster; the administrator sets the limit"
@@ -156,16 +159,45 @@ def _state_of_pod(context: ReconcileContext, slot: Slot, pod: PodView) -> Replic
     return _STATE_BY_TASK_PHASE[task.phase]
 
 
+def may_replace(context: ReconcileContext, state: SlotState, other: PodView) -> bool:
+    """Whether a task can do without delay what another one of its partition does: it is live, and
+    its sinks are up to date.
+
+    They are compared with those of the other one. If its report proves nothing, because it is
+    suspected, starts again, or has no sinks yet, they have to have what the task itself has
+    computed."""
+    if replica_state(context, state) is not ReplicaState.LIVE or state.pod is None:
+        return False
+    if not state.segment.queries:
+        return True
+    own = context.report.task(state.slot.key, state.pod.incarnation)
+    if own is None or own.durable_epoch is None or other.slot is None:
+        return False
+    report = context.report.task(other.slot.key, other.incarnation)
+    wanted = report.durable_epoch if report is not None else None
+    if wanted is None or _state_of_pod(context, other.slot, other) is not ReplicaState.LIVE:
+        if own.stable_epoch is None:
+            return False
+        wanted = own.stable_epoch if wanted is None else max(wanted, own.stable_epoch)
+    return own.durable_epoch >= wanted - _SINK_BEHIND_EPOCHS
+
+
 def still_needed(
     context: ReconcileContext, states: Iterable[SlotState], surplus: Iterable[PodView]
 ) -> list[PodView]:
-    """The surplus replicas of partitions of which no replica that stays is live."""
-    live = {
-        (s.slot.segment, s.slot.partition)
-        for s in states
-        if replica_state(context, s) is ReplicaState.LIVE
-    }
-    return [p for p in surplus if p.slot and (p.slot.segment, p.slot.partition) not in live]
+    """The surplus replicas that no replica which stays may replace."""
+    staying: dict[Partition, list[SlotState]] = defaultdict(list)
+    for state in required(states):
+        staying[state.slot.segment, state.slot.partition].append(state)
+    return [
+        pod
+        for pod in surplus
+        if pod.slot is not None
+        and not any(
+            may_replace(context, state, pod)
+            for state in staying[pod.slot.segment, pod.slot.partition]
+        )
+    ]
 
 
 def _query(

@@ -12,13 +12,17 @@ Paper: Flux (Shah et al. 2004), sections 3.4 and 5.3.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from rekindle_operator.dataplane import TaskReport
 from rekindle_operator.reconcile.context import ReconcileContext
-from rekindle_operator.reconcile.health import Partition, ReplicaState, replica_state
+from rekindle_operator.reconcile.health import (
+    Partition,
+    ReplicaState,
+    may_replace,
+    replica_state,
+)
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.slots import NumberedStates, SlotState
 from rekindle_operator.recovery.losses import Loss
@@ -27,8 +31,7 @@ MOVES_AT_ONCE = 2
 """Of a topology: successors that start take the CPU of those that run."""
 WITHOUT_NODE_S = 60.0
 """How long a successor may find no node before a task with a live partner is removed without it."""
-_SINK_BEHIND_EPOCHS = 3
-"""How far the sinks of a successor may be behind: they begin at the base of the log."""
+_MAY_BE_LIVE = (ReplicaState.LIVE, ReplicaState.UNKNOWN)
 
 
 def with_moves(
@@ -36,10 +39,10 @@ def with_moves(
 ) -> tuple[SlotState, ...]:
     """One state for each replica, and one for each successor that runs or is to be created."""
     draining = draining_nodes(context)
-    elsewhere = _live_elsewhere(context, replicas, draining)
-    chosen = [_choose(context, r, draining, elsewhere) for r in replicas]
+    partners = _on_staying_nodes(replicas, draining)
+    chosen = [_choose(context, r, draining, partners) for r in replicas]
     moving = [(state, other) for state, other in chosen if _is_on(state, draining)]
-    running = [_successor(other, draining) for _, other in moving if other.pod is not None]
+    running = [_successor(context, state, other, draining) for state, other in moving if other.pod]
     waiting = (
         replace(other, is_successor=True, loss=None)
         for state, other in moving
@@ -61,7 +64,7 @@ def _choose(
     context: ReconcileContext,
     replicas: NumberedStates,
     draining: frozenset[str],
-    elsewhere: Mapping[Partition, frozenset[int]],
+    partners: Mapping[Partition, Sequence[SlotState]],
 ) -> tuple[SlotState, SlotState]:
     """The one that the topology counts on, and the other one."""
     first, second = replicas
@@ -69,34 +72,33 @@ def _choose(
         return first, second
     if first.pod is None:
         return second, first
-    for old, new in ((first, second), (second, first)):
-        if _is_on(old, draining) and finds_no_node(context, new):
-            partition = (old.slot.segment, old.slot.partition)
-            partners = elsewhere.get(partition, frozenset()) - {old.slot.index}
-            return (new, old) if partners else (old, new)
-
-    newest = max((_durable(context, s) for s in replicas), default=-1)
-
-    def preference(state: SlotState) -> tuple[bool, bool, bool, bool, int]:
-        is_live = replica_state(context, state) is ReplicaState.LIVE
-        has_written = _durable(context, state) >= newest - _SINK_BEHIND_EPOCHS
-        was_ready = state.pod is not None and state.pod.was_ready
-        return (
-            state.loss is None,
-            is_live and has_written,
-            was_ready,
-            not _is_on(state, draining),
-            -state.slot.replica,
-        )
-
-    best, other = sorted(replicas, key=preference, reverse=True)
-    return best, other
+    if (first.loss is None) is not (second.loss is None):
+        return (first, second) if first.loss is None else (second, first)
+    old, new = (first, second) if first.pod.created_at <= second.pod.created_at else (second, first)
+    assert old.pod is not None
+    if _is_on(old, draining) and finds_no_node(context, new):
+        others = partners.get((old.slot.segment, old.slot.partition), ())
+        others = [s for s in others if s.slot.index != old.slot.index]
+        goes = any(may_replace(context, s, old.pod) for s in others)
+    elif _is_on(old, draining) is _is_on(new, draining):
+        is_live = replica_state(context, old) is ReplicaState.LIVE
+        goes = not is_live and may_replace(context, new, old.pod)
+    else:
+        goes = _is_on(old, draining) and may_replace(context, new, old.pod)
+    return (new, old) if goes else (old, new)
 
 
-def _successor(state: SlotState, draining: frozenset[str]) -> SlotState:
-    """Of one that stays for now. On a node that is drained too, it is made anew elsewhere."""
+def _successor(
+    context: ReconcileContext, replaced: SlotState, state: SlotState, draining: frozenset[str]
+) -> SlotState:
+    """Of one that stays for now. On a node that is drained too, it is made anew elsewhere, unless
+    it alone may be live."""
     state = replace(state, is_successor=True)
-    return state.lost(Loss.DRAINED) if _is_on(state, draining) else state
+    is_needed = (
+        replica_state(context, state) in _MAY_BE_LIVE
+        and replica_state(context, replaced) is not ReplicaState.LIVE
+    )
+    return state.lost(Loss.DRAINED) if _is_on(state, draining) and not is_needed else state
 
 
 def _is_on(state: SlotState, draining: frozenset[str]) -> bool:
@@ -110,31 +112,13 @@ def finds_no_node(context: ReconcileContext, state: SlotState) -> bool:
     return context.pass_inputs.now - state.pod.created_at >= WITHOUT_NODE_S
 
 
-def _durable(context: ReconcileContext, state: SlotState) -> int:
-    """What its sinks have; -1 if it has none, or reports none."""
-    report = _report(context, state)
-    durable = report.durable_epoch if report is not None else None
-    return -1 if durable is None else durable
-
-
-def _report(context: ReconcileContext, state: SlotState) -> TaskReport | None:
-    if state.pod is None:
-        return None
-    return context.report.task(state.slot.key, state.pod.incarnation)
-
-
-def _live_elsewhere(
-    context: ReconcileContext, replicas: Iterable[NumberedStates], draining: frozenset[str]
-) -> Mapping[Partition, frozenset[int]]:
-    """By partition, the replicas that are live on nodes that stay."""
-    found: dict[Partition, set[int]] = defaultdict(set)
-    for state in _both(replicas):
-        if replica_state(context, state) is ReplicaState.LIVE and not _is_on(state, draining):
-            found[state.slot.segment, state.slot.partition].add(state.slot.index)
-    return {partition: frozenset(indexes) for partition, indexes in found.items()}
-
-
-def _both(replicas: Iterable[NumberedStates]) -> Iterator[SlotState]:
-    for first, second in replicas:
-        yield first
-        yield second
+def _on_staying_nodes(
+    replicas: Iterable[NumberedStates], draining: frozenset[str]
+) -> Mapping[Partition, Sequence[SlotState]]:
+    """By partition, the replicas that are on nodes that stay."""
+    found: dict[Partition, list[SlotState]] = defaultdict(list)
+    for numbered in replicas:
+        for state in numbered:
+            if state.phase is SlotPhase.BOUND and not _is_on(state, draining):
+                found[state.slot.segment, state.slot.partition].append(state)
+    return found

@@ -9,7 +9,7 @@ Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -137,21 +137,19 @@ def _add_whole_topology(
     assert plan_input.context.running is not None
     queries = plan_input.context.running.topology.spec.queries
     candidates = [c for c in plan_input.candidates.values() if not c.state.is_successor]
-    needs = {c.to_place.key: c.to_place for c in candidates}
-    pods_to_place |= needs
-    down.append(
-        DownQuery(
-            key=(plan_input.context.view.key, ""),
-            priority=sum(_priority(plan_input, q) for q in queries),
-            needs=frozenset(needs),
-            has_waited_long=_has_waited_long(plan_input, candidates),
+    if candidates:
+        needs = {c.to_place.key: c.to_place for c in candidates}
+        pods_to_place |= needs
+        down.append(
+            DownQuery(
+                key=(plan_input.context.view.key, ""),
+                priority=sum(_priority(plan_input, q) for q in queries),
+                needs=frozenset(needs),
+                has_waited_long=_has_waited_long(plan_input, candidates),
+            )
         )
-    )
-    spares += [
-        SpareReplica(c.to_place, 0, "")
-        for c in plan_input.candidates.values()
-        if c.state.is_successor
-    ]
+    successors = (c for c in plan_input.candidates.values() if c.state.is_successor)
+    spares += _spares(plan_input, successors, {})
 
 
 def _add_queries(
@@ -172,27 +170,40 @@ def _add_queries(
         if key not in placed:
             first_replicas.setdefault(key, candidate)
     pods_to_place |= {key: c.to_place for key, c in first_replicas.items()}
-    highest_priority: dict[str, int] = defaultdict(int)
     for query in topology.spec.queries:
-        wanted, priority = _partitions(plan_input, query), _priority(plan_input, query)
-        for key in wanted:
-            highest_priority[key] = max(highest_priority[key], priority)
-        if needs := wanted & set(first_replicas):
+        if needs := _partitions(plan_input, query) & set(first_replicas):
+            priority = _priority(plan_input, query)
             has_waited_long = _has_waited_long(plan_input, (first_replicas[key] for key in needs))
             name = (plan_input.context.view.key, query.name)
             paths = _paths(plan_input, query, needs)
             down.append(DownQuery(name, priority, frozenset(needs), has_waited_long, paths))
     first_replica_keys = {c.to_place.key for c in first_replicas.values()}
-    for candidate in plan_input.candidates.values():
-        if candidate.to_place.key not in first_replica_keys:
-            group = candidate.to_place.group
-            spares.append(
-                SpareReplica(
-                    candidate.to_place,
-                    highest_priority[group],
-                    group if group in first_replicas else "",
-                )
-            )
+    further = (
+        c for c in plan_input.candidates.values() if c.to_place.key not in first_replica_keys
+    )
+    spares += _spares(plan_input, further, first_replicas)
+
+
+def _spares(
+    plan_input: PlanInput,
+    candidates: Iterable[PodCandidate],
+    first_replicas: Container[str],
+) -> list[SpareReplica]:
+    """`first_replicas`: partitions of which the plan places the first one."""
+    assert plan_input.context.running is not None
+    highest_priority: dict[str, int] = defaultdict(int)
+    for query in plan_input.context.running.topology.spec.queries:
+        priority = _priority(plan_input, query)
+        for key in _partitions(plan_input, query):
+            highest_priority[key] = max(highest_priority[key], priority)
+    return [
+        SpareReplica(
+            c.to_place,
+            highest_priority[c.to_place.group],
+            c.to_place.group if c.to_place.group in first_replicas else "",
+        )
+        for c in candidates
+    ]
 
 
 def _partitions(plan_input: PlanInput, query: QuerySpec) -> set[str]:

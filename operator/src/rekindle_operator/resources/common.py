@@ -17,7 +17,6 @@ from rekindle_operator.cluster.model import TopologyView
 Manifest = dict[str, Any]  # a Kubernetes manifest, or a part of one; no manifest of checkpoints
 
 TOPOLOGY_MOUNT = "/etc/rekindle"
-TOKEN_KEY = "token"
 DATA_MOUNT = "/var/lib/rekindle-task"
 
 # By default, pods are evicted from a lost node after 300 s, which would disturb a recovery.
@@ -117,7 +116,7 @@ def store_volumes(checkpoint: Mapping[str, Any]) -> tuple[list[Manifest], list[M
 
 def token_variable(topology: TopologyView) -> Manifest:
     """The topology's token as an environment variable of a container."""
-    secret = {"name": names.token_secret_name(topology.name, topology.uid), "key": TOKEN_KEY}
+    secret = {"name": names.token_secret_name(topology.name, topology.uid), "key": names.TOKEN_KEY}
     return {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": secret}}
 
 

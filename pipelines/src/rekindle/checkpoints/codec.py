@@ -182,7 +182,7 @@ def decode_entry(data: bytes, topology: str = "") -> Entry:
 
 
 def checksum(fields: Mapping[str, Any]) -> str:
-    """Of all fields of an entry or a manifest but itself."""
+    """Of all fields of an entry or a manifest, except the checksum."""
     return hashlib.blake2b(to_json(fields), digest_size=16).hexdigest()
 
 
@@ -206,6 +206,6 @@ def _fields(data: bytes, what: str, topology: str) -> dict[str, Any]:
 
 
 def _make(cls: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass from its known fields: a newer release may have written more."""
+    """An instance of a dataclass. Unknown fields are ignored: a newer release may write more."""
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return cls(**{name: value for name, value in values.items() if name in known})

@@ -1,9 +1,9 @@
 """Fetches the state objects of an entry: those that are read first, the others in the background.
 
-`FetchQueue` decides what is fetched when, and is pure; `Fetch` has the threads. What fails is tried
-again after a back-off, for as long as it takes, and is reported, as is a call that does not return.
-Only an object that is missing, or damaged each time that it is read, is given up: then the state is
-lost, whoever reads it gets `StateLost`, and the task has to be restored again.
+`FetchQueue` decides what is fetched when, and is pure; `Fetch` has the threads. A failed fetch is
+repeated after a back-off, without a limit, and is reported, as is a call that does not return.
+Only an object that is missing, or damaged in each of several reads, is given up: then the state is
+lost, reading it raises `StateLost`, and the task has to be restored again.
 
 Design: docs/decisions/0048-lazy-restore.md.
 """
@@ -29,11 +29,11 @@ from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.workers import CallTimer, Worker
 
 PARALLEL = 4
-"""Objects that are fetched at a time, whoever reads them."""
+"""Maximum of objects that are fetched at a time, by background threads and by readers of state."""
 PARALLEL_BYTES = 64 << 20
-"""Of these, in memory, by default; one larger object is fetched alone."""
+"""Default maximum of their bytes in memory; a larger object is fetched alone."""
 READS = 3
-"""An object is damaged if so many reads of it were: one may be cut off on the way."""
+"""An object counts as damaged after so many damaged reads: a single read may be truncated."""
 _BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
 
 AwaitedRuns = Mapping[int, AwaitedRun]
@@ -60,49 +60,49 @@ class FetchPhase(StrEnum):
 
     WAITING = "waiting"
     IN_FLIGHT = "in flight"
-    HERE = "here"
+    FETCHED = "fetched"
 
 
 class FetchQueue:
     """Which object is fetched next. `sizes`: bytes by name, in the order in which they are
-    fetched; `most_bytes`: of those that are fetched at a time. Pure; times are seconds. What a call
-    costs does not depend on how many objects wait, but for those that have failed."""
+    fetched; `most_bytes`: of those that are fetched at a time. Pure; times are seconds. The cost of
+    a call does not depend on the number of waiting objects, except of those that have failed."""
 
     def __init__(self, sizes: Mapping[str, int], most_bytes: int = PARALLEL_BYTES) -> None:
         self._sizes = dict(sizes)
         self._most_bytes = most_bytes
         self._waiting = OrderedDict.fromkeys(sizes)  # in order
-        self._flying: dict[str, int] = {}  # with their sizes
-        self._failures = 0  # in a row, of all
+        self._in_flight: dict[str, int] = {}  # with their sizes
+        self._failures = 0  # in a row, of any object
         self._retry_at = float("-inf")
-        self._failed: dict[str, _Failed] = {}  # what has failed since it was fetched last
+        self._failed: dict[str, _Failed] = {}  # the objects whose last attempt has failed
         self.missing_bytes = sum(self._sizes.values())
         self.lost: LostObject | None = None
 
     def phase(self, name: str) -> FetchPhase:
-        if name in self._flying:
+        if name in self._in_flight:
             return FetchPhase.IN_FLIGHT
-        return FetchPhase.WAITING if name in self._waiting else FetchPhase.HERE
+        return FetchPhase.WAITING if name in self._waiting else FetchPhase.FETCHED
 
     @property
     def complete(self) -> bool:
-        """Whether all are here."""
-        return not self._waiting and not self._flying
+        """Whether all objects are fetched."""
+        return not self._waiting and not self._in_flight
 
     @property
     def missing(self) -> list[str]:
-        """What is not here: first what is being fetched, then the others in order."""
-        return [*self._flying, *self._waiting]
+        """The objects that are not fetched: first those in flight, then the others in order."""
+        return [*self._in_flight, *self._waiting]
 
     @property
     def problem(self) -> str | None:
-        """Why something that is not here could not be fetched."""
+        """Why the last attempt to fetch an object failed, if it is still missing."""
         newest = next(reversed(self._failed.values()), None)
         return newest.message if newest is not None else None
 
     @property
     def wake_at(self) -> float | None:
-        """When `take` may have something; None if only another event changes that."""
+        """When `take` may return an object; None if it cannot before another event."""
         if self.lost is not None or self._is_full():
             return None
         name, due_at = self._next()
@@ -112,14 +112,15 @@ class FetchQueue:
 
     def has_room(self, name: str) -> bool:
         """Whether this object may be fetched beside those that are being fetched."""
-        size = self._sizes[name] + sum(self._flying.values())
-        return not self._flying or (not self._is_full() and size <= self._most_bytes)
+        size = self._sizes[name] + sum(self._in_flight.values())
+        return not self._in_flight or (not self._is_full() and size <= self._most_bytes)
 
     def _is_full(self) -> bool:
-        return len(self._flying) >= PARALLEL
+        return len(self._in_flight) >= PARALLEL
 
     def _next(self, now: float = float("-inf")) -> tuple[str | None, float]:
-        """The first object that is due at a time, otherwise the one that is due next; and when."""
+        """The first waiting object that is due at `now`, otherwise the one that is due next; and
+        its time."""
         name: str | None = None
         earliest = float("inf")
         for other in self._waiting:
@@ -137,8 +138,8 @@ class FetchQueue:
             self._waiting.move_to_end(name, last=False)
 
     def take(self, now: float) -> str | None:
-        """The next object to fetch, unless there is none, or the last attempt has just failed, or
-        enough are being fetched. Smaller ones do not overtake one that has no room yet."""
+        """The next object to fetch; None if there is none, the last attempt has just failed, or the
+        maximum is being fetched. Smaller ones do not overtake one that has no room yet."""
         if self.lost is not None or now < self._retry_at or self._is_full():
             return None
         name, due_at = self._next(now)
@@ -150,37 +151,37 @@ class FetchQueue:
     def claim(self, name: str) -> None:
         """The caller fetches this object, which waits and has room."""
         del self._waiting[name]
-        self._flying[name] = self._sizes[name]
+        self._in_flight[name] = self._sizes[name]
 
     def fetched(self, name: str) -> None:
-        self.missing_bytes -= self._flying.pop(name)
+        self.missing_bytes -= self._in_flight.pop(name)
         self._failures, self._retry_at = 0, float("-inf")
         self._failed.pop(name, None)
 
     def failed(self, name: str, message: str, now: float, bad_read: bool = False) -> None:
-        """It is fetched again after a back-off, after the others; these wait too, until one
-        succeeds. It is lost after READS bad reads."""
+        """The object is queued again behind the others, with a back-off. Until a fetch succeeds, a
+        back-off delays the other objects too. After READS bad reads it is lost."""
         before = self._failed.pop(name, _Failed("", now))
         times, bad_reads = before.times + 1, before.bad_reads + bad_read
         self._failed[name] = _Failed(message, now + _BACKOFF.wait_s(times), times, bad_reads)
         if bad_reads >= READS:
-            self.is_lost(name, message)
+            self.mark_lost(name, message)
             return
-        del self._flying[name]
+        del self._in_flight[name]
         self._waiting[name] = None
         self._failures += 1
         self._retry_at = now + _BACKOFF.wait_s(self._failures)
 
-    def is_lost(self, name: str, message: str) -> None:
-        """It is missing or damaged: nothing more is fetched."""
-        del self._flying[name]
+    def mark_lost(self, name: str, message: str) -> None:
+        """The object is missing or damaged: nothing more is fetched."""
+        del self._in_flight[name]
         self._waiting[name] = None
         self.lost = self.lost or LostObject(name, message)
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """Attempts to fetch an object."""
+    """Failed attempts to fetch an object: their number, the last one's message."""
 
     message: str
     retry_at: float
@@ -189,9 +190,9 @@ class _Failed:
 
 
 class Fetch:
-    """The objects of one entry. `load(name, awaited)` fetches one, and all of its awaited
-    runs arrive. `start` begins to fetch all in the background; without it, only what is read is
-    fetched. `most_bytes`: of the objects that are fetched at a time, in memory."""
+    """The objects of one entry. `load(name, awaited)` fetches an object, and calls `arrive` of its
+    awaited runs. `start` begins to fetch all in the background; without it, an object is fetched
+    when its state is read. `most_bytes`: of the objects that are fetched at a time, in memory."""
 
     def __init__(
         self, load: Callable[[str, AwaitedRuns], None], most_bytes: int = PARALLEL_BYTES
@@ -205,11 +206,11 @@ class Fetch:
         self._workers: list[Worker] = []
         self._stopping = False
         self.during_wait: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Entered by a thread while it waits for an object that is not here."""
+        """A thread enters this context while it waits for an object."""
 
     def expect(self, objects: Mapping[str, tuple[AwaitedRuns, int]]) -> None:
-        """Runs and bytes by name, in the order in which they are fetched. Runs that no state has
-        any more are not fetched."""
+        """Set the objects: runs and bytes by name, in the order in which they are fetched. An
+        object is skipped if no state refers to its runs any more."""
         sizes = {name: size for name, (_, size) in objects.items()}
         self._queue = FetchQueue(sizes, self._most_bytes)
         self._awaited = {
@@ -227,7 +228,7 @@ class Fetch:
             worker.start()
 
     def stop(self) -> None:
-        """Fetch no more. A running call has to return by itself."""
+        """Begin no further fetch. A running call is not interrupted."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -236,19 +237,19 @@ class Fetch:
 
     @property
     def complete(self) -> bool:
-        """Whether all are here."""
+        """Whether all objects are fetched."""
         with self._changed:
             return self._queue.complete
 
     @property
     def missing(self) -> list[str]:
-        """The objects that are not here."""
+        """The objects that are not fetched."""
         with self._changed:
             return self._queue.missing
 
     @property
     def missing_bytes(self) -> int:
-        """Of the objects that are not here, in memory."""
+        """Memory that the objects will take that are not fetched."""
         with self._changed:
             return self._queue.missing_bytes
 
@@ -262,7 +263,7 @@ class Fetch:
 
     @property
     def lost(self) -> StateLost | None:
-        """Why the state can never be all here."""
+        """Why the state cannot be completed."""
         lost = self._queue.lost
         return lost.error() if lost is not None else None
 
@@ -271,19 +272,20 @@ class Fetch:
             self._queue.prefer([name])
 
     def get(self, name: str) -> None:
-        """Return when this object is here: fetch it, unless another thread does, or enough are
-        fetched: then it is the next one. Raises StoreError, DiskFull, StateLost."""
+        """Return when this object is fetched: by this thread, or by another one if it does already,
+        or if the maximum is being fetched (then this object is next). Raises StoreError, DiskFull,
+        StateLost."""
         with self._changed:
-            if self._queue.phase(name) is FetchPhase.HERE:
+            if self._queue.phase(name) is FetchPhase.FETCHED:
                 return
         with self.during_wait():
             if self._claim(name):
                 self._fetch(name)
 
     def _claim(self, name: str) -> bool:
-        """Wait until this object is here, or this thread has to fetch it: then True."""
+        """Wait until this object is fetched (False), or this thread has to fetch it (True)."""
         with self._changed:
-            while (phase := self._queue.phase(name)) is not FetchPhase.HERE:
+            while (phase := self._queue.phase(name)) is not FetchPhase.FETCHED:
                 if self._stopping:
                     raise StoreError(f"{name} is not fetched any more: the task stops")
                 if phase is FetchPhase.WAITING:
@@ -297,11 +299,11 @@ class Fetch:
             return False
 
     def finish(self) -> None:
-        """Fetch all, side by side. Raises what `get` does."""
+        """Fetch all objects, in parallel. Raises what `get` does."""
         with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(self._get_whole, self.missing))
+            list(pool.map(self._get_with_retries, self.missing))
 
-    def _get_whole(self, name: str) -> None:
+    def _get_with_retries(self, name: str) -> None:
         for reads in range(1, READS):
             try:
                 self.get(name)
@@ -312,7 +314,7 @@ class Fetch:
 
     def _run(self, number: int) -> None:
         while (name := self._next()) is not None:
-            with suppress(StoreError, DiskFull):  # the queue knows
+            with suppress(StoreError, DiskFull):  # recorded in the queue
                 self._fetch(name)
                 self._workers[number].progressed()
 
@@ -336,7 +338,7 @@ class Fetch:
                     self._load(name, awaited)
         except ObjectMissing as error:
             with self._changed:
-                self._queue.is_lost(name, str(error))
+                self._queue.mark_lost(name, str(error))
             raise StateLost(str(error), name) from error
         except UnreadableObject as error:
             with self._changed:

@@ -25,8 +25,8 @@ def find_garbage(
     references: Mapping[str, frozenset[str]],
 ) -> list[ObjectInfo]:
     """The objects to delete: manifests first, then entries, then state, so that an interruption
-    leaves no reference to a missing object. Then the spilled log files of replicas that the newest
-    manifest has no partition for, or whose next incarnation has spilled as well.
+    leaves no reference to a missing object. Last the spilled log files of replicas whose partition
+    is not in the newest manifest, or of which a later incarnation has spilled as well.
 
     `manifests` are the retained ones; `references` gives, for each of their entries and for each
     entry that is pending (saved, newer than its partition's committed one), the state objects it
@@ -71,8 +71,8 @@ def find_garbage(
 
 
 def _committed_epochs(newest: Manifest) -> Mapping[str, int]:
-    """Partition -> epoch of its newest committed entry; for one that is not in the manifest (of an
-    earlier or a later generation) the lowest of all."""
+    """Partition -> epoch of its newest committed entry; for a partition that is not in the manifest
+    (of an earlier or a later generation) the lowest of these epochs."""
     known = {key: max(ref.epoch for ref in refs) for key, refs in newest.entries.items() if refs}
     lowest = min(known.values(), default=-1)
     return defaultdict(lambda: lowest, known)

@@ -40,7 +40,8 @@ class Entry:
     (`rekindle.engine.state.layout`); objects by their index in `objects`. `watermark`: the chain's
     watermark after `epoch`. `operators`: ids of the chain, so that its state is found when segments
     change.
-    `chain`: the chained digest of the partition's output through `epoch`, "" where it begins here.
+    `chain`: the chained digest of the partition's output through `epoch`; "" if it begins with the
+    next epoch.
     """
 
     segment: str
@@ -58,9 +59,9 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class QueryStart:
     """The first epoch that a query writes to its sink. `identity`: its input and sink; a query of
-    the same name with another identity is a different query. `definition`: hash of that and of all
-    operators upstream, `generation`: in which it began; both distinguish its output from that of
-    the previous definition (`rekindle.connectors.epoch_ranges`)."""
+    the same name with another identity is a different query. `definition`: hash of the identity and
+    of all operators upstream, `generation`: in which the definition began; both distinguish its
+    output from that of the previous definition (`rekindle.connectors.epoch_ranges`)."""
 
     epoch: int
     identity: str
@@ -70,9 +71,9 @@ class QueryStart:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`entries`: "<segment id>/<partition>" -> restore points, newest first; more than one where a
-    consumer is further behind and pins the older one. `seq`: number of the manifest. `queries`: by
-    name. `fence`: incarnation of the coordinator that wrote it."""
+    """`entries`: "<segment id>/<partition>" -> restore points, newest first; more than one if a
+    consumer is further behind, whose hold pins an older one. `seq`: number of the manifest.
+    `queries`: by name. `fence`: incarnation of the coordinator that wrote it."""
 
     seq: int
     epoch: int

@@ -2,8 +2,8 @@
 
 A manifest is committed by creating `manifests/<seq>.json`. Of two coordinators that try the same
 number one fails, and one that was suspended finds a newer number. `checkpoints.garbage` decides
-what is deleted. Garbage collection finds what others have deleted: an expiry rule of a bucket, a
-user.
+what is deleted. Garbage collection also detects objects that something else has deleted, such as an
+expiry rule of an S3 bucket, or a user.
 
 Design: docs/design/checkpoints.md#who-commits, docs/design/checkpoints.md#what-is-deleted.
 """
@@ -36,9 +36,10 @@ FULL_SCAN_S = 900.0
 MAX_PARALLEL_REQUESTS = 8
 _MAX_LOOK_UPS = 256
 _MAX_READS = 16
-"""If more objects are damaged, they are read again by listings of the whole store alone."""
+"""If more objects are damaged, they are read again only together with a listing of the whole
+store."""
 _LISTED_PER_LOOK_UP = 100
-"""Objects that are listed in the time of one look-up."""
+"""Estimate: so many objects are listed in the time of one look-up."""
 
 
 class ManifestStore:
@@ -49,24 +50,24 @@ class ManifestStore:
         self._store = store
         self._uid = uid
         self._clock = clock
-        # written by the thread that commits: state objects by entry, all of which were there; how
-        # often entries were unusable, which the other thread reads
+        # Written by the thread that commits. State objects by entry, if all of them existed:
         self._complete: dict[str, frozenset[str]] = {}
+        # Number of calls of `unusable` that found something; the other thread reads it.
         self._refusals = 0
-        # of the thread that collects garbage: state objects by entry that was kept, manifests; the
-        # refusals that it knows; what it has not looked at yet
+        # Of the thread that collects garbage. State objects by entry that was kept:
         self._references: dict[str, frozenset[str]] = {}
         self._manifests: dict[int, Manifest] = {}
         self._full_scan_at: float | None = None
-        self._known_refusals = 0
-        self._reported_lost: frozenset[str] = frozenset()
-        # written by it, and read by both: what is being deleted, which no entry may need that is
-        # committed now; needed state objects that were missing, or damaged, at the last collection
+        self._known_refusals = 0  # at the last collection
+        self._reported_lost: frozenset[str] = frozenset()  # not checked yet
+        # Written by that thread, read by both. What is being deleted: an entry that needs any of
+        # it must not be committed now.
         self._deleting: frozenset[str] = frozenset()
+        # Needed state objects that were missing, or damaged, at the last collection.
         self._missing: frozenset[str] = frozenset()
         self._damaged: frozenset[str] = frozenset()
         self.unrestorable: Mapping[str, str] = {}
-        """Entries that have to stay usable, and that were not at the last collection; each with the
+        """Needed entries that could not be restored at the last collection; each with the
         reason."""
 
     def seqs(self) -> list[int]:
@@ -116,12 +117,12 @@ class ManifestStore:
 
     def unusable(self, object_names: Iterable[str]) -> dict[str, str]:
         """Those of these entries that must not be committed, and why: they cannot be read, or state
-        objects that they need are missing or known to be damaged. Looks for objects that no entry
-        of the last manifest that was written needs, or that were missing at the last garbage
-        collection."""
+        objects that they need are missing or known to be damaged. Requests to the store are made
+        only for objects that no entry of the last written manifest needs, or that were missing at
+        the last garbage collection."""
         problems: dict[str, str] = {}
         references: dict[str, frozenset[str]] = {}
-        deleting = self._deleting  # what is deleted later is in no entry that is there now
+        deleting = self._deleting  # a later collection spares what these entries need
         damaged = self._damaged
         for name in object_names:
             try:
@@ -133,17 +134,17 @@ class ManifestStore:
         present = known | self._present(_union(references.values()) - known, len(known))
         present -= deleting
         for name, needed in references.items():
-            if lost := _lost(needed, needed - present, damaged):
-                problems[name] = lost
+            if message := _lost_object(needed, needed - present, damaged):
+                problems[name] = message
             else:
                 self._complete[name] = needed
         self._refusals += bool(problems)
         return problems
 
-    def _present(self, wanted: AbstractSet[str], known: int) -> AbstractSet[str]:
-        """Those of these state objects that exist. Many are listed; but if only a few changed, they
-        are looked up, because a listing has all that did not."""
-        if len(wanted) > max(_MAX_LOOK_UPS, known // _LISTED_PER_LOOK_UP):
+    def _present(self, wanted: AbstractSet[str], other_objects: int) -> AbstractSet[str]:
+        """Those of these state objects that exist. Few are looked up one by one, many with one
+        listing, which is the slower the more `other_objects` it contains."""
+        if len(wanted) > max(_MAX_LOOK_UPS, other_objects // _LISTED_PER_LOOK_UP):
             return wanted & {info.name for info in self._list("state/")}
         with ThreadPoolExecutor(MAX_PARALLEL_REQUESTS) as pool:
             found = pool.map(lambda n: self._store.exists(f"{self._uid}/{n}"), sorted(wanted))
@@ -156,22 +157,23 @@ class ManifestStore:
         in_use: AbstractSet[str] = frozenset(),
         reported_lost: AbstractSet[str] = frozenset(),
     ) -> int:
-        """Delete what neither the newest `retain` manifests nor a pending entry need, nor an entry
-        `in_use`, which a task still reads. Returns the number of objects. If an entry cannot be
-        read, no state is deleted, and UnreadableObject is raised in the end. `reported_lost`: state
-        objects that tasks found damaged or missing; those that are needed are read, and again by
-        each call as long as they are damaged; if they are many, by each listing of the whole store.
+        """Delete what is needed neither by the newest `retain` manifests, nor by a pending entry,
+        nor by an entry `in_use`, which a task still reads. Returns the number of objects. If an
+        entry cannot be read, no state is deleted, and UnreadableObject is raised in the end.
+        `reported_lost`: state objects that tasks found damaged or missing. Those that are needed
+        are read, and read again by each call while they are damaged; if they are many, only by
+        calls that list the whole store.
 
         Lists manifests and entries, of which there are few, and deletes with an entry the state
-        that it alone needed. The first call, the first one after a failure or after an entry was
-        refused, one every FULL_SCAN_S, one with `full_scan`, and one with a suspect that is missing
-        list the whole store: for state without an entry, for spilled logs, and for what is missing.
-        Sets `unrestorable`.
+        that it alone needed. The whole store is listed, to find state without an entry, spilled
+        logs and missing objects: by the first call, by the first one after a failure or after an
+        entry was refused, every FULL_SCAN_S, with `full_scan`, and if an object of `reported_lost`
+        is missing. Sets `unrestorable`.
         """
-        self._reported_lost |= reported_lost  # until a call comes so far that it looks at them
+        self._reported_lost |= reported_lost  # kept until a call has checked them
         began, full_scan_at = self._clock(), self._full_scan_at
         due = full_scan_at is None or began - full_scan_at >= FULL_SCAN_S
-        refusals = self._refusals  # read once: one that comes later is for the next call
+        refusals = self._refusals  # read once: a refusal during this call is for the next one
         more_may_be_missing = not self._reported_lost <= self._present(self._reported_lost, 0)
         full_scan = full_scan or due or refusals != self._known_refusals or more_may_be_missing
         self._known_refusals = refusals
@@ -214,8 +216,8 @@ class ManifestStore:
     def _needed_since(
         self, known: AbstractSet[str], manifests: Sequence[Manifest]
     ) -> frozenset[str]:
-        """What entries need that were saved since these were listed: a save that began long ago may
-        refer to objects that no retained manifest has any more."""
+        """What the entries need that were saved since `known` was listed: a save that began long
+        ago may refer to objects that no retained manifest needs any more."""
         new = needed_entries(self._list("entries/"), manifests) - known
         return _union(self._read_references(name) for name in new)
 
@@ -228,8 +230,8 @@ class ManifestStore:
     def _needed_by(
         self, garbage: Iterable[ObjectInfo], known: Mapping[str, frozenset[str]]
     ) -> list[ObjectInfo]:
-        """The state objects of the entries among `garbage`. They are older than their entries,
-        whose times they get here."""
+        """The state objects of the entries among `garbage`. Without a listing of them, the time of
+        the entry stands for theirs: they are older."""
         newest: dict[str, float] = {}
         for info in garbage:
             if parse_entry_name(info.name) is None:
@@ -246,8 +248,8 @@ class ManifestStore:
     def _update_references(
         self, entry_names: Iterable[str], listed: AbstractSet[str]
     ) -> dict[str, StoreError]:
-        """Keep the references of these entries and no others; entries never change, so each is read
-        once. Returns the errors of those that are missing or cannot be read."""
+        """Set the references to those of these entries; entries never change, so each is read once.
+        Returns the errors of entries that are missing or cannot be read."""
         references: dict[str, frozenset[str]] = {}
         unusable: dict[str, StoreError] = {}
         for name in entry_names:
@@ -262,8 +264,9 @@ class ManifestStore:
     def _find_unrestorable(
         self, listed: AbstractSet[str] | None, unusable: Mapping[str, StoreError]
     ) -> None:
-        """`listed`: names in the whole store. A listing may lack what is written meanwhile, so that
-        what is not in it is looked for; without a listing, what was missing before."""
+        """`listed`: all names in the store; None: it was not listed. A listing may lack an object
+        that was written meanwhile, so objects that are not in it are looked up, too. Without a
+        listing, only objects that were missing before are looked up."""
         needed = _union(self._references.values())
         missing = needed & self._missing if listed is None else needed - listed
         if missing and (listed is not None or len(missing) <= _MAX_LOOK_UPS):
@@ -275,14 +278,15 @@ class ManifestStore:
         self._damaged = known | frozenset(name for name in to_read if self._is_damaged(name))
         self._reported_lost = frozenset()
         lost = {
-            name: _lost(refs, missing, self._damaged) for name, refs in self._references.items()
+            name: _lost_object(refs, missing, self._damaged)
+            for name, refs in self._references.items()
         }
         self.unrestorable = {name: str(error) for name, error in unusable.items()} | {
-            name: why for name, why in lost.items() if why is not None
+            name: message for name, message in lost.items() if message is not None
         }
 
     def _is_damaged(self, name: str) -> bool:
-        """Of a state object. As before, if it cannot be read now."""
+        """Whether a state object is damaged; the last result, if it cannot be read now."""
         saved = parse_state_name(name)
         try:
             data = self._store.get(f"{self._uid}/{name}")
@@ -301,16 +305,16 @@ class ManifestStore:
             return None
 
     def _list(self, prefix: str) -> list[ObjectInfo]:
-        """Names below the topology's own prefix."""
-        cut = len(self._uid) + 1
+        """Names relative to the topology's prefix."""
+        begin = len(self._uid) + 1
         found = self._store.list(f"{self._uid}/{prefix}")
-        return [ObjectInfo(info.name[cut:], info.bytes, info.modified) for info in found]
+        return [ObjectInfo(info.name[begin:], info.bytes, info.modified) for info in found]
 
 
-def _lost(
+def _lost_object(
     needed: AbstractSet[str], missing: AbstractSet[str], damaged: AbstractSet[str]
 ) -> str | None:
-    """What an entry needs and cannot be restored."""
+    """A message that names an object that an entry needs and that is lost; None if none is."""
     if found := needed & missing:
         return f"state object {min(found)} is missing"
     if found := needed & damaged:

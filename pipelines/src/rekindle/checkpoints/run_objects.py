@@ -72,7 +72,7 @@ class RunObjects:
         return facts, runs
 
     def fill(self, name: str, awaited: AwaitedRuns) -> None:
-        """Fetch an object for these runs. Raises as `read`."""
+        """Read an object, and give its runs to those that await them. Raises as `read`."""
         _, runs = self.read(name, awaited.keys())
         for batch, awaited_run in awaited.items():
             run, expected = runs.get(batch), awaited_run.facts

@@ -50,8 +50,8 @@ MAX_REMEMBERED_ENTRIES = 64
 """Entries whose objects can be referred to."""
 
 _Place = tuple[str, int]
-"""The name of an object, and the number of a batch in it; in a `layout.Place` the object has a
-number."""
+"""The name of an object, and the number of a batch in it. (A `layout.Place` has the object's number
+instead of its name.)"""
 
 
 @dataclass(slots=True)
@@ -75,8 +75,8 @@ class StateStore:
         files: RunFiles | None = None,
         fetch_bytes: int = PARALLEL_BYTES,
     ) -> None:
-        """`files`: for restored state; without it, it is in memory. `fetch_bytes`: of the objects
-        that are fetched at a time."""
+        """`files`: where restored state is written; None: it is in memory. `fetch_bytes`: of the
+        objects that are fetched at a time."""
         self._store = store
         self._uid = uid
         self._fetch_bytes = fetch_bytes
@@ -137,8 +137,9 @@ class StateStore:
         except (ValueError, TypeError, KeyError) as e:
             raise UnreadableObject(f"{self._store.url}: {path}: {e}") from e
         saved = parse_entry_name(object_name)
-        known = entry.state_format == STATE_FORMAT  # the digests of others covered something else
-        if saved is not None and known and entry_digest(entry) != saved.digest:
+        # The digests of other formats are of other contents.
+        comparable = entry.state_format == STATE_FORMAT
+        if saved is not None and comparable and entry_digest(entry) != saved.digest:
             raise UnreadableObject(
                 f"{self._store.url}: {path} is damaged: its digest does not match"
             )
@@ -206,7 +207,7 @@ class StateStore:
     def _read_at_once(
         self, operator_layout: Mapping[str, Any], names: Sequence[str]
     ) -> dict[layout.Place, Run]:
-        """The runs of an entry that does not say how large they are."""
+        """The runs of an entry of an earlier release, which does not contain their sizes."""
         wanted: dict[int, set[int]] = {}
         for at, batch in layout.places(operator_layout):
             wanted.setdefault(at, set()).add(batch)
@@ -234,7 +235,8 @@ class StateStore:
     def _upload(
         self, checkpoint: CheckpointName, state: State, previous: Entry | None
     ) -> tuple[dict[RunId, _Place], int]:
-        """Write all runs that cannot be referred to. Returns where all runs are, and the bytes."""
+        """Write the runs that are not in objects of `previous`. Returns the places of all runs, and
+        the number of bytes written."""
         places: dict[RunId, _Place] = {}
         packs: list[tuple[str, list[Run]]] = []
         for operator, operator_state in sorted(state.operators.items()):
@@ -264,10 +266,11 @@ class StateStore:
     def _reusable_runs(
         self, operator_state: OperatorState, previous: Sequence[str]
     ) -> dict[RunId, _Place]:
-        """Runs in these objects that may be referred to: enough of their rows are live."""
+        """Runs in these objects that may be referred to: enough rows of the object are in runs that
+        the state still has."""
         names = frozenset(previous)
         found: dict[RunId, _Place] = {}
-        live: dict[str, int] = {}
+        live: dict[str, int] = {}  # rows by object
         for run in operator_state.runs():
             places = self._places.get(run.id, {})
             for name in names.intersection(places):  # one, or none
@@ -301,13 +304,13 @@ class StateStore:
 
     def _remember(self, epoch: int, objects: Mapping[str, Iterable[str]]) -> None:
         if len(self._entries) == MAX_REMEMBERED_ENTRIES:
-            # Not the oldest, which is committed next: sinks must have its epochs first.
+            # Drop the newest. The oldest is committed first, once sinks have its epochs.
             self._entries.pop()
         self._entries.append((epoch, frozenset(n for names in objects.values() for n in names)))
 
     def _forget_before(self, epoch: int) -> None:
-        """Forget the objects that only entries before `epoch` have: nothing of these is referred to
-        again. Entries after it may be committed later, for instance when a slow sink has reached
+        """Forget the objects that only entries before `epoch` have, which no entry will refer to
+        again. Later entries may yet be committed, for instance when a slow sink has reached
         them."""
         self._entries = [known for known in self._entries if known[0] >= epoch]
         kept = frozenset[str]().union(*(names for _, names in self._entries))

@@ -64,8 +64,9 @@ class Store:
         return self._call(f"cannot read {name}", lambda: self._objects.get(name))
 
     def read(self, name: str) -> bytes:
-        """As `get`, but what is missing is so for certain: a listing, which fails if all of the
-        store is away for a while, such as a volume, lacks it too. Raises ObjectMissing."""
+        """As `get`, but raises ObjectMissing only if a listing does not have the object either: if
+        the whole store is unavailable for a while, such as a volume that is not mounted, the
+        listing fails."""
         try:
             return self.get(name)
         except ObjectMissing:

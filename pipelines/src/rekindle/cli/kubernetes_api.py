@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle import names
 from rekindle.cli.option_types import kubernetes_name, not_empty
 from rekindle.errors import RekindleError
+from rekindle.identity import Identity
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -99,14 +100,19 @@ class ClusterReader:
         return self._list(pods, ("labelSelector", selector))
 
     def reader_token(self, topology: Json) -> str:
-        """The token of readers of the topology's stream sinks."""
+        """The token of readers of the topology's stream sinks. An operator of before stream sinks
+        has left it out of its Secret, which may not be changed: it follows from the other token."""
         meta = topology["metadata"]
         name = names.token_secret_name(meta["name"], meta["uid"])
         secret = self._get(f"/api/v1/namespaces/{self.namespace}/secrets/{name}")
-        found = (secret.get("data") or {}).get(names.READER_TOKEN_KEY)
-        if found is None:
+        data = secret.get("data") or {}
+        found, token = data.get(names.READER_TOKEN_KEY), data.get(names.TOKEN_KEY)
+        if found is not None:
+            return base64.b64decode(found).decode()
+        derived = token and Identity(token=base64.b64decode(token).decode()).reader_token
+        if not derived:
             raise ApiError(404, f"Secret {name} has no key {names.READER_TOKEN_KEY}")
-        return base64.b64decode(found).decode()
+        return derived
 
     def nodes(self) -> list[Json]:
         return self._list("/api/v1/nodes")

@@ -1,4 +1,5 @@
-"""Types of options: each parses the text of an option, or says what to write instead.
+"""Types of options: each parses the text of an option, or raises an error that says what to write
+instead.
 
 Every text that a shell can pass is either a value that the command can use, or a usage error.
 """
@@ -58,7 +59,7 @@ def duration_us(text: str, longest: str = "3650d") -> int:
 
 
 def not_empty(text: str) -> str:
-    """A text that is often a variable of a shell."""
+    """A text that must not be empty, as it is if a shell variable is not set."""
     if not text:
         raise argparse.ArgumentTypeError("is empty")
     return text

@@ -21,9 +21,9 @@ EXAMPLES = """\
   rekindle run topology.yaml --input data --output out   # its file:// sources from ./data
   rekindle run topology.yaml --output out --until-epoch 100 --master 'local[*]'
 """
-_KEPT_LOGS = 20
+_KEPT_LOGS = 20  # newest log files that are not deleted
 MAX_EPOCH = 10**12 - 1
-"""As in `rekindle.connectors.cuts`, which takes time to import."""
+"""The same as in `rekindle.connectors.cuts`, whose import would delay the first line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -58,7 +58,7 @@ def describe_start(event: SourcesOpened | SparkStarting, topology: str, log: Pat
         case SourcesOpened():
             return [f"{topology}: {line}" for line in describe_input(event)]
         case SparkStarting():
-            # An archive of Spark's classes, from which it starts in half the time.
+            # `event.archive`: an archive of Spark's classes halves the start time.
             hint = "" if event.archive else "; run `rekindle warm-up` once to make this faster"
             return [f"{topology}: starting Spark, log in {log}{hint}"]
         case _:

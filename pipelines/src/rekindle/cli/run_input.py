@@ -1,8 +1,7 @@
 """Describes the input of a run before it starts, and warns of what is probably not intended. Pure.
 
-A number that is read in another unit gives times far in the past or future: the run succeeds, and
-its windows are of no use. A replay that is too slow is noticed after days only.
-"""
+Numbers that are read in a wrong unit give times far in the past or future: the run succeeds, but
+its windows are useless. A replay that is too slow would be noticed only after days."""
 
 from __future__ import annotations
 
@@ -40,7 +39,8 @@ def _summary(source: OpenedSource) -> str:
 
 
 def _unlikely(source: OpenedSource) -> Iterator[str]:
-    """Event times that a generator computes are as its spec says."""
+    """Event times outside of plausible years. A generator computes them as its spec says, so its
+    times are not checked."""
     first_us, last_us = source.summary.first_us, source.summary.last_us
     if source.computed or first_us is None or last_us is None:
         return
@@ -56,8 +56,8 @@ def _unlikely(source: OpenedSource) -> Iterator[str]:
 
 def _idle(source: OpenedSource) -> Iterator[str]:
     if number := source.idle_partitions:
-        have = "1 partition has" if number == 1 else f"{number} partitions have"
-        yield f"{have} no rows: the input has too few files or row groups; lower partitions"
+        subject = "1 partition has" if number == 1 else f"{number} partitions have"
+        yield f"{subject} no rows: the input has too few files or row groups; lower partitions"
 
 
 def _slow(source: OpenedSource, opened: SourcesOpened) -> Iterator[str]:

@@ -112,7 +112,8 @@ def _compile(document: dict[str, Any]) -> Topology | None:
 
 
 def _watch(console: Console, reader: _Reader, interval_s: float, all_tasks: bool) -> None:
-    """While the API server does not respond, show the last view, with the error."""
+    """Prints or redraws the status until a signal. While the API server does not respond, shows the
+    last status with the error."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -139,4 +140,4 @@ def _watch(console: Console, reader: _Reader, interval_s: float, all_tasks: bool
                 except ApiUnavailable as error:
                     failure = str(error)
                 if live is not None:
-                    break  # at least the ages have changed
+                    break  # draw again: the displayed ages have changed

@@ -1,7 +1,7 @@
 """Draws a `StatusView` for a terminal, with Rich. Pure: the time is passed in.
 
-What comes from the cluster is `Text`: Rich would read `[...]` in a plain string as its markup.
-"""
+Strings from the cluster are wrapped in `Text`: Rich would parse `[...]` in a plain string as
+markup."""
 
 from __future__ import annotations
 
@@ -128,19 +128,19 @@ def _tree(view: StatusView, max_live_tasks: int) -> RenderableType:
         if query.waiting_for:
             branch.add(Text(f"waits for {query.waiting_for}", "yellow"))
         for segment in query.segments:
-            under = branch.add(_segment(segment))
+            item = branch.add(_segment(segment))
             if segment.name in shown:
-                under.label = _segment(segment).append(f"  see {shown[segment.name]}", "dim")
+                item.label = _segment(segment).append(f"  see {shown[segment.name]}", "dim")
                 continue
             shown[segment.name] = query.name
             for line in _tasks(segment, max_live_tasks):
-                under.add(line)
+                item.add(line)
     if view.unqueried_segments:
         rest = tree.add(Text("tasks of no query in this spec", "dim") if view.queries else "tasks")
         for segment in view.unqueried_segments:
-            under = rest.add(_segment(segment))
+            item = rest.add(_segment(segment))
             for line in _tasks(segment, max_live_tasks):
-                under.add(line)
+                item.add(line)
     return tree
 
 
@@ -194,7 +194,8 @@ def _state(state: str, width: int = 0) -> Text:
 
 
 def _age(at: datetime, now: datetime) -> str:
-    """Never negative: the cluster's clock may be ahead of this machine's."""
+    """The time since `at`; never negative, although the cluster's clock may be ahead of this
+    machine's."""
     return readable_duration(max(0.0, (now - at).total_seconds()))
 
 

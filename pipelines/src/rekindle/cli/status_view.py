@@ -1,8 +1,8 @@
 """Builds what `rekindle status` shows from a topology's objects in the cluster. Pure.
 
 The objects may be of another release, or incomplete because the operator has not started: fields
-that are missing or have another type are left out. Task phases are reported by the coordinator
-(`status.dataPlane`); the conditions say whether its report is old.
+that are missing or have another type are left out. The coordinator reports task phases
+(`status.dataPlane`); the conditions show whether its report is old.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEALTHY = {
     "Checkpointed": "True",
     "Degraded": "False",
 }
-"""The status of each condition, by its type, when all is well."""
+"""By condition type: the status of the condition in a healthy topology."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def read_status(
     pods: Iterable[Json] = (),
     events: Iterable[Json] = (),
 ) -> StatusView:
-    """`resource`: the StreamTopology; `topology`: its compiled spec, None if that fails; `pods`:
-    of its tasks; `events`: about it."""
+    """`resource`: the StreamTopology; `topology`: its compiled spec, None if it does not compile;
+    `pods`: its task pods; `events`: the Events about it."""
     meta, status = _mapping(resource.get("metadata")), _mapping(resource.get("status"))
     data_plane = _mapping(status.get("dataPlane"))
     segments = _segments(status, data_plane, topology, list(pods))
@@ -279,7 +279,7 @@ def _last_plan(events: Iterable[Json], since: datetime | None) -> tuple[datetime
         for event in events
         if event.get("reason") == "RecoveryPlanned"
         and (at := event_time(event)) is not None
-        # Events of this recovery are written after the pass in which it started.
+        # The Events of a recovery are written after the reconcile pass in which it started.
         and (since is None or at >= since.replace(microsecond=0))
     ]
     return max(plans) if plans else (None, "")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "REKINDLE_READER_TOKEN"
 EXAMPLES = """\
   rekindle tail flights delay-board
-  rekindle tail flights delay-board --tentative   # also what may be corrected, and how it is
+  rekindle tail flights delay-board --tentative   # also tentative results and their corrections
   rekindle tail flights delay-board --json --from-epoch 1200
   rekindle tail flights delay-board --address localhost:8816   # after kubectl port-forward
 """
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=not_empty,
         action="append",
         metavar="HOST:PORT",
-        help="a replica, once for each of the query's only partition; default: the pods' addresses."
-        f" The token is ${TOKEN_VARIABLE}, if it is set",
+        help="address of a replica of a query with one partition; may be repeated, for each "
+        f"replica (default: addresses of the pods). The token is ${TOKEN_VARIABLE}, if it is set",
     )
 
 
@@ -103,7 +103,8 @@ class QueryPods:
         self._known: dict[int, list[str]] = {}
 
     def addresses(self, partition: int) -> list[str]:
-        """Of pods that run, by replica; while the API server does not respond, the known ones."""
+        """Addresses of the running pods, in the order of replicas; while the API server does not
+        respond, those found last."""
         with contextlib.suppress(ApiError, ApiUnavailable):
             self._known[partition] = self._found(partition)
         return self._known.get(partition, [])

@@ -1,4 +1,4 @@
-"""The lines of `rekindle tail`: rows, tentative ones and corrections marked. Pure."""
+"""The lines of `rekindle tail`: rows, with a mark on tentative rows and corrections. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARKS = {"STABLE": "", "TENTATIVE": "tentative", "CORRECTED": "corrected"}
 
 
 class LineWriter:
-    """Knows which partitions are being corrected."""
+    """Formats messages of a stream sink. Its state: which partitions are being corrected."""
 
     def __init__(self, partitions: int, *, as_json: bool) -> None:
         self._shows_partition = partitions > 1
@@ -35,15 +35,15 @@ class LineWriter:
 
     def _row(self, partition: int, kind: str, epoch: int, row: dict[str, Any]) -> str:
         if self._as_json:
-            told = {"partition": partition, "epoch": epoch, "kind": kind, "row": row}
-            return json.dumps(told, default=str)
+            line = {"partition": partition, "epoch": epoch, "kind": kind, "row": row}
+            return json.dumps(line, default=str)
         shown = json.dumps(row, default=str, ensure_ascii=False)
         return f"{self._where(partition, epoch)}  {_MARKS[kind]:<9}  {shown}"
 
-    def _control(self, partition: int, kind: str, epoch: int, words: str) -> str:
+    def _control(self, partition: int, kind: str, epoch: int, text: str) -> str:
         if self._as_json:
             return json.dumps({"partition": partition, "epoch": epoch, "kind": kind})
-        return f"{self._where(partition, epoch)}  -- {words}"
+        return f"{self._where(partition, epoch)}  -- {text}"
 
     def _where(self, partition: int, epoch: int) -> str:
         return f"{epoch:>8}" if not self._shows_partition else f"{partition:>2} {epoch:>8}"

@@ -1,4 +1,4 @@
-"""The argument FILE: a StreamTopology in YAML."""
+"""The argument FILE of commands: a StreamTopology in YAML."""
 
 from __future__ import annotations
 

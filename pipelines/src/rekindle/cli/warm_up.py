@@ -12,7 +12,8 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has none: the archive is for this Java and this Spark, in the user's cache."""
+    """There are no arguments: the archive is for the installed Java and Spark, in the user's
+    cache."""
 
 
 def run(args: argparse.Namespace) -> int:

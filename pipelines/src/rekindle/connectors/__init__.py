@@ -1,6 +1,6 @@
 """Connectors: replayable sources, and sinks that write each epoch once.
 
-`open_source` and `open_sink` choose the connector; `compare_sinks` says how two outputs differ.
+`open_source` and `open_sink` choose the connector; `compare_sinks` compares two outputs.
 """
 
 from rekindle.connectors.compare import Difference, compare_sinks, read_sink

@@ -99,15 +99,15 @@ def compare_sinks(
     expected_url = _url_and_format(expected, format)[0]
     if not open_objects(expected_url).exists(MARKER):
         raise ValueError(f"{expected_url} has no Rekindle output to compare with")
-    wanted = _lines(expected, format, since_epoch, until_epoch)
-    found = _lines(actual, format, since_epoch, until_epoch)
+    expected_files = _lines(expected, format, since_epoch, until_epoch)
+    actual_files = _lines(actual, format, since_epoch, until_epoch)
     lost = differing = 0
     repeated = 0
     files: list[FileKey] = []
     examples: list[str] = []
-    expected_counts = Counter(line for lines in wanted.values() for line in lines)
-    for key in sorted(wanted.keys() | found.keys()):
-        expected_lines, actual_lines = wanted.get(key, []), found.get(key, [])
+    expected_counts = Counter(line for lines in expected_files.values() for line in lines)
+    for key in sorted(expected_files.keys() | actual_files.keys()):
+        expected_lines, actual_lines = expected_files.get(key, []), actual_files.get(key, [])
         if expected_lines == actual_lines:
             continue
         files.append(key)
@@ -122,8 +122,8 @@ def compare_sinks(
         differing += changed + moved
         examples += _examples(key, missing, extra, expected_counts, moved)
     return Difference(
-        expected_rows=sum(map(len, wanted.values())),
-        actual_rows=sum(map(len, found.values())),
+        expected_rows=sum(map(len, expected_files.values())),
+        actual_rows=sum(map(len, actual_files.values())),
         lost=lost,
         repeated=repeated,
         differing=differing,

@@ -29,10 +29,11 @@ _INFINITY = r"(?i)^[+-]?inf(inity)?$"
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How strings are converted. An empty one is NULL, except for STRING and BINARY in base64."""
+    """How strings are converted. An empty string becomes NULL, unless the target is STRING, or
+    BINARY in base64."""
 
     binary_is_base64: bool = False
-    """As in JSON; otherwise the bytes of a string are the BINARY."""
+    """True for JSON; otherwise the bytes of a string are the BINARY value."""
 
 
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
@@ -48,7 +49,7 @@ def convert_to_field(
         try:
             column = convert(column, field.type, rules)
         except _FAILURES as e:
-            row = _first_bad(lambda part: convert(part, field.type, rules), column)
+            row = _first_failing(lambda part: convert(part, field.type, rules), column)
             value = column[row].as_py()
             raise SchemaMismatch(
                 f"{where}, row {first_row + row + 1}: {value!r} is not a "
@@ -61,8 +62,7 @@ def convert_to_field(
 
 
 def _hint(value: Any, field: pa.Field) -> str:
-    t = pa.types
-    has_digits = t.is_floating(field.type) or t.is_decimal(field.type)
+    has_digits = pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
     if has_digits and isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value):
         number = f"CAST(replace({field.name}, ',', '.') AS {arrow_to_ddl(field.type)})"
         return f"numbers have a decimal point: declare it STRING and write {number} in sql"
@@ -74,36 +74,38 @@ def first_unconvertible(column: pa.Array, target: pa.DataType, rules: TextRules)
     try:
         convert(column, target, rules)
     except _FAILURES:
-        return _first_bad(lambda part: convert(part, target, rules), column)
+        return _first_failing(lambda part: convert(part, target, rules), column)
     return None
 
 
 def convert(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
     """Raises ValueError or ArrowNotImplementedError."""
-    given, t = column.type, pa.types
+    given, types = column.type, pa.types
     if given == target:
         return column
-    if t.is_struct(given) and t.is_struct(target):
+    if types.is_struct(given) and types.is_struct(target):
         return _structs(column, target, rules)
     if _is_list(given) and _is_list(target):
         return _lists(column, target, rules)
-    if t.is_string(given) or t.is_large_string(given):
+    if types.is_string(given) or types.is_large_string(given):
         return _texts(column, target, rules)
-    if t.is_timestamp(given) and t.is_timestamp(target):
+    if types.is_timestamp(given) and types.is_timestamp(target):
         return _cast_zone(column, target)
     converted = pc.cast(column, target)
-    if t.is_floating(given) and t.is_floating(target):
+    if types.is_floating(given) and types.is_floating(target):
         _refuse_new_infinities(converted, lambda: pc.is_inf(column))
     return converted
 
 
 def _is_list(type_: pa.DataType) -> bool:
-    t = pa.types
-    return bool(t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_))
+    types = pa.types
+    return bool(
+        types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_)
+    )
 
 
 def _structs(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
-    """Fields are matched by name; those that the target lacks are dropped."""
+    """Matches fields by name, and drops those that the target does not have."""
     parts = dict(zip((f.name for f in column.type), column.flatten(), strict=True))
     missing = [f.name for f in target if f.name not in parts]
     if missing:
@@ -120,18 +122,18 @@ def _lists(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
 
 
 def _texts(column: pa.Array, target: pa.DataType, rules: TextRules) -> pa.Array:
-    t = pa.types
-    if t.is_string(target) or t.is_large_string(target):
+    types = pa.types
+    if types.is_string(target) or types.is_large_string(target):
         return pc.cast(column, target)
-    if t.is_binary(target) and rules.binary_is_base64:
+    if types.is_binary(target) and rules.binary_is_base64:
         return _from_base64(column, target)
     column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
-    if t.is_timestamp(target):
+    if types.is_timestamp(target):
         return _timestamps(column, target)
-    if t.is_date(target):
+    if types.is_date(target):
         return _dates(column, target)
     converted = pc.cast(column, target)
-    if t.is_floating(target):
+    if types.is_floating(target):
         _refuse_new_infinities(converted, lambda: pc.match_substring_regex(column, _INFINITY))
     return converted
 
@@ -184,8 +186,8 @@ def _dates(column: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _parse_expanded(texts: pa.Array, unit: str) -> pa.Array:
-    """From times in years outside 0 to 9999, as the sink writes them, to counts of `unit` since
-    1970; Arrow's parser accepts only years of four digits."""
+    """Parses times in years outside 0 to 9999, as the sink writes them, to counts of `unit` since
+    1970. Arrow's parser accepts only years of four digits."""
     counts: list[int | None] = []
     for text in texts.to_pylist():
         if text is None:
@@ -200,7 +202,7 @@ def _parse_expanded(texts: pa.Array, unit: str) -> pa.Array:
 
 
 def _cast_zone(column: pa.Array, target: pa.DataType) -> pa.Array:
-    """Cast between timestamps with and without a zone; the latter are UTC."""
+    """Cast between timestamps with and without a zone; those without are in UTC."""
     if column.type.tz is None and target.tz is not None:
         column = pc.assume_timezone(column, "UTC")
     elif column.type.tz is not None and target.tz is None:
@@ -209,7 +211,7 @@ def _cast_zone(column: pa.Array, target: pa.DataType) -> pa.Array:
     return pc.cast(column, target)
 
 
-def _first_bad(convert: Callable[[pa.Array], pa.Array], column: pa.Array) -> int:
+def _first_failing(convert: Callable[[pa.Array], pa.Array], column: pa.Array) -> int:
     """The index of the first value that does not convert, by binary search."""
     low, high = 0, len(column)
     while high - low > 1:

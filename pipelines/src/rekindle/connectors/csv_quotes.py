@@ -1,9 +1,9 @@
 """Checks that all quotes in a CSV file are closed (RFC 4180).
 
 After an unclosed quote, Arrow's reader takes the rest of the file, line ends included, as one
-value: rows would be lost silently. Where each quote is right after a delimiter or line end, or
-right before one, in turns, all are closed: that is seen while Arrow reads. Other quotes (doubled,
-escaped, inside a value) take a check that reads the file a second time.
+value: rows would be lost silently. All quotes are closed if they are, alternately, right after and
+right before a delimiter or line end: `QuoteDetector` finds this out while Arrow reads. A file with
+other quotes (doubled, escaped, inside a value) is read a second time by `require_closed_quotes`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CsvDialect:
 
 
 class QuoteDetector:
-    """A binary file for Arrow that looks at the quotes in what is read, up to the end of the file.
-    `needs_check`: whether they have to be checked (`require_closed_quotes`)."""
+    """A binary file from which Arrow reads, that inspects the quotes in the bytes read.
+    `needs_check`: whether `require_closed_quotes` has to check the file."""
 
     def __init__(self, file: Any, dialect: CsvDialect, *, ascii_bytes: bool) -> None:
         """`ascii_bytes`: whether bytes below 128 are always ASCII in the file's encoding."""
@@ -55,15 +55,15 @@ class QuoteDetector:
         self._quote_byte = ord(dialect.quote or "\0")
         self._can_track = ascii_bytes and dialect.escape is None
         self._separators = np.frombuffer(f"{dialect.delimiter}\r\n".encode(), np.uint8)
-        self._inside = False  # a quoted value
+        self._inside = False  # whether a quoted value is open
         self._before = self._separators[-1:]  # the last byte that was read
         self._closed_last = False  # whether that byte ended a quoted value
         self._needs_check = False
 
     @property
     def needs_check(self) -> bool:
-        """So far; also while a quoted value is open, since a reader may stop before the read that
-        would say that the file has ended."""
+        """Whether the file has to be checked, by the bytes read so far. True also while a quoted
+        value is open: a reader may leave out the last read, which shows that the file has ended."""
         return self._needs_check or self._inside
 
     @property
@@ -83,7 +83,7 @@ class QuoteDetector:
         return data
 
     def _track_quotes(self, data: npt.NDArray[np.uint8]) -> bool:
-        """Whether each quote in the next bytes begins or ends a value; none: the end of the
+        """Whether each quote in the next bytes begins or ends a value. Empty `data`: the end of the
         file."""
         if not len(data):
             return not self._inside
@@ -106,15 +106,15 @@ class QuoteDetector:
 def require_closed_quotes(lines: Iterable[str], where: str, dialect: CsvDialect) -> None:
     """Raises SchemaMismatch, with the line where it begins, for a quoted value that is not closed
     or is followed by other text."""
-    numbered = _Numbered(lines, dialect.quote or "")
+    numbered = _LinesWithQuotes(lines, dialect.quote or "")
     try:
         with without_csv_field_limit():
             for _ in dialect.reader(numbered, strict=True):
-                numbered.first = 0
+                numbered.row_start = 0
     except csv.Error as e:
         raise SchemaMismatch(
-            f"{where}, line {numbered.first}: a quoted value is not closed, or text follows its "
-            "closing quote; quote the whole value, and double each quote inside it"
+            f"{where}, line {numbered.row_start}: a quoted value is not closed, or text follows "
+            "its closing quote; quote the whole value, and double each quote inside it"
         ) from e
 
 
@@ -132,7 +132,7 @@ def each_line_is_a_row(lines: bytes, dialect: CsvDialect) -> bool:
 
 @contextlib.contextmanager
 def without_csv_field_limit() -> Iterator[None]:
-    """The module `csv` takes values of any length, not only of 128 KiB."""
+    """Lets the module `csv` accept values of any length, not only up to 128 KiB."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
         yield
@@ -140,17 +140,17 @@ def without_csv_field_limit() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
-class _Numbered:
-    """Iterates over the lines that contain a quote; the others do not affect the check. `first`:
-    line number where the row that is being read begins."""
+class _LinesWithQuotes:
+    """Iterates over the lines that contain a quote; the others do not affect the check.
+    `row_start`: number of the line where the row that is being read begins."""
 
     def __init__(self, lines: Iterable[str], quote: str) -> None:
         self._lines = lines
         self._quote = quote
-        self.first = 0
+        self.row_start = 0
 
     def __iter__(self) -> Iterator[str]:
         for number, line in enumerate(self._lines, 1):
             if self._quote in line:
-                self.first = self.first or number
+                self.row_start = self.row_start or number
                 yield line.removeprefix(_UTF8_BOM).removeprefix(_BOM) if number == 1 else line

@@ -96,10 +96,10 @@ def read_csv_blocks(
     block_bytes: int,
     max_line_bytes: int,
 ) -> tuple[list[str], Iterator[tuple[int, bytes, pa.RecordBatch]]]:
-    """The names of the values of a row; and as `read_csv`, each batch with the offset and the bytes
-    of its lines. Raises NotReadableInBlocks if a line may not be a row: because of line ends in
-    quotes, escapes, line ends other than \\n and \\r\\n, another encoding than UTF-8, or more than
-    `max_line_bytes`; or if a row cannot be read."""
+    """(names of the values of a row, batches). The batches are those of `read_csv`, each with the
+    offset and the bytes of its lines. Raises NotReadableInBlocks if a row cannot be read, or if a
+    line may not be a row: because of line ends in quotes, escapes, line ends other than \\n and
+    \\r\\n, another encoding than UTF-8, or more than `max_line_bytes`."""
     dialect = _dialect(options)
     if options.encoding != UTF_8:
         raise NotReadableInBlocks(f"{where}: the encoding is {options.encoding}")
@@ -137,6 +137,7 @@ def _require_row_per_line(lines: bytes, dialect: CsvDialect, where: str) -> None
 
 
 def _end_of_lines(data: bytes, count: int, where: str) -> int:
+    """The offset after the first `count` lines."""
     at = 0
     for _ in range(count):
         at = data.find(b"\n", at) + 1
@@ -148,7 +149,7 @@ def _end_of_lines(data: bytes, count: int, where: str) -> int:
 def parse_csv_block(
     block: bytes, options: FilesSourceSpec, schema: pa.Schema, names: list[str], where: str
 ) -> pa.RecordBatch:
-    """The rows of whole lines, whose values have these `names`."""
+    """The rows of a block of whole lines. `names`: the names of the values of a row."""
     strings = pa.schema([(name, pa.string()) for name in schema.names])
     if not block.strip(b"\r\n"):
         return pa.RecordBatch.from_pylist([], strings)
@@ -235,7 +236,7 @@ def _read_first_row(
         # Arrow skips empty lines, and fails for a header without a line end.
         rows = enumerate(dialect.reader(lines))
         first = next((_FirstRow(row, number) for number, row in rows if row), None)
-        ends = next(lines, None) is None
+        is_last = next(lines, None) is None
     if options.header:
         if first is None:
             raise SchemaMismatch(
@@ -243,7 +244,7 @@ def _read_first_row(
                 "header: false)"
             )
         require_columns(first.names, schema, where, _delimiter_hint(first.values, dialect))
-        return None if ends else first
+        return None if is_last else first
     if first is not None and len(first.values) != len(schema):
         raise SchemaMismatch(
             f"{where}: the first row has {len(first.values)} values, and the schema {len(schema)} "
@@ -270,7 +271,7 @@ def _without_bom(lines: Iterable[str]) -> Iterator[str]:
 
 def _delimiter_hint(first: list[str], dialect: CsvDialect) -> str:
     """The hint for a file that has one column."""
-    found = [mark for mark in ";,|\t" if mark != dialect.delimiter and mark in first[0]]
+    found = [other for other in ";,|\t" if other != dialect.delimiter and other in first[0]]
     if len(first) > 1 or not found:
         return ""
     shown = r"\t" if found[0] == "\t" else found[0]

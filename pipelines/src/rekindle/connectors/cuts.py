@@ -35,7 +35,7 @@ def epochs_by_time(times: Int64s, first_us: int, speedup: float, epoch_interval_
 
 
 def epochs_by_count(numbers: Int64s, rows_per_second: float, epoch_interval_us: int) -> Int64s:
-    """floor((i / rps) / Δ) for the numbers i of rows, from 0 on."""
+    """floor((i / rowsPerSecond) / Δ) for row numbers i, from 0."""
     rate = exact_fraction(rows_per_second)
     return scaled(numbers, rate.denominator * SECOND_US, rate.numerator * epoch_interval_us)
 

@@ -8,11 +8,11 @@ creating an object if absent:
   _rekindle/<query>/<first epoch of the range:012d>.json
       {"definition", "generation", "from", "through"}
 
-The next range begins after the end of the newest one, so all definitions compete for one name. One
-that finds a newer definition there has been replaced and stops writing. One that finds an older
-definition acquires the next range and begins there: the older one has written nothing after its own
-range, and never will. Ranges end at checkpoint epochs, so they are short. Does not know rows or
-file names.
+The next range begins after the end of the newest one, so all definitions compete for one name. If
+the newest range belongs to a newer definition, this one has been replaced and stops writing. If it
+belongs to an older definition, this one acquires the next range and begins there: the older one has
+written nothing after its own range, and never will. Ranges end at checkpoint epochs, so they are
+short. Does not know rows or file names.
 
 Design: docs/design/exactly-once.md#definitions.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -75,13 +75,14 @@ class EpochRanges:
         self._held: _Range | None = None
 
     def first_epoch(self) -> int:
-        """The first epoch that this definition writes here; the same for all its partitions, and
-        it never changes. After the return, no older definition acquires a range."""
+        """The first epoch that this definition writes to this sink; the same for all its
+        partitions, and it never changes. After this call has returned, no older definition can
+        acquire a range."""
         return (self._held or self._acquire(None)).start
 
     def last_possible_epoch(self) -> int | None:
-        """No epoch after this one was written before the call. None if that is unknown, because the
-        place may have files of a release without ranges."""
+        """An epoch after which none was written before the call. None if it is unknown, because the
+        sink may have files of a release without ranges."""
         held = self._held or self._acquire(None)
         return held.through if held.first > 0 else None
 
@@ -108,10 +109,10 @@ class EpochRanges:
                 start = max(newest.through + 1 if newest else 0, self._mine.from_epoch)
             first = newest.through + 1 if newest else 0
             wanted = self._range(first, start, epoch)
-            # Another writer may have acquired ranges after this one, and deleted it, since the
-            # listing.
+            # Since the newest range was read, another writer may have acquired this range and later
+            # ones, and deleted this one, which could then be created again.
             if self._create(wanted) and (listed := self._listed()) and listed[-1] == first:
-                self._clear(listed)
+                self._delete_old(listed)
                 self._held = wanted
                 return wanted
         raise SinkRefused(
@@ -120,7 +121,8 @@ class EpochRanges:
         )
 
     def _is_mine(self, newest: _Range) -> bool:
-        """False for a range of an older definition. Raises SinkRefused for a newer one."""
+        """Whether the range belongs to this definition; False if to an older one. Raises
+        SinkRefused if to a newer one."""
         mine = self._mine
         if (newest.definition, newest.generation) == (mine.id, mine.generation):
             return True
@@ -142,7 +144,7 @@ class EpochRanges:
 
     def _listed(self) -> list[int]:
         """The first epochs of the existing ranges, ascending."""
-        infos = self._try(lambda: self._objects.list(self._prefix))
+        infos = self._retried(lambda: self._objects.list(self._prefix))
         names = (_NAME.fullmatch(info.name.removeprefix(self._prefix)) for info in infos)
         return sorted(int(match["first"]) for match in names if match)
 
@@ -150,7 +152,7 @@ class EpochRanges:
         while listed := self._listed():
             name = self._name(listed[-1])
             try:
-                data = self._try(lambda name=name: self._objects.get(name))  # type: ignore[misc]
+                data = self._retried(lambda name=name: self._objects.get(name))  # type: ignore[misc]
             except FileNotFoundError:
                 continue  # deleted since it was listed: there are newer ones
             return self._decode(listed[-1], name, data)
@@ -160,16 +162,16 @@ class EpochRanges:
         fields = asdict(wanted)
         fields["from"] = fields.pop("start")
         data = to_json({"format": _FORMAT, **fields})
-        return self._try(lambda: self._objects.put(self._name(wanted.first), data))
+        return self._retried(lambda: self._objects.put(self._name(wanted.first), data))
 
-    def _clear(self, listed: list[int]) -> None:
-        """Delete old ranges. Without permission to delete, they only make listings longer."""
+    def _delete_old(self, listed: list[int]) -> None:
+        """Delete old ranges. An error is ignored: ranges that stay only make listings longer."""
         with contextlib.suppress(OSError):
             self._delete(listed[:-KEPT])
 
     def _delete(self, listed: list[int]) -> None:
         for first in listed:
-            self._try(lambda first=first: self._objects.delete(self._name(first)))  # type: ignore[misc]
+            self._retried(lambda first=first: self._objects.delete(self._name(first)))  # type: ignore[misc]
 
     def _decode(self, first: int, name: str, data: bytes) -> _Range:
         try:
@@ -191,5 +193,5 @@ class EpochRanges:
     def _name(self, first: int) -> str:
         return f"{self._prefix}{first:012d}.json"
 
-    def _try(self, action: Callable[[], T]) -> T:
+    def _retried(self, action: Callable[[], T]) -> T:
         return self._retry.run(action)

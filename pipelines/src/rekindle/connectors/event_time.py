@@ -34,14 +34,15 @@ from rekindle.topology.sql.time_formats import MONTHS, TimeFormat
 
 _SECOND_US = 1_000_000
 _MAX_OFFSET_MINUTES = 18 * 60
-"""Of a zone from UTC, as in Spark."""
+"""The largest offset of a time zone from UTC, as in Spark."""
 _EPOCH = dt.datetime(1970, 1, 1)
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
 class _NoTime(Exception):
-    """The first row without a time: its index, its value, and what is wrong with it."""
+    """A value that cannot be converted to a time: its row in the batch, itself, and what is wrong
+    with it."""
 
     def __init__(self, row: int, value: Any, what: str) -> None:
         super().__init__(what)
@@ -54,8 +55,8 @@ def with_event_time(
     schema: pa.Schema,
     where: str,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The batches, each with the number of its first row, with the event time appended as the last
-    column, of `schema`. Raises SchemaMismatch."""
+    """The batches, which come with the number of their first row, with the event time appended as
+    the last column; their new schema is `schema`. Raises SchemaMismatch."""
     for row, batch in batches:
         try:
             times = evaluate(expression, batch)
@@ -99,7 +100,7 @@ def _since_epoch(numbers: pa.Array, unit_us: int) -> pa.Array:
         most = (2**63 - 1) // unit_us
         wrong = (values > most) | (values < -most)
         values = np.where(wrong, 0, values) * unit_us
-    _require(wrong & ~missing, numbers, "is outside the range of TIMESTAMP")
+    _refuse_any(wrong & ~missing, numbers, "is outside the range of TIMESTAMP")
     return _times(values.astype(np.int64), missing)
 
 
@@ -121,10 +122,10 @@ def _formatted(texts: pa.Array, format: TimeFormat | None) -> pa.Array:
     parts = pc.extract_regex(trimmed, format.regex)
     wrong = _missing(parts) & ~missing
     what = f"does not match the format {format.pattern!r}"
-    _require(wrong, texts, what)
+    _refuse_any(wrong, texts, what)
     by_name = dict(zip((f.name for f in parts.type), parts.flatten(), strict=True))
     values, valid = _from_parts(by_name, len(texts))
-    _require(~valid & ~missing, texts, f"{what}: no such date or time")
+    _refuse_any(~valid & ~missing, texts, f"{what}: no such date or time")
     return _times(values, missing)
 
 
@@ -197,17 +198,17 @@ def _offset(parts: dict[str, pa.Array], rows: int) -> tuple[Int64s, Bools]:
 def _from_zone(times: pa.Array, zone: dt.tzinfo) -> pa.Array:
     missing = _missing(times)
     values = _numpy(pc.cast(times, pa.int64()), 0)
-    seconds, where = np.unique(values // _SECOND_US, return_inverse=True)
+    seconds, index_of_row = np.unique(values // _SECOND_US, return_inverse=True)
     offsets = np.zeros(len(seconds), dtype=np.int64)
     for at, second in enumerate(seconds.tolist()):
         try:
             offset = (_EPOCH + dt.timedelta(seconds=second)).replace(tzinfo=zone).utcoffset()
         except OverflowError as e:
-            row = int(np.flatnonzero((where == at) & ~missing)[0])
+            row = int(np.flatnonzero((index_of_row == at) & ~missing)[0])
             what = "is outside the years that time zones support, 1 to 9999"
             raise _NoTime(row, str(np.datetime64(int(values[row]), "us")), what) from e
         offsets[at] = int((offset or dt.timedelta()).total_seconds())
-    return _times(values - offsets[where] * _SECOND_US, missing)
+    return _times(values - offsets[index_of_row] * _SECOND_US, missing)
 
 
 def _times(micros: Int64s, missing: Bools) -> pa.Array:
@@ -223,8 +224,8 @@ def _numpy(values: pa.Array, default: Any) -> Any:
     return pc.fill_null(values, default).to_numpy(zero_copy_only=False)
 
 
-def _require(wrong: Bools, values: pa.Array, what: str) -> None:
-    """Raises _NoTime for the first wrong row."""
+def _refuse_any(wrong: Bools, values: pa.Array, what: str) -> None:
+    """Raises _NoTime for the first row that is `wrong`, if there is one."""
     rows = np.flatnonzero(wrong)
     if len(rows):
         row = int(rows[0])

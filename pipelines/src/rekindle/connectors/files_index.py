@@ -3,8 +3,9 @@
 The time t of a row is its `orderBy` column if that is a time, else its event time. A row
 whose t is lower than an earlier row's, or NULL, belongs to the same epoch as the row before it.
 With `speedup` a row's epoch is floor(((t − t_first) / speedup) / Δ), with `rowsPerSecond` floor((i
-/ rowsPerSecond) / Δ). All of it is of the whole input: a partition's index has every epoch, with
-the watermark through it, and the partition's own rows of it, which may be none. Pure.
+/ rowsPerSecond) / Δ). Order and epochs are those of the whole input: the index of each partition
+has every epoch, with the watermark after it, and the partition's own rows in it, which may be none.
+Pure.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -37,14 +38,14 @@ from rekindle.streams.epochs import NO_WATERMARK
 
 _MAX_DAY = INT64_MAX // 86_400_000_000
 PORTION_ROWS = 1 << 18
-"""Rows of the ordered input whose keys are in memory at the same time."""
+"""How many rows of the ordered input have their keys in memory at the same time."""
 _INDEX = pa.schema([(name, pa.int64()) for name in ("epoch", "start", "max_time", "checksum")])
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Rows that belong to one partition together. `first_row`: in its file; `own`: of the
-    partition that is prepared."""
+    """Rows that belong to one partition together (see `files_job`). `first_row`: the number of its
+    first row in its file; `own`: whether it belongs to the partition that is prepared."""
 
     path: str
     first_row: int
@@ -54,8 +55,8 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class OrderedInput:
-    """The key columns of all units, in file order, and the permutation of their stable sort; None
-    if they are in order."""
+    """The key columns of all units, in file order, and `order`, the permutation of their stable
+    sort; None if the rows are in order."""
 
     units: Sequence[Unit]
     keys: pa.Table
@@ -121,7 +122,7 @@ def order_input(job: PreparationJob, keys: pa.Table, units: Sequence[Unit]) -> O
 
 
 class NotInOrder(Exception):
-    """A row is before an earlier one, or is not in the order at all."""
+    """A row belongs before an earlier one, or its key is NULL."""
 
 
 class OrderCheck:
@@ -157,8 +158,9 @@ def event_time_extent(job: PreparationJob, keys: pa.Table) -> bytes:
 
 
 def build_index(job: PreparationJob, input: OrderedInput, rows: Rows) -> pa.Table:
-    """One row for each epoch that has rows in any partition: the first of the partition's `rows`,
-    and the newest event time through it. Of input in order only a portion is in memory."""
+    """One row for each epoch that has rows in any partition: the index of its first row in the
+    partition's `rows`, the newest event time up to the end of the epoch, and a checksum. If the
+    input is in order, only one portion of it is in memory at a time."""
     if not input.keys.num_rows:
         return _INDEX.empty_table()
     numbers: list[Int64s] = []
@@ -167,16 +169,16 @@ def build_index(job: PreparationJob, input: OrderedInput, rows: Rows) -> pa.Tabl
     epochs, times = _Epochs(job, input), _RunningMax(input, job.event_time)
     before, own_before = -1, 0
     for begin, end in input.portions():
-        found = epochs.of(begin, end)
+        found = epochs.next_portion(begin, end)
         starts = np.flatnonzero(np.diff(found, prepend=before))
         before = int(found[-1])
         mine = input.owns(input.rows_at(begin, end))
         numbers.append(found[starts])
         first.append(own_before + np.cumsum(mine, dtype=np.int64)[starts] - mine[starts])
         own_before += int(mine.sum())
-        known, running = times.newest, times.of(begin, end)
-        # An epoch is complete where the next one begins.
-        newest.append(np.concatenate([[known], running[:-1]])[starts])
+        newest_before, running = times.newest, times.next_portion(begin, end)
+        # The newest time of an epoch is known where the next epoch begins.
+        newest.append(np.concatenate([[newest_before], running[:-1]])[starts])
     newest.append(np.array([times.newest], dtype=np.int64))
     columns = [np.concatenate(numbers), np.concatenate(first), np.concatenate(newest)[1:]]
     count = len(columns[0])
@@ -185,8 +187,9 @@ def build_index(job: PreparationJob, input: OrderedInput, rows: Rows) -> pa.Tabl
 
 
 class _RunningMax:
-    """The highest time of a column up to each position of the sorted order, in microseconds,
-    portion by portion; NO_WATERMARK before the first. `newest`: the highest so far."""
+    """The highest time of a column up to each position of the sorted order, in microseconds;
+    NO_WATERMARK before the first time. Stateful: portions must be requested in order. `newest`: the
+    highest time so far."""
 
     def __init__(self, input: OrderedInput, column: str | None) -> None:
         self.newest = NO_WATERMARK
@@ -196,8 +199,8 @@ class _RunningMax:
         if self._values is not None and input.order is not None:
             self._all = _micros(self._values)
 
-    def of(self, begin: int, end: int) -> Int64s:
-        """The next portion."""
+    def next_portion(self, begin: int, end: int) -> Int64s:
+        """For the positions from `begin` to `end`, which follow the previous portion."""
         if self._values is None:
             return np.full(end - begin, NO_WATERMARK, dtype=np.int64)
         if self._all is None:
@@ -211,8 +214,8 @@ class _RunningMax:
 
 
 class _Epochs:
-    """The epoch of each position of the sorted order, portion by portion. Raises SchemaMismatch if
-    there are too many."""
+    """The epoch of each position of the sorted order. Stateful: portions must be requested in
+    order. Raises SchemaMismatch if there are too many epochs."""
 
     def __init__(self, job: PreparationJob, input: OrderedInput) -> None:
         self._job = job
@@ -225,13 +228,13 @@ class _Epochs:
         self._first_us = self._first_time(_RunningMax(input, job.time_column), input)
         self._times = _RunningMax(input, job.time_column)
 
-    def of(self, begin: int, end: int) -> Int64s:
-        """The next portion."""
+    def next_portion(self, begin: int, end: int) -> Int64s:
+        """For the positions from `begin` to `end`, which follow the previous portion."""
         files, interval_us = self._job.files, self._job.epoch_interval_us
         if self._times is None or files.speedup is None:
             assert files.rows_per_second is not None, "checked in files_job.check"
             return epochs_by_count(np.arange(begin, end), files.rows_per_second, interval_us)
-        times = self._times.of(begin, end)
+        times = self._times.next_portion(begin, end)
         times[times == NO_WATERMARK] = self._first_us
         return epochs_by_time(times, self._first_us, files.speedup, interval_us)
 
@@ -246,10 +249,11 @@ class _Epochs:
             )
 
     def _first_time(self, times: _RunningMax, input: OrderedInput) -> int:
-        """The first time that is known, after all have been looked at."""
+        """The first time that is not NULL. Reads all times, to check that there are not too many
+        epochs."""
         first_us = NO_WATERMARK
         for begin, end in input.portions():
-            running = times.of(begin, end)
+            running = times.next_portion(begin, end)
             if first_us == NO_WATERMARK and len(known := running[running != NO_WATERMARK]):
                 first_us = int(known[0])
         job, column = self._job, self._job.time_column

@@ -1,8 +1,8 @@
 """What is read of a `files` source, and which columns decide on the order and epochs of its rows.
 
-The *unit* of an input is a row group of a Parquet file, or a whole file of another format. Units
-are numbered in file order; unit u belongs to partition u mod `partitions`. Every partition needs
-the key columns of all units, because order and epochs are those of the whole input. Pure.
+A *unit* of the input is a row group of a Parquet file, or a whole file of another format. Units are
+numbered in file order; unit u belongs to partition u mod `partitions`. Every partition needs the
+key columns of all units, because order and epochs are those of the whole input. Pure.
 
 Design: docs/design/exactly-once.md#partitions-of-a-files-source.
 """
@@ -48,8 +48,8 @@ class PreparationJob:
     @property
     def raw(self) -> pa.Schema:
         """The columns that are read from the files."""
-        made = {self.files.file_name_column, self.event_time if self.expression else None}
-        return pa.schema([f for f in self.schema if f.name not in made])
+        computed = {self.files.file_name_column, self.event_time if self.expression else None}
+        return pa.schema([f for f in self.schema if f.name not in computed])
 
     @property
     def computed_event_time(self) -> Expression | None:
@@ -70,18 +70,18 @@ class PreparationJob:
 
     @property
     def keys(self) -> pa.Schema:
-        """The columns that decide on order and epochs; one of the file's if there are none, for
-        its rows have to be counted."""
+        """The columns that decide on order and epochs. If there are none, any column of the files,
+        because rows have to be counted."""
         names = {self.files.order_by, self.event_time} - {None} or {self.raw.names[0]}
         return pa.schema([f for f in self.schema if f.name in names])
 
-    def of_keys(self) -> PreparationJob:
-        """The job that reads the fewest columns that give those of `keys`."""
+    def for_keys(self) -> PreparationJob:
+        """A job that reads only the columns from which those of `keys` are computed."""
         needed = {*self.keys.names, *columns_of(self.computed_event_time)}
         if not needed & {*self.raw.names}:
             needed.add(self.raw.names[0])
         if self.files.format == "csv" and not self.files.header:
-            needed.update(self.raw.names)  # columns are found by their places
+            needed.update(self.raw.names)  # columns are found by position
         columns = Schema(tuple(f for f in self.columns if f.name in needed))
         files = self.files
         if files.file_name_column not in needed:
@@ -98,6 +98,7 @@ class PreparationJob:
 
 
 def check(job: PreparationJob) -> None:
+    """Raises SourceFailed for a job whose rows cannot be ordered or assigned to epochs."""
     files = job.files
     if files.order_by is not None and files.order_by not in job.schema.names:
         raise SourceFailed(
@@ -117,6 +118,7 @@ def check(job: PreparationJob) -> None:
 
 
 def fingerprint(job: PreparationJob, found: list[FoundFile]) -> str:
+    """Hash of all that the prepared files depend on; it is part of their names."""
     parts = {
         "version": PREPARED_FORMAT,
         "pyarrow": pa.__version__,  # the checksums depend on its layout

@@ -1,11 +1,11 @@
 """Preparing a partition of a `files` source: its rows, sorted once, and the index of its epochs.
 
-Input that is in order stays where it is if parts of it can be read alone (Parquet with small row
+Input that is in order is read in place if parts of it can be read alone (Parquet with small row
 groups, plain text: `connectors.text_in_place`): only the index is written, and cuts read the input
-files (`connectors.rows_in_place`). Of other input, the partition's units are read once, sorted
-(stable) by `orderBy` and written to the task's disk as one Arrow file. The name
-of a prepared file contains a hash of spec, schema, and each input file's size and time, so a
-changed input is prepared again.
+files (`connectors.rows_in_place`). Otherwise the units of the partition are read once, sorted
+(stable) by `orderBy` and written to the task's disk as one Arrow file. The name of a prepared file
+contains a hash of spec, schema, and each input file's size and time, so a changed input is prepared
+again.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -58,16 +58,18 @@ from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.objects import to_json
 
 IN_PLACE_BYTES = 64 << 20
-"""A larger row group, or line of text, is copied to disk: a reader in place holds one, a row group
-compressed, all the time."""
-INPUT_KEY = b"rekindle.input"  # in the index's metadata, as the next
-EXTENT_KEY = b"rekindle.extent"  # the first and last event time of all partitions, JSON
+"""Limit of a (compressed) row group, or a line of text, for reading in place, since the reader
+always holds one in memory. Input with a larger one is copied to disk."""
+INPUT_KEY = b"rekindle.input"
+"""In the metadata of the index: the input files."""
+EXTENT_KEY = b"rekindle.extent"
+"""In the metadata of the index: the first and last event time of all partitions, JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSplit:
-    """What a partition reads of one file: `rows` rows, of the row groups from `first_group` on, or
-    of these blocks of a text."""
+    """What a partition reads of one file: `rows` rows, of every `partitions`-th row group from
+    `first_group` on, or of these blocks of a text."""
 
     first_group: int
     rows: int
@@ -77,8 +79,8 @@ class FileSplit:
 def prepare(
     job: PreparationJob, fs: Any, found: list[FoundFile], rows_path: Path, index_path: Path
 ) -> None:
-    """Write the index, and the rows unless they can stay where they are. The index is created last:
-    if it exists, the rows are complete."""
+    """Write the index, and the rows unless they are read in place. The index is created last: if it
+    exists, the rows are complete."""
     temporary = _TemporaryFiles(rows_path)
     try:
         table = _index_in_place(job, fs, found, temporary)
@@ -94,7 +96,7 @@ def prepare(
 
 
 class _TemporaryFiles:
-    """Files beside the prepared rows until they are complete."""
+    """Files in the directory of the prepared rows, for what is not complete yet."""
 
     def __init__(self, rows: Path) -> None:
         self._rows = rows
@@ -118,8 +120,8 @@ def _copy(
     rows_path: Path,
     temporary: _TemporaryFiles,
 ) -> pa.Table:
-    """Stage the own rows in file order, and the keys of all others; write the former sorted.
-    Returns the index."""
+    """Write temporary files with the partition's own rows, in file order, and with the keys of all
+    other rows; then write the own rows sorted. Returns the index."""
     sizes = [_unit_rows(job, fs, file) for file in found]
     groups = job.own_groups(1 if size is None else len(size) for size in sizes)
     own = list(zip(found, groups, strict=True))
@@ -130,8 +132,8 @@ def _copy(
     if job.partitions > 1:
         path = temporary.path("keys")
         others = ((f, g.others()) for f, g in own)
-        more = write_rows(path, job.keys, (_read_keys(job, fs, f, g) for f, g in others))
-        counts = [a + b for a, b in zip(counts, more, strict=True)]
+        other_counts = write_rows(path, job.keys, (_read_keys(job, fs, f, g) for f, g in others))
+        counts = [a + b for a, b in zip(counts, other_counts, strict=True)]
         units = _units(own, sizes, counts)
         keys = _in_file_order(units, keys, open_memory_mapped(path))
     else:
@@ -151,9 +153,8 @@ def _copy(
 def _index_in_place(
     job: PreparationJob, fs: Any, found: list[FoundFile], temporary: _TemporaryFiles
 ) -> pa.Table | None:
-    """The index of input that can be read where it is; None for other input. Text that is not
-    verified is copied too: it is read once, and in place its text would be parsed twice, for the
-    index and for the rows."""
+    """The index of input that can be read in place; None for other input. Text that is not verified
+    is not read in place: it would be parsed twice, for the index and for the rows."""
     in_place = None
     if job.files.format == "parquet":
         in_place = _parquet_in_place(job, fs, found, temporary.path("keys"))
@@ -174,17 +175,18 @@ def _index_in_place(
 def _parquet_in_place(
     job: PreparationJob, fs: Any, found: list[FoundFile], path: Path
 ) -> tuple[OrderedInput, list[FileSplit]] | None:
-    """Parquet that is in order and has small row groups. Reads the keys of all partitions, which
-    are staged at `path`; the index reads the own rows, for checksums."""
+    """Parquet that is in order and has small row groups; None for other Parquet. Reads the keys of
+    all partitions into a temporary file at `path`. The partition's own rows are read later, for the
+    checksums of the index."""
     groups = [row_groups(fs, f.path, job.raw.names, job.name) for f in found]
     if any(group.bytes > IN_PLACE_BYTES for of_file in groups for group in of_file):
         return None
     sizes = [[group.rows for group in of_file] for of_file in groups]
     own = list(zip(found, job.own_groups(len(size) for size in sizes), strict=True))
     units = _units(own, sizes, [sum(size) for size in sizes])
-    in_order = OrderCheck(job)
+    check = OrderCheck(job)
     try:
-        write_rows(path, job.keys, (_check_order(in_order, _read_keys(job, fs, f)) for f in found))
+        write_rows(path, job.keys, (_check_order(check, _read_keys(job, fs, f)) for f in found))
     except NotInOrder:
         return None
     splits = [
@@ -194,34 +196,32 @@ def _parquet_in_place(
     return OrderedInput(units, open_memory_mapped(path), None), splits
 
 
-def _check_order(
-    required: OrderCheck, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Raises NotInOrder."""
+def _check_order(check: OrderCheck, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches. Raises NotInOrder."""
     for batch in batches:
-        required.observe(batch)
+        check.observe(batch)
         yield batch
 
 
 def _text_in_place(
     job: PreparationJob, fs: Any, found: list[FoundFile], path: Path
 ) -> tuple[OrderedInput, list[FileSplit]] | None:
-    """Text that is in order and has blocks. Reads own files once, and the keys of the others; all
-    keys are staged at `path`."""
+    """Text that is in order and has blocks; None for other text. Reads the partition's own files
+    once, and the keys of the others; all keys are in a temporary file at `path`."""
     own = list(zip(found, job.own_groups(1 for _ in found), strict=True))
     scanned: list[TextBlocks] = []
-    in_order = OrderCheck(job)
+    check = OrderCheck(job)
 
     def keys(file: FoundFile, groups: RowGroupSelection) -> Iterator[pa.RecordBatch]:
         scanned.append(TextBlocks())
         own_file = 0 in groups  # a text is one row group, number 0
         batches = _scan(job, fs, file, scanned[-1]) if own_file else _read_keys(job, fs, file)
-        yield from _check_order(in_order, (batch.select(job.keys.names) for batch in batches))
+        yield from _check_order(check, (batch.select(job.keys.names) for batch in batches))
 
     try:
         counts = write_rows(path, job.keys, (keys(file, groups) for file, groups in own))
     except (SchemaMismatch, NotInOrder):
-        return None  # a file that is wrong is read once more for the message
+        return None  # an invalid file is read again as a whole, which gives the error's message
     units = _units(own, [None] * len(found), counts)
     splits = [
         FileSplit(groups.first, count if 0 in groups else 0, text)
@@ -233,12 +233,12 @@ def _text_in_place(
 def open_in_place(
     job: PreparationJob, fs: Any, found: list[FoundFile], recorded: bytes
 ) -> RowsInPlace:
-    """The rows of an index whose metadata have `recorded` under IN_PLACE."""
+    """The rows that are read in place; `recorded`: the index's metadata under IN_PLACE."""
     return _rows_in_place(job, fs, found, _decode(recorded))
 
 
 def _encode(splits: Sequence[FileSplit]) -> bytes:
-    """As JSON; headers that are equal are written once."""
+    """The splits as JSON; equal headers are written once."""
     headers: dict[tuple[str, ...], int] = {}
     encoded = []
     for split in splits:
@@ -290,7 +290,8 @@ def _scan(
 
 
 def _unit_rows(job: PreparationJob, fs: Any, file: FoundFile) -> list[int] | None:
-    """The rows of each row group; None if the file is one unit, whose rows are not known yet."""
+    """The number of rows of each row group; None if the file is one unit, whose rows are not
+    counted yet."""
     if job.files.format != "parquet":
         return None
     return [group.rows for group in row_groups(fs, file.path, job.raw.names, job.name)]
@@ -301,7 +302,7 @@ def _units(
     sizes: Sequence[list[int] | None],
     counts: Sequence[int],
 ) -> list[Unit]:
-    """`counts`: the rows of each file."""
+    """`counts`: the number of rows of each file."""
     units = []
     for (file, groups), size, count in zip(own, sizes, counts, strict=True):
         row = 0
@@ -323,7 +324,7 @@ def _read_keys(
     job: PreparationJob, fs: Any, file: FoundFile, groups: RowGroupSelection = ALL_ROW_GROUPS
 ) -> Iterator[pa.RecordBatch]:
     names = job.keys.names
-    return (batch.select(names) for batch in _read(job.of_keys(), fs, file, groups))
+    return (batch.select(names) for batch in _read(job.for_keys(), fs, file, groups))
 
 
 def _identify(job: PreparationJob, fs: Any, found: list[FoundFile]) -> bytes:
@@ -373,7 +374,8 @@ def _with_file_name(batches: NumberedBatches, column: str, name: str) -> Numbere
 
 
 def require_unchanged(job: PreparationJob, found: list[FoundFile]) -> None:
-    """Raises SourceFailed if a file has changed since it was listed: it may still be copied."""
+    """Raises SourceFailed if a file has changed since it was listed: somebody may still be copying
+    it to the input."""
     _, now = find_files(job.files.url, job.name)
     changed = sorted({file.path for file in {*found} ^ {*now}})
     if changed:

@@ -35,7 +35,7 @@ BATCH_BYTES = 16 * 1024**2
 BATCH_ROWS = 65_536
 _BUFFER_BYTES = 256 << 10
 _DICTIONARY_ROWS = 64
-"""Any batch of a column carries its whole dictionary; so few rows are read to get it."""
+"""How many rows are read to get the dictionary of a column, which any batch contains as a whole."""
 _SHOWN_ENTRIES = 3
 _PARSER_ERRORS = (ValueError, csv.Error, pa.ArrowException)
 _DECOMPRESSION_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
@@ -54,8 +54,8 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSelection:
-    """Those row groups of a Parquet file whose number is `first` plus a multiple of `step`; if
-    `inverse`, all others. A file of another format is one row group."""
+    """The row groups of a Parquet file whose number is `first` plus a multiple of `step`; with
+    `inverse`, all others. A file of another format counts as one row group, number 0."""
 
     first: int
     step: int
@@ -71,7 +71,7 @@ class RowGroupSelection:
 ALL_ROW_GROUPS = RowGroupSelection(0, 1)
 
 NumberedBatches = Iterator[tuple[int, pa.RecordBatch]]
-"""Batches, each with the number of its first row in the file, from 0 on."""
+"""Batches, each with the number of its first row in the file; the first row is number 0."""
 
 
 def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
@@ -98,8 +98,9 @@ def find_files(url: str, source: str) -> tuple[Any, list[FoundFile]]:
 
 
 def _expand(fs: Any, path: str) -> list[str]:
-    """The files of a path; below its fixed part none that is hidden or in a hidden directory, where
-    writers keep unfinished files, unless the path itself names hidden ones."""
+    """The files of a path. Those that are hidden, or in a hidden directory, below the part without
+    wildcards are left out, because writers keep unfinished files there; not if the path itself
+    names hidden ones."""
     parts = path.rstrip("/").split("/")
     depth = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), None)
     if depth is not None:
@@ -114,9 +115,9 @@ def _expand(fs: Any, path: str) -> list[str]:
 def _depth(fs: Any, path: str) -> int:
     """Number of leading parts of a file's path that do not belong to its name."""
     parts = path.rstrip("/").split("/")
-    wild = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), None)
-    if wild is not None:
-        return wild
+    wildcard = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), None)
+    if wildcard is not None:
+        return wildcard
     return len(parts) if fs.isdir(path) else len(parts) - 1
 
 
@@ -142,8 +143,9 @@ def read_batches(
     groups: RowGroupSelection = ALL_ROW_GROUPS,
     first_row: int = 0,
 ) -> NumberedBatches:
-    """The rows of one file in file order, of exactly `schema`: those in `groups`. Of a Parquet file
-    the first `first_row` of these are left out; other formats ignore it. Raises SourceFailed."""
+    """The rows of one file that are in `groups`, in file order, with exactly `schema`. If the file
+    is Parquet, the first `first_row` of these rows are left out; other formats ignore `first_row`.
+    Raises SourceFailed."""
     where = f"source {source}: {path}"
     with source_errors(where):
         yield from _batches(fs, path, options, schema, where, groups, first_row)
@@ -151,7 +153,7 @@ def read_batches(
 
 @contextlib.contextmanager
 def source_errors(where: str) -> Iterator[None]:
-    """What fails while a file is read, as SourceFailed or SchemaMismatch."""
+    """Raises errors of reading a file as SourceFailed or SchemaMismatch."""
     try:
         yield
     except SourceFailed:
@@ -228,7 +230,7 @@ def _require_one_entry(fs: Any, path: str, where: str) -> None:
 def converted(
     raw: NumberedBatches, schema: pa.Schema, where: str, rules: TextRules
 ) -> NumberedBatches:
-    """With the columns and types of `schema`."""
+    """The batches with the columns and types of `schema`."""
     for row, batch in raw:
         columns = [
             convert_to_field(batch.column(i), field, f"{where}: column {field.name}", row, rules)
@@ -278,7 +280,7 @@ def _parquet_batches(
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """`bytes`: compressed, of the columns that are read; a reader holds so much."""
+    """`bytes`: compressed size of the columns that are read; a reader holds them in memory."""
 
     rows: int
     bytes: int
@@ -324,9 +326,9 @@ def _rows_of_a_batch(raw_file: Any, file: pq.ParquetFile, group: int, columns: l
 def _bytes_of_repeated_values(
     raw_file: Any, file: pq.ParquetFile, group: int, columns: list[str], rows: int
 ) -> int:
-    """An upper bound of what the dictionary-encoded texts of one row take. Sizes in the metadata do
-    not show it: the file has each value of a dictionary once, however often it occurs. Columns
-    that cannot exceed BATCH_BYTES in `rows` rows are left out."""
+    """An upper bound of the bytes of the dictionary-encoded strings of one row. The sizes in the
+    metadata do not show it: the file has each value of a dictionary once, however often it occurs.
+    Columns that cannot exceed BATCH_BYTES in `rows` rows are left out."""
     found = file.metadata.row_group(group)
     chunks = {
         chunk.path_in_schema: -(-chunk.num_values // max(1, found.num_rows))
@@ -351,17 +353,17 @@ def _bytes_of_repeated_values(
 
 def _longest(array: pa.Array) -> int:
     """Bytes of the longest value of the dictionaries in an array."""
-    data_type, t = array.type, pa.types
-    if t.is_dictionary(data_type):
+    data_type, types = array.type, pa.types
+    if types.is_dictionary(data_type):
         return int(pc.max(pc.binary_length(array.dictionary)).as_py() or 0)
-    if t.is_struct(data_type):
+    if types.is_struct(data_type):
         return max((_longest(array.field(n)) for n in range(data_type.num_fields)), default=0)
     return _longest(array.values) if hasattr(array, "values") else 0
 
 
 @contextlib.contextmanager
 def _row_group_errors(where: str, file: pq.ParquetFile, group: int) -> Iterator[None]:
-    """Errors of Arrow name the row group: a column of it is too large."""
+    """Adds the row group and its size to errors of Arrow: probably a column of it is too large."""
     try:
         yield
     except (pa.ArrowException, MemoryError) as e:
@@ -380,10 +382,10 @@ def _require_fields(found: pa.Schema, schema: pa.Schema, where: str) -> None:
 
 
 def _require_inner(found: pa.DataType, wanted: pa.DataType, path: str, where: str) -> None:
-    t = pa.types
-    if t.is_list(wanted) and hasattr(found, "value_type"):
+    types = pa.types
+    if types.is_list(wanted) and hasattr(found, "value_type"):
         _require_inner(found.value_type, wanted.value_type, path, where)
-    if not (t.is_struct(wanted) and t.is_struct(found)):
+    if not (types.is_struct(wanted) and types.is_struct(found)):
         return
     names = [f.name for f in found]
     for field in wanted:

@@ -46,9 +46,11 @@ _log = logging.getLogger(__name__)
 
 MARKER = "_rekindle.json"
 KEPT_BYTES = 16 << 20
-"""Limit on encoded rows kept for files in conflict; they are written if the file is deleted."""
+"""Limit on encoded rows that are kept for files in conflict; if such a file is deleted, its rows
+are written."""
 KEPT_FILES = 100
-"""Limit on such files, because each is read again every few seconds. Further ones are counted."""
+"""Limit on files in conflict whose rows are kept, because each is read again every few seconds.
+Further conflicts are only counted."""
 SUFFIX = {"parquet": "parquet", "json": "jsonl"}
 _NAME = re.compile(r"(?P<query>.+)-p(?P<partition>\d{3,})-e(?P<epoch>\d{12})\.(parquet|jsonl)")
 
@@ -97,7 +99,7 @@ class _Conflict:
 
 
 class FilesSink:
-    """See the module. One partition of one query; not shared between threads."""
+    """One partition of one query (see the module's docstring); not shared between threads."""
 
     def __init__(
         self,
@@ -145,7 +147,7 @@ class FilesSink:
         return self._objects.newest_number(stem, suffix, after, through)
 
     def _listed(self) -> list[int]:
-        """All epochs of which there is a file, and NO_EPOCH."""
+        """All epochs that have a file, and NO_EPOCH."""
         stem = _stem(self._query, self._partition)
         infos = self._retry.run(lambda: self._objects.list(stem))
         parsed = (parse_name(info.name) for info in infos)
@@ -199,8 +201,8 @@ class FilesSink:
         replica or an earlier boot), None if with different ones. Raises OSError, SinkRefused."""
         if self._ranges is not None:
             self._ranges.acquire(epoch)
-        there = self._retry.run(lambda: self._objects.exists(name))
-        if not there and self._retry.run(lambda: self._objects.put(name, data)):
+        exists = self._retry.run(lambda: self._objects.exists(name))
+        if not exists and self._retry.run(lambda: self._objects.put(name, data)):
             return True
         found = self._retry.run(lambda: self._objects.get(name))
         return False if found == data or _same_rows(found, data, self._format) else None

@@ -1,11 +1,11 @@
 """The source `files`: csv, parquet or JSON lines, sorted once, then cut into epochs.
 
 The first opening prepares the input (`connectors.files_preparation`): cuts are slices of a
-memory-mapped file, or of the input where it is, so that resident memory stays small and a restart
-reuses what was prepared. Each cut verifies
-the checksum of its rows; damaged files are prepared again (`connectors.prepared`). The input must
-not change while its topology exists, because a replay has to read the same rows: the task compares
-`input` with the recorded one (`rekindle.connectors.input_identity`).
+memory-mapped file, or of the input files, so that resident memory stays small and a restart reuses
+the prepared files. Each cut verifies the checksum of its rows; if prepared files are damaged, they
+are prepared again (`connectors.prepared`). The input must not change while its topology exists,
+because a replay has to read the same rows: the task compares `input` with the recorded one
+(`rekindle.connectors.input_identity`).
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -49,8 +49,8 @@ _log = logging.getLogger(__name__)
 
 
 def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource:
-    """Prepare the source unless that was done, and open it. Rows whose order in the input is the
-    right one stay there and are read in place; else a sorted copy is. Raises SourceFailed."""
+    """Prepare the source, unless it is prepared already, and open it. Input that is in order may be
+    read in place; otherwise a sorted copy is read. Raises SourceFailed."""
     source, node, work_dir = context.spec, context.node, context.work_dir
     expression = source.event_time.expression if source.event_time else None
     job = PreparationJob(
@@ -73,8 +73,8 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
     def prepare_again() -> PreparedSource:
         try:
             work_dir.mkdir(parents=True, exist_ok=True)
-            for left in work_dir.glob(f".{prefix}*"):
-                left.unlink(missing_ok=True)  # of a preparation that was killed
+            for leftover in work_dir.glob(f".{prefix}*"):
+                leftover.unlink(missing_ok=True)  # of a process that was killed while it prepared
             index.unlink(missing_ok=True)
             prepare(job, fs, found, rows, index)
         except OSError as e:
@@ -87,10 +87,10 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
             )
         return prepared
 
-    still_unchanged = partial(require_unchanged, job, found)
+    check_unchanged = partial(require_unchanged, job, found)
 
     def repair() -> PreparedSource:
-        still_unchanged()  # else what is wrong with the new files would be reported
+        check_unchanged()  # first, so that a change is reported, not an error in the changed files
         return prepare_again()
 
     def open_rows(prepared: PreparedSource) -> Rows:
@@ -100,7 +100,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
 
     lateness = source.event_time.lateness if source.event_time else 0
     prepared = load(rows, index) or prepare_again()
-    opened = FilesSource(job, prepared, lateness, open_rows, repair, still_unchanged)
+    opened = FilesSource(job, prepared, lateness, open_rows, repair, check_unchanged)
     if job.partitions > 1 and not opened.summary.rows:
         _log.warning(
             "source %s: partition %d has no rows: the input has too few files or row groups for "
@@ -131,9 +131,9 @@ class FilesSource:
         self._open_rows = open_rows
         self._repair = repair
         self._require_unchanged = require_unchanged
-        self._take(prepared)
+        self._use(prepared)
 
-    def _take(self, prepared: PreparedSource) -> None:
+    def _use(self, prepared: PreparedSource) -> None:
         self._rows, index = self._open_rows(prepared), prepared.index
         self.input = _input_of(prepared)
         self._event_time_range_us: list[int | None] = json.loads(index.schema.metadata[EXTENT_KEY])
@@ -159,15 +159,15 @@ class FilesSource:
         at = int(np.searchsorted(self._epochs, epoch, side="right")) - 1
         if at < 0 or self._epochs[at] != epoch:
             return SourceCut(self.schema.empty_table(), self._watermark(epoch, at))
-        rows = self._sound_rows(at)
+        rows = self._undamaged_rows(at)
         if rows is None:
             rows = self._repaired(epoch, at)
         if not self._verified and epoch == self.last_epoch:
             self._require_unchanged()
         return SourceCut(rows, self._watermark(epoch, at))
 
-    def _sound_rows(self, at: int) -> pa.Table | None:
-        """The rows of an epoch of the index; None if they are damaged."""
+    def _undamaged_rows(self, at: int) -> pa.Table | None:
+        """The rows of the epoch at this position of the index; None if they are damaged."""
         start, end = int(self._starts[at]), int(self._starts[at + 1])
         try:
             rows = self._rows.slice(start, end - start)
@@ -186,8 +186,8 @@ class FilesSource:
                 f"source {self._name}: the prepared rows of epoch {epoch} are damaged, and the "
                 "input files have changed since they were prepared; restore the files"
             )
-        self._take(prepared)
-        rows = self._sound_rows(at)
+        self._use(prepared)
+        rows = self._undamaged_rows(at)
         if rows is None:
             raise SourceFailed(
                 f"source {self._name}: the rows of epoch {epoch} are damaged on the local disk, "

@@ -1,8 +1,8 @@
 """Computes the columns of a generator source from their descriptions.
 
-Every column takes a fixed number of random numbers (draws) for each row and computes with integers
-and IEEE sums and products only, no log or cos, so that every processor computes the same bits. No
-randomness in here: draws come with the rows.
+Every column uses a fixed number of random numbers (draws) for each row, and computes only with
+integers and with IEEE sums and products, not with log or cos, so that every processor computes the
+same bits. Pure: the draws come with the rows.
 
 Design: docs/design/determinism.md#sources-of-difference.
 """
@@ -40,11 +40,11 @@ class ColumnRows(Protocol):
     """Consecutive rows of one column, with the column's own random draws."""
 
     def numbers(self) -> Int64s:
-        """Their row numbers."""
+        """The row numbers."""
 
     def draws(self, label: str, per_row: int = 1) -> Uint64s:
-        """Shape (rows, per_row): their draws from the independent random stream `label`: "" for
-        values, "null" for whether they are NULL."""
+        """Random numbers of these rows, of shape (rows, per_row), from the independent random
+        stream `label`: "" for values, "null" for whether they are NULL."""
 
     def times(self) -> Int64s:
         """Row number / rowsPerSecond in microseconds, rounded down."""

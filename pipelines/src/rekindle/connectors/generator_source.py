@@ -1,9 +1,9 @@
 """The source `generator`: rows that are a pure function of (seed, row number).
 
 Row i is in epoch floor((i / rowsPerSecond) / Δ). Every column has its own stream of the
-counter-based generator Philox, keyed by the seed and the column's name, and takes a fixed number of
+counter-based generator Philox, keyed by the seed and the column's name, and uses a fixed number of
 random numbers for each row: any epoch is computed without its predecessors. Only integer arithmetic
-and IEEE sums and products are used, no log or cos, so that every processor gets the same bits.
+and IEEE sums and products are used, not log or cos, so that every processor gets the same bits.
 `columns` maps each column of the schema to an expression of `rekindle.topology.generator.columns`,
 which `rekindle.connectors.generator_columns` computes.
 
@@ -40,8 +40,8 @@ from rekindle.topology.kinds.generator import GeneratorSourceSpec
 from rekindle.topology.schema import Schema
 
 SAMPLE_ROWS = 1_000
-"""Rows of an epoch that are computed first, to estimate its size."""
-_WORDS = 4  # 64-bit random numbers for each step of Philox's counter
+"""Number of rows that are computed first, to estimate the size of an epoch."""
+_NUMBERS_PER_STEP = 4  # 64-bit random numbers for each step of Philox's counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,9 @@ class _Rows:
         """Shape (count, per_row): random numbers of these rows, from the independent random stream
         `label`."""
         key = _key(self.key, label)
-        skip = self.first * per_row
-        stream = np.random.Philox(key=key, counter=skip // _WORDS)
-        wanted = self.count * per_row
-        raw = stream.random_raw(skip % _WORDS + wanted)[skip % _WORDS :]
+        steps, skipped = divmod(self.first * per_row, _NUMBERS_PER_STEP)
+        stream = np.random.Philox(key=key, counter=steps)
+        raw = stream.random_raw(skipped + self.count * per_row)[skipped:]
         return np.asarray(raw, dtype=np.uint64).reshape(self.count, per_row)
 
     def times(self) -> Int64s:
@@ -83,7 +82,7 @@ def open_source(options: GeneratorSourceSpec, context: SourceContext) -> Generat
 
 
 class GeneratorSource:
-    """See the module. Bounded if the spec gives `rows`."""
+    """Implements `rekindle.connectors.source.ReplayableSource`. Bounded if the spec has `rows`."""
 
     input: tuple[InputFile, ...] = ()
 
@@ -114,7 +113,7 @@ class GeneratorSource:
 
     @property
     def summary(self) -> SourceSummary:
-        """Times are before jitter."""
+        """The times are those without jitter."""
         rows, first_us = self._spec.rows, self._start_us
         if rows is None or first_us is None:
             return SourceSummary(rows, first_us, None)
@@ -161,7 +160,7 @@ class GeneratorSource:
         """There is nothing to close."""
 
     def _first_row_of(self, epoch: int) -> int:
-        """At most the number of rows."""
+        """The number of the epoch's first row; after the end, the number of rows."""
         first = first_row(max(epoch, 0), self._spec.rows_per_second, self._epoch_interval_us)
         return first if self._spec.rows is None else min(first, self._spec.rows)
 

@@ -1,7 +1,7 @@
 """Identity of the input of a `files` source: its files in order, with sizes and content hashes.
 
-A replay must read the same input. So the first task that opens a source records its identity in the
-checkpoint store; a task that opens it later (a replica, or after a restart) compares.
+A replay must read the same input. So the first task that opens a source records the identity of its
+input in the checkpoint store; a task that opens it later (a replica, or after a restart) compares.
 Modification times are left out: a file that is restored from a copy is the same file.
 
 Design: docs/design/exactly-once.md#sources.
@@ -20,12 +20,12 @@ from rekindle.objects import to_json
 
 _FORMAT = 1
 _READ_BYTES = 4 << 20
-_TAGS = ("ETag", "etag")
+_ETAG_KEYS = ("ETag", "etag")
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """`digest`: of the bytes, or an object store's own tag for them."""
+    """`digest`: hash of the bytes, or the ETag of an object store."""
 
     path: str
     bytes: int
@@ -42,7 +42,7 @@ def identify(fs: Any, paths: Iterable[str], source: str) -> tuple[InputFile, ...
 
 def _identify(fs: Any, path: str) -> InputFile:
     info = fs.info(path)
-    tag = next((info[key] for key in _TAGS if info.get(key)), None)
+    tag = next((info[key] for key in _ETAG_KEYS if info.get(key)), None)
     if tag is not None:
         return InputFile(path, int(info["size"]), f"etag:{tag}")
     digest, size = hashlib.blake2b(digest_size=16), 0
@@ -58,7 +58,8 @@ def encode_input_files(files: Sequence[InputFile]) -> bytes:
 
 
 def decode_input_files(data: bytes) -> tuple[InputFile, ...]:
-    """Raises ValueError if it is not such a record, or has a newer format."""
+    """The inverse of `encode_input_files`. Raises ValueError if `data` is not a record of input
+    files, or has a newer format."""
     try:
         record = json.loads(data)
         if record["format"] > _FORMAT:
@@ -69,7 +70,7 @@ def decode_input_files(data: bytes) -> tuple[InputFile, ...]:
 
 
 def difference(recorded: Sequence[InputFile], found: Sequence[InputFile]) -> str | None:
-    """How the input differs, for the first file that does; None if it is the same."""
+    """How the input differs, described for the first file that differs; None if it is the same."""
     before, now = {f.path: f for f in recorded}, {f.path: f for f in found}
     for path in sorted(before.keys() | now.keys()):
         old, new = before.get(path), now.get(path)

@@ -46,7 +46,8 @@ def json_value(value: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """Times in ISO 8601, doubles in their shortest exact form, what JSON lacks as a string."""
+    """A value that `json.dumps` encodes: times in ISO 8601, doubles in their shortest exact form,
+    strings for what JSON does not have."""
     match value:
         case dict():
             return {str(k): _jsonable(v) for k, v in value.items()}

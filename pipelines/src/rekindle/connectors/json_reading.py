@@ -1,12 +1,12 @@
 """Reads JSON lines as batches of a declared schema, exactly.
 
-Arrow's reader parses a block of lines at once; where it fails, reads an infinity, or would take a
-null for an object, Python parses that block value by value and accepts NaN and infinities, which
-JSON lacks, as strings or bare words, as the JSON sink and most other writers have them. Decimals
-are read from numbers and strings, never through a double. Errors name the line.
+Arrow's reader parses a block of lines at once. If it fails, reads an infinity, or could read a null
+as an object, Python parses the block value by value. Python also accepts NaN and infinities, which
+JSON does not have: as strings or as bare words, as the JSON sink and most other writers write them.
+Decimals are read from numbers and strings, never through a double. Errors name the line.
 
 A declared field that no object of a file has is an error (a misspelt name would be NULL in every
-row); one that only some objects lack is NULL there. Undeclared fields are not read.
+row). A field that only some objects lack is NULL in those. Undeclared fields are not read.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _NON_FINITE = {
     "+INF": math.inf,
     "-INF": -math.inf,
 }
-"""Spellings of doubles that JSON lacks; the sink writes the first form of each."""
+"""Spellings of doubles that JSON does not have; the sink writes the first spelling of each."""
 _SHOWN_CHARS = 120
+"""Characters of a line that a message shows."""
 _SHOWN_BYTES = 4 << 10
-"""Of which the characters are."""
+"""Bytes of a line that are decoded to get these characters."""
 _WHITESPACE = " \t\r\n"
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
@@ -95,12 +96,12 @@ def _raw_field(f: pa.Field) -> pa.Field:
 
 
 def _raw_type(kind: pa.DataType) -> pa.DataType:
-    t = pa.types
-    if t.is_struct(kind):
+    types = pa.types
+    if types.is_struct(kind):
         return pa.struct([_raw_field(f) for f in kind])
-    if t.is_list(kind) or t.is_large_list(kind):
+    if types.is_list(kind) or types.is_large_list(kind):
         return pa.list_(_raw_type(kind.value_type))
-    as_text = t.is_temporal(kind) or t.is_binary(kind) or t.is_large_string(kind)
+    as_text = types.is_temporal(kind) or types.is_binary(kind) or types.is_large_string(kind)
     return pa.string() if as_text else kind
 
 
@@ -122,7 +123,7 @@ def read_json_blocks(
     where: str,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[tuple[int, bytes, pa.RecordBatch]]:
-    """As `read_json_lines`, each batch with the offset and the bytes of its lines. Raises
+    """The batches of `read_json_lines`, each with the offset and the bytes of its lines. Raises
     LineTooLong for a line of more than `max_line_bytes`."""
     raw = raw_schema(schema)
     fields = DeclaredFields(raw)
@@ -150,7 +151,8 @@ def parse_json_block(block: bytes, raw: pa.Schema, first_line: int, where: str) 
 
 
 def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:
-    """None if Arrow cannot parse the block, or may have changed a value."""
+    """The rows as Arrow parses them; None if Arrow cannot parse the block, or may have changed a
+    value."""
     if not block.strip():
         return _no_rows(raw)
     if _may_have_null_line(block):
@@ -161,15 +163,15 @@ def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:
         table = pa_json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
         batches = table.select(raw.names).combine_chunks().to_batches()
         batch = batches[0] if batches else _no_rows(raw)
-        batch.validate(full=True)  # digits of decimals, UTF-8: the reader checks neither
+        batch.validate(full=True)  # the reader does not check digits of decimals, nor UTF-8
     except pa.ArrowInvalid:
         return None
     return None if any(_has_infinity(column) for column in batch.columns) else batch
 
 
 def _may_have_null_line(block: bytes) -> bool:
-    """Whether null is where an object belongs, or a string has `} null`. Arrow's reader makes a row
-    of NULLs of it, and a segmentation fault if no object is before it."""
+    """Whether there is a null in place of an object (or `} null` in a string). Arrow's reader would
+    read it as a row of NULLs, or crash with a segmentation fault if no object is before it."""
     return b"null" in block and bool(_NULL_FIRST.match(block) or _NULL_AFTER_OBJECT.search(block))
 
 
@@ -178,12 +180,12 @@ def _no_rows(raw: pa.Schema) -> pa.RecordBatch:
 
 
 def _has_infinity(column: pa.Array) -> bool:
-    t = pa.types
-    if t.is_floating(column.type):
+    types = pa.types
+    if types.is_floating(column.type):
         return bool(pc.any(pc.is_inf(column)).as_py())
-    if t.is_struct(column.type):
+    if types.is_struct(column.type):
         return any(_has_infinity(child) for child in column.flatten())
-    return t.is_list(column.type) and _has_infinity(column.flatten())
+    return types.is_list(column.type) and _has_infinity(column.flatten())
 
 
 def _by_python(block: bytes, raw: pa.Schema, first_line: int, where: str) -> pa.RecordBatch:
@@ -210,7 +212,7 @@ def _objects(text: str) -> Iterator[_Object]:
     at = 0
     text = text.strip(_WHITESPACE)
     while at < len(text):
-        if text[at] == "[":  # perhaps all of the file: as Python objects it is forty times as large
+        if text[at] == "[":  # perhaps the whole file: Python objects would take 40 times its size
             raise _BadValue(_not_an_object("an array"))
         try:
             value, at = _DECODER.raw_decode(text, at)
@@ -218,18 +220,19 @@ def _objects(text: str) -> Iterator[_Object]:
             hint = "" if e.pos else "; is the source's format another one"
             raise _BadValue(f"not JSON from character {e.pos + 1} on{hint}") from e
         if not isinstance(value, _Object):
-            raise _BadValue(_not_an_object(_kind(value)))
+            raise _BadValue(_not_an_object(_described(value)))
         yield value
         while at < len(text) and text[at] in _WHITESPACE:
             at += 1
 
 
-def _not_an_object(kind: str) -> str:
-    return f"{kind} instead of an object; write one object a line"
+def _not_an_object(found: str) -> str:
+    return f"{found} instead of an object; write one object a line"
 
 
 Reader = Callable[[Any], Any]
-"""A decoded JSON value, never None -> what `pa.array` takes for the type. Raises _BadValue."""
+"""Converts a decoded JSON value, never None, to what `pa.array` accepts for the type. Raises
+_BadValue."""
 
 
 def _field(value: _Object, name: str, read: Reader) -> Any:
@@ -240,37 +243,38 @@ def _field(value: _Object, name: str, read: Reader) -> Any:
 
 
 def _reader(kind: pa.DataType, path: str) -> Reader:
-    t = pa.types
-    if t.is_struct(kind):
+    types = pa.types
+    if types.is_struct(kind):
         inner = [(f.name, _reader(f.type, f"{path}.{f.name}")) for f in kind]
         return lambda v: (
             {name: _field(v, name, read) for name, read in inner}
             if isinstance(v, _Object)
             else _refuse(v, path, "an object")
         )
-    if t.is_list(kind):
+    if types.is_list(kind):
         item = _reader(kind.value_type, path)
         return lambda v: (
             [None if i is None else item(i) for i in v]
             if isinstance(v, list)
             else _refuse(v, path, "an array")
         )
-    if t.is_floating(kind):
+    if types.is_floating(kind):
         return lambda v: _double(v, path, kind)
-    if t.is_decimal(kind):
+    if types.is_decimal(kind):
         return lambda v: _decimal(v, path, kind)
-    if t.is_integer(kind):
+    if types.is_integer(kind):
         return lambda v: _integer(v, path, kind)
-    if t.is_boolean(kind):
+    if types.is_boolean(kind):
         return lambda v: v if isinstance(v, bool) else _refuse(v, path, "true or false")
     return lambda v: _string(v, path)
 
 
 def _refuse(value: Any, path: str, wanted: str) -> Any:
-    raise _BadValue(f"field {path}: {_kind(value)} instead of {wanted}")
+    raise _BadValue(f"field {path}: {_described(value)} instead of {wanted}")
 
 
-def _kind(value: Any) -> str:
+def _described(value: Any) -> str:
+    """What a value is, for a message."""
     match value:
         case None:
             return "null"
@@ -305,7 +309,7 @@ def _double(value: Any, path: str, kind: pa.DataType) -> float | None:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if pa.types.is_float32(kind):  # of the text, as Arrow's reader: a double is rounded twice
+    if pa.types.is_float32(kind):  # from the text, as in Arrow: through a double it rounds twice
         number = float(pa.scalar(str(value)).cast(kind).as_py())
     if math.isinf(number):
         raise _BadValue(f"field {path}: the number {value} is too large for a {arrow_to_ddl(kind)}")
@@ -321,7 +325,7 @@ def _decimal(value: Any, path: str, kind: pa.DataType) -> decimal.Decimal | None
         number = decimal.Decimal(value)
         pa.scalar(number, kind)
     except (decimal.DecimalException, ValueError) as e:
-        raise _BadValue(f"field {path}: {_kind(value)} is not a {arrow_to_ddl(kind)}") from e
+        raise _BadValue(f"field {path}: {_described(value)} is not a {arrow_to_ddl(kind)}") from e
     return number
 
 

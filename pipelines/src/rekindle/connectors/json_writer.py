@@ -1,9 +1,9 @@
 """Encodes rows as JSON lines, column by column, the same on every machine.
 
-Each column becomes an Arrow array of JSON texts; the texts of a row are joined by Arrow. Only what
-Arrow writes in another way than `rekindle.connectors.json_lines` (doubles, decimals, bytes) goes
-through Python value by value. Times may be outside of Python's years 1 to 9999. Invalid UTF-8 in a
-STRING becomes U+FFFD, as the WHATWG encoding standard prescribes.
+Each column becomes an Arrow array of JSON texts; the texts of a row are joined by Arrow. Only types
+that Arrow writes in another way than `rekindle.connectors.json_lines` (doubles, decimals, bytes)
+are encoded in Python, value by value. Times may be outside of Python's years 1 to 9999. Invalid
+UTF-8 in a STRING becomes U+FFFD, as the WHATWG encoding standard prescribes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rekindle.connectors.json_lines import json_value
 
 MAX_BATCH_ROWS = 65_536
 MAX_BATCH_BYTES = 64 << 20
-"""Limits of rows that are encoded at once: their texts have to fit into 2 GB, and an escaped text
-is up to six times as long."""
+"""Limits of the rows that are encoded at once: their JSON texts have to fit into 2 GB, and an
+escaped string is up to six times as long."""
 _SPECIAL = r'[\x00-\x1f"\\]'
 _DAY_US = 86_400_000_000
 _FIRST_DAY, _AFTER_LAST_DAY = -719_162, 2_932_897  # 0001-01-01, 10000-01-01
@@ -80,41 +80,42 @@ def _texts(array: pa.Array) -> pa.Array:
 
 
 def _non_null(array: pa.Array) -> pa.Array:
-    """The JSON text of each value; of a NULL anything, also NULL."""
-    data_type, t = array.type, pa.types
-    if t.is_integer(data_type) or t.is_boolean(data_type):
+    """The JSON text of each value that is not NULL; for a NULL any text, or NULL."""
+    data_type, types = array.type, pa.types
+    if types.is_integer(data_type) or types.is_boolean(data_type):
         return array.cast(pa.string())
-    if t.is_floating(data_type):
+    if types.is_floating(data_type):
         return _doubles(array)
-    if t.is_string(data_type) or t.is_large_string(data_type):
+    if types.is_string(data_type) or types.is_large_string(data_type):
         return _strings(array)
-    if t.is_timestamp(data_type) and data_type.tz in (None, "UTC") and data_type.unit != "ns":
+    if types.is_timestamp(data_type) and data_type.tz in (None, "UTC") and data_type.unit != "ns":
         return _timestamps(
             array.cast(pa.timestamp("us", data_type.tz)).cast(pa.int64()), bool(data_type.tz)
         )
-    if t.is_date32(data_type):
+    if types.is_date32(data_type):
         return _dates(array.cast(pa.int32()).cast(pa.int64()))
-    if t.is_decimal(data_type):
+    if types.is_decimal(data_type):
         return _by_value(array, lambda value: f'"{value}"')
-    if t.is_binary(data_type) or t.is_large_binary(data_type):
+    if types.is_binary(data_type) or types.is_large_binary(data_type):
         return _by_value(array, lambda value: f'"{base64.b64encode(value).decode()}"')
-    if t.is_struct(data_type) and data_type.num_fields:
+    if types.is_struct(data_type) and data_type.num_fields:
         names = [field.name for field in data_type]
         return _object(names, [_texts(child) for child in array.flatten()])
-    if t.is_map(data_type):
+    if types.is_map(data_type):
         if _holds_null_type(data_type):
             return _by_value(array, json_value)
         entry = pa.struct(
             [pa.field("k", data_type.key_type, nullable=False), ("v", data_type.item_type)]
         )
         return _lists(array.cast(pa.list_(entry)), _pairs)
-    if t.is_list(data_type) or t.is_large_list(data_type):
+    if types.is_list(data_type) or types.is_large_list(data_type):
         return _lists(array, _texts)
     return _by_value(array, json_value)
 
 
 def _holds_null_type(data_type: pa.DataType) -> bool:
-    """Of a column without a type, such as Spark's empty arrays; Arrow cannot cast lists of it."""
+    """Whether the type contains Arrow's null type, such as that of Spark's empty arrays; Arrow
+    cannot cast lists of it."""
     children = (data_type.field(n).type for n in range(data_type.num_fields))
     return pa.types.is_null(data_type) or any(_holds_null_type(child) for child in children)
 
@@ -128,7 +129,7 @@ def _doubles(array: pa.Array) -> pa.Array:
     """The shortest exact form, as Python writes it; 0.0 for -0.0."""
     values = array.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
     texts: Iterator[str] = map(repr, values.tolist())
-    if not np.isfinite(values).all():  # also of a NULL
+    if not np.isfinite(values).all():  # a NULL is NaN here
         texts = (_NOT_FINITE.get(text, text) for text in texts)
     return pa.array(texts, pa.string(), size=len(array))
 
@@ -145,7 +146,7 @@ def _strings(array: pa.Array) -> pa.Array:
 
 
 def _replaced(array: pa.Array) -> pa.Array:
-    """With U+FFFD instead of what is not UTF-8."""
+    """The strings with U+FFFD in place of invalid UTF-8."""
     large = pa.types.is_large_string(array.type)
     raw = array.cast(pa.large_binary() if large else pa.binary()).to_pylist()
     return pa.array([None if b is None else b.decode(errors="replace") for b in raw], pa.string())
@@ -191,7 +192,7 @@ def _iso(numbers: pa.Array, unit: str) -> pa.Array:
 
 
 def _four_digits(text: str) -> str:
-    """Negative years with four digits; numpy writes three."""
+    """The time with four digits in a negative year, of which numpy may write three."""
     year, dash, rest = text[1:].partition("-")
     return f"-{year:0>4}{dash}{rest}" if text.startswith("-") else text
 

@@ -1,7 +1,7 @@
 """Blocks of whole lines of a file: parts that can be read again, each alone.
 
-A block is verified by the digest of its bytes before it is parsed, so that its rows are those of
-the first time, whatever has become of the file since.
+Before a block is parsed again, the digest of its bytes is verified, so that it gives the same rows
+as the first time, or an error if the file has changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from rekindle.errors import SchemaMismatch
 
 BLOCK_BYTES = 4 * 1024**2
 MAX_LINE_BYTES = 128 * 1024**2
-"""A longer line is refused: it is hardly one, and a block is in memory as a whole."""
+"""A longer line is refused: the file probably has no lines, and a block is read into memory as a
+whole."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DIGEST_BYTES = 16
 
@@ -25,12 +26,12 @@ class NotReadableInBlocks(SchemaMismatch):
 
 
 class LineTooLong(NotReadableInBlocks):
-    """A line has more bytes than it may have."""
+    """A line is longer than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`rows`: how many its lines have."""
+    """Whole lines of a file: `size` bytes from `offset` on, which have `rows` rows."""
 
     offset: int
     size: int
@@ -45,8 +46,8 @@ def digest_of(data: bytes) -> str:
 def blocks_of_lines(
     file: BinaryIO, block_bytes: int, max_line_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of blocks of about `block_bytes`, longer if one line is; without a byte
-    order mark. Raises LineTooLong for one of more than `max_line_bytes`."""
+    """(offset, bytes) of blocks of about `block_bytes`, or of one line if that is longer; without a
+    byte order mark. Raises LineTooLong for a line of more than `max_line_bytes`."""
     first = file.read(len(BYTE_ORDER_MARK))
     rest = [first.removeprefix(BYTE_ORDER_MARK)]
     offset = len(first) - len(rest[0])

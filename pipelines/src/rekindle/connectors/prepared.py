@@ -1,9 +1,9 @@
 """Files that a source prepares on its task's disk: complete or absent, and verified on read.
 
-A prepared source is an index of its epochs, and an Arrow file of rows unless they stay in the input
-(`connectors.rows_in_place`). Both are flushed to disk before they are renamed, the index last, so a
-power loss leaves no partial file. The index has its own checksum, and one for the rows of each
-epoch, which is verified at each cut. Does not know the input formats.
+A prepared source is an index of its epochs, and an Arrow file of rows, unless they are read in
+place (`connectors.rows_in_place`). Both are flushed to disk before they are renamed, the index
+last, so a power loss leaves no partial file. The index contains its own checksum, and one for the
+rows of each epoch, which each cut verifies. Does not know the input formats.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -29,13 +29,13 @@ MAX_BATCH_ROWS = 65_536
 MAX_BATCH_BYTES = 64 << 20
 _CHECKSUM = b"rekindle.checksum"
 IN_PLACE = b"rekindle.inPlace"
-"""In the index's metadata, if the rows stay in the input: what is read of each file, JSON."""
+"""In the metadata of the index, if rows are read in place: what is read of each file, JSON."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSource:
-    """`rows` is memory-mapped, None if the rows stay in the input; `index` has a row for each epoch
+    """`rows` is memory-mapped, None if rows are read in place; `index` has a row for each epoch
     that has rows in any partition."""
 
     rows: pa.Table | None
@@ -43,7 +43,7 @@ class PreparedSource:
 
 
 class DamagedRows(SourceFailed):
-    """Rows are not those that were prepared."""
+    """Rows differ from those that were prepared."""
 
 
 class Rows(Protocol):
@@ -53,16 +53,16 @@ class Rows(Protocol):
     num_rows: int
 
     def slice(self, start: int, length: int) -> pa.Table:
-        """Raises SourceFailed; DamagedRows for rows in the input that are no longer those that
-        were prepared."""
+        """`length` rows from `start` on. Raises SourceFailed; DamagedRows if the input has other
+        bytes than when it was prepared."""
         ...
 
     def checksum(self, rows: pa.Table) -> int:
-        """Of a slice; equal for the same slice in each process that uses the same index."""
+        """The checksum of a slice; equal in each process that uses the same index."""
         ...
 
     def checksums(self, starts: Int64s) -> Int64s:
-        """Of the rows from each start to the next, the last to the end."""
+        """The checksums of the slices from each start to the next one, the last to the end."""
         ...
 
     def close(self) -> None: ...
@@ -177,7 +177,7 @@ def load(rows: Path, index: Path) -> PreparedSource | None:
 
 
 def checksums(rows: Rows, starts: Int64s) -> Int64s:
-    """Of the rows from each start to the next, the last to the end."""
+    """Implements `Rows.checksums` by `Rows.checksum`."""
     ends = np.append(starts[1:], rows.num_rows)
     return np.array(
         [rows.checksum(rows.slice(int(a), int(b - a))) for a, b in zip(starts, ends, strict=True)],

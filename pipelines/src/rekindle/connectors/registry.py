@@ -34,8 +34,8 @@ def open_source(
     verified: bool = True,
 ) -> ReplayableSource:
     """A partition of the source of `node`. Its prepared files are in `work_dir` and are reused
-    after a restart. With `memory`, an epoch of computed rows that would be too large is refused
-    beforehand. `verified`: each cut verifies a checksum of its rows (see `SourceContext`).
+    after a restart. With `memory`, an epoch of computed rows is refused before it is computed if it
+    would be too large. `verified`: each cut verifies a checksum of its rows (see `SourceContext`).
 
     Raises SourceFailed, which names the file, row and column where it can.
     """

@@ -1,9 +1,9 @@
 """Rows of a source that are read from its input files at each cut, instead of from a copy.
 
-Cuts go forward, so one reader advances with them, and buffers the batches from the start of the
-last cut on. A cut that begins before or beyond them opens the files again at its first row. A cut
-is one chunk, so that nothing downstream sees where the reader began. Does not know the input
-formats.
+Cuts usually go forward, so one reader advances with them, and buffers the batches from the start of
+the last cut on. A cut that begins before or after the buffered batches opens the files again at its
+first row. The rows of a cut are one chunk, so that results do not depend on where the reader began.
+Does not know the input formats.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -26,7 +26,7 @@ ReadFrom = Callable[[int], Iterator[pa.RecordBatch]]
 
 
 class RowsInPlace:
-    """Implements `rekindle.connectors.prepared.Rows`, which says what the checksums are of."""
+    """Implements `rekindle.connectors.prepared.Rows`."""
 
     def __init__(self, source: str, schema: pa.Schema, num_rows: int, read_from: ReadFrom) -> None:
         self.schema = schema
@@ -35,7 +35,7 @@ class RowsInPlace:
         self._read_from = read_from
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._buffered: deque[pa.RecordBatch] = deque()
-        self._first = self._end = 0  # of the buffered batches
+        self._first = self._end = 0  # row numbers of the buffered batches
 
     def slice(self, start: int, length: int) -> pa.Table:
         """Raises SourceFailed."""
@@ -56,7 +56,8 @@ class RowsInPlace:
         return rows.slice(start - self._first, length).combine_chunks()
 
     def checksum(self, rows: pa.Table) -> int:
-        """Of the values: batches may begin elsewhere in another process."""
+        """A checksum of the values, not of Arrow's buffers: in another process batches may begin at
+        other rows."""
         return int.from_bytes(bytes.fromhex(digest_table(rows))[:8], signed=True)
 
     def checksums(self, starts: Int64s) -> Int64s:
@@ -81,7 +82,8 @@ class RowsInPlace:
 
 
 class VerifiedRowsInPlace(RowsInPlace):
-    """Rows of text, whose bytes are verified before they are parsed: cuts need no checksum."""
+    """Rows of text files, whose bytes are verified before they are parsed: cuts need no
+    checksum."""
 
     def checksum(self, rows: pa.Table) -> int:
         return 0

@@ -2,8 +2,8 @@
 
 FlameStream's barrier: one bundle (here: epoch) is in flight at a time, and the external system
 stores it atomically and can return the last one. Because epochs are deterministic, a sink needs no
-transaction with the checkpoints: after a restart it asks for the last epoch, and skips what is
-already there.
+transaction with the checkpoints: after a restart it reads the last epoch, and skips epochs that are
+already stored.
 
 Design: docs/design/exactly-once.md#sinks.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -26,13 +26,13 @@ class Sink(Protocol):
 
     @property
     def conflict(self) -> str | None:
-        """A message about epochs that were already there with different rows; None if there are
+        """A message about epochs that were already stored with different rows; None if there are
         none."""
         ...
 
     def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
-        """Check the epochs in conflict again, of those that `may_write` accepts: an epoch that was
-        deleted is written, one that has the right rows now is no longer in conflict. Raises
+        """Check again the epochs in conflict that `may_write` accepts: an epoch that was deleted is
+        written, and one that has the right rows now is no longer in conflict. Raises
         SinkRefused."""
         ...
 
@@ -41,10 +41,10 @@ class Sink(Protocol):
         ...
 
     def last_epoch(self, after: int = NO_EPOCH) -> int:
-        """The newest epoch that need not be written, read from the external system: the newest one
-        there, or the one before this definition's first (`rekindle.connectors.epoch_ranges`), or
-        `after`; NO_EPOCH if none. Epochs through `after` need not be looked at: the caller knows
-        that they are there."""
+        """The newest epoch that need not be written: the highest of the newest one in the external
+        system, the one before this definition's first (`rekindle.connectors.epoch_ranges`), and
+        `after`; NO_EPOCH if none. The caller knows that epochs through `after` are stored, so the
+        external system need not be searched for them."""
         ...
 
     def write(self, batch: EpochBatch) -> bool:

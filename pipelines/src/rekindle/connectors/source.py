@@ -34,8 +34,9 @@ class SourceCut:
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:
-    """The rows of a partition, and the first and last event time in all partitions, microseconds
-    UTC. `rows` and `last_us` are None if it is unbounded, both times if no row has one."""
+    """The number of rows of a partition, and the first and last event time of all partitions, in
+    microseconds UTC. `rows` and `last_us` are None for an unbounded source; both times are None if
+    no row has an event time."""
 
     rows: int | None
     first_us: int | None
@@ -44,8 +45,9 @@ class SourceSummary:
 
 class ReplayableSource(Protocol):
     """Returns any epoch of one partition, any number of times, in any order. `input`: the files of
-    all partitions; empty if rows are computed or not verified. Partitions differ in rows alone:
-    each has the watermarks, the last epoch and the epochs to cut of all of them."""
+    all partitions; empty if rows are computed or not verified. Partitions differ only in their
+    rows: watermarks, last epoch and epochs to cut are those of the whole source, the same for
+    each."""
 
     input: tuple[InputFile, ...]
 
@@ -54,13 +56,13 @@ class ReplayableSource(Protocol):
 
     @property
     def last_epoch(self) -> int | None:
-        """The last epoch that may have rows; NO_EPOCH if there are none, None if unbounded. Later
-        epochs are empty and carry END_OF_INPUT."""
+        """The last epoch that may have rows; NO_EPOCH if no epoch has rows, None if the source is
+        unbounded. Later epochs have no rows, and the watermark END_OF_INPUT."""
         ...
 
     @property
     def summary(self) -> SourceSummary:
-        """Known without a cut; reads one column at most."""
+        """Does not need a cut; reads at most one column."""
         ...
 
     def cut(self, epoch: int) -> SourceCut: ...
@@ -77,9 +79,10 @@ class ReplayableSource(Protocol):
 class SourceContext:
     """What a source is opened with. Its prepared files are in `work_dir`, which belongs to this
     process, and are reused after a restart. `memory` limits the size of a computed epoch.
-    `partition`: of the node's partitions. `verified`: each cut verifies a checksum, and `input` has
-    the digest of each file. The reference execution, which has no replicas and no checkpoints,
-    needs neither: the last cut checks that no file has changed its size or time."""
+    `partition`: number of the partition of `node`. `verified`: each cut verifies a checksum, and
+    `input` has the digest of each file. The reference execution, which has no replicas and no
+    checkpoints, needs neither: its last cut checks that sizes and times of the files are the
+    same."""
 
     spec: SourceSpec
     node: Node

@@ -1,8 +1,8 @@
-"""A sink that other programs read: the task's output log is where it is stored.
+"""A sink that other programs read from the task's output log.
 
-An epoch is there as soon as it is in the log, so nothing is written again: each replica has all
+An epoch is stored as soon as it is in the log, so the sink writes nothing: each replica has all
 epochs, and the task serves them (`rekindle.stream_sinks`) while the sink is assigned to it. Readers
-hold nothing, so no epoch waits for them.
+have no holds on the log, so no epoch waits for them.
 
 Design: docs/design/stream-sinks.md.
 """
@@ -17,13 +17,13 @@ from rekindle.topology.kinds.stream import StreamSinkSpec
 
 
 def open_sink(options: StreamSinkSpec, context: SinkContext) -> StreamSink:
-    """See `rekindle.connectors.sink.OpenSink`. It belongs to whom the log belongs to."""
+    """See `rekindle.connectors.sink.OpenSink`. Never refuses: the log belongs to this topology."""
     return StreamSink(context)
 
 
 class StreamSink:
-    """See `rekindle.connectors.sink.Sink`. It is read from the log, so nothing outside is older
-    than what the caller knows."""
+    """Implements `rekindle.connectors.sink.Sink`. There is no external system: the caller, which
+    has the log, knows which epochs are stored."""
 
     conflict: str | None = None
 
@@ -31,7 +31,7 @@ class StreamSink:
         self._first = 0 if context.definition is None else context.definition.from_epoch
 
     def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
-        """There are none: replicas compare the log itself."""
+        """There are no conflicts: replicas compare digests of their logs."""
 
     def first_epoch(self) -> int:
         return self._first

@@ -1,8 +1,8 @@
-"""Reads CSV and JSON-lines files in blocks of whole lines, from any of them on.
+"""Reads CSV and JSON-lines files in blocks of whole lines, starting at any block.
 
-The first reading finds the blocks. Later ones read single blocks, and give the same rows: the bytes
-are verified by their digest, and parsed as the first time. A file whose lines may not be rows (CSV
-with line ends in quotes, compressed files) has no blocks.
+The first reading finds the blocks. Later readings read single blocks and give the same rows: the
+digest of the bytes is verified, and they are parsed as the first time. A file whose lines may not
+be rows (CSV with line ends in quotes, compressed files) has no blocks.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -48,9 +48,9 @@ def scan_blocks(
     max_line_bytes: int,
     found: TextBlocks,
 ) -> NumberedBatches:
-    """All rows of a file; its blocks are added to `found` on the way. Raises NotReadableInBlocks if
-    the file cannot be read from any place, or a line has more than `max_line_bytes`;
-    SourceFailed."""
+    """All rows of a file; while they are read, its blocks are added to `found`. Raises
+    NotReadableInBlocks if the file cannot be read in blocks, or a line has more than
+    `max_line_bytes`; SourceFailed."""
     where = f"source {source}: {path}"
     if infer_compression(path) is not None:
         raise NotReadableInBlocks(f"{where}: it is compressed")
@@ -83,7 +83,7 @@ def _scanned(
 
 
 def _require_seekable(file: Any, where: str) -> None:
-    """Not every store gives parts of a file."""
+    """Raises NotReadableInBlocks if the store cannot read a part of a file."""
     try:
         file.seek(1)
     except (OSError, ValueError) as e:

@@ -13,11 +13,12 @@ from rekindle.streams.epochs import NO_EPOCH
 
 @dataclass(slots=True)
 class ChannelState:
-    """Of one channel.
+    """The state of one channel. A channel has a stable subscription, which delivers stable epochs
+    only, and sometimes a live one, which delivers the newest version of each epoch.
 
     `received`: the newest stable epoch of the stable subscription; `stable`, `tentative`: the
     newest ones that the upstream can deliver; `corrected_through`: of its newest REC_DONE;
-    `failed`: an epoch had to be processed without it, and nothing of it has been in time since;
+    `failed`: an epoch had to be processed without it, and no batch of it has been in time since;
     `live_next`: the next epoch of the live subscription, None if there is none.
     """
 
@@ -49,15 +50,16 @@ class ChannelState:
         self.stable = max(self.stable, through)
 
     def reported(self, stable: int, tentative: int) -> None:
-        """The upstream may be another replica than before, and have less."""
+        """The upstream may be another replica than before, which has fewer epochs."""
         self.stable = max(self.received, stable)
         self.tentative = tentative
 
-    def lost(self) -> None:
-        """What it has announced did not come."""
+    def forget_announcements(self) -> None:
+        """The epochs that the upstream has reported did not arrive."""
         self.stable = self.received
 
     def is_corrected(self, through: int, next_epoch: int) -> bool:
         """Whether the upstream has all stable epochs through `through`, or has ended a correction
-        that contains `next_epoch`, and still has all of it: it may be another replica now."""
+        that contains `next_epoch`, and still has all of it (the upstream may be another replica by
+        now)."""
         return self.stable >= through or self.stable >= self.corrected_through >= next_epoch

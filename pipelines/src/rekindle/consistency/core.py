@@ -3,9 +3,9 @@
 It decides which epochs are processed on the stable branch, and when an epoch is processed without
 an input that is missing, on a fork of the stable state. The stable branch is never rolled back:
 when the inputs are corrected it goes on where it stopped, and its epochs replace the tentative
-ones. One call of the engine is in progress at a time; while both branches want it, each has it for
-as long as the other. While one of two replicas stabilizes, its partner serves readers and postpones
-its own stabilization (`partners`).
+ones. One call of the engine is in progress at a time; if both branches have epochs to process, they
+get equal shares of its time. While one of two replicas stabilizes, its partner serves readers and
+postpones its own stabilization (`partners`).
 Does not know the engine, the log, or who delivers batches.
 
 Design: docs/design/consistency.md.
@@ -102,11 +102,12 @@ class ConsistencyCore:
         self._due: tuple[int, float] | None = None  # the epoch that is due, and since when
         self._progress_at = -math.inf  # when the stable branch last got input or processed an epoch
         self._waiting_since = math.inf  # since when complete epochs wait for the end of a failure
-        self._lead_s = 0.0  # how much longer than the fork the stable branch has had the engine
-        self._corrected_through: int | None = None  # by the inputs, if less than was tentative
+        self._lead_s = 0.0  # engine time of the stable branch minus that of the fork
+        # The epoch through which inputs are corrected, if they were tentative beyond it.
+        self._corrected_through: int | None = None
         self._now = -math.inf
 
-    # -- what others may know --------------------------------------------------------------------
+    # -- state for callers -----------------------------------------------------------------------
 
     @property
     def state(self) -> ConsistencyState:
@@ -140,15 +141,16 @@ class ConsistencyCore:
 
     def may_read(self, channel: Channel, live: bool = False) -> bool:
         """Whether a subscription may deliver more. `live`: the one that has tentative epochs too
-        (`ReadLive`), not the stable one. One that has what is needed next always may,
-        unless complete epochs wait; so no bound blocks another."""
+        (`ReadLive`), not the stable one. A subscription that delivers the epoch that is needed next
+        always may, unless too many complete epochs wait: so no buffer that is full blocks for
+        ever."""
         if live:
             return self._inputs.may_read_live(channel, self._live_epoch())
         return self._inputs.may_read(channel)
 
     @property
     def wake_at(self) -> float | None:
-        """When something is decided if no event comes before."""
+        """When `step` with `Woken` has something to decide, if no other event comes before."""
         return min((at for at in self._wakes() if at > self._now and at != math.inf), default=None)
 
     # -- events ----------------------------------------------------------------------------------
@@ -300,8 +302,9 @@ class ConsistencyCore:
         return effects
 
     def _is_reconciled(self, now: float) -> bool:
-        """The stable branch has passed the fork, one call may have all that upstreams can deliver
-        (an engine that is as fast as its input always has one to do), and no input is overdue."""
+        """The stable branch has passed the fork, no input is overdue, and all that upstreams can
+        deliver fits into one call. (Not: no call is left. An engine that is as fast as its input
+        always has one.)"""
         behind = self._inputs.deliverable_through - self.stable_epoch
         fits = behind <= self._settings.max_call_epochs
         overdue = self._deadlines.deadline(self._inputs.next_epoch) <= now
@@ -355,12 +358,14 @@ class ConsistencyCore:
             return self._process_stable(now)
         effects: list[ConsistencyEffect] = []
         if self.state is ConsistencyState.STABILIZATION and self._fork is None:
-            effects += self._fail_again(now)  # the stable branch is here, and an input is missing
+            # The stable branch has passed the tentative one, and an input is missing.
+            effects += self._fail_again(now)
         return [*effects, *self._process_tentative(now)]
 
     def _is_stable_next(self, due: int, now: float) -> bool:
-        """Whether complete epochs go before the epoch of the fork that is due: if there is no fork
-        yet, if it has had the engine for longer, or if it is too late for new results."""
+        """Whether complete epochs are processed before the epoch of the fork that is due: if there
+        is no fork, if the fork has had more engine time, or if the due epoch is already too late to
+        be of use."""
         if self.state is ConsistencyState.UP_FAILURE or not self._inputs.has_ready:
             return False
         late = now > self._deadlines.first_arrival(due) + self._deadlines.stable_wait_s
@@ -406,25 +411,35 @@ class ConsistencyCore:
             self._due = (epoch, now)
 
     def _due_at(self, epoch: int, now: float) -> float:
-        """When an epoch is processed with what is there; infinite if it has to wait."""
+        """When an epoch is processed with what has arrived; infinite if it has to wait."""
         policy = self._policy(now)
         deadline = self._deadlines.deadline(epoch)
         if policy is Policy.SUSPEND or deadline == math.inf or not self._inputs.can_form(epoch):
             return math.inf
+        if self._upstreams_have_waited(epoch):
+            return -math.inf
         waits = self._fork is None or self._inputs.awaits_any(epoch)
         return deadline if policy is Policy.DELAY or waits else -math.inf
+
+    def _upstreams_have_waited(self, epoch: int) -> bool:
+        """Whether the failure has already delayed an epoch for as long as it may: upstreams have
+        decided to go on without what is missing. Otherwise each task of a chain would wait again
+        (section 5.2: with Process, the delay does not grow with the length of the chain)."""
+        processes = self._settings.during_failure is Policy.PROCESS
+        is_first = self.state is ConsistencyState.STABLE
+        return processes and is_first and self._inputs.is_tentative(epoch)
 
     def _policy(self, now: float) -> Policy:
         match self.state:
             case ConsistencyState.STABLE:
-                return Policy.DELAY  # the first line of defence (section 5.1)
+                return Policy.DELAY  # so that short failures cause no tentative output (5.1)
             case ConsistencyState.UP_FAILURE:
                 return self._settings.during_failure
             case ConsistencyState.STABILIZATION:
                 policy = self._settings.during_stabilization
                 suspended = policy is Policy.SUSPEND or self._partners.served(now)
                 if suspended and self._caught_up():
-                    return Policy.DELAY  # nothing is left to correct: it is a failure as before
+                    return Policy.DELAY  # nothing is left to correct: as in STABLE
                 return Policy.SUSPEND if suspended else policy
 
     def _wakes(self) -> list[float]:

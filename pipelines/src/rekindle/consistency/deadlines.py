@@ -1,10 +1,10 @@
 """How long an epoch may wait for missing inputs. Pure.
 
-An epoch waits min(alpha * X, X - p99) from the moment when something of it arrived first: X is
+An epoch waits min(alpha * X, X - p99) from the moment when its first batch arrived: X is
 `maxDelay`, alpha is `availability.delayFraction`, p99 is of the time from when an epoch is due to
-when it is out. X - p99 counts as X / 4 at least: an engine that is too slow for X must not have
-tentative epochs to compute as well, only because channels deliver one after another. What is
-remembered is bounded: of epochs whose wait is over only that it is.
+when its output is in the log. X - p99 is taken as X / 4 at least: an engine that is too slow for X
+must not have to compute tentative epochs too, only because channels deliver one after another.
+Memory is bounded: arrival times are forgotten once the wait of their epochs is over.
 
 Design: docs/design/consistency.md#deadlines.
 Paper: DPC (Balazinska et al. 2005), sections 2 and 3.3.
@@ -17,11 +17,11 @@ from bisect import bisect_left
 from collections import deque
 
 SAMPLES = 128
-"""Processing times of which p99 is taken."""
+"""p99 is computed from so many processing times."""
 LEAST_WAIT = 0.25
-"""Of X - p99, as a fraction of X."""
+"""Minimum of X - p99, as a fraction of X."""
 STABLE_WAIT = 4.0
-"""How many X complete epochs wait for the end of a failure."""
+"""How long complete epochs wait for the end of a failure, as a multiple of X."""
 LEAST_STABLE_WAIT_S = 10.0
 
 
@@ -34,8 +34,8 @@ class Deadlines:
         self._took_s: deque[float] = deque(maxlen=SAMPLES)
         self._p99_s = 0.0
         self._expired_through = next_epoch - 1
-        self._epochs: list[int] = []  # growing; the newest one of each arrival of new epochs
-        self._times: list[float] = []
+        self._epochs: list[int] = []  # ascending: whenever a newer epoch has arrived, that epoch
+        self._times: list[float] = []  # and the time
 
     @property
     def wait_s(self) -> float:
@@ -51,11 +51,12 @@ class Deadlines:
 
     @property
     def newest(self) -> int:
-        """The newest epoch of which something has arrived."""
+        """The newest epoch of which a batch has arrived."""
         return self._epochs[-1] if self._epochs else self._expired_through
 
     def processed(self, took_s: float) -> None:
-        """Of a task that is not Live yet, `maxDelay` is infinite: its calls are larger."""
+        """The processing time of a call. Ignored while `maxDelay` is infinite, as it is while the
+        task is not Live: then calls have more epochs and take longer."""
         if self.max_delay_s is None:
             return
         self._took_s.append(took_s)
@@ -63,14 +64,14 @@ class Deadlines:
         self._p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1]
 
     def arrived(self, epoch: int, now: float) -> None:
-        """Something of an epoch has arrived. Channels deliver in order, so no older epoch can
-        begin later."""
+        """A batch of an epoch has arrived. Channels deliver in order, so the first batch of an
+        older epoch cannot arrive later."""
         if epoch > self.newest:
             self._epochs.append(epoch)
             self._times.append(now)
 
     def first_arrival(self, epoch: int) -> float:
-        """Infinite if nothing has arrived; minus infinity if its wait is long over."""
+        """Infinite if nothing has arrived; minus infinity if its wait is over and forgotten."""
         if epoch <= self._expired_through:
             return -math.inf
         at = bisect_left(self._epochs, epoch)

@@ -1,8 +1,8 @@
 """What a task has received of its inputs, and what it reads next. Pure.
 
-Joins the two unions, the complete epochs that wait for the stable branch, and what is known of each
-channel; keeps their bounds, and begins and ends live subscriptions. Does not know the states of the
-consistency manager.
+Has the SUnion of each branch, the complete epochs that wait for the stable branch, and the state of
+each channel; bounds what they buffer, and begins and ends live subscriptions. Does not know the
+states of the consistency manager.
 
 Design: docs/design/consistency.md#channels.
 Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.4.
@@ -40,7 +40,7 @@ class Inputs:
 
     @property
     def next_epoch(self) -> int:
-        """The first one that is not complete."""
+        """The first epoch that is not complete."""
         return self._union.next_epoch
 
     @property
@@ -77,11 +77,11 @@ class Inputs:
             or len(self._ready) >= settings.max_buffered_epochs
         )
 
-    # -- what comes, and what is done ------------------------------------------------------------
+    # -- received and processed epochs -----------------------------------------------------------
 
     def receive(self, channel: Channel, batch: EpochBatch, live: bool) -> bool:
-        """Whether the next epoch has made progress. Raises InvalidInput if a stable epoch was left
-        out, Diverged."""
+        """Returns whether it is a stable batch of the next epoch. Raises InvalidInput if a stable
+        epoch was left out, Diverged."""
         state, progress = self.channels[channel], False
         match batch.kind:
             case BatchKind.STABLE:
@@ -124,20 +124,21 @@ class Inputs:
                 return epoch.watermark
 
     def forget_announcements(self) -> None:
-        """What missing channels have announced did not come."""
+        """The epochs that the upstreams of missing channels have reported did not arrive."""
         for channel in self.missing():
-            self.channels[channel].lost()
+            self.channels[channel].forget_announcements()
 
     # -- corrections -----------------------------------------------------------------------------
 
     def are_corrected(self, through: int, next_epoch: int) -> bool:
-        """Also if no more can be buffered: then only the stable branch makes space."""
+        """Whether the stable branch may continue. True also if no more can be buffered: then only
+        the stable branch frees memory."""
         corrected = (c.is_corrected(through, next_epoch) for c in self.channels.values())
         return self.is_full() or all(corrected)
 
     def corrected_through(self, through: int, next_epoch: int) -> int | None:
-        """How far a correction that upstreams have ended reaches; None if it is all, or not all of
-        them have ended one."""
+        """Through which epoch the ended corrections of upstreams reach, if that is before
+        `through`; None if all is corrected, or a correction has not ended."""
         channels = self.channels.values()
         if not all(c.is_corrected(through, next_epoch) for c in channels):
             return None
@@ -153,11 +154,17 @@ class Inputs:
         return not (self.live.has(channel, epoch) or self.live.passed(channel, epoch))
 
     def awaits_any(self, epoch: int) -> bool:
-        """Whether a channel that has not failed may still bring the epoch."""
+        """Whether a channel that has not failed may still deliver the epoch."""
         return any(self.is_awaited(c, epoch) and not s.failed for c, s in self.channels.items())
 
+    def is_tentative(self, epoch: int) -> bool:
+        """Whether all channels have delivered the epoch, and some of them a tentative version."""
+        return not any(self.is_awaited(c, epoch) for c in self.channels) and any(
+            self.live.is_tentative(c, epoch) for c in self.channels
+        )
+
     def fail_awaited(self, epoch: int) -> None:
-        """The epoch is processed without the channels that have not brought it in time."""
+        """The epoch is processed without the channels that have not delivered it in time."""
         for channel, state in self.channels.items():
             state.failed |= self.is_awaited(channel, epoch)
 
@@ -179,32 +186,36 @@ class Inputs:
         )
 
     def may_read_live(self, channel: Channel, live_epoch: int) -> bool:
-        """Whether the live subscription may. A channel that lacks `live_epoch` always may."""
+        """Whether the live subscription may deliver more. A channel that lacks `live_epoch` always
+        may."""
         epochs, size = self.live.buffered(channel)
         full = epochs >= self._settings.max_buffered_epochs or size >= self._union.channel_bytes
         needed = not self.live.has(channel, live_epoch)
         return self.channels[channel].live_next is not None and (needed or not full)
 
-    def subscribe(self, forked: bool, finite: bool, live_epoch: int) -> list[ReadLive | StopLive]:
+    def subscribe(
+        self, forked: bool, may_be_tentative: bool, live_epoch: int
+    ) -> list[ReadLive | StopLive]:
         """A channel is read live when its upstream is tentative; after a fork also when its stable
-        epochs come too late for the tentative branch, and when no more of them can be kept.
-        `finite`: whether there are tentative epochs at all."""
+        epochs arrive too late for the tentative branch, and when no more of them can be buffered.
+        `may_be_tentative`: whether this task may have tentative epochs at all."""
         effects: list[ReadLive | StopLive] = []
         for channel, state in self.channels.items():
             behind = state.stable >= live_epoch > state.received + 1
-            kept = state.live_next is not None
-            after_fork = forked and (kept or behind or not self.may_read(channel))
-            wanted = finite and (state.is_tentative or after_fork)
-            if wanted and not kept:
+            subscribed = state.live_next is not None
+            after_fork = forked and (subscribed or behind or not self.may_read(channel))
+            wanted = may_be_tentative and (state.is_tentative or after_fork)
+            if wanted and not subscribed:
                 state.live_next = max(state.received + 1, live_epoch)
                 effects.append(ReadLive(channel, state.live_next))
-            elif kept and not wanted:
+            elif subscribed and not wanted:
                 state.live_next = None
                 effects.append(StopLive(channel))
         return effects
 
     def read_again(self) -> list[ReadAgain]:
-        """What came live and was not kept."""
+        """Request stable epochs that only the live subscription has delivered, so that they were
+        not buffered for the stable branch."""
         return [
             ReadAgain(channel, state.received + 1)
             for channel, state in self.channels.items()

@@ -1,10 +1,10 @@
-"""SUnion of the tentative branch: forms epochs of the channels that are there. Pure.
+"""SUnion of the tentative branch: forms epochs from the channels that have delivered them. Pure.
 
 It keeps the newest version of each epoch of each channel: a stable batch rather than a tentative
 one, and the batch of a later attempt rather than of an earlier one. An epoch is formed when the
-consistency manager says so, of the batches that are there, in the order (input, partition, row), as
-`SUnion` does; its watermark is the minimum over these and never falls on the branch. Does not know
-why a channel is missing.
+consistency manager calls `form`, from the batches that have arrived, in the order (input,
+partition, row), as `SUnion` does; its watermark is the minimum over these, but never falls on the
+branch. Does not know why a channel is missing.
 
 Design: docs/design/consistency.md#tentative-epochs.
 Paper: DPC (Balazinska et al. 2005), section 3.3.
@@ -39,7 +39,7 @@ class _Inbox:
 
 
 class LiveUnion:
-    """`schemas`: of each input, for one of which no channel has ever been there."""
+    """`schemas`: of each input, for epochs without a batch of it."""
 
     def __init__(
         self, inputs: Sequence[Sequence[int]], schemas: Sequence[pa.Schema], next_epoch: int
@@ -73,8 +73,14 @@ class LiveUnion:
     def has(self, channel: Channel, epoch: int) -> bool:
         return epoch in self._inboxes[channel].batches
 
+    def is_tentative(self, channel: Channel, epoch: int) -> bool:
+        """Whether what it has of the epoch is tentative."""
+        batch = self._inboxes[channel].batches.get(epoch)
+        return batch is not None and batch.kind is BatchKind.TENTATIVE
+
     def passed(self, channel: Channel, epoch: int) -> bool:
-        """Whether the channel is beyond an epoch; then it will not bring a tentative version."""
+        """Whether the channel has delivered a later epoch; then it will not deliver a tentative
+        version of this one."""
         return self._inboxes[channel].newest > epoch
 
     def buffered(self, channel: Channel) -> tuple[int, int]:
@@ -92,8 +98,8 @@ class LiveUnion:
                 inbox.drop(epoch)
 
     def form(self, epoch: int, watermark: int) -> tuple[EpochInput, tuple[Channel, ...]]:
-        """An epoch of the batches that are there, and their channels; `watermark`: of the branch
-        before it."""
+        """An epoch from the batches that have arrived, and their channels; `watermark`: of the
+        branch before it."""
         tables: list[list[pa.Table]] = [[] for _ in self._schemas]
         present, watermarks = [], []
         for channel, inbox in self._inboxes.items():

@@ -18,7 +18,7 @@ class InvalidInput(RekindleError):
 
 
 class Policy(StrEnum):
-    """What is done with new input: processed at once, as late as is allowed, or not."""
+    """When new input is processed: at once, as late as is allowed, or not at all for now."""
 
     PROCESS = "Process"
     DELAY = "Delay"
@@ -126,7 +126,7 @@ class PartnerChanged:
 
 @dataclass(frozen=True, slots=True)
 class MaxDelayChanged:
-    """The spec was edited, or the task is catching up: then it is infinite."""
+    """The spec was edited, or the task begins or ends to catch up: meanwhile it is infinite."""
 
     max_delay_s: float | None
 
@@ -171,7 +171,7 @@ class ForkState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessTentative:
-    """Process an epoch on a tentative branch; `channels`: those that it consists of."""
+    """Process an epoch on a tentative branch; `channels`: those whose batches it has."""
 
     attempt: int
     epoch: EpochInput
@@ -188,14 +188,14 @@ class DropFork:
 
 @dataclass(frozen=True, slots=True)
 class EmitUndo:
-    """Tell readers that tentative epochs from this one on are about to be corrected."""
+    """Notify readers that tentative epochs from this one on are about to be corrected."""
 
     from_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class EmitReconciliationDone:
-    """Tell readers that all is corrected through this epoch."""
+    """Notify readers that all epochs through this one are corrected."""
 
     through: int
 
@@ -215,7 +215,7 @@ class StopLive:
 
 @dataclass(frozen=True, slots=True)
 class ReadAgain:
-    """Stable epochs from this one on were not kept: read them from the upstream's log."""
+    """Stable epochs from this one on were not buffered: read them from the upstream's log."""
 
     channel: Channel
     from_epoch: int
@@ -230,7 +230,7 @@ class RequestPostponement:
 
 @dataclass(frozen=True, slots=True)
 class EndPostponement:
-    """Tell the partner that it need not serve for this replica any longer."""
+    """Notify the partner that it need not serve for this replica any longer."""
 
 
 @dataclass(frozen=True, slots=True)

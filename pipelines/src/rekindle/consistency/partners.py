@@ -1,9 +1,9 @@
 """Which of two replicas stabilizes first, while the other serves. Pure.
 
-A replica asks its partner before it stabilizes; the partner's promise is a lease, counted by the
-one who asked from when it asked, and by the one who promised from when it was asked, so that it
-ends earlier for the first. Of two that ask at the same time, the lower index goes first. A partner
-that does not answer is not waited for.
+A replica asks its partner before it stabilizes; the partner's promise is a lease. The replica that
+asks counts it from when it sent the request, the partner from when it received the request, so the
+lease ends earlier for the replica that relies on it. Of two that ask at the same time, the one with
+the lower index goes first. After a timeout without an answer, a replica stabilizes anyway.
 
 Design: docs/design/consistency.md#replicas.
 Paper: DPC (Balazinska et al. 2005), section 3.4.
@@ -15,9 +15,9 @@ import math
 from enum import Enum, auto
 
 ANSWER_S = 1.0
-"""How long an answer is waited for."""
+"""Timeout of a request to the partner."""
 RETRY_S = 1.0
-"""How long after a refusal the partner is asked again."""
+"""Time between a refusal and the next request."""
 
 
 class Permission(Enum):
@@ -68,8 +68,8 @@ class Partners:
         return [*times, self._asked_at + ANSWER_S] if self._asked_at is not None else times
 
     def requested(self, by: int, lease_s: float, corrects: bool, now: float) -> bool:
-        """Whether this replica promises to serve; `corrects`: whether it has epochs to correct, so
-        that new input waits."""
+        """The partner `by` asks. Returns whether this replica promises to serve; `corrects`:
+        whether it has epochs to correct, so that its new input waits."""
         goes_first = self._asked_at is not None and self._replica < by
         if corrects or goes_first:
             return False
@@ -98,7 +98,8 @@ class Partners:
             self._promised_until = self._served_until = self._retry_at = -math.inf
 
     def ended(self, now: float) -> bool:
-        """This replica has stabilized, or stopped to. Whether the partner has to be told."""
+        """This replica has stabilized, or has stopped stabilizing. Returns whether the partner must
+        be notified."""
         was_served = self.served(now)
         self._asked_at, self._served_until = None, -math.inf
         return was_served

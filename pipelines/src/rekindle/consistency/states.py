@@ -25,7 +25,7 @@ class ConsistencyEvent(StrEnum):
     UPSTREAM_REPORTED = "upstream reported"
     STABLE_PROCESSED = "stable epochs processed"
     TENTATIVE_PROCESSED = "tentative epoch processed"
-    TENTATIVE_DUE = "tentative epoch due"  # it cannot be delayed any longer, or need not be
+    TENTATIVE_DUE = "tentative epoch due"  # it may not be delayed any longer, or has no reason to
     INPUTS_CORRECTED = "inputs corrected"  # or complete epochs have waited too long for that
     INPUT_FAILED_AGAIN = "input failed again"  # before all output was corrected
     RECONCILED = "reconciled"  # all output is corrected, and no input is overdue
@@ -33,7 +33,7 @@ class ConsistencyEvent(StrEnum):
     PROMISE_ENDED = "promise ended"  # the partner needs it no longer
     PARTNER_PROMISED = "partner promised"
     PARTNER_REFUSED = "partner refused"
-    PARTNER_CHANGED = "partner changed"  # lost, or there again
+    PARTNER_CHANGED = "partner changed"  # lost, or present again
     MAX_DELAY_CHANGED = "max delay changed"
 
 
@@ -53,11 +53,11 @@ _E = ConsistencyEvent
 def _stays(state: ConsistencyState) -> dict[ConsistencyEvent, Row]:
     """What is the same in all states."""
     return {
-        _E.STABLE_ARRIVED: Row(state, "3.2", "bucket it"),
-        _E.TENTATIVE_ARRIVED: Row(state, "3.3", "bucket it beside the stable ones"),
+        _E.STABLE_ARRIVED: Row(state, "3.2", "buffer it"),
+        _E.TENTATIVE_ARRIVED: Row(state, "3.3", "buffer it beside the stable ones"),
         _E.UNDO_ARRIVED: Row(state, "3.4", "drop tentative epochs that are not processed yet"),
         _E.RECONCILIATION_DONE_ARRIVED: Row(state, "3.4", "the input is corrected through it"),
-        _E.UPSTREAM_REPORTED: Row(state, "3.3", "note what the upstream has"),
+        _E.UPSTREAM_REPORTED: Row(state, "3.3", "record what the upstream has"),
         _E.PROMISE_ENDED: Row(state, "3.4", "do not postpone any longer"),
         _E.PARTNER_CHANGED: Row(state, "3.4", "leases are void if it is lost"),
         _E.MAX_DELAY_CHANGED: Row(state, "2", "new deadlines"),
@@ -67,16 +67,16 @@ def _stays(state: ConsistencyState) -> dict[ConsistencyEvent, Row]:
 ROWS: Mapping[ConsistencyState, Mapping[ConsistencyEvent, Row]] = {
     _STABLE: _stays(_STABLE)
     | {
-        _E.STABLE_PROCESSED: Row(_STABLE, "3.2", "it is out"),
-        _E.TENTATIVE_DUE: Row(_FAILURE, "3.3, 3.5", "fork the state, process what is there"),
+        _E.STABLE_PROCESSED: Row(_STABLE, "3.2", "drop its input"),
+        _E.TENTATIVE_DUE: Row(_FAILURE, "3.3, 3.5", "fork the state, process what has arrived"),
         _E.POSTPONEMENT_REQUESTED: Row(_STABLE, "3.4", "promise"),
         _E.PARTNER_PROMISED: Row(_STABLE, "3.4", "too late: ignore it"),
         _E.PARTNER_REFUSED: Row(_STABLE, "3.4", "too late: ignore it"),
     },
     _FAILURE: _stays(_FAILURE)
     | {
-        _E.TENTATIVE_DUE: Row(_FAILURE, "3.3", "process what is there on the fork"),
-        _E.TENTATIVE_PROCESSED: Row(_FAILURE, "3.3", "it is out"),
+        _E.TENTATIVE_DUE: Row(_FAILURE, "3.3", "process what has arrived, on the fork"),
+        _E.TENTATIVE_PROCESSED: Row(_FAILURE, "3.3", "its output is in the log"),
         _E.INPUTS_CORRECTED: Row(_STABILIZATION, "3.4, 3.5", "UNDO; read again what was dropped"),
         _E.POSTPONEMENT_REQUESTED: Row(_FAILURE, "3.4", "promise, unless this replica goes first"),
         _E.PARTNER_PROMISED: Row(_FAILURE, "3.4", "the partner serves: stabilize"),
@@ -84,9 +84,9 @@ ROWS: Mapping[ConsistencyState, Mapping[ConsistencyEvent, Row]] = {
     },
     _STABILIZATION: _stays(_STABILIZATION)
     | {
-        _E.STABLE_PROCESSED: Row(_STABILIZATION, "3.4", "a corrected epoch is out"),
-        _E.TENTATIVE_DUE: Row(_STABILIZATION, "3.4", "new input, on the fork"),
-        _E.TENTATIVE_PROCESSED: Row(_STABILIZATION, "3.4", "it is out"),
+        _E.STABLE_PROCESSED: Row(_STABILIZATION, "3.4", "a corrected epoch is in the log"),
+        _E.TENTATIVE_DUE: Row(_STABILIZATION, "3.4", "process new input, on the fork"),
+        _E.TENTATIVE_PROCESSED: Row(_STABILIZATION, "3.4", "its output is in the log"),
         _E.INPUT_FAILED_AGAIN: Row(_FAILURE, "3.4, 3.5", "REC_DONE before new tentative epochs"),
         _E.RECONCILED: Row(_STABLE, "3.4", "REC_DONE; drop the fork"),
         _E.POSTPONEMENT_REQUESTED: Row(_STABILIZATION, "3.4", "refuse, unless all is corrected"),

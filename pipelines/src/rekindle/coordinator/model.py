@@ -59,7 +59,7 @@ class Generation:
 
     @property
     def interval_s(self) -> float:
-        """Of epochs; a spec's is in microseconds."""
+        """The epoch interval; the spec has it in microseconds."""
         return self.topology.spec.epoch_interval / 1e6
 
     @property
@@ -151,8 +151,8 @@ class StoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class GarbageCollected:
-    """`unrestorable`: entries that were found to be damaged, or to lack objects that others have
-    deleted, each with the reason."""
+    """`unrestorable`: entries that were found to be damaged, or to lack objects, which something
+    else has deleted, each with the reason."""
 
     problem: str | None = None
     unrestorable: Mapping[str, str] = field(default_factory=dict)
@@ -260,7 +260,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class StateMigration:
-    """Make the entry of a new segment from entries of old segments with the same operators."""
+    """Create the entry of a new segment from entries of old segments with the same operators."""
 
     partition: Partition
     epoch: int
@@ -276,8 +276,8 @@ class ReadNewestManifest:
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
     """Put the migrated entries, then the manifest with their names in it, if its number is free.
-    `new_entries` are the entry objects that are in no manifest yet: it is first checked that their
-    states exist. The shell feeds ManifestWritten, ManifestRaceLost, EntriesRefused or
+    `new_entries` are the entry objects that are in no manifest yet: check first that their state
+    objects exist. The shell feeds ManifestWritten, ManifestRaceLost, EntriesRefused or
     StoreFailed."""
 
     manifest: Manifest
@@ -287,9 +287,9 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
-    """Delete what the newest `retain` manifests do not need, nor an entry `in_use`, which a task
-    still reads. `full_scan`: this collection lists the whole store, to find what is missing;
-    `reported_lost`: it reads these state objects, which tasks found damaged or missing. The shell
+    """Delete what is needed neither by the newest `retain` manifests nor by an entry `in_use`,
+    which a task still reads. `full_scan`: list the whole store, to find missing objects;
+    `reported_lost`: check these state objects, which tasks found damaged or missing. The shell
     feeds GarbageCollected."""
 
     retain: int
@@ -320,8 +320,8 @@ class StepDown:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteMovement:
-    """For the log: the state movement to a newcomer has another phase, and why."""
+class LogMovement:
+    """Write to the process's log that the state movement to a newcomer has a new phase, and why."""
 
     slot: Slot
     incarnation: int
@@ -335,6 +335,6 @@ Effect = (
     | CollectGarbage
     | ApplyStatus
     | PollNow
-    | NoteMovement
+    | LogMovement
     | StepDown
 )

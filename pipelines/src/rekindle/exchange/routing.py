@@ -31,7 +31,8 @@ def partitions_read(input: Input, consumer: int) -> Sequence[int]:
 
 
 def share_read(input: Input, consumers: int, consumer: int) -> Share | None:
-    """The share of each of these that partition `consumer` of `consumers` reads; None: all rows."""
+    """The share of each partition of the producer that partition `consumer` of `consumers` reads;
+    None: all rows."""
     if input.exchange is not Exchange.HASH or consumers == 1:
         return None
     return Share(input.key_by, consumers, consumer)

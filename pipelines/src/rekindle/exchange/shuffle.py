@@ -31,7 +31,7 @@ class Split:
 
     rows: pa.Table
     ends: npt.NDArray[np.int64]
-    """Of each share, in `rows`."""
+    """Where each share ends in `rows`."""
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -47,7 +47,7 @@ class Split:
 
     @property
     def nbytes(self) -> int:
-        """Of memory, with that of its objects."""
+        """The memory that it takes, including the overhead of its Arrow objects."""
         return memory_bytes(self.rows) + int(self.ends.nbytes)
 
 
@@ -84,11 +84,11 @@ class SplitCache:
     def get(self, key: Hashable, compute: Callable[[], Split]) -> Split:
         with self._lock:
             future = self._splits.get(key)
-            mine = future is None
+            must_compute = future is None
             if future is None:
                 future = self._splits[key] = Future()
             self._splits.move_to_end(key)
-        if mine:
+        if must_compute:
             self._compute(key, future, compute)
         return future.result()
 

@@ -1,4 +1,4 @@
-"""The reference execution: a topology in one process, and the oracle of every failure test."""
+"""The reference execution: a topology in one process. Failure tests compare with its output."""
 
 from rekindle.reference.rewrite import redirect
 from rekindle.reference.run import (

@@ -1,8 +1,8 @@
-"""Executes a whole topology in one process, one batch of epochs after another.
+"""Executes a whole topology in one process, one call (consecutive epochs) after another.
 
 All segments and partitions do the same as on a cluster, with the same sources, exchange, chains and
 sinks, but without replicas, logs, network and failures. So every failure test compares with its
-output (I4). Memory holds a few batches and the state.
+output (I4). Memory holds a few calls and the state.
 
 Design: docs/design/architecture.md#reference-execution.
 """
@@ -28,15 +28,16 @@ QuerySinkOpener = Callable[[str, int, pa.Schema], Sink]
 """Opens the sink of a query for one partition and a schema."""
 
 SourcePartition = tuple[str, int]
-"""Name and partition of a source."""
+"""(name of a source, its partition)."""
 
 Shares = dict[tuple[int, int], list[tuple[int, Sequence[pa.Table]]]]
-"""(input, producer partition) -> for each epoch, its watermark and the rows of each consumer."""
+"""(index of the input, producer partition) -> for each epoch, its watermark and the rows of each
+consumer partition."""
 
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition of a segment, its state and watermark after the last batch."""
+    """One partition of a segment, its state and watermark after the last call."""
 
     chain: Chain
     sinks: Mapping[str, Sink]
@@ -46,22 +47,22 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class CallInput:
-    """The input of one call: epochs that are processed together. `cuts`: by partition of a source,
-    the input of each epoch. Epochs without rows that do not advance a watermark are left out: they
-    would not change anything."""
+    """The input of one call of all chains: epochs that are processed together. `cuts`: by partition
+    of a source, the input of each epoch. Epochs without rows that do not advance a watermark are
+    left out: they would not change anything."""
 
     epochs: tuple[int, ...]
     cuts: Mapping[SourcePartition, tuple[EpochInput, ...]]
 
     @property
     def rows(self) -> int:
-        """Of all sources."""
+        """Number of rows of all sources."""
         inputs = (epoch for epochs in self.cuts.values() for epoch in epochs)
         return sum(rows.num_rows for epoch in inputs for rows in epoch.inputs)
 
 
 @dataclass(frozen=True, slots=True)
-class _ToWrite:
+class _QueryOutput:
     """Output of one partition of a segment, for the sink of a query."""
 
     query: str
@@ -70,8 +71,8 @@ class _ToWrite:
 
 
 class Execution:
-    """See the module. `run_call` must be called with each of `call_inputs`, in order, and
-    `write` with each of its results; these two may be in different threads."""
+    """Executes the topology. `run_call` must be called with each item of `call_inputs`, in order,
+    and `write` with each of its results; the two may run in different threads."""
 
     def __init__(
         self,
@@ -79,20 +80,20 @@ class Execution:
         make_chain: Callable[[Segment], Chain],
         open_sink: QuerySinkOpener,
     ) -> None:
-        """Makes all chains, and opens each sink with the output schema of its chain."""
+        """Creates all chains, and opens each sink with the output schema of its chain."""
         self._topology = topology
         self._partitions: dict[tuple[str, int], _Partition] = {}
         for segment in topology.segments:
-            for p in range(segment.partitions):
+            for partition in range(segment.partitions):
                 chain = make_chain(segment)
-                sinks = {q: open_sink(q, p, chain.output_schema) for q in segment.queries}
-                self._partitions[segment.id, p] = _Partition(chain, sinks)
+                sinks = {q: open_sink(q, partition, chain.output_schema) for q in segment.queries}
+                self._partitions[segment.id, partition] = _Partition(chain, sinks)
         self.rows: dict[str, int] = {query.name: 0 for query in topology.spec.queries}
         self.epochs_with_rows = dict(self.rows)
 
     @property
     def dropped(self) -> dict[str, DroppedRows]:
-        """By window operator, of all its partitions."""
+        """By window operator: the dropped rows of all its partitions."""
         sums: dict[str, DroppedRows] = {}
         for partition in self._partitions.values():
             for operator, rows in partition.chain.dropped.items():
@@ -101,9 +102,9 @@ class Execution:
                 total.null_event_time += rows.null_event_time
         return sums
 
-    def run_call(self, call: CallInput) -> Sequence[_ToWrite]:
+    def run_call(self, call: CallInput) -> Sequence[_QueryOutput]:
         """Run all segments on the input of a call. Returns the output of the queries."""
-        found: list[_ToWrite] = []
+        found: list[_QueryOutput] = []
         streams: dict[tuple[str, int], Sequence[EpochOutput]] = {}
         for segment in self._topology.segments:
             shares = {} if segment.is_source else _shares(segment, streams)
@@ -116,13 +117,14 @@ class Execution:
                 result = partition.chain.process(partition.state, epochs)
                 partition.state, partition.watermark = result.state, epochs[-1].watermark
                 streams[segment.stream, p] = result.outputs
-                found += self._to_write(segment, p, result.outputs)
+                found += self._query_outputs(segment, p, result.outputs)
         return found
 
     def write(
-        self, outputs: Sequence[_ToWrite], is_stopping: Callable[[], bool] = lambda: False
+        self, outputs: Sequence[_QueryOutput], is_stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        """Once `is_stopping`, the rest is left: the run ends by an error."""
+        """Write the output of one call. Returns early once `is_stopping` is true: the run has
+        failed."""
         written: dict[str, set[int]] = {query: set() for query in self.rows}
         for output in outputs:
             for batch in output.batches:
@@ -135,12 +137,12 @@ class Execution:
         for query, epochs_of_query in written.items():
             self.epochs_with_rows[query] += len(epochs_of_query)
 
-    def _to_write(
+    def _query_outputs(
         self, segment: Segment, partition: int, outputs: Sequence[EpochOutput]
-    ) -> Iterator[_ToWrite]:
+    ) -> Iterator[_QueryOutput]:
         batches = [_batch(segment.stream, partition, output) for output in outputs]
         for query, sink in self._partitions[segment.id, partition].sinks.items():
-            yield _ToWrite(query, sink, batches)
+            yield _QueryOutput(query, sink, batches)
 
 
 def call_inputs(
@@ -149,8 +151,9 @@ def call_inputs(
     epochs_per_call: int,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[CallInput]:
-    """Cut the sources into calls, limited in rows and bytes like those of a task, without the
-    epochs in which nothing changes. Ends early once `is_stopping`."""
+    """Cuts the sources into the inputs of calls, which have the same limits of rows and bytes as
+    calls of a task. Epochs in which nothing changes are left out. Ends early once `is_stopping` is
+    true."""
     watermarks = dict.fromkeys(sources, NO_WATERMARK)
     cuts: dict[SourcePartition, list[EpochInput]] = {
         source_partition: [] for source_partition in sources
@@ -207,7 +210,7 @@ def last_epoch_to_run(
 
 
 def _batch(stream: str, partition: int, output: EpochOutput) -> EpochBatch:
-    """Without a digest: it has no use within one process."""
+    """The batch has no digest: nothing checks it in one process."""
     return EpochBatch(stream, partition, output.epoch, output.watermark, output.rows, "")
 
 
@@ -232,9 +235,9 @@ def _share(input: Input, consumers: int, rows: pa.Table) -> Sequence[pa.Table]:
 def _merge(
     segment: Segment, partition: int, shares: Shares, epochs: Sequence[int], watermark: int
 ) -> Iterator[EpochInput]:
-    """The inputs of the batch's epochs: rows in the order (input, partition, row), the
-    watermark the minimum over all. Implemented independently of `rekindle.streams.sunion`,
-    whose results this execution verifies."""
+    """The epoch inputs of one call: rows in the order (input, partition, row); the watermark is the
+    minimum of all channels. Implemented independently of `rekindle.streams.sunion`, whose results
+    are compared with those of this execution."""
     channels = [
         (at, p) for at, i in enumerate(segment.inputs) for p in partitions_read(i, partition)
     ]

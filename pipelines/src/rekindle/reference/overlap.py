@@ -1,7 +1,7 @@
-"""Reads the next input and writes the last output while a batch is processed, each in a thread.
+"""Reads the next input and writes the last output while a call is processed, each in a thread.
 
-The order of each does not change, so results do not. Memory holds one more input and one more
-output.
+Inputs and outputs keep their order, so results do not change. Memory holds one more input and one
+more output.
 
 Design: docs/design/architecture.md#reference-execution.
 """
@@ -18,19 +18,20 @@ T = TypeVar("T")
 
 
 def prefetch(items: Iterator[T]) -> Generator[T, None, None]:
-    """The same items, none of them None; the next one is made while one is used. Raises what
-    `items` raises, in its place."""
+    """Yields the items of `items`, none of which may be None; computes the next one while the
+    caller uses one. An error of `items` is raised in place of the item."""
     with ThreadPoolExecutor(1, "prefetch") as thread:
-        made = thread.submit(next, items, None)
-        while (item := made.result()) is not None:
-            made = thread.submit(next, items, None)
+        future = thread.submit(next, items, None)
+        while (item := future.result()) is not None:
+            future = thread.submit(next, items, None)
             yield item
 
 
 @contextmanager
 def write_behind(use: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
-    """A function that calls `use` in a thread, for one item after another. It waits for the item
-    before, and raises what `use` raised for it; so does the end."""
+    """Yields a function that calls `use` in a thread, for one item at a time. It first waits for
+    the previous item, and raises what `use` raised for that one. So does the exit of the context,
+    for the last item."""
     with ThreadPoolExecutor(1, "write_behind") as thread:
         last: Future[None] | None = None
 
@@ -48,7 +49,7 @@ def write_behind(use: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
 @contextmanager
 def set_on_error(event: threading.Event) -> Iterator[None]:
     """Sets `event` if the body ends by an error or a signal, so that the threads of `prefetch` and
-    `write_behind`, which are waited for, can leave the rest of their item."""
+    `write_behind` can stop within their current item: both contexts wait for their thread."""
     try:
         yield
     except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 from rekindle.errors import RekindleError
 from rekindle.topology.spec import QuerySpec, SourceSpec, TopologySpec
 
-_WILD = "*?["
+_WILDCARDS = "*?["
 
 
 def redirect(spec: TopologySpec, *, input: Path | None, output: Path | None) -> TopologySpec:
@@ -35,8 +35,9 @@ def redirect(spec: TopologySpec, *, input: Path | None, output: Path | None) -> 
 
 
 def relative_paths(urls: Sequence[str]) -> dict[str, str]:
-    """The path of each URL below another directory: its file name, or the part from its first
-    wildcard, and as many parent directories as make it unique. Raises RekindleError."""
+    """The path of each URL in the directory that replaces its own: its file name, or the part from
+    its first wildcard on, with as many parent directories as make it unique. Raises
+    RekindleError."""
     parts = {url: [p for p in url.replace("://", "/", 1).split("/") if p] for url in urls}
     kept = {url: _tail_length(names) for url, names in parts.items()}
     while clashing := _clashing(parts, kept):
@@ -53,8 +54,8 @@ def relative_paths(urls: Sequence[str]) -> dict[str, str]:
 
 def _tail_length(names: list[str]) -> int:
     """Number of path parts from the first one with a wildcard, at least 1."""
-    wild = next((at for at, name in enumerate(names) if any(c in name for c in _WILD)), None)
-    return 1 if wild is None else len(names) - wild
+    first = next((at for at, name in enumerate(names) if any(c in name for c in _WILDCARDS)), None)
+    return 1 if first is None else len(names) - first
 
 
 def _clashing(parts: dict[str, list[str]], kept: dict[str, int]) -> set[str]:
@@ -68,24 +69,25 @@ def _clashing(parts: dict[str, list[str]], kept: dict[str, int]) -> set[str]:
 
 
 def _overlap(one: str, two: str) -> bool:
-    """Whether some name matches both patterns; brackets count as any character."""
+    """Whether some name matches both patterns; `[...]` counts as `?`."""
 
     @cache
-    def meet(i: int, j: int) -> bool:
+    def overlap_from(i: int, j: int) -> bool:
         a, b = one[i : i + 1], two[j : j + 1]
         if a == "*":
-            return meet(i + 1, j) or (b != "" and meet(i, j + 1))
+            return overlap_from(i + 1, j) or (b != "" and overlap_from(i, j + 1))
         if b == "*":
-            return meet(i, j + 1) or (a != "" and meet(i + 1, j))
+            return overlap_from(i, j + 1) or (a != "" and overlap_from(i + 1, j))
         if not a or not b:
             return a == b
         same = a == b or a in "?[" or b in "?["
-        return same and meet(_after(one, i), _after(two, j))
+        return same and overlap_from(_next_index(one, i), _next_index(two, j))
 
-    return "**" in (one, two) or meet(0, 0)
+    return "**" in (one, two) or overlap_from(0, 0)
 
 
-def _after(pattern: str, at: int) -> int:
+def _next_index(pattern: str, at: int) -> int:
+    """The index after the character, or after the `[...]`, at `at`."""
     end = pattern.find("]", at + 2) if pattern[at] == "[" else -1
     return at + 1 if end < 0 else end + 1
 

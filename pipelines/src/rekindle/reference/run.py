@@ -42,7 +42,7 @@ from rekindle.topology.spec import SourceSpec, TopologySpec
 
 EPOCHS_PER_CALL = 64
 _STATE_BYTES = 256 << 20
-"""State of each chain in memory; the rest is in files."""
+"""Memory for the state of each chain; the rest is in files."""
 _LOCAL_MASTER = re.compile(r"local(\[([1-9]\d{0,2}|\*)\])?")
 
 MakeChain = Callable[[Segment], Chain]
@@ -50,8 +50,8 @@ MakeChain = Callable[[Segment], Chain]
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """How Spark is started. `log_file`: output of its JVM; `archives`: a directory of AppCDS
-    archives, of which the matching one is used."""
+    """How Spark is started. `log_file`: for the output of its JVM; `archives`: a directory of
+    AppCDS archives, one for each version of Spark and Java; the matching one is used."""
 
     master: str = "local[2]"
     log_file: Path | None = None
@@ -60,9 +60,9 @@ class SparkOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
-    """`last_epoch`: None if it is unbounded; `replay_speed`: the field that sets it, and its value;
-    `computed`: its event times follow from the spec, not from files; `idle_partitions`: those
-    without rows, if others have some."""
+    """`last_epoch`: None if the source is unbounded; `replay_speed`: the field that sets the speed,
+    and its value; `computed`: event times follow from the spec, not from files; `idle_partitions`:
+    number of partitions without rows, 0 if none has rows."""
 
     name: str
     summary: SourceSummary
@@ -130,7 +130,8 @@ def run_reference(
     """Run to the end of all inputs, or to `until_epoch`.
 
     `output`, `input`: see `redirect`; without `output` the queries' own sinks are written. Sinks
-    with output are refused: files are never replaced, so the result would mix two runs.
+    with output of an earlier run are refused: files are never replaced, so the result would mix two
+    runs.
     `make_chain`: replaces Spark's chains (tests). Raises InvalidTopology, RekindleError.
     """
     if not _LOCAL_MASTER.fullmatch(spark.master):
@@ -156,12 +157,12 @@ def run_reference(
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
         failed = threading.Event()
-        batches = prefetch(call_inputs(sources, last, epochs_per_call, failed.is_set))
-        write_batch = partial(execution.write, is_stopping=failed.is_set)
-        with contextlib.closing(batches), write_behind(write_batch) as write, set_on_error(failed):
-            for batch in batches:
-                write(execution.run_call(batch))
-                reported, rows = batch.epochs[-1], rows + batch.rows
+        calls = prefetch(call_inputs(sources, last, epochs_per_call, failed.is_set))
+        write_output = partial(execution.write, is_stopping=failed.is_set)
+        with contextlib.closing(calls), write_behind(write_output) as write, set_on_error(failed):
+            for call in calls:
+                write(execution.run_call(call))
+                reported, rows = call.epochs[-1], rows + call.rows
                 on_event(Progress(reported, last, rows, time.monotonic() - started))
         if reported < last:
             on_event(Progress(last, last, rows, time.monotonic() - started))
@@ -223,7 +224,7 @@ def _query_sink_opener(topology: Topology) -> QuerySinkOpener:
 
 
 def _output_urls(topology: Topology) -> dict[str, str]:
-    """By query, of sinks that have a URL."""
+    """By query: the URL of its sink, if the sink has one."""
     urls = {query.name: query.sink.output_url for query in topology.spec.queries}
     return {name: url for name, url in urls.items() if url is not None}
 
@@ -245,7 +246,8 @@ def _require_no_output(topology: Topology) -> None:
 def _spark_chains(
     topology: Topology, spark: SparkOptions, work: Path, on_event: OnRunEvent
 ) -> Iterator[MakeChain]:
-    """Makes chains on one Spark session, which is not started if no segment has an operator."""
+    """Yields a function that makes chains on one Spark session. The session is not started if no
+    segment has an operator."""
     from rekindle.engine.passthrough import PassThroughChain
 
     def pass_through(segment: Segment) -> Chain:

@@ -27,7 +27,7 @@ from rekindle.table_memory import memory_bytes
 
 LOT_BYTES = 1 << 20
 PART_BYTES = 1 << 20
-"""Of rows in one message: clients in Go refuse more than 4 MiB by default."""
+"""Of rows in one message, or a single row: clients in Go refuse more than 4 MiB by default."""
 MAX_EPOCHS = 4096
 """Of one call, most of them without rows."""
 
@@ -153,10 +153,11 @@ class Call:
             return of_log
         if self._output is None:
             return None
-        if self._position is not None and not self._output.has(self._position):
-            self._position = None  # forgotten: what is stable comes out of the log
-            return self._next_run()
         found = self._output.next(self._position, stable)
+        if self._position is not None and not self._output.has(self._position):
+            # Forgotten, perhaps since the call began: what is stable comes out of the log first.
+            self._position = None
+            return self._next_run()
         if found is None or found[0].kind is not BatchKind.STABLE:
             return found
         run, _ = found
@@ -255,8 +256,21 @@ class Call:
 
 
 def _parts(rows: pa.Table) -> list[pa.RecordBatch]:
-    """None of an epoch without rows."""
-    if not rows.num_rows:
-        return []
-    most = max(1, rows.num_rows * PART_BYTES // max(1, rows.nbytes))
-    return [batch for batch in rows.to_batches(max_chunksize=most) if batch.num_rows]
+    """None of an epoch without rows. Each has at most PART_BYTES, or one row."""
+    parts: list[pa.RecordBatch] = []
+    for batch in rows.to_batches():
+        at = 0
+        while at < batch.num_rows:
+            count = _fitting(batch.slice(at))
+            parts.append(batch.slice(at, count))
+            at += count
+    return parts
+
+
+def _fitting(rows: pa.RecordBatch) -> int:
+    """How many of the first rows are one part. The first guess is by the average of all."""
+    count, size = int(rows.num_rows), int(rows.nbytes)
+    while size > PART_BYTES and count > 1:
+        count = max(1, count * PART_BYTES // size)
+        size = rows.slice(0, count).nbytes
+    return count

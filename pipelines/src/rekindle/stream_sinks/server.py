@@ -106,12 +106,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         peer = context.peer().rpartition(":")[0]
         self._calls.begin(peer)
         messages = self._messages(Call(served, asked), served, asked.wait_s, peer)
-        try:
-            first = next(messages)  # before the response begins: what is refused is an error
-        except BelowFloor as error:
-            raise _refused("BelowFloor", str(error), oldest=served.oldest) from None
-        except RekindleError as error:
-            raise flight.FlightUnavailableError(str(error)) from error
+        first = next(messages)  # before the response begins: what is refused is an error
         return flight.GeneratorStream(served.log.schema, _encoded(first, messages))
 
     def _query(self, name: str) -> ServedQuery:
@@ -132,6 +127,10 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                     f"query {served.query} is no longer served by this task; read another replica"
                 )
             yield from call.messages()
+        except BelowFloor as error:
+            raise _refused("BelowFloor", str(error), oldest=served.oldest) from None
+        except RekindleError as error:
+            raise flight.FlightUnavailableError(str(error)) from error
         finally:
             self._calls.end(peer)
 

@@ -34,7 +34,7 @@ class Branch(Generic[E]):
     @property
     def base(self) -> int:
         """Lowest epoch that can be read; `next_epoch` if there is none."""
-        return self._extents[0].first if self._extents else self._begin
+        return max(self._begin, self._extents[0].first) if self._extents else self._begin
 
     @property
     def next_epoch(self) -> int:
@@ -65,6 +65,13 @@ class Branch(Generic[E]):
         """Drop the extents that have no epoch above `floor`."""
         kept = bisect_right(self._extents, floor, key=lambda x: x.last)
         return self._keep_from(kept, self.next_epoch)
+
+    def begin_at(self, epoch: int) -> list[E]:
+        """As `drop_through` of the epochs before this one, at most the next. An extent with others
+        stays whole, but epochs before this one are no longer read."""
+        dropped = self.drop_through(epoch - 1)
+        self._begin = max(self._begin, epoch)
+        return dropped
 
     def restart_at(self, epoch: int) -> list[E]:
         """Drop all extents; the next epoch is `epoch`."""

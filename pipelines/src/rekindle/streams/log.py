@@ -3,7 +3,8 @@
 It is a bounded cache, not a source of truth: lost epochs are computed again with the same bits, so
 it is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
 opened, a torn tail or a flipped bit, truncates the log there; for damage that is found later,
-`damage` is set and the owner reopens the log. It does not know network or engine. The caller
+`damage` is set and the owner reopens the log, unless it is in what no consumer needs any more: that
+is dropped. It does not know network or engine. The caller
 decides what is truncated; an epoch above the floor is never removed (invariant I5): over
 budget, whole files are spilled to the checkpoint store, or appends fail.
 
@@ -12,6 +13,7 @@ Design: docs/design/streams.md#output-log.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -23,7 +25,14 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rekindle.errors import BelowFloor, Diverged, LogCorrupt, LogFull, ObjectMissing
+from rekindle.errors import (
+    BelowFloor,
+    Diverged,
+    LogCorrupt,
+    LogFull,
+    ObjectMissing,
+    RekindleError,
+)
 from rekindle.streams import records
 from rekindle.streams.branches import Branch
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
@@ -40,6 +49,7 @@ LOG_FILE_RECORDS = 1024
 FETCHED_BYTES = 32 << 20
 """Spilled files that are kept in memory for the next read of them, or one."""
 _FETCHED_SHARE = 2 / 7
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _CURSORS = 64
 """Places in files that are remembered: where reads in order go on."""
 
@@ -227,7 +237,7 @@ class OutputLog:
 
     def fetch(self, name: str) -> FetchedFile:
         """A spilled file; the store may be slow. Whoever holds it need not fetch it again. Raises
-        LogCorrupt if its object is gone, StoreError."""
+        LogCorrupt if its object is gone (BelowFloor if no consumer needs it), StoreError."""
         assert self._spill is not None
         try:
             return self._fetched.get(name, self._spill.get)
@@ -236,7 +246,8 @@ class OutputLog:
                 file = next((f for f in self._stable.extents if f.spilled == name), None)
             if file is None:  # truncated meanwhile
                 raise
-            raise LogCorrupt(self._damaged(file, f"epoch {file.first}", missing)) from missing
+            what = f"epoch {file.first}"
+            raise self._unreadable(file, what, file.last, missing) from missing
 
     def fetched(self, name: str) -> FetchedFile | None:
         """A spilled file that need not be fetched."""
@@ -282,7 +293,8 @@ class OutputLog:
                 elif reading.epochs:
                     break  # the next read finds it
                 else:
-                    raise LogCorrupt(self._damaged(file, f"epoch {from_epoch}", damage)) from None
+                    what = f"epoch {from_epoch}"
+                    raise self._unreadable(file, what, from_epoch, damage) from None
         return reading.epochs
 
     def _decoded(self, encoded: EncodedEpoch) -> EpochBatch:
@@ -324,25 +336,14 @@ class OutputLog:
             if batch.epoch > self.last + 1:
                 raise ValueError(f"epoch {batch.epoch} cannot follow {self.last} in the log")
             self._free_budget()
-            with self._writing:
-                self._refuse_damage()
-                file = self._writable(batch.epoch)
-                payload = records.encode_rows(batch.rows)
-                appended = append_epoch(
-                    file.tail,
-                    batch.watermark,
-                    batch.digest,
-                    payload,
-                    RecordKind.TENTATIVE if self.attempt else RecordKind.STABLE,
-                    self.attempt,
-                )
-                file.write(appended)
-                with self._changed:
-                    if file is not self._stable.newest:
-                        self._stable.add(file)
-                    file.set_tail(appended.tail, appended.record)
-                    self._notify()
-        return True
+            payload = records.encode_rows(batch.rows)
+            while True:
+                try:
+                    self._write(batch, payload)
+                    return True
+                except OSError as error:
+                    if error.errno not in _DISK_FULL or not self._drop_retained():
+                        raise
 
     def pin(self) -> LogPin:
         """Keep all that the log holds now, whatever is truncated, until `unpin`."""
@@ -360,9 +361,9 @@ class OutputLog:
         """Epochs at or below `floor` are no longer needed: remove the files that have no others,
         and none that is pinned."""
         with self._writing:
-            floor = min([floor, *(pin.base - 1 for pin in self._pins)])
+            self._floor = max(self._floor, floor)
+            floor = self._unpinned(floor)
             with self._changed:
-                self._floor = max(self._floor, floor)
                 gone = self._stable.drop_through(
                     retained_floor(self._stable.extents, floor, self._retain_bytes)
                 )
@@ -372,7 +373,7 @@ class OutputLog:
 
     def retain(self, retain_bytes: int) -> None:
         """Keep the newest files that were truncated, up to so many bytes and half of the budget,
-        for readers who hold nothing. Over budget they go first."""
+        for readers who hold nothing. Over budget, and on a full disk, they go first."""
         if self._budget is not None:
             retain_bytes = min(retain_bytes, self._budget // 2)
         with self._writing:
@@ -403,6 +404,26 @@ class OutputLog:
         for changed in self._listeners:
             changed()
 
+    def _write(self, batch: EpochBatch, payload: pa.Buffer) -> None:
+        """The next epoch. Raises LogCorrupt, OSError."""
+        with self._writing:
+            self._refuse_damage()
+            file = self._writable(batch.epoch)
+            appended = append_epoch(
+                file.tail,
+                batch.watermark,
+                batch.digest,
+                payload,
+                RecordKind.TENTATIVE if self.attempt else RecordKind.STABLE,
+                self.attempt,
+            )
+            file.write(appended)
+            with self._changed:
+                if file is not self._stable.newest:
+                    self._stable.add(file)
+                file.set_tail(appended.tail, appended.record)
+                self._notify()
+
     def _view(
         self, epoch: int, fetch: Callable[[LogFile], FetchedFile | None]
     ) -> tuple[LogFile, View] | None:
@@ -416,7 +437,7 @@ class OutputLog:
                 # Its bytes in the file may change.
                 content = pa.py_buffer(growing.content)
                 return file, View(content, 0, content.size, growing.record.start)
-            start = self._cursors.get(epoch) if epoch > file.first else 0
+            start = self._cursors.get(epoch) if epoch > file.first else None
             if start is None:
                 start = file.offset_before(epoch)
             end = file.tail.closed
@@ -437,24 +458,50 @@ class OutputLog:
         assert file.spilled is not None
         return self.fetch(file.spilled)
 
-    def _damaged(self, file: LogFile, what: str, damage: DamagedRecord | ObjectMissing) -> str:
-        """Ensure that the log ends before the damage when it is opened the next time."""
+    def _unreadable(
+        self, file: LogFile, what: str, epoch: int, damage: DamagedRecord | ObjectMissing
+    ) -> RekindleError:
+        """The error of `what`, through `epoch`, which cannot be read. If no consumer needs that,
+        what is retained through this file is dropped; otherwise the log ends before the damage when
+        it is opened the next time."""
         where = file.spilled or file.path
-        found = "is missing with" if isinstance(damage, ObjectMissing) else "is damaged in"
-        message = (
-            f"{what} of stream {self.stream}/{self.partition} {found} {where} ({damage}); "
-            f"the task restarts, truncates its output log there and computes the epoch again"
-        )
+        verb = "is missing with" if isinstance(damage, ObjectMissing) else "is damaged in"
+        what = f"{what} of stream {self.stream}/{self.partition} {verb}"
         with self._writing:
+            if epoch > self._floor:
+                return self._damaged(file, f"{what} {where} ({damage})")
+            gone: list[LogFile] = []
             with self._changed:
-                files = self._stable.extents
-            if file.spilled is not None and file in files:
-                # Spilled bytes are not checked when a log is opened, so the file is removed now,
-                # and those after it: a log without its first files would begin at a later epoch.
-                for later in files[files.index(file) :]:
-                    later.path.unlink(missing_ok=True)
-            self.damage = self.damage or message
-        return message
+                if file in self._stable.extents:
+                    gone = self._stable.begin_at(min(file.last, self._floor) + 1)
+                    self._notify()
+                base = self._stable.base
+            self._remove_files(gone)
+        self._remove_spilled(gone)
+        _log.warning(
+            "%s %s (%s); no consumer in the topology needs it: the log begins with epoch %d now",
+            *(what, where, damage, base),
+        )
+        return BelowFloor(
+            f"{what} what is kept for readers outside of the topology; the log begins with epoch "
+            f"{base} now"
+        )
+
+    def _damaged(self, file: LogFile, found: str) -> LogCorrupt:
+        """Called under `_writing`."""
+        message = (
+            f"{found}; the task restarts, truncates its output log there and computes the epoch "
+            f"again"
+        )
+        with self._changed:
+            files = self._stable.extents
+        if file.spilled is not None and file in files:
+            # Spilled bytes are not checked when a log is opened, so the file is removed now, and
+            # those after it: a log without its first files would begin at a later epoch.
+            for later in files[files.index(file) :]:
+                later.path.unlink(missing_ok=True)
+        self.damage = self.damage or message
+        return LogCorrupt(message)
 
     def _refuse_damage(self) -> None:
         """Files of a damaged log may be gone, and must not be created again."""
@@ -462,7 +509,8 @@ class OutputLog:
             raise LogCorrupt(self.damage)
 
     def _results(self, epoch: int) -> Iterator[tuple[int, Result, int]]:
-        """Results from an epoch on, of one file at most. Raises LogCorrupt."""
+        """Results from an epoch on, of one file at most. Raises LogCorrupt; BelowFloor if no
+        consumer needs what is damaged."""
         with self._changed:
             file = self._stable.find(epoch)
             outline = file.path if file is not None and file.spilled is not None else None
@@ -474,10 +522,11 @@ class OutputLog:
                 first, size = max(epoch, record.epoch), 0 if record.empty else record.length
                 for at, watermark in enumerate(records.watermarks(changes, record, first), first):
                     yield at, Result(record.digest, watermark), size
+                epoch = max(epoch, record.next_epoch)
         except FileNotFoundError:  # truncated meanwhile
             return
         except DamagedRecord as damage:
-            raise LogCorrupt(self._damaged(file, f"epoch {epoch}", damage)) from None
+            raise self._unreadable(file, f"epoch {epoch}", epoch, damage) from None
 
     def _records(self, epoch: int) -> Iterator[tuple[Record, memoryview]]:
         """The records of a file from the one that holds `epoch` on; watermark changes of each."""
@@ -487,7 +536,10 @@ class OutputLog:
                 yield record, found[1].watermark_changes(record)
 
     def _compare(self, batch: EpochBatch) -> None:
-        _, mine, _ = next(self._results(batch.epoch), (batch.epoch, None, 0))
+        try:
+            _, mine, _ = next(self._results(batch.epoch), (batch.epoch, None, 0))
+        except BelowFloor:  # damaged, and only retained
+            return
         if mine is None:  # truncated
             return
         if (mine.digest, mine.watermark) != (batch.digest, batch.watermark):
@@ -522,14 +574,18 @@ class OutputLog:
                 raise LogFull(
                     f"the output log of stream {self.stream}/{self.partition} has reached its "
                     f"budget of {self._budget} bytes, and consumers still need its epochs from "
-                    f"{self._floor + 1} on; raise logBudget or restart these consumers"
+                    f"{self._unpinned(self._floor) + 1} on; raise logBudget or restart these "
+                    f"consumers"
                 )
             self._spill_file(local[0], self._spill)
+
+    def _unpinned(self, floor: int) -> int:
+        return min([floor, *(pin.base - 1 for pin in self._pins)])
 
     def _drop_retained(self) -> bool:
         """Remove the oldest file if no consumer needs it; whether there was one."""
         with self._writing:
-            floor = min([self._floor, *(pin.base - 1 for pin in self._pins)])
+            floor = self._unpinned(self._floor)
             with self._changed:
                 oldest = next(iter(self._stable.extents), None)
                 if oldest is None or oldest.spilled is not None or oldest.last > floor:
@@ -550,8 +606,10 @@ class OutputLog:
         try:
             outline = records.outline(memoryview(data))
         except DamagedRecord as damage:
-            what = f"an epoch from {file.first} on"
-            raise LogCorrupt(self._damaged(file, what, damage)) from None
+            error = self._unreadable(file, f"an epoch from {file.first} on", file.last, damage)
+            if isinstance(error, BelowFloor):  # the file is gone
+                return
+            raise error from None
         written = file.write_outline(name, len(data), outline)  # first: the disk may be full
         try:
             spill.put(name, data)

@@ -55,12 +55,13 @@ class StreamSinks:
 
     def _change(self, assigned: dict[str, SinkAssignment]) -> None:
         self._log.retain(max((s.sink.retained_bytes for s in assigned.values()), default=0))
-        changed = [q for q, s in self._assigned.items() if s != assigned.get(q)]
-        for query in changed:
-            self._served.pop(query).end()
+        for query, before in self._assigned.items():
+            if query not in assigned or not before.writes_as(assigned[query]):
+                self._served.pop(query).end()
         for query, sink in assigned.items():
             if query not in self._served:
                 self._served[query] = self._query(sink)
+            self._served[query].tentative = _is_tentative(sink)
         self._assigned = assigned
         if not assigned:
             self.stop()
@@ -71,11 +72,7 @@ class StreamSinks:
         self._server.serve(self._served.values())
 
     def _query(self, assigned: SinkAssignment) -> ServedQuery:
-        stream = assigned.sink.stream
-        tentative = stream is not None and stream.tentative
-        return ServedQuery(
-            assigned.query, self._log, self._output, assigned.from_epoch, tentative=tentative
-        )
+        return ServedQuery(assigned.query, self._log, self._output, assigned.from_epoch)
 
     def _open(self) -> bool:
         from rekindle.stream_sinks.server import StreamSinkServer
@@ -88,3 +85,8 @@ class StreamSinks:
         self.problem = None
         _log.info("serving stream sinks on port %d", self._server.port)
         return True
+
+
+def _is_tentative(assigned: SinkAssignment) -> bool:
+    stream = assigned.sink.stream
+    return stream is not None and stream.tentative

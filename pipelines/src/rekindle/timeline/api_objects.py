@@ -17,20 +17,21 @@ from rekindle.timeline.history import ClusterEvent, History, StateChange
 
 Json = Mapping[str, Any]
 
-_STATES = {
+_STATE_BY_REASON = {
     "QueryLost": "Waiting",
     "QueryRestoring": "Restoring",
     "QueryTentative": "Tentative",
     "QueryLive": "Live",
 }
-_NOTES = {
+_NOTE_BY_REASON = {
     "CoordinatorReplaced": "coordinator replaced",
     "Suspended": "suspended",
     "Resumed": "resumed",
     "Diverged": "replicas diverged",
 }
 _SAME_TIME = timedelta(seconds=2)
-"""Moments within it count as one: nodes that are lost, or join, share a mark in the drawing."""
+"""Times that differ by at most this count as equal: nodes that are lost, or join, then share a mark
+in the drawing."""
 _PADDING = timedelta(seconds=5)
 """Time drawn before the first known change."""
 _SECONDS = re.compile(r"([\d.]+)s")
@@ -38,6 +39,8 @@ _SECONDS = re.compile(r"([\d.]+)s")
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
+    """What happened at a time: a query entered a state, nodes were lost or joined, or a note."""
+
     at: datetime
     query: str = ""
     state: str = ""
@@ -107,18 +110,18 @@ def _from_events(events: Iterable[Json], names: Sequence[str]) -> Iterator[_Mome
         message = str(event.get("message") or "").split()
         if at is None or not message:
             continue
-        if reason in _STATES and message[0] in names:
-            yield _Moment(at, query=message[0], state=_STATES[reason])
+        if reason in _STATE_BY_REASON and message[0] in names:
+            yield _Moment(at, query=message[0], state=_STATE_BY_REASON[reason])
         elif reason == "NodeLost" and len(message) > 1:  # "node NAME is ..."
             yield _Moment(at, lost=(message[1],))
-        elif reason in _NOTES:
-            yield _Moment(at, note=_NOTES[reason])
+        elif reason in _NOTE_BY_REASON:
+            yield _Moment(at, note=_NOTE_BY_REASON[reason])
 
 
 def _from_recovery_history(
     status: Json, names: Sequence[str], before: datetime
 ) -> Iterator[_Moment]:
-    """The recoveries whose Events the cluster has deleted."""
+    """Recoveries that started before `before`, whose Events the cluster has deleted."""
     for entry in (status.get("recovery") or {}).get("history") or ():
         started = read_time(entry.get("startedAt"))
         if started is None or started >= before - _SAME_TIME:
@@ -157,9 +160,9 @@ def _changes(
     )
     changes: list[StateChange] = []
     for name in (str(q["name"]) for q in by_priority):
-        own = [m for m in moments if m.query == name]
-        earlier = [m.state for m in own if m.at < began]
-        later = [m for m in own if m.at >= began]
+        of_query = [m for m in moments if m.query == name]
+        earlier = [m.state for m in of_query if m.at < began]
+        later = [m for m in of_query if m.at >= began]
         state = earlier[-1] if earlier else _state_before(later, states_now[name])
         changes.append(StateChange(0.0, name, state))
         for moment in later:

@@ -1,7 +1,7 @@
 """The history of a topology, recorded from samples of its status. Pure: no I/O, no clock.
 
-An observer adds samples of `status`, and events of the cluster; the demo's checks,
-its timeline and the failure tests read the result. Times are seconds since the history began.
+An observer adds samples of `status`, and events of the cluster. The checks and the timeline of the
+demo and the failure tests read the result. Times are seconds since the history began.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class History:
         return next((e for _, name, e in reversed(self.progress) if name == query), -1)
 
     def newest_epoch(self, until_s: float) -> int:
-        """The highest stable epoch of any query by then; -1 if there was none."""
+        """The highest stable epoch of any query until `until_s`; -1 if there was none."""
         return max((e for at_s, _, e in self.progress if at_s <= until_s), default=-1)
 
     def outage(self, query: str, since_s: float) -> Outage | None:
@@ -92,7 +92,7 @@ class History:
         return Outage(query, lost.at_s, restored, live)
 
     def plan_of_recovery(self, since_s: float, lost: Sequence[str]) -> tuple[str, ...]:
-        """The plan by which the first of the `lost` queries became Live again."""
+        """The recovery plan in effect when the first of the `lost` queries became Live again."""
         outages = [o for q in lost if (o := self.outage(q, since_s))]
         returned = min((o.live_s for o in outages if o.live_s is not None), default=self.ended_s)
         plans = [plan for at_s, plan in self.plans if since_s <= at_s <= returned]

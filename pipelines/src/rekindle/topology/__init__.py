@@ -1,5 +1,5 @@
-"""The text of a topology becomes a compiled one: `load` parses, `spec` and `kinds` have the fields,
-`validate` and `checks` say what is wrong, `compile` makes segments, `model` is the result.
+"""From the text of a topology to a compiled one: `load` parses, `spec` and `kinds` define the
+fields, `validate` and `checks` find problems, `compile` makes segments, `model` is the result.
 
 Shared by the operator, the command line and the tasks. Must not know Spark, the network or
 Kubernetes.

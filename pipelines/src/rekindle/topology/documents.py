@@ -1,6 +1,6 @@
 """Documents of a YAML text, and keys that a mapping has twice.
 
-PyYAML takes the last of two equal keys in silence. A tool that takes the first would run another
+PyYAML silently takes the last of two equal keys. A tool that takes the first would run another
 topology than the one that was checked.
 """
 
@@ -15,7 +15,7 @@ import yaml
 
 from rekindle.errors import Problem
 
-_PLAIN = re.compile(r"[\w-]+")
+_PLAIN_KEY = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Document:
 
 
 def read_documents(source: str | bytes) -> list[Document]:
-    """Without empty documents. Raises yaml.YAMLError, ValueError (a 13th month, for example)."""
+    """All documents but empty ones. Raises yaml.YAMLError, and ValueError (a 13th month, for
+    example)."""
     loader = yaml.SafeLoader(source)
     found = []
     try:
@@ -43,7 +44,8 @@ def read_documents(source: str | bytes) -> list[Document]:
 
 
 def _repeated_keys(root: yaml.Node) -> Iterator[tuple[int, Problem]]:
-    """(line, problem) of each. Anchors and aliases are one node, which may contain itself."""
+    """(line, problem) for each repeated key. An anchor and its aliases are one node, which may
+    contain itself."""
     waiting, seen = [("", root)], set()
     while waiting:
         path, node = waiting.pop()
@@ -74,6 +76,6 @@ def _repeated_keys_of(node: yaml.MappingNode, path: str) -> Iterator[tuple[int, 
 
 def _below(path: str, key: yaml.Node) -> str:
     name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
-    if not _PLAIN.fullmatch(name):
+    if not _PLAIN_KEY.fullmatch(name):
         return f"{path}[{name}]"
     return f"{path}.{name}" if path else name

@@ -82,7 +82,7 @@ def _topology_in(source: str | bytes) -> Document:
         raise InvalidTopology([Problem("", "NotYaml", f"not YAML: {what}", hint)]) from error
     topologies = [d for d in documents if isinstance(d.data, dict) and d.data.get("kind") == KIND]
     if len(topologies) > 1:
-        what = f"has {len(topologies)} topologies, of which one alone would be read"
+        what = f"has {len(topologies)} topologies, and only one would be read"
         hint = "write each into a file of its own"
         raise InvalidTopology([Problem("", "NotAManifest", what, hint)])
     return (topologies or documents or [Document(None, ())])[0]

@@ -15,7 +15,7 @@ from enum import StrEnum
 from rekindle.topology.schema import Schema
 from rekindle.topology.spec import OperatorSpec, QuerySpec, SourceSpec, TopologySpec
 
-MAX_REPLICAS = 8  # of a partition, as a spec may say
+MAX_REPLICAS = 8  # maximum of `replicas` in a spec
 
 
 class Exchange(StrEnum):
@@ -63,9 +63,9 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A chain of fused nodes; its stream is the last node's. `id` names it for pods, entries and
-    polls: a hash over the operator ids of its nodes. `inputs` is empty iff the first node is a
-    source."""
+    """A chain of fused nodes; its stream is that of the last node. `id`, a hash of the operator ids
+    of its nodes, identifies it in pods, checkpoint entries and polls. `inputs` is empty if, and
+    only if, the first node is a source."""
 
     id: str
     name: str  # of the last node
@@ -86,8 +86,9 @@ class Segment:
 class Slot:
     """A place for a task: one replica of one partition of one segment (by segment id).
 
-    Each replica that a spec has may run under two numbers, its `index` and `MAX_REPLICAS` more, in
-    turn: a planned move starts the task under the other one (docs/design/planned-moves.md)."""
+    Each replica of a spec has two numbers, `index` and `index + MAX_REPLICAS`, of which it uses one
+    at a time: a planned move starts the task under the other one
+    (docs/design/planned-moves.md)."""
 
     segment: str
     partition: int
@@ -99,7 +100,7 @@ class Slot:
 
     @property
     def index(self) -> int:
-        """Which of the replicas that the spec has, from 0 on."""
+        """The index of the replica in the spec, from 0."""
         return self.replica % MAX_REPLICAS
 
     @property
@@ -140,14 +141,14 @@ class Topology:
 
     def needed_segments(self, query: QuerySpec) -> tuple[Segment, ...]:
         """The segments that a query needs, itself included, in topological order."""
-        wanted = {self.queried_segment(query).id}
+        needed = {self.queried_segment(query).id}
         for segment in reversed(self.segments):
-            if segment.id in wanted:
-                wanted |= {self.producer(i.stream).id for i in segment.inputs}
-        return tuple(s for s in self.segments if s.id in wanted)
+            if segment.id in needed:
+                needed |= {self.producer(i.stream).id for i in segment.inputs}
+        return tuple(s for s in self.segments if s.id in needed)
 
     def paths(self, query: QuerySpec) -> tuple[frozenset[str], ...]:
-        """Of each source of a query, the ids of the segments from there to the query, both
+        """For each source of a query, the ids of the segments from the source to the query, both
         included."""
         needed, found = self.needed_segments(query), list[frozenset[str]]()
         for source in (s for s in needed if not s.inputs):

@@ -1,4 +1,4 @@
-"""Reasons used by several checks, the error of SQL, and did-you-mean hints."""
+"""Reasons that several checks use, the error for invalid SQL, and did-you-mean hints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class InvalidSql(RekindleError):
     """Invalid SQL or DDL; `problems` lists all problems found."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("; ".join(f.message for f in problems))
+        super().__init__("; ".join(p.message for p in problems))
         self.problems = tuple(problems)
 
 

@@ -14,8 +14,8 @@ from enum import Enum
 
 
 class Scalar(Enum):
-    """A type without parameters: Spark's name, and that in operator ids
-    (`type_in_operator_id`)."""
+    """A type without parameters. The name of a member is Spark's, its value is the name in operator
+    ids (`type_in_operator_id`)."""
 
     STRING = "string"
     BIGINT = "int64"
@@ -51,8 +51,8 @@ DataType = Scalar | Decimal | Array | Struct
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column, or a field of a STRUCT. `type` is None if it cannot be inferred without Spark; then
-    it is written as STRING."""
+    """A column, or a field of a STRUCT. `type` is None if it cannot be inferred without Spark; DDL,
+    Arrow schemas and operator ids then have STRING."""
 
     name: str
     type: DataType | None

@@ -231,6 +231,18 @@ class SinkSpec(Spec):
         return next((given.output_url for given in self.kinds.values() if given is not None), None)
 
     @property
+    def in_place(self) -> dict[str, set[str]]:
+        """The fields of each kind that take effect where the sink is, for `exclude` of pydantic."""
+        return {name: set(given.in_place) for name, given in self.kinds.items() if given}
+
+    def writes_as(self, other: SinkSpec) -> bool:
+        """Whether only fields differ that take effect in place."""
+        return self == other or self._written() == other._written()
+
+    def _written(self) -> dict[str, Any]:
+        return self.model_dump(exclude=self.in_place)
+
+    @property
     def retained_bytes(self) -> int:
         """How much of its newest output a task keeps for readers of this sink."""
         return sum(given.retained_bytes for given in self.kinds.values() if given is not None)
@@ -249,9 +261,14 @@ class QuerySpec(Spec):
 
     @property
     def identity(self) -> str:
-        """Input and sink: if they change, the query starts over."""
+        """Input and sink, without fields that take effect in place: if they change, the query
+        starts over."""
         return self.model_dump_json(
-            include={"from_", "sink"}, by_alias=True, exclude_defaults=True, exclude_none=True
+            include={"from_", "sink"},
+            exclude={"sink": self.sink.in_place},
+            by_alias=True,
+            exclude_defaults=True,
+            exclude_none=True,
         )
 
 

@@ -27,15 +27,15 @@ _MAX_ATTEMPTS = 8
 """Attempts to replace fields: the placeholder of an object may itself lack fields."""
 _PLACEHOLDER = "placeholder"
 _GRAPH_REASONS = frozenset({"UnknownInput", "Unused", "Cycle", "DuplicateName", "UnreadInput"})
-_FIELDS = frozenset(field.alias or name for name, field in TopologySpec.model_fields.items())
-_NAMES = frozenset({"name", "inputs", "from", "sources", "operators", "queries"})
+_SPEC_FIELDS = frozenset(field.alias or name for name, field in TopologySpec.model_fields.items())
+_FIELDS_WITH_NAMES = frozenset({"name", "inputs", "from", "sources", "operators", "queries"})
 """Fields that are names, or hold objects with names."""
 _CONSEQUENCES = {
     "spec.epochInterval": frozenset({"NotAMultiple"}),
     "spec.checkpoint.interval": frozenset({"NotAMultiple"}),
     "spec.checkpoint.volume": frozenset({"NoVolume"}),
 }
-"""Reasons that are left out if the field cannot be parsed."""
+"""By field: reasons of problems that are left out if the field cannot be parsed."""
 
 
 def problems_of_parsed_fields(data: Any, unparsable: Sequence[str]) -> list[Problem]:
@@ -86,7 +86,7 @@ def _replace(data: Any, location: Location, error_type: str) -> bool:
 
 
 def field_at(location: Iterable[int | str]) -> FieldInfo | None:
-    """The field that a location names, or the list that it is an item of."""
+    """The field at a location; for an item of a list, the field that is the list."""
     model: type[BaseModel] | None = TopologySpec
     field: FieldInfo | None = None
     for part in location:
@@ -136,7 +136,8 @@ def _is_consequence(
 def _may_hold_names(parts: Sequence[str]) -> bool:
     """Whether there are names of sources and operators at a path: an unknown field of the spec may
     be `operators`, misspelt."""
-    return _field_of(parts) in _NAMES or (len(parts) == 2 and parts[1] not in _FIELDS)
+    is_unknown = len(parts) == 2 and parts[1] not in _SPEC_FIELDS
+    return is_unknown or _field_of(parts) in _FIELDS_WITH_NAMES
 
 
 def _field_of(parts: Sequence[str]) -> str:
@@ -160,7 +161,7 @@ def _affected(spec: TopologySpec, unparsable_paths: Sequence[Sequence[str]]) -> 
 
 def _node_of(parts: Sequence[str]) -> str:
     """Path of the source, operator or query that has the field; "" if none has."""
-    return "/".join(parts[:3]) if len(parts) >= 3 and parts[1] in _NAMES else ""
+    return "/".join(parts[:3]) if len(parts) >= 3 and parts[1] in _FIELDS_WITH_NAMES else ""
 
 
 def _parts(path: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""`prepare` installs and builds what kubelet nodes need; `clean` removes what processes have left
-that ended without removing their nodes."""
+"""`prepare` installs and builds what kubelet nodes need; `clean` removes nodes whose process ended
+without removing them."""
 
 import sys
 

@@ -84,7 +84,7 @@ def neighbour_commands(
     """Lines for `ip -batch`, executed on the member with address `own` (a node, or the machine):
     every other member of the network, and the routes to its pods.
 
-    All that may ever exist are entered at once, so that nothing changes when a node joins.
+    All possible members are entered at once, so that nothing changes when a node joins.
     """
     host = [] if own == cluster.host else [cluster.host]
     others = [node for node in cluster.nodes() if node.address != own]

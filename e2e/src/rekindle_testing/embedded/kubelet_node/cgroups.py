@@ -38,7 +38,7 @@ def mounted() -> list[Hierarchy]:
 
 
 def make(name: str) -> None:
-    """With the parents; a name that exists is left as it is."""
+    """Make a cgroup and its parents in every hierarchy; those that exist are left as they are."""
     for hierarchy in mounted():
         path = hierarchy.root
         for part in PurePosixPath(name).parts:
@@ -56,7 +56,7 @@ def process_files(name: str) -> list[Path]:
 
 
 def processes(name: str) -> set[int]:
-    """All that are in it or below."""
+    """Ids of the processes in the cgroup or below it."""
     found: set[int] = set()
     for hierarchy in mounted():
         for file in (hierarchy.root / name).rglob("cgroup.procs"):
@@ -67,8 +67,8 @@ def processes(name: str) -> set[int]:
 
 
 def remove(name: str) -> bool:
-    """With all below; nothing happens if there is none. Whether it is gone: it is not while a
-    process is in it."""
+    """Remove the cgroup and those below it, if they exist. Returns whether all are removed; a
+    cgroup with a process in it stays."""
     gone = True
     for hierarchy in mounted():
         root = hierarchy.root / name
@@ -108,7 +108,7 @@ def _fill_cpuset(parent: Path, path: Path) -> None:
 
 
 def _delegate(path: Path) -> None:
-    """Let children of a cgroup of v2 have its controllers, each on its own: some may refuse."""
+    """Enable the controllers of a v2 cgroup for its children, one by one: some may be refused."""
     for controller in (path / "cgroup.controllers").read_text().split():
         with contextlib.suppress(OSError):
             (path / "cgroup.subtree_control").write_text(f"+{controller}")

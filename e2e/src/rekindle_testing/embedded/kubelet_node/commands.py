@@ -13,7 +13,7 @@ _TIMEOUT_S = 60.0
 
 
 def environment() -> Mapping[str, str]:
-    """Of all programs of a node: iptables and runc are in sbin, which a user's PATH may lack."""
+    """For all programs of a node: iptables and runc are in sbin, which a user's PATH may lack."""
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": f"{path}:/usr/sbin:/sbin", "LANG": "C.UTF-8", "HOME": "/root"}
 
@@ -21,7 +21,7 @@ def environment() -> Mapping[str, str]:
 def run(
     command: Sequence[str], stdin: str | BinaryIO = "", *, timeout_s: float = _TIMEOUT_S
 ) -> str:
-    """What it prints; KubeletNodeError if it fails."""
+    """Run a program and return what it prints; raises KubeletNodeError if it fails."""
     try:
         done = subprocess.run(
             command,

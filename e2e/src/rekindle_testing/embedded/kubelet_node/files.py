@@ -20,7 +20,7 @@ PAUSE_IMAGE = "docker.io/rekindle/pause:dev"
 IMAGE_TEMPLATE_DIRECTORY = "/run/rekindle/images"
 
 _CTR = ("ctr", "--namespace", "k8s.io")
-# The label is set by the part of containerd that serves the kubelet.
+# The label is set by containerd's CRI plugin, which serves the kubelet.
 IMAGES_UNKNOWN_TO_CRI = (
     *(*_CTR, "images", "list", "--quiet"),
     'labels."io.cri-containerd.image"!=managed',

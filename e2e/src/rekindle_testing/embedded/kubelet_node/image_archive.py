@@ -1,5 +1,5 @@
-"""Images in files: makes one of a static program, as a docker-archive, without engine and registry,
-and says what identifies those of any archive. Pure."""
+"""Image archives: makes one with a static program, as a docker-archive, without a container engine
+or a registry, and computes a fingerprint of the images in any archive. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def archive(
     directories: Sequence[str] = (),
     machine: str | None = None,
 ) -> bytes:
-    """A docker-archive; `files` are executable, their paths without a leading slash, as those of
-    `links` (to what they point to) and of `directories` (writable for everyone)."""
+    """A docker-archive. Paths have no leading slash. `files` are executable, `links` maps paths of
+    symbolic links to their targets, `directories` are writable for everyone."""
     layer = _tar(files, links or {}, directories)
     config = json.dumps(
         {
@@ -44,8 +44,8 @@ def archive(
 
 def fingerprint(file: BinaryIO) -> bytes:
     """What determines the images of an archive: their names, and their configurations or manifests,
-    in which are the digests of the layers. The layers are skipped. ValueError if it is no
-    archive."""
+    which have the digests of the layers. The layers themselves are not read. Raises ValueError if
+    the file is no archive of images."""
     try:
         with tarfile.open(fileobj=file) as tar:
             members = {member.name: member for member in tar if member.isfile()}

@@ -61,18 +61,18 @@ class ImageStoreTemplate:
 def acquire_template(
     archives: Sequence[Path], pause: Path, data: Path, on_progress: OnProgress = no_progress
 ) -> ImageStoreTemplate:
-    """One with these images, and with that of every pod's sandbox, for a node whose data are in
-    this directory; made if there is none."""
+    """A template with the images of the archives and that of every pod's sandbox, for a node with
+    the directory `data`; made if the cache has none."""
     directory = cache_root(os.environ) / "image-templates"
     snapshotter = _snapshotter(directory, data)
     sandbox = pause_archive(pause)
-    contents = _contents(archives)
+    fingerprints = _fingerprints(archives)
     key = content_key(
         [
             ("containerd", commands.run(["containerd", "--version"]).encode()),
             ("configuration", files.containerd_config_without_cri(Path("/"), snapshotter).encode()),
             ("sandbox", sandbox),
-            *((f"archive {number}", content) for number, content in enumerate(contents)),
+            *((f"archive {number}", content) for number, content in enumerate(fingerprints)),
         ]
     )
 
@@ -83,7 +83,7 @@ def acquire_template(
         pause_tar = scratch / "pause.tar"
         pause_tar.write_bytes(sandbox)
         _unpack([pause_tar, *archives], scratch, snapshotter)
-        if _contents(archives) != contents:
+        if _fingerprints(archives) != fingerprints:
             raise KubeletNodeError(f"image archives were replaced while they were read: {names}")
 
     return ImageStoreTemplate(snapshotter, acquire(directory / key, make, on_progress))
@@ -105,10 +105,11 @@ def link_images(template: ImageStoreTemplate, root: Path) -> None:
 
 
 def import_archive(archive: Path, snapshotter: str, init_pid: int) -> None:
-    """Into the containerd that has the namespaces of this process."""
+    """Import the images into the containerd that runs in the namespaces of this process."""
     command = [*commands.enter_namespaces(init_pid), *files.import_command(snapshotter), "-"]
     try:
-        # The namespaces have another /run, and maybe this file is there.
+        # Opened here and passed as standard input: a path below /run is another file in the
+        # namespaces, which have a /run of their own.
         with archive.open("rb") as file:
             commands.run(command, file, timeout_s=_IMPORT_TIMEOUT_S)
     except OSError as error:
@@ -116,13 +117,13 @@ def import_archive(archive: Path, snapshotter: str, init_pid: int) -> None:
 
 
 def images_unknown_to_cri(init_pid: int) -> list[str]:
-    """Images that containerd has, and its part that serves the kubelet does not know yet."""
+    """Images that containerd has and its CRI plugin (which serves the kubelet) does not know."""
     command = [*commands.enter_namespaces(init_pid), *files.IMAGES_UNKNOWN_TO_CRI]
     return commands.run(command).split()
 
 
-def _contents(archives: Sequence[Path]) -> list[bytes]:
-    """What identifies the images, without reading their layers."""
+def _fingerprints(archives: Sequence[Path]) -> list[bytes]:
+    """What identifies the images of each archive, without reading their layers."""
 
     def read() -> Iterator[bytes]:
         for archive in archives:
@@ -145,7 +146,8 @@ def _snapshotter(cache: Path, data: Path) -> str:
 
 
 def _unpack(archives: Sequence[Path], directory: Path, snapshotter: str) -> None:
-    """By a containerd of its own, which ends in order: its databases are complete then."""
+    """Import the archives with a containerd of its own. It is ended with SIGTERM, so that its
+    databases are complete."""
     config = directory / "containerd.toml"
     config.write_text(files.containerd_config_without_cri(directory / _ROOT, snapshotter))
     with ChildProcesses(directory / "logs") as children:

@@ -128,7 +128,8 @@ def _prepare_mounts(directory: Path, images: dict[str, str]) -> None:
         options = f"lowerdir={path},upperdir={upper},workdir={work}"
         syscalls.mount("overlay", path, "overlay", data=options)
     if not _is_same(directory, before):
-        # It was below one of these. Its own files stay on its own file system.
+        # An overlay covers the directory: bind it again, so that its files stay on its own
+        # file system.
         directory.mkdir(parents=True, exist_ok=True)
         syscalls.bind(f"/proc/self/fd/{kept}", str(directory))
     os.close(kept)

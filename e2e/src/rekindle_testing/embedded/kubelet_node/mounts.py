@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Of the characters that the kernel escapes, a path of ours may have a blank.
+# How the kernel escapes a blank; our paths have none of the other characters that it escapes.
 _BLANK = "\\040"
 
 
@@ -13,7 +13,7 @@ def read() -> str:
 
 
 def points_below(mounts: str, path: Path) -> list[str]:
-    """The path itself too, in the order of mounting."""
+    """Mount points at or below the path, in the order of mounting."""
     points = (line.split()[1].replace(_BLANK, " ") for line in mounts.splitlines())
     return [point for point in points if Path(point).is_relative_to(path)]
 
@@ -24,7 +24,7 @@ def file_system_of(mounts: str, path: Path) -> str:
     for line in mounts.splitlines():
         _, point, kind, *_ = line.split()
         point = point.replace(_BLANK, " ")
-        # Of several on one point the last one is seen.
+        # The last of several mounts on one point hides the others.
         if path.is_relative_to(point) and len(point) >= len(found[0]):
             found = (point, kind)
     return found[1]

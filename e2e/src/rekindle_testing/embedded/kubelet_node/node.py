@@ -142,7 +142,7 @@ class KubeletNode:
             raise KubeletNodeError(
                 f"node {self.name} cannot import image archive {archive}: {error}"
             ) from error
-        # The kubelet would fail to start a pod before, and try again after ten seconds only.
+        # A kubelet that starts a pod before that fails, and tries again only after ten seconds.
         self._await(
             "has its new images", lambda: not image_store.images_unknown_to_cri(pid), _TIMEOUT_S
         )

@@ -62,7 +62,7 @@ def download(package: str, directory: Path) -> None:
         _apt(["update"], directory)
         done = _apt(["download", package], directory)
         if done.returncode != 0:
-            raise KubeletNodesUnsupported(f"cannot download {package}: {_last(done)}")
+            raise KubeletNodesUnsupported(f"cannot download {package}: {_last_lines(done)}")
     (archive,) = directory.glob("*.deb")
     commands.run(["dpkg-deb", "--extract", str(archive), str(directory)])
     archive.unlink()
@@ -80,7 +80,7 @@ def _install(packages: Sequence[str], on_progress: OnProgress) -> None:
     _apt(["update"], here)
     done = _apt(["install", "-y", "--no-install-recommends", *packages], here)
     if done.returncode != 0:
-        raise KubeletNodesUnsupported(f"`apt-get install {names}` failed: {_last(done)}")
+        raise KubeletNodesUnsupported(f"`apt-get install {names}` failed: {_last_lines(done)}")
     if still := missing(_is_installed):
         raise KubeletNodesUnsupported(f"installed, and yet not found: {' '.join(still)}")
 
@@ -103,5 +103,5 @@ def _is_installed(program: str) -> bool:
     return shutil.which(program, path=commands.environment()["PATH"]) is not None
 
 
-def _last(done: subprocess.CompletedProcess[str]) -> str:
+def _last_lines(done: subprocess.CompletedProcess[str]) -> str:
     return "\n".join(done.stdout.splitlines()[-5:])

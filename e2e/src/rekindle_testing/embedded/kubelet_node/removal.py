@@ -1,5 +1,5 @@
 """Removes what a state file names: the cgroups, links and directories of a cluster on this machine.
-Any number of times, whatever of it is left."""
+Idempotent: what is already removed is skipped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _POLL_S = 0.02
 def remove_leftovers(
     directory: Path = STATE_DIRECTORY, on_progress: OnProgress = no_progress
 ) -> None:
-    """Remove what processes have left that ended without doing so."""
+    """Remove the nodes and networks of processes that ended without removing them."""
     for path in sorted(directory.glob("*.jsonl")):
         state = StateFile.claim(path)
         if state is None:
@@ -41,7 +41,7 @@ def remove_leftovers(
 
 
 def remove_all(state: StateFile, on_progress: OnProgress = no_progress) -> None:
-    """Remove what a state file names whose lock this process holds, and empty the file."""
+    """Remove what the state file names, and empty it. This process holds the file's lock."""
     resources = state.resources()
     if not resources:
         return
@@ -56,7 +56,7 @@ def remove_all(state: StateFile, on_progress: OnProgress = no_progress) -> None:
 
 
 def remove(resources: Iterable[HostResource]) -> None:
-    """Processes first: with them go their namespaces, and what is in these."""
+    """Kills the processes first: their namespaces end with them, and so does what is in these."""
     resources = list(resources)
     names = [resource.name for resource in resources if isinstance(resource, Cgroup)]
     kill(names)
@@ -72,7 +72,7 @@ def remove(resources: Iterable[HostResource]) -> None:
 
 
 def leftovers(resources: Iterable[HostResource]) -> list[str]:
-    """What is still there of the resources, in words."""
+    """Descriptions of those resources that still exist."""
     found = []
     for resource in resources:
         match resource:
@@ -101,8 +101,8 @@ def kill(names: Iterable[str]) -> None:
 
 
 def _remove_cgroups(names: list[str]) -> None:
-    """Remove the cgroups, and kill what joins one meanwhile: it was started by a process that was
-    killed just then. If it comes later, there is nothing to join, and it ends."""
+    """Remove the cgroups. A process that a killed one had just started may still join a cgroup: it
+    is killed too. Once the cgroup is removed, such a process fails to join, and ends."""
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         kill(names)

@@ -56,8 +56,8 @@ DATA_DIRECTORY_NAME = "data"
 
 
 def is_ours(resource: HostResource) -> bool:
-    """Whether it may be a cluster's. What is removed, as root, goes by a file: one that names
-    anything else, such as the root of all cgroups, is refused."""
+    """Whether it may belong to a cluster of kubelet nodes. Removal runs as root and follows the
+    file, so a file that names anything else, such as the root of all cgroups, is refused."""
     match resource:
         case Cgroup(name):
             return _OWN_CGROUP.fullmatch(name) is not None
@@ -123,8 +123,8 @@ class StateFile:
             raise KubeletNodeError(f"{self.path}: {error}") from error
 
     def record(self, *resources: HostResource) -> None:
-        """Durable against the end of this process, not of the machine, which ends cgroups and
-        links."""
+        """Append the resources. They are not synced to disk: the file has to outlive this process,
+        not a restart of the machine, which ends cgroups and links too."""
         for resource in resources:
             if not is_ours(resource):
                 raise KubeletNodeError(f"{resource} cannot belong to a kubelet node")

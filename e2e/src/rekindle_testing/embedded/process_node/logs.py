@@ -128,7 +128,7 @@ def _flag(query: Mapping[str, str], name: str) -> bool:
 
 
 def _seconds(stamp: str) -> float:
-    """Of a time in RFC 3339 and UTC, with or without a fraction."""
+    """Seconds since 1970 of a time in RFC 3339 and UTC, with or without a fraction."""
     whole, _, fraction = stamp.removesuffix("Z").partition(".")
     seconds = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S"))
     return seconds + (float(f"0.{fraction}") if fraction else 0.0)

@@ -183,11 +183,11 @@ class ProcessNode:
 
     def freeze(self) -> None:
         """SIGSTOP to all: connections stay open and there are no responses."""
-        self._signal_all(signal.SIGSTOP, wanted="T")
+        self._signal_all(signal.SIGSTOP, stopped=True)
 
     def thaw(self) -> None:
         """SIGCONT to all: the node resumes, as a zombie if it was declared dead."""
-        self._signal_all(signal.SIGCONT, wanted="")
+        self._signal_all(signal.SIGCONT, stopped=False)
 
     def partition_network(self) -> None:
         """Drop all packets between the node and everything else."""
@@ -238,15 +238,12 @@ class ProcessNode:
 
     # --- helpers ----------------------------------------------------------
 
-    def _signal_all(self, number: signal.Signals, wanted: str) -> None:
-        """Send the signal until all processes of the node are in the wanted state."""
+    def _signal_all(self, number: signal.Signals, *, stopped: bool) -> None:
+        """Send the signal until all processes of the node are stopped, or none is."""
         if not self.pids:
             raise ProcessNodeError(f"node {self.name} does not run")
         deadline = time.monotonic() + 10.0
-        while True:
-            others = [pid for pid in self.pids if not _has_received(pid, wanted)]
-            if not others:
-                return
+        while others := [pid for pid in self.pids if _is_stopped(pid) not in (stopped, None)]:
             if time.monotonic() > deadline:
                 raise ProcessNodeError(f"processes {others} of {self.name} ignore {number.name}")
             for pid in others:
@@ -316,16 +313,14 @@ class ProcessNode:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
 
 
-def _has_received(pid: int, wanted: str) -> bool:
-    """Whether the process is stopped (`T`), or runs (``); True for a dead one."""
+def _is_stopped(pid: int) -> bool | None:
+    """None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return True
+        return None
     state = stat.rpartition(")")[2].split()[0]
-    if state in "ZX":
-        return True
-    return (state in "Tt") == (wanted == "T")
+    return None if state in "ZX" else state in "Tt"
 
 
 def _site_packages() -> list[str]:

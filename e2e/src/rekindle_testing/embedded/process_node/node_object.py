@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
@@ -92,7 +92,6 @@ class NodeObject:
         self._settings = settings
         self._clock = clock
         self._ready_since = clock()
-        self._uid = ""
         self._node_path = f"/api/v1/nodes/{settings.name}"
         self._leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
@@ -110,7 +109,6 @@ class NodeObject:
             if error.status != 409:
                 raise
             node = await self._api.merge_patch(self._node_path, {"metadata": {"labels": labels}})
-        self._uid = node["metadata"]["uid"]
         for condition in (node.get("status") or {}).get("conditions") or []:
             if condition["type"] == "Ready" and condition["status"] != "True":
                 self._ready_since = self._clock()
@@ -126,7 +124,8 @@ class NodeObject:
             await self._tolerate("status", self.report())
 
     async def keep_lease(self) -> None:
-        """After a gap, in which the Node may have become Unknown, the status is written too."""
+        """Renew the Lease forever. After a gap, in which the Node may have become Unknown, write
+        the status too."""
         last_success = self._clock()
         while True:
             if await self._tolerate("lease", self._renew()):
@@ -173,9 +172,10 @@ class NodeObject:
         }
         await self._api.create(self._leases, body)
 
-    async def _tolerate(self, what: str, call: object) -> bool:
+    async def _tolerate(self, what: str, call: Awaitable[None]) -> bool:
+        """Await a write; an error is logged. Returns whether it succeeded."""
         try:
-            await call  # type: ignore[misc]
+            await call
         except (ApiError, Unreachable) as error:
             log.warning("%s of node %s not written: %s", what, self._settings.name, error)
             return False

@@ -42,7 +42,8 @@ class ObjectReader:
                 f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim_name}"
             )
             volume_name = claim["spec"].get("volumeName")
-            # Before it is bound, the node authorizer does not know the volume either.
+            # Before the claim is bound, the node authorizer would refuse to let the node read the
+            # volume.
             if not volume_name or claim.get("status", {}).get("phase") != "Bound":
                 raise ValueError(f"claim {claim_name!r} is not bound")
             volume = await self._api.get(f"/api/v1/persistentvolumes/{volume_name}")

@@ -160,6 +160,7 @@ class PodWorker:
                 await asyncio.wait_for(self._wake.wait(), timeout)
 
     async def _sync(self) -> float:
+        """Bring the pod closer to its object; returns the time of the next call."""
         if self._deleted_at is not None or "deletionTimestamp" in self.pod["metadata"]:
             return await self._terminate()
         if self._admitted and self.failure is None and self._phase() in ("Succeeded", "Failed"):
@@ -305,7 +306,8 @@ class PodWorker:
     # --- status -----------------------------------------------------------
 
     async def _keep_published(self) -> None:
-        """Whenever the status is outdated; an unavailable API server delays nothing else."""
+        """Publish the status whenever it is outdated, in a task of its own: an unavailable API
+        server must not delay the containers."""
         while True:
             await self._status_outdated.wait()
             self._status_outdated.clear()

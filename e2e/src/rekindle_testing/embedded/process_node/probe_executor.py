@@ -91,7 +91,7 @@ async def _exec(command: list[str], pid: int | None, environment: Mapping[str, s
     try:
         output, _ = await process.communicate()
     finally:
-        # nsenter's child is in its session: a time-out must not leave it behind.
+        # nsenter's child is in the same session: a timeout must not leave it running.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:

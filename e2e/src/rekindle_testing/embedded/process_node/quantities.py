@@ -36,5 +36,5 @@ def parse_rounded_up(text: str | int | float) -> int:
 
 
 def parse_millis(text: str | int | float) -> int:
-    """In thousandths, rounded up: those of a core."""
+    """Thousandths (of a core), rounded up."""
     return ceil_divide(parse(text), Decimal("0.001"))

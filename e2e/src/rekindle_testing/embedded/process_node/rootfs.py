@@ -33,8 +33,9 @@ def enter_root(spec: Spec) -> list[str]:
     if root:
         syscalls.bind("/sys", f"{root}/sys")
         make_devices(f"{root}/dev")
-    # Opened here and mounted inside: a target like /var/run/secrets may lead
-    # through absolute links, which would lead out of the new root from here.
+    # Sources are opened before the chroot and mounted after it: a target like
+    # /var/run/secrets may lead through absolute links, which before the chroot would lead
+    # out of the new root.
     sources = [os.open(item["source"], os.O_PATH) for item in spec["mounts"]]
     if root:
         os.chroot(root)

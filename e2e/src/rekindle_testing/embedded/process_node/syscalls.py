@@ -42,7 +42,7 @@ def die_with_parent(signal_number: int) -> None:
 
 
 def no_new_privileges() -> None:
-    """No program that this process becomes gets rights that it has not."""
+    """Programs that this process executes gain no privileges, such as by a setuid bit."""
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

@@ -1,7 +1,7 @@
 """Rekindle on a cluster that a KUBECONFIG names, in namespaces of its own.
 
 It uses the API alone: kubectl, helm, pods. It refuses a cluster that it would disturb, and removes
-all that it has made; what a run leaves that was killed, the next one removes.
+all that it has made. If a run is killed, the next run removes what it has left.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class ExistingCluster(Cluster):
 
     def start(self) -> None:
         self.shared.mkdir(parents=True, exist_ok=True)
-        # Another KUBECONFIG or context, later, changes nothing: one context in a file of our own.
+        # A file of our own with one context: a later change of KUBECONFIG or of the current context
+        # must not redirect this run to another cluster.
         self._cleanup.callback(self.kubeconfig.unlink, missing_ok=True)
         try:
             self._write_kubeconfig()
@@ -221,7 +222,7 @@ class ExistingCluster(Cluster):
             fs_group=self._settings.fs_group,
             timeout_s=_VOLUME_S,
         )
-        # Also what binds the claim, if its class waits for a first pod.
+        # The pod that lists the files also binds the claim, if its class waits for a consumer.
         if entries := volume.entries():
             raise ClusterNotUsable(
                 f"the volume of claim {name} is not empty ({', '.join(entries[:5])}): delete its "

@@ -42,8 +42,8 @@ def main(root: Path, input_directory: Path, verb: str, *arguments: str) -> dict[
 
 
 def _read(root: Path, path: str, offset: str, size: str) -> dict[str, object]:
-    """One part of the archive of a folder. The first call makes the archive; if one part does not
-    have all of it, it stays until the last part was read."""
+    """One part of the archive of a folder. The first call makes the archive; one that does not fit
+    into one part is kept until the last part was read."""
     directory = root / _ARCHIVE_DIRECTORY
     archive = directory / "archive.tar.gz"
     content = _archive(root, path) if offset == "0" else archive.read_bytes()

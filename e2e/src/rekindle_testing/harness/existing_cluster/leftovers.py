@@ -1,8 +1,8 @@
 """What a run creates in somebody's cluster, how it is found, and how it is removed.
 
-Everything that is not inside one of the run's namespaces has the label of the run, or the
-annotation by which helm says which release it is of. So a run that was killed can be removed by the
-next one. A Lease shows that a run is alive: nobody removes what belongs to another that is.
+Everything that is not inside one of the run's namespaces has the label of the run, or helm's
+annotation with the namespace of the release. So the next run can remove what a killed one has left.
+A Lease shows that a run is alive: what belongs to a run that is alive is not removed by others.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def refuse_if_alive(kubectl: Kubectl, run: RunNames, now: Clock) -> None:
 
 
 def remove(kubectl: Kubectl, helm: Helm, run: RunNames, on_progress: OnProgress) -> None:
-    """Can be repeated and interrupted. Topologies and the release go before their namespaces,
-    since the name of the release's namespace is how its other objects are found."""
+    """Can be repeated and interrupted. Topologies and the release are removed before their
+    namespaces, since the name of the release's namespace is how its other objects are found."""
     for node in items(kubectl, "nodes", "-l", f"{LABEL_RUN}={run.id}"):
         on_progress(f"uncordoning {node['metadata']['name']}")
         kubectl("uncordon", node["metadata"]["name"])

@@ -16,8 +16,8 @@ _NOT_YET = 429  # a disruption budget does not allow the eviction now
 
 
 class ExistingNode:
-    """Nothing of other namespaces than the run's is evicted. A Node is never deleted: it comes back
-    only when its kubelet starts again, which takes more than the API."""
+    """Evicts only pods in the run's namespaces. Never deletes a Node: it would come back only when
+    its kubelet is restarted, which cannot be done through the API."""
 
     def __init__(self, name: str, run: RunNames, kubectl: Kubectl, core: client.CoreV1Api) -> None:
         self.name = name

@@ -1,8 +1,8 @@
 """Files to and from a volume that this machine does not mount, by short-lived pods.
 
-A pod gets what is written as ConfigMaps, and answers in its log: that needs nothing but pods,
-ConfigMaps and logs, which every cluster has. Archives are compressed, and split: a ConfigMap holds
-1 MiB at most, and kubelets rotate logs, by default at 10 MiB.
+Data to write is passed to a pod in ConfigMaps, and data that it reads is in its log: that needs
+nothing but pods, ConfigMaps and logs, which every cluster has. Archives are compressed, and split:
+a ConfigMap holds 1 MiB at most, and kubelets rotate logs, by default at 10 MiB.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Volume:
         self._numbers = itertools.count(1)
 
     def write(self, base: Path, path: str) -> None:
-        """A file or folder below `base`, to the same place below the root of the volume."""
+        """Copy a file or folder below `base` to the same place below the root of the volume."""
         content = io.BytesIO()
         with tarfile.open(fileobj=content, mode="w:gz") as tar:
             tar.add(base / path, arcname=path)
@@ -78,7 +78,7 @@ class Volume:
                 self._delete(self._core.delete_namespaced_config_map, name)
 
     def read(self, path: str, base: Path) -> None:
-        """Make the folder below `base` as it is on the volume."""
+        """Replace a folder below `base` by that of the volume."""
         size, archive = 1, b""
         while len(archive) < size:
             number, offset = next(self._numbers), str(len(archive))
@@ -144,7 +144,8 @@ def pod_manifest(
     config_maps: Sequence[str],
     fs_group: int | None,
 ) -> dict[str, Any]:
-    """Admitted where the Pod Security Standard `restricted` is enforced."""
+    """A pod that runs `in_pod` with these arguments. It is admitted where the Pod Security Standard
+    `restricted` is enforced."""
     volumes: list[dict[str, Any]] = [
         {"name": "volume", "persistentVolumeClaim": {"claimName": claim}}
     ]

@@ -1,7 +1,7 @@
 """Rekindle on a cluster of its own that kind makes, and deletes at the end.
 
-One cluster at a time on a machine, of a fixed name: the lock says whether its owner lives. So the
-next run deletes what a killed one has left.
+One cluster at a time on a machine, with a fixed name: a file lock shows whether its owner is alive.
+So the next run deletes what a killed one has left.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class KindCluster(Cluster):
         )
 
     def _load_images(self) -> None:
-        """Built ones by their archives; given ones from Docker, or the nodes pull them."""
+        """Load the archives of built images. Of images that the settings name, load those that
+        Docker has; the nodes pull the others."""
         if self._images is None:
             built = ensure_image_archives(self._on_progress)
             self._images = (built["operator"].tag, built["pipelines"].tag)
@@ -159,10 +160,10 @@ class KindCluster(Cluster):
         self._killed += [self.nodes.pop(name) for name in names]
 
     def add_node(self) -> str:
-        """The node that was killed first starts again, with its name and its disk."""
+        """Start the node that was killed first again, with its name and its disk."""
         if not self._killed:
             raise UnsupportedByCluster(
-                "kind adds no nodes to a cluster; those that were killed run again"
+                "kind cannot add a node to a cluster, and no killed node is left to start again"
             )
         node = self._killed.pop(0)
         before = self._renewed_at(node.name)

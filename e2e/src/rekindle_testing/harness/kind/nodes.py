@@ -7,8 +7,8 @@ from pathlib import Path
 from rekindle_testing.harness.any_cluster import UnsupportedByCluster
 from rekindle_testing.harness.cluster_programs import ClusterPrograms, run
 
-# At the node's only interface, for its pods too. `docker network disconnect` would take the address
-# away: pods would get errors instead of silence, and another address when it is connected again.
+# At the node's only interface, which its pods use too. `docker network disconnect` would remove the
+# address: pods would get errors instead of silence, and another address when it is connected again.
 _DROP_RULES = (
     ("PREROUTING", "-i", "eth0", "-j", "DROP"),
     ("POSTROUTING", "-o", "eth0", "-j", "DROP"),

@@ -1,4 +1,4 @@
-"""What the user says of a kind cluster, by environment variables: parsed once, pure."""
+"""The settings of a kind cluster, from environment variables. Pure."""
 
 from __future__ import annotations
 

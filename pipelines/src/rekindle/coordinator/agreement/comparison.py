@@ -2,18 +2,20 @@
 
 The engine is deterministic, so results should be equal. If two differ, neither is trusted: the
 partition is disputed (`disputes`), and one of its replicas has to compute again from the committed
-checkpoint. Two equal results of three decide; the third one has diverged, and does not count until
-its slot has a new incarnation. A replica that repeats its own result decides nothing, since its
-node may be faulty, and neither does one that follows it on its node after it was lost: then the
-other one computes again, and if that one repeats its result too, one of them is replaced, so that a
-third node decides. A replica that contradicts itself is replaced in the same way, if another one
-repeats itself. If all contradict themselves, or a new node agrees with
-none, the operator is not deterministic, and the dispute stays open.
+checkpoint. Two equal results of three decide; the third replica has diverged, and is not compared
+until its slot has a new incarnation.
 
-A computation that has started from a partner's state is a copy: up to there it has the partner's
-results. It is no witness of them, and no party to a dispute; when any result of its partition is
-found to be untrusted it computes again. It is a copy no more when a committed checkpoint has its
-results.
+A replica that repeats its own result decides nothing, since its node may be faulty; nor does its
+next incarnation on the same node. Then the other replica computes again. If that one repeats its
+result too, one of them is replaced, so that a third node decides. A replica that contradicts its
+own result is replaced in the same way, if another one has repeated its result. If all contradict
+themselves, or a new node agrees with none, the operator is not deterministic, and the dispute stays
+open.
+
+A computation that has started from a partner's state is a copy: up to that epoch it has the
+partner's results. It does not count as a second result for them, and is no party to a dispute; when
+any result of its partition is found to be untrusted, it computes again. It is no copy any more when
+a committed checkpoint has its results.
 
 Design: docs/design/coordinator.md#when-replicas-disagree, docs/design/state-movement.md#agreement.
 """
@@ -51,10 +53,11 @@ class UntrustedOutput:
 
 @dataclass(slots=True)
 class _Record:
-    """`copied_through`: it has started from a partner's state after this epoch; `may_copy`: no
-    partner was found to be untrusted since its first response. The newest epochs at which its
-    result was also that of each other one (`agreed`), of two that count (`witnessed`), and of a
-    committed checkpoint (`committed`)."""
+    """The results of one computation. `copied_through`: it has started from a partner's state after
+    this epoch; `may_copy`: no partner was found to be untrusted since its first response. `agreed`:
+    the newest epoch at which its result was that of each other computation; `witnessed`: that of
+    another one, and not both are copies of the same result; `committed`: that of a committed
+    checkpoint."""
 
     by: Computation
     digests: dict[int, EpochDigests]
@@ -94,7 +97,7 @@ class DigestComparison:
         return self._disputes
 
     def is_untrusted(self, slot: Slot) -> bool:
-        """Whether it must not be read: diverged, disputed, or about to compute again."""
+        """Whether readers must not read it: diverged, disputed, or about to compute again."""
         disputed = partition_of(slot) in self._disputes
         return disputed or slot in self._diverged or slot in self._restarts
 
@@ -104,7 +107,8 @@ class DigestComparison:
         return found.boot if found is not None else None
 
     def witnessed(self, partition: Partition) -> int:
-        """The newest epoch on which two computations of a partition agreed that are no copies."""
+        """The newest epoch on which two computations of a partition agreed of which none is a copy
+        of the other's result."""
         return self._witnessed.get(partition, NO_EPOCH)
 
     def agree_through(self, one: Slot, other: Slot) -> int:
@@ -146,22 +150,22 @@ class DigestComparison:
         restored_from: int | None = None,
         copied_through: int | None = None,
     ) -> bool:
-        """Process the digests of a computation; True if the state of any replica changed.
-        `restored_from`: the epoch of the checkpoint with which it started; `copied_through`: of the
-        partner's state."""
+        """Process the digests of a computation. Returns whether a replica has diverged, a dispute
+        changed, or a computation has to end. `restored_from`: the epoch of the checkpoint with
+        which it started; `copied_through`: of the partner's state."""
         before = (dict(self._diverged), dict(self._disputes), dict(self._restarts))
         if self._restarts.get(by.slot) == by:
-            return False  # it is about to end
+            return False  # this boot is about to end
         if not self._is_compared(by.slot):
             return False
         self._restarts.pop(by.slot, None)
         partition = partition_of(by.slot)
-        fresh = self._record(by, digests)
+        changed_epochs = self._record(by, digests)
         self._match_committed(partition)
         if copied_through is not None and not self._start_copy(by, copied_through):
             return True
         self._decide(partition, by, restored_from)
-        for epoch in fresh:
+        for epoch in changed_epochs:
             if partition not in self._disputes:
                 self._compare(partition, epoch)
         return before != (self._diverged, self._disputes, self._restarts)
@@ -176,16 +180,16 @@ class DigestComparison:
             record = replicas[by.slot] = _Record(by, {})
         known = record.digests
         merged = {e: found.with_missing(known.get(e)) for e, found in digests.items()}
-        fresh = [epoch for epoch, found in merged.items() if known.get(epoch) != found]
+        changed = [epoch for epoch, found in merged.items() if known.get(epoch) != found]
         known.update(merged)
         for epoch in sorted(record.digests)[:-_MAX_EPOCHS]:
             if epoch not in digests:
                 del record.digests[epoch]
-        return sorted(fresh)
+        return sorted(changed)
 
     def _start_copy(self, by: Computation, through: int) -> bool:
-        """A newcomer has got a partner's state; False if that may be of an untrusted one, so that
-        it computes again. It has responded before, without state."""
+        """A newcomer has got a partner's state. Returns False if the partner may be untrusted: then
+        the newcomer computes again. (Its record exists since its first response, without state.)"""
         partition = partition_of(by.slot)
         record = self._records[partition][by.slot]
         if record.copied_through is not None:
@@ -209,8 +213,8 @@ class DigestComparison:
     def containment_inherited(
         self, by: Computation, after: int, disputed: Mapping[int, EpochDigests]
     ) -> bool:
-        """An older coordinator contained the results of a boot after an epoch; `disputed`: its
-        results of epochs about which replicas disagree. True if this is new."""
+        """An older coordinator has contained the results of a boot after an epoch; `disputed`: the
+        boot's results of epochs about which replicas disagree. True if this is new."""
         if self._inherited.get(by.slot) == by:
             return False
         self._inherited[by.slot] = by
@@ -232,13 +236,13 @@ class DigestComparison:
         message = f"its state after epoch {epoch} differs from the checkpoint's"
         self._mark_diverged(slot, incarnation, message)
         partition = partition_of(slot)
-        if self._discard_copies(partition):  # which alone have compared its results
+        if self._discard_copies(partition):  # its results were compared with those of copies only
             after = min(self.witnessed(partition), epoch)
             self._untrusted.append(UntrustedOutput(partition, after))
 
     def discard(self, computations: Iterable[Computation]) -> None:
-        """These may have read a wrong epoch: they compute again, and their results are
-        discarded."""
+        """These computations may have read a wrong epoch: their replicas compute again, and their
+        results are discarded."""
         for by in computations:
             partition = partition_of(by.slot)
             self._restarts[by.slot] = by
@@ -257,16 +261,17 @@ class DigestComparison:
         self._restarts.pop(slot, None)
         dispute = self._disputes.get(partition)
         if dispute is not None and dispute.unresolved:
-            left = tuple((by, digests) for by, digests in dispute.results if by.slot != slot)
-            self._disputes[partition] = replace(dispute, results=left)
-            if not left:
+            others = tuple((by, digests) for by, digests in dispute.results if by.slot != slot)
+            self._disputes[partition] = replace(dispute, results=others)
+            if not others:
                 self._end(partition, DisputeEvent.PARTIES_GONE)
 
     def request_recomputation(
         self, partition: Partition, alive: Sequence[Computation], now: float
     ) -> None:
-        """Let one of `alive` (tasks that respond) compute a disputed partition again, unless one
-        does so already. The highest index first, since the lowest one saves checkpoints."""
+        """Restart one of `alive` (computations that respond), so that it computes a disputed
+        partition again, unless one does so already. The highest index first, since the lowest one
+        saves checkpoints."""
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return
@@ -295,7 +300,7 @@ class DigestComparison:
         return slot.index < replicas and replicas > 1
 
     def _is_compared(self, slot: Slot) -> bool:
-        """Whether it is one of the configured replicas of its partition."""
+        """Whether this slot is one of the configured replicas of its partition."""
         return self._replicas is None or slot.index < self._replicas.get(partition_of(slot), 0)
 
     def _compare(self, partition: Partition, epoch: int) -> None:
@@ -313,49 +318,50 @@ class DigestComparison:
         after = min(self.witnessed(partition), epoch - 1)
         self._untrusted.append(UntrustedOutput(partition, after))
         sizes = sorted(witnesses)
-        right = groups[witnesses.index(sizes[-1])] if sizes[-1] > max(1, sizes[-2]) else []
-        copies = self._discard_copies(partition, right)
-        left = [(by, digests) for by, digests in results if by not in copies]
-        if right:
-            wrong = [by for by, digests in left if (by, digests) not in right]
-            self._mark_all_diverged(wrong, epoch, right[0][0])
-        elif left:
-            digest_name = groups[0][0][1].difference(groups[1][0][1]) or "digest"
-            self._disputes[partition] = Dispute(partition, after, epoch, digest_name, tuple(left))
+        correct = groups[witnesses.index(sizes[-1])] if sizes[-1] > max(1, sizes[-2]) else []
+        copies = self._discard_copies(partition, correct)
+        originals = [(by, digests) for by, digests in results if by not in copies]
+        if correct:
+            wrong = [by for by, digests in originals if (by, digests) not in correct]
+            self._mark_all_diverged(wrong, epoch, correct[0][0])
+        elif originals:
+            name = groups[0][0][1].difference(groups[1][0][1]) or "digest"
+            self._disputes[partition] = Dispute(partition, after, epoch, name, tuple(originals))
             self._requested_at.pop(partition, None)
 
     def _agree(self, partition: Partition, epoch: int, results: Sequence[Result]) -> None:
-        """These results have no comparable differences."""
+        """Record that these results have no comparable differences."""
         records = self._records[partition]
         agreeing = {
             by: [other for other, found in results if other != by and _agree(digests, found)]
             for by, digests in results
         }
-        counted = any(agreeing.values()) and self._witnesses(partition, results) > 1
-        if counted:
+        is_witnessed = any(agreeing.values()) and self._witnesses(partition, results) > 1
+        if is_witnessed:
             self._witnessed[partition] = max(epoch, self.witnessed(partition))
         for by, others in agreeing.items():
             record = records[by.slot]
             for other in others:
                 record.agreed[other] = max(epoch, record.agreed.get(other, NO_EPOCH))
-            if others and counted:
+            if others and is_witnessed:
                 record.witnessed = max(epoch, record.witnessed)
 
     def _witnesses(self, partition: Partition, group: Sequence[Result]) -> int:
-        """How many of these equal results count. A copy does not; one of the group does."""
+        """How many of these equal results were computed independently: copies are not counted, but
+        a group is at least one."""
         copies = sum(self._is_copy(partition, by) for by, _ in group)
         return max(1, len(group) - copies)
 
     def _is_copy(self, partition: Partition, by: Computation) -> bool:
-        """Whether it repeats results that it has in common neither with a committed checkpoint nor
-        with two others."""
+        """Whether its results up to `copied_through` are a partner's, and neither a committed
+        checkpoint nor a further computation has the same ones."""
         record = self._records[partition].get(by.slot)
         if record is None or record.by != by or record.copied_through is None:
             return False
         return record.copied_through > max(record.witnessed, record.committed)
 
     def _match_committed(self, partition: Partition) -> None:
-        """Find the boots that have the results of the committed checkpoint."""
+        """Mark the computations that have the results of the committed checkpoint."""
         if partition not in self._committed:
             return
         epoch, committed = self._committed[partition]
@@ -365,12 +371,13 @@ class DigestComparison:
                 record.committed = epoch
 
     def _discard_copies(
-        self, partition: Partition, right: Sequence[Result] = ()
+        self, partition: Partition, correct: Sequence[Result] = ()
     ) -> list[Computation]:
         """Results of this partition are untrusted: copies compute again, except those that are
-        known to be right, and so do newcomers that turn out to be copies. Returns the copies."""
+        known to be correct; so will newcomers that start from a partner's state later. Returns the
+        copies."""
         records = self._records.get(partition, {}).values()
-        spared = [by for by, _ in right]
+        spared = [by for by, _ in correct]
         copies = [r.by for r in records if r.by not in spared and self._is_copy(partition, r.by)]
         for record in records:
             record.may_copy = False
@@ -388,15 +395,15 @@ class DigestComparison:
         found = self._records[partition][by.slot].digests.get(dispute.epoch)
         if found is None:
             return
-        own = [found for other, found in dispute.results if dispute.is_repetition(other, by)]
+        own = [earlier for other, earlier in dispute.results if dispute.is_repetition(other, by)]
         if any(found.agrees(digests, dispute.digest_name) for digests in own):
             self._continue(dispute.with_repetition(by, found))
             return
         name = dispute.digest_name
         same = [(other, found.agrees(digests, name)) for other, digests in dispute.results]
-        right = [other for other, agrees in same if agrees]
+        correct = [other for other, agrees in same if agrees]
         wrong = [other for other, agrees in same if agrees is False]
-        if right:
+        if correct:
             self._end(partition, DisputeEvent.MATCHED)
             self._witnessed[partition] = max(dispute.epoch, self.witnessed(partition))
             self._mark_all_diverged(wrong, dispute.epoch, by)
@@ -409,9 +416,9 @@ class DigestComparison:
         self._disputes.pop(partition).step(event)
 
     def _continue(self, dispute: Dispute) -> None:
-        """Continue a dispute after a result that does not decide it. A replica that contradicts
-        itself is replaced when another one has repeated itself: if none does, the operator is
-        faulty."""
+        """Continue a dispute after a result that does not decide it. A replica that contradicts its
+        own result is replaced if another one has repeated its own; if none has, the operator may be
+        at fault."""
         self._disputes[dispute.partition] = dispute
         self._requested_at.pop(dispute.partition, None)
         if dispute.unresolved or not dispute.repeated - dispute.contradicted:

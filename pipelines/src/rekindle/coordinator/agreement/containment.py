@@ -2,8 +2,8 @@
 
 A disputed partition is not read. Its sinks, and those of all partitions downstream, write nothing
 after the last epoch on which its replicas agreed, and checkpoints after that epoch are not
-committed. Tasks that may have read a wrong epoch compute again from the committed checkpoint, like
-one of the replicas.
+committed. One of its replicas, and tasks that may have read a wrong epoch, compute again from the
+committed checkpoint.
 
 Design: docs/design/coordinator.md#when-replicas-disagree.
 """
@@ -28,7 +28,7 @@ class Containment:
     def __init__(self) -> None:
         self.comparison = DigestComparison()
         self._sinks_through: dict[Partition, int] = {}
-        self._untrusted: set[Partition] = set()  # of which some output was found to be untrusted
+        self._untrusted: set[Partition] = set()  # partitions with output that was untrusted
 
     # --- desired state of tasks ---
 
@@ -57,8 +57,8 @@ class Containment:
         self.comparison.configured(found)
 
     def first_response(self, task: Task, graph: Graph | None) -> None:
-        """First response of a task that an older coordinator started. It may have read output that
-        is known to be untrusted."""
+        """The first response of a task to this coordinator. If an older coordinator started it, it
+        may have read output that is known to be untrusted."""
         started = task.response is not None and task.response.restored_from is not None
         if graph is None or not started:
             return
@@ -73,7 +73,7 @@ class Containment:
         graph: Graph | None,
         committer: Committer,
     ) -> bool:
-        """Compare the digests of a response; True if the state of any replica changed."""
+        """Compare the digests of a response; True if the state of a replica or dispute changed."""
         by = Computation(slot, response.task.incarnation, response.boot_id)
         copied = response.movement.moved_through if response.movement is not None else None
         restored_from = response.restored_from if copied is None else None
@@ -102,8 +102,9 @@ class Containment:
         graph: Graph | None,
         committer: Committer,
     ) -> bool:
-        """Contain results of a task that an older coordinator had contained too; True if this
-        changed the state of any replica. A task that has no such results yet continues."""
+        """Contain the results of a task that an older coordinator has contained; True if this
+        changed the state of a replica or dispute. Nothing is done while the task has computed none
+        of these epochs."""
         contained = response.contained
         if contained is None or max(response.digests, default=NO_EPOCH) <= contained.after:
             return False
@@ -116,11 +117,11 @@ class Containment:
         return True
 
     def restart(self, tasks: Iterable[Task]) -> None:
-        """These compute again, for a reason that concerns nobody's results."""
+        """These tasks compute again, for another reason than wrong results."""
         self.comparison.discard(by for task in tasks for by in _computations(task))
 
     def update(self, graph: Graph | None) -> None:
-        """Compute from the disputes up to which epoch sinks may write."""
+        """Derive from the disputes the epochs through which sinks may write."""
         self._sinks_through = {}
         if graph is None:
             return
@@ -149,10 +150,11 @@ class Containment:
         replicas: Mapping[Partition, list[Task]],
         is_suspected: TaskPredicate,
     ) -> list[CheckpointDone]:
-        """The entries of a task that may be committed: none of an untrusted replica, and only those
-        that two replicas have computed, or in which each other Live one agrees with it, copies too,
-        unless it is far behind. A donor and its copy that agree are not enough: a third one, a few
-        epochs behind, may show that both are wrong."""
+        """The entries of a task that may be committed. None, if the replica is untrusted. Otherwise
+        those at epochs whose result two replicas have computed, or on which all other Live replicas
+        agree with it, including copies, except replicas that are far behind. (It is not enough that
+        a donor and its copy agree: a third replica, a few epochs behind, may show that both are
+        wrong.)"""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
@@ -202,7 +204,7 @@ class Containment:
     # --- private ---
 
     def _contain(self, tasks: Membership, graph: Graph | None, committer: Committer) -> None:
-        """Hold back all that depends on untrusted epochs."""
+        """Hold back all output and checkpoints that depend on untrusted epochs."""
         if graph is None:
             return
         for untrusted in self.comparison.take_untrusted():
@@ -213,15 +215,15 @@ class Containment:
             self.comparison.discard(
                 by
                 for task in tasks
-                if task.partition
-                in readers  # all replicas: they read ahead, and have logs of earlier boots
+                # All replicas of readers: they read ahead, and have logs of earlier boots.
+                if task.partition in readers
                 for by in _computations(task)
             )
         self.update(graph)
 
 
 def _computations(task: Task) -> list[Computation]:
-    """At most one."""
+    """The computation of a task, if it has one."""
     if task.response is None or not task.pod.may_be_running:
         return []
     return [Computation(task.slot, task.pod.incarnation, task.response.boot_id)]

@@ -98,8 +98,8 @@ class Dispute:
         return any(by == other for other, _ in self.results)
 
     def is_repetition(self, earlier: Computation, later: Computation) -> bool:
-        """Whether both may be of one node: of one replica, or of one that was lost and its
-        successor. One that was replaced because of this dispute is followed on another node."""
+        """Whether both may have run on the same node: they are of one slot, and no incarnation
+        between them was replaced because of this dispute, which would be on another node."""
         incarnations = range(earlier.incarnation, later.incarnation)
         return earlier.slot == later.slot and not any(
             (earlier.slot, incarnation) in self.replaced for incarnation in incarnations

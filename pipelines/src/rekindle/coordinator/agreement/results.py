@@ -1,8 +1,8 @@
 """The results that a computation of a partition reports for its epochs. Pure.
 
 Chained digests (`streams.digest`) cover all epochs since their base, so that a difference is
-visible at any later epoch. Those with different bases cannot be compared; then the epoch's digest
-is.
+visible at any later epoch. Chained digests with different bases cannot be compared; then the digest
+of the epoch alone is compared.
 
 Design: docs/design/coordinator.md#when-replicas-disagree.
 """

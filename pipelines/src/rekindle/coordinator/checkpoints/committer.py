@@ -48,7 +48,7 @@ _WAIT_INTERVALS = 3  # checkpoint intervals for which a checkpoint waits for a p
 _ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, because the chosen one seems not to
 AGREEMENT_WAIT_EPOCHS = 16
 """A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
-_KINDS = {
+_PROBLEM_KINDS = {
     CommitEvent.STORE_FAILED: CheckpointProblemKind.STORE_UNAVAILABLE,
     CommitEvent.STORE_REFUSED: CheckpointProblemKind.STORE_UNAVAILABLE,
     CommitEvent.ENTRIES_REFUSED: CheckpointProblemKind.ENTRIES_REFUSED,
@@ -96,8 +96,8 @@ class Committer:
         self._store_problem: CheckpointProblem | None = None
         self._garbage_problem: CheckpointProblem | None = None
         self._restore_failed = False
-        self._reported_lost: frozenset[str] = frozenset()  # no collection has looked at them
-        self._looked_at: frozenset[str] = frozenset()  # by the last collection
+        self._reported_lost: frozenset[str] = frozenset()  # objects that no collection has checked
+        self._checked: frozenset[str] = frozenset()  # such objects, by the last collection
         self.generation_problems: tuple[str, ...] = ()
         self.newest: Manifest | None = None
         self.store_id: str | None = None
@@ -121,7 +121,7 @@ class Committer:
         return self.own_manifest if self.phase is CommitPhase.READY else None
 
     def is_refused(self, entry: str) -> bool:
-        """Whether an entry object must not be committed, reused or restored."""
+        """Whether this entry must not be committed, referred to or restored."""
         return entry in self._refused or entry in self._unrestorable
 
     def restorable(self, refs: Refs) -> Refs:
@@ -144,7 +144,8 @@ class Committer:
         return found
 
     def _lost_entries(self, inputs: CommitInputs | None) -> list[CheckpointProblem]:
-        """One message: of a store that has lost much, each partition may have lost something."""
+        """One message for all: if a store has lost many objects, there may be an entry for each
+        partition."""
         entries = self.own_manifest.entries if self.own_manifest is not None else {}
         lost = [
             (key, ref.epoch, self._unrestorable[ref.object])
@@ -200,9 +201,9 @@ class Committer:
         return self._retry_later(CommitEvent.ENTRIES_REFUSED, message, now)
 
     def forget_refused(self, reported: AbstractSet[str]) -> None:
-        """Keep the refusals of entries that tasks report, and of those in the newest manifest. No
-        other is offered again: a task reports its entry until it is refused or superseded, and no
-        name is used twice."""
+        """Keep only the refusals of entries that tasks report, or that are in the newest manifest.
+        Other entries are not reported again: a task reports its entry until it is refused or
+        superseded, and no name is used twice."""
         entries = self.newest.entries.values() if self.newest else ()
         self._refused &= reported | {ref.object for refs in entries for ref in refs if ref.object}
 
@@ -216,7 +217,8 @@ class Committer:
     def _retry_later(self, event: CommitEvent, message: str, now: float) -> list[Effect]:
         self._machine.step(event)
         self._retry_at = now + self._backoff.failed()
-        self._store_problem = CheckpointProblem(_KINDS[event], f"checkpoint store: {message}")
+        kind = _PROBLEM_KINDS[event]
+        self._store_problem = CheckpointProblem(kind, f"checkpoint store: {message}")
         return []
 
     def restore_failed(self) -> None:
@@ -225,13 +227,13 @@ class Committer:
         self._restore_failed = True
 
     def object_lost(self, name: str) -> None:
-        """A task found a state object of its restore point damaged or missing: a collection looks
-        at it, soon."""
-        if name not in self._looked_at:
+        """A task found a state object of its restore point damaged or missing: a garbage collection
+        checks it soon."""
+        if name not in self._checked:
             self._reported_lost |= {name}
 
     def garbage_collected(self, problem: str | None, unrestorable: Mapping[str, str]) -> bool:
-        """Whether other entries than before cannot be restored."""
+        """Returns whether the set of entries that cannot be restored has changed."""
         self._garbage_problem = None
         if problem:
             text = f"checkpoint store: garbage collection: {problem}"
@@ -278,8 +280,8 @@ class Committer:
     # --- proposals ---
 
     def step(self, inputs: CommitInputs | None, now: float) -> list[Effect]:
-        """Start a read or write that is due. `inputs` is None while too little is known to
-        write."""
+        """Start a read or write that is due. `inputs` is None while tasks and graph are not known,
+        so that nothing can be written."""
         if self.phase is CommitPhase.UNREAD and now >= self._retry_at:
             self._machine.step(CommitEvent.READ_STARTED)
             return [ReadNewestManifest()]
@@ -305,9 +307,9 @@ class Committer:
 
     def _collect_garbage(self, retain: int, now: float) -> list[Effect]:
         full_scan, self._restore_failed = self._restore_failed, False
-        self._looked_at, self._reported_lost = self._reported_lost, frozenset()
+        self._checked, self._reported_lost = self._reported_lost, frozenset()
         self._garbage_collected_at = now
-        return [CollectGarbage(retain, full_scan, reported_lost=self._looked_at)]
+        return [CollectGarbage(retain, full_scan, reported_lost=self._checked)]
 
     def covers(self, generation: Generation) -> bool:
         """Whether the start of this generation is committed, so that its tasks may begin."""
@@ -335,7 +337,8 @@ class Committer:
         return WriteManifest(manifest, new_entries=tuple(sorted(new)))
 
     def _saves_again(self, kept: Refs, partition: Partition) -> bool:
-        """Whether a partition has nothing yet in the place of an entry that cannot be restored."""
+        """Whether a partition has yet to save an entry that replaces one that cannot be
+        restored."""
         return not self.restorable(kept) or kept[0].epoch < self._newest_committed(partition)
 
     def _first_manifest(self, inputs: CommitInputs) -> WriteManifest:
@@ -360,9 +363,10 @@ class Committer:
         return min((self._newest_entry(p) for p in self._awaited(inputs)), default=NO_EPOCH)
 
     def _awaited(self, inputs: CommitInputs) -> list[Partition]:
-        """A partition that gets no input, or whose sink fails, is only waited for
-        `max_wait_epochs`: it reports Live as long as it knows no newer epoch. That is longer than
-        its replicas may take to agree: a reader's entry may have what they disagree on."""
+        """The partitions for which a checkpoint waits. One that gets no input, or whose sink fails,
+        reports Live, because it does not know of newer epochs, so it is not waited for beyond
+        `max_wait_epochs`. That is longer than its replicas may take to agree: an entry of a
+        consumer may depend on epochs on which they disagree."""
         best = {p: self._newest_entry(p) for p in inputs.running}
         interval_epochs = inputs.generation.checkpoint_interval_epochs
         agreement_epochs = AGREEMENT_WAIT_EPOCHS + interval_epochs

@@ -126,9 +126,9 @@ class _Starter:
         return (empty_entry(max(self._start, *input_epochs) if input_epochs else self._start),)
 
     def _readable_entries(self, partition: Partition, refs: Refs) -> Refs:
-        """Only entries from which its inputs can still be read, even if their operators are fused
-        into other segments. An input whose entries stay as they were has all that is needed in its
-        log, even if older entries were lost before."""
+        """Those of the entries from which the partition can still read its inputs, even if the
+        operators of its inputs are fused into other segments. An input whose entries did not change
+        has all that is needed in its log, even if older entries were lost before."""
         changed = [
             self._entries[i.key]
             for i in self._graph.inputs[partition]
@@ -158,12 +158,14 @@ class _Starter:
 
     def _migrate(self, partition: Partition, predecessors: Mapping[str, Refs]) -> Refs:
         operators = self._generation.operator_ids[partition.segment]
-        # One that has never started has no state at any epoch.
-        begun = [refs for refs in predecessors.values() if any(ref.object for ref in refs)]
-        by_epoch = [{ref.epoch: ref for ref in refs} for refs in begun or predecessors.values()]
+        # A predecessor that has never started has no state at any epoch.
+        with_state = [refs for refs in predecessors.values() if any(ref.object for ref in refs)]
+        by_epoch = [
+            {ref.epoch: ref for ref in refs} for refs in with_state or predecessors.values()
+        ]
         common = set.intersection(*(set(refs) for refs in by_epoch))
         for refs in predecessors.values():
-            if refs not in begun:  # empty up to its start; it has to write all epochs after it
+            if refs not in with_state:  # empty up to its start; later epochs are not computed yet
                 common = {epoch for epoch in common if epoch <= refs[0].epoch}
         kept: list[EntryRef] = []
         for epoch in sorted(common, reverse=True):

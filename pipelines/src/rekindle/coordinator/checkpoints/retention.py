@@ -2,9 +2,9 @@
 
 A consumer's *hold* is the epoch after which it may still need its inputs: the oldest entry that the
 newest manifest keeps for it, or the position of one of its incarnations, if that is further back. A
-stream's *floor* is the minimum of its consumers' holds. A manifest keeps, besides the newest entry
-of a partition, for every hold of a consumer the newest entry at or before it: from there the
-partition can compute again what the consumer needs. Pure.
+stream's *floor* is the minimum of its consumers' holds. Besides the newest entry of a partition, a
+manifest keeps for every hold of a consumer the newest entry at or before the hold: from that entry
+the partition can compute again what the consumer needs. Pure.
 
 Design: docs/design/coordinator.md#retention.
 Paper: Progressive recovery (Su and Zhou 2017), section 4.
@@ -69,7 +69,7 @@ def floors(graph: Graph, manifest: Manifest, progress: Progress) -> dict[Partiti
     holds = {p: hold(p, manifest, progress) for p in graph.partitions}
     found: dict[Partition, int] = {}
     for partition in graph.partitions:
-        # A stream that only sinks read has its own entry as hold: sinks have all epochs up to it.
+        # If only sinks read a stream, its own entry is the hold: sinks have all epochs up to it.
         wanted = [holds[c] for c in graph.consumers[partition]] or [holds[partition]]
         known = [h for h in wanted if h is not None]
         if len(known) == len(wanted):

@@ -52,7 +52,7 @@ class DesiredState:
         replicas = self.replicas.get(task.partition, [])
         return {
             "ask_only": False,
-            # Only while it waits: its next boot must not get an old restore point from a late poll.
+            # Only while it waits, so that a delayed poll gives its next boot no old restore point.
             "restore": task.assigned if task.phase == TaskPhase.WAITING else None,
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
             "sinks": assigned_sinks(self.graph, self.manifest, task.partition.segment),

@@ -1,6 +1,6 @@
 """Tasks of partitions that the newest generation does not have, until their pods are gone. Pure.
 
-Their sinks have to stop before the start epoch of their successors is chosen: a file that they
+Their sinks have to stop before the start epoch of the new partitions is chosen: files that they
 write after that epoch would stay, since files are never replaced. They keep routes and logs.
 
 Design: docs/design/coordinator.md#new-generations.

@@ -61,8 +61,8 @@ class HeadHistory:
             self._released.append((epoch, now))
 
     def age_s(self, durable_epoch: int, now: float, interval_s: float) -> float:
-        """How long ago the first epoch after `durable_epoch` was released; 0 if none was. Of epochs
-        between two observations, such as before and after a network partition, it is estimated."""
+        """How long ago the first epoch after `durable_epoch` was released; 0 if none was. Estimated
+        for epochs between two observations, such as before and after a network partition."""
         if not self._released or durable_epoch >= self.head:
             return 0.0
         wanted = durable_epoch + 1
@@ -82,8 +82,9 @@ class SourceHeads:
 
     The head of a source is the epoch that its node's clock has released, whether or not its tasks
     have computed it, and clocks differ. A query can have an epoch only when each source that it
-    reads has released it, so its lag counts from the slowest clock among those. A source that has
-    stopped says nothing about clocks; if all have, the newest head of any source counts."""
+    reads has released it, so its lag counts from the slowest clock among those. The head of a
+    source that has stopped does not follow its clock, so it is ignored; if all have stopped, the
+    lag counts from the newest head of any source."""
 
     def __init__(self) -> None:
         self._newest = HeadHistory()
@@ -94,19 +95,19 @@ class SourceHeads:
         return self._newest.head
 
     def advanced(self, partition: Partition, epoch: int, now: float) -> None:
-        """By any replica of the partition."""
+        """A replica of the partition has released this epoch."""
         self._newest.advanced(epoch, now)
         known = self._partitions.setdefault(partition, HeadHistory(_MAX_PARTITION_HEADS))
         known.advanced(epoch, now)
 
     def keep(self, partitions: Collection[Partition]) -> None:
-        """Forget those that a new generation does not have."""
+        """Forget partitions that a new generation does not have."""
         self._partitions = {p: h for p, h in self._partitions.items() if p in partitions}
 
     def lag_s(
         self, sources: Iterable[Partition], durable_epoch: int, now: float, interval_s: float
     ) -> float:
-        """Of a query that reads these sources."""
+        """The lag of a query that reads these sources."""
         stopped_s = max(_STOPPED_S, _STOPPED_EPOCHS * interval_s)
         known = (h for p in sources if (h := self._partitions.get(p)) is not None)
         ages = (

@@ -86,8 +86,8 @@ class Coordinator:
         self._graph: Graph | None = None
         self._pods_are_known = False
         self._polling_since: float | None = None
-        self._settled = False
-        self._obsolete_since = 0.0  # since when obsolete tasks can be asked to stop by polls
+        self._discovery_ended = False
+        self._obsolete_since = 0.0  # since when polls can stop the sinks of obsolete tasks
         self._isolated = False
         self._fenced = False
         self._heads = SourceHeads()
@@ -107,10 +107,12 @@ class Coordinator:
     def ready(self) -> bool:
         """Whether polls contain desired state."""
         generation = self._generation
-        return self._settled and generation is not None and self.committer.covers(generation)
+        if generation is None or not self._discovery_ended:
+            return False
+        return self.committer.covers(generation)
 
     def is_suspected(self, task: Task) -> bool:
-        """False for all tasks if the coordinator's own network is faulty."""
+        """Whether a task is silent; of no task if the coordinator's own network seems faulty."""
         return task.suspected and not self._isolated
 
     def problems(self, now: float) -> tuple[str, ...]:
@@ -146,7 +148,7 @@ class Coordinator:
             effects += self.committer.step(inputs, now)
         effects = [self._completed(effect, now) for effect in effects]
         # Also reports what prevents discovery, such as a generation that cannot be read.
-        if (self._settled or self._problems) and self._pacer.due(now):
+        if (self._discovery_ended or self._problems) and self._pacer.due(now):
             effects += self._pacer.offer(build_report(self._report_inputs(now), now), now)
         return effects
 
@@ -196,8 +198,8 @@ class Coordinator:
         self._isolated = self._find_isolation(now)
         if silent or isolated != self._isolated:
             self._pacer.mark_urgent()
-        self._settle(now)
-        if self._settled:
+        self._end_discovery_if_due(now)
+        if self._discovery_ended:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
             self._restart_after_gaps(now)
         moved = self._observe_movements(now)
@@ -211,7 +213,7 @@ class Coordinator:
             self.containment.restart(found)
 
     def _observe_movements(self, now: float) -> list[Effect]:
-        if not self._settled or self._graph is None:
+        if not self._discovery_ended or self._graph is None:
             return []
         is_untrusted = self.containment.comparison.is_untrusted
         return self.movements.observe(
@@ -224,18 +226,18 @@ class Coordinator:
             return []
         if response.fence > self.fence:
             return [StepDown(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
-        first, before = task.response is None, task.response
+        before = task.response
         if response.phase is TaskPhase.FAILED and task.restores:
             self.committer.restore_failed()
         if response.lost is not None:
             self.committer.object_lost(response.lost)
-        news = self.membership.answered(task, response, now)
+        is_urgent = self.membership.answered(task, response, now)
         self.movements.answered(before, response)
-        if first:
+        if before is None:
             self.containment.first_response(task, self._graph)
-        if news:
+        if is_urgent:
             self._pacer.mark_urgent()
-            self._settle(now)
+            self._end_discovery_if_due(now)
             self._update_derived()
         if self._is_source(event.slot):
             self._heads.advanced(partition_of(event.slot), response.head_epoch, now)
@@ -248,13 +250,13 @@ class Coordinator:
     def _compare(self, slot: Slot, response: PollResponse) -> None:
         partition = partition_of(slot)
         mixed = bool(mixed_engines({partition: self._replicas.get(partition, ())}))
-        known = (self.membership, self._graph, self.committer)
-        if self.containment.inherited(slot, response, *known) or (
-            not mixed and self.containment.observed(slot, response, *known)
+        context = (self.membership, self._graph, self.committer)
+        if self.containment.inherited(slot, response, *context) or (
+            not mixed and self.containment.observed(slot, response, *context)
         ):
             self._pacer.mark_urgent()
             self._update_derived()
-        # Not before a manifest names the sinks: the task repeats its entries until then.
+        # Only once a manifest names the sinks; until then the task reports its entries again.
         manifest, graph = self.committer.own_manifest, self._graph
         if self.ready and manifest is not None and graph is not None:
             sinks = assigned_sinks(graph, manifest, slot.segment)
@@ -329,12 +331,13 @@ class Coordinator:
 
     # --- derived state ---
 
-    def _settle(self, now: float) -> None:
+    def _end_discovery_if_due(self, now: float) -> None:
         """End discovery when all tasks that may run have responded, or at its timeout."""
-        if self._settled or self._polling_since is None:
+        if self._discovery_ended or self._polling_since is None:
             return
         waited = now - self._polling_since >= DISCOVERY_TIMEOUT_S
-        self._settled = waited or not any(t.unknown and t.pod.was_ready for t in self.membership)
+        awaited = any(t.unknown and t.pod.was_ready for t in self.membership)
+        self._discovery_ended = waited or not awaited
         self._obsolete_since = now
 
     def _update_derived(self) -> None:
@@ -347,11 +350,11 @@ class Coordinator:
         self._floors = floors(graph, manifest, self._progress())
 
     def _progress(self) -> Progress:
-        """What tasks have and load, and what newcomers will need."""
+        """The positions of tasks, the entries that they load, and the holds of newcomers."""
         return self.movements.with_holds(Progress.of(self.membership))
 
     def _commit_inputs(self) -> CommitInputs | None:
-        if not self._settled or self._generation is None or self._graph is None:
+        if not self._discovery_ended or self._generation is None or self._graph is None:
             return None
         return CommitInputs(
             generation=self._generation,
@@ -379,7 +382,8 @@ class Coordinator:
         return [t.slot for t in self.membership if t.partition in consumers]
 
     def _partner_slots(self, slot: Slot) -> tuple[Slot, Slot]:
-        """Of the replica that stabilizes in turn with this one; see `tasks.routes.partner`."""
+        """The slots of the replica that stabilizes in turn with this one (`tasks.routes.partner`);
+        a planned move has two."""
         other = replace(slot, replica=slot.index ^ 1)
         return other, other.alternate
 
@@ -425,7 +429,7 @@ class Coordinator:
             return None
         poll = ask_only(self._topology, self.fence, generation.number, task)
         # A task that has not responded yet may run with desired state of an older coordinator.
-        if task.response is None or not self._settled:
+        if task.response is None or not self._discovery_ended:
             return poll
         manifest, graph = self.committer.own_manifest, self._graph
         if graph is not None and is_obsolete(task, graph):

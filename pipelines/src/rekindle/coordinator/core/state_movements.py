@@ -1,8 +1,8 @@
-"""State movements of the coordinator: what `coordinator.movement` is shown, and what it decides for
-polls, floors and restore points. Pure.
+"""Connects `coordinator.movement` to the coordinator: its input from poll responses, its decisions
+for polls, floors and restore points. Pure.
 
-A task gets a restore point once the movement core says so, or at once while nobody could be its
-donor: most tasks that start are without partners, or start with them.
+A task gets a restore point once the movement core decides so, or at once if no partner could be its
+donor: most tasks that start have no partner, or start together with their partners.
 
 Design: docs/design/state-movement.md#the-coordinators-side.
 """
@@ -21,8 +21,8 @@ from rekindle.coordinator.tasks.routes import serves
 from rekindle.exchange.state_mover.messages import Directive, Replica
 from rekindle.protocol import PollResponse, TaskPhase
 
-LOOK_S = 1.0
-"""How often the core is shown all tasks while no response says anything new: with thousands of them
+OBSERVE_INTERVAL_S = 1.0
+"""How often the core observes all tasks while no response has anything new: with thousands of tasks
 that takes as long as a tick."""
 
 
@@ -32,12 +32,12 @@ class StateMovements:
     def __init__(self, fence: int) -> None:
         self.core = MovementCore(fence)
         self._was_needed = False
-        self._has_news = True
-        self._looked_at = 0.0
+        self._has_changed = True
+        self._observed_at = 0.0
 
     def answered(self, before: PollResponse | None, response: PollResponse) -> None:
         """A task has responded; `before`: its response before that."""
-        self._has_news |= before is None or _news(before) != _news(response)
+        self._has_changed |= before is None or _relevant(before) != _relevant(response)
 
     def observe(
         self,
@@ -47,12 +47,12 @@ class StateMovements:
         is_untrusted: TaskPredicate,
         now: float,
     ) -> list[Effect]:
-        """Decide anew, if it is time to. To be called at each tick once all tasks that were ready
-        have responded."""
-        if not self._has_news and now - self._looked_at < LOOK_S:
+        """Let the core decide, if a response has changed or the interval has passed. To be called
+        at each tick once all tasks that were ready have responded."""
+        if not self._has_changed and now - self._observed_at < OBSERVE_INTERVAL_S:
             return []
-        self._has_news, self._looked_at = False, now
-        needed = self.core.active or any(_concerns(task) for task in tasks)
+        self._has_changed, self._observed_at = False, now
+        needed = self.core.active or any(_is_involved(task) for task in tasks)
         if not needed and not self._was_needed:
             return []
         self._was_needed = needed
@@ -90,8 +90,9 @@ class StateMovements:
         return self.core.with_holds(progress)
 
 
-def _news(response: PollResponse) -> object:
-    """What the core should see soon. Progress is not: it only proves that a session goes on."""
+def _relevant(response: PollResponse) -> object:
+    """The parts of a response whose changes the core observes at once. A transfer's progress is not
+    one: it only shows that a session goes on."""
     report = response.movement
     newcomer = report.newcomer if report is not None else None
     progress = newcomer.progress if newcomer is not None else None
@@ -106,7 +107,8 @@ def _news(response: PollResponse) -> object:
     )
 
 
-def _concerns(task: Task) -> bool:
+def _is_involved(task: Task) -> bool:
+    """Whether a task is, or may become, part of a state movement."""
     response = task.response
     if response is None or response.movement is None:
         return False

@@ -17,8 +17,8 @@ from rekindle.protocol import TaskPhase
 def usable_donors(
     newcomer: ReplicaView, views: ReplicaViews, failed: Collection[DonorBoot]
 ) -> list[ReplicaView]:
-    """Replicas that could give the newcomer their state: Live, trusted, of the same engine. Not in
-    `failed`, which names donors of earlier attempts."""
+    """Replicas that could give the newcomer their state: Live, trusted, of the same engine, and not
+    in `failed`, the donors of its earlier attempts."""
     return [
         view
         for view in views.of(newcomer.partition)
@@ -31,14 +31,14 @@ def usable_donors(
     ]
 
 
-def choose(
+def choose_donor(
     donors: Collection[ReplicaView],
     busy: Mapping[Replica, int],
     per_donor: int,
     failed: Collection[DonorBoot],
 ) -> ReplicaView | None:
-    """One that is heard and free: rather one that stays than one that retires, then one of which no
-    earlier boot has failed, then the one that is furthest ahead."""
+    """A donor that responds and has no other session. Preferred: one that is not retiring, then one
+    of which no earlier boot was a donor that failed, then the one with the newest epoch."""
     restarted = {replica for replica, _ in failed}
     free = [v for v in donors if not v.suspected and busy.get(v.replica, 0) < per_donor]
     return min(
@@ -49,6 +49,6 @@ def choose(
 def waits_for_inputs(
     partition: Partition, views: ReplicaViews, in_session: Collection[Partition]
 ) -> bool:
-    """Whether a newcomer of an input is before this one: state moves from the sources to the
-    sinks."""
+    """Whether this partition waits for a newcomer of an input: sources get their state first, sinks
+    last."""
     return any(source in in_session for source in views.inputs.get(partition, ()))

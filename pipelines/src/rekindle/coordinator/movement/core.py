@@ -1,12 +1,13 @@
 """State movements as one pure state machine: `step(event, now) -> effects`, `directive_for`.
 
-A session is one attempt to move state from a donor to a newcomer; a directive is what the next
-polls tell one replica about sessions.
+A session is one attempt to move state from a donor to a newcomer; a directive is the part of a
+replica's next polls that is about sessions.
 
 Decides which newcomers get their state from a donor and which restore from a checkpoint, in which
-order, from whom, and when a session is given up. Nothing is stored: sessions of an earlier
-coordinator are adopted from what newcomers report. A hold outlives its session until the newcomer's
-own response proves that it is not needed, or its process cannot be running any more.
+order, from which donor, and when a session is given up. Nothing is stored: sessions of an earlier
+coordinator are adopted from what newcomers report. A hold is kept after its session has ended,
+until the newcomer's own response proves that it is not needed, or its process cannot be running any
+more.
 
 Design: docs/design/state-movement.md#the-coordinators-side.
 Paper: Flux (Shah et al. 2004), sections 3.5, 5.3.
@@ -20,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from rekindle.coordinator.checkpoints.retention import Progress as RetentionProgress
-from rekindle.coordinator.model import NoteMovement, Partition, PollNow, partition_of
-from rekindle.coordinator.movement.choice import choose, usable_donors, waits_for_inputs
+from rekindle.coordinator.model import LogMovement, Partition, PollNow, partition_of
+from rekindle.coordinator.movement.choice import choose_donor, usable_donors, waits_for_inputs
 from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import Movement, MovementLimits, has_left
 from rekindle.coordinator.movement.views import ReplicaView, ReplicaViews
@@ -42,7 +43,7 @@ _IN_SESSION = (
 
 @dataclass(frozen=True, slots=True)
 class ReplicasObserved:
-    """All replicas that may be running. To be fed once all that were ready have responded, or the
+    """All replicas that may be running. Not before all that were ready have responded, or the
     coordinator no longer waits for them. `wanted`: replicas of each segment."""
 
     views: ReplicaViews
@@ -57,7 +58,7 @@ class TimePassed:
 MovementCoreEvent = ReplicasObserved | TimePassed
 
 
-MovementEffect = PollNow | NoteMovement
+MovementEffect = PollNow | LogMovement
 
 
 class MovementCore:
@@ -66,11 +67,11 @@ class MovementCore:
     def __init__(self, fence: int, limits: MovementLimits | None = None) -> None:
         self._fence = fence
         self._limits = limits or MovementLimits()
-        self._numbers = 0
+        self._last_number = 0  # of sessions
         self._views = ReplicaViews()
         self._wanted: Mapping[str, int] = {}
         self._movements: dict[Replica, Movement] = {}
-        self._spent: dict[Slot, int] = {}  # attempts of boots that ended before they were Live
+        self._failed_attempts: dict[Slot, int] = {}  # of boots that ended before they were Live
         self._directives: dict[Replica, Directive] = {}
 
     def step(self, event: MovementCoreEvent, now: float) -> list[MovementEffect]:
@@ -83,8 +84,8 @@ class MovementCore:
             case _:
                 assert_never(event)
         before = {r: m.phase for r, m in self._movements.items() if m.attempts}
-        self._follow(now)
-        effects = [*self._notes(before)]
+        self._update(now)
+        effects = [*self._phase_changes(before)]
         directives = self._make_directives()
         changed = {r for r in directives if directives[r] != self._directives.get(r, Directive())}
         self._directives = directives
@@ -93,13 +94,13 @@ class MovementCore:
     # -- read when a poll is made, and for floors and manifests ------------------------------------
 
     def directive_for(self, replica: Replica) -> Directive:
-        """What polls tell a replica now; an empty one if there is nothing to tell."""
+        """The directive of a replica's next poll; may be empty."""
         return self._directives.get(replica, Directive())
 
     def with_holds(self, progress: RetentionProgress) -> RetentionProgress:
-        """The progress from which floors and manifests are made, with the holds of sessions: what a
-        newcomer may need is kept as if it had that position already, and everything while that is
-        not known."""
+        """The progress from which floors and manifests are computed, with the holds of sessions: a
+        newcomer counts as if it had the position that it may start from, and as unknown while that
+        is not known."""
         positions = {p: [*at] for p, at in progress.positions.items()}
         for view in self._views:
             for hold in view.holds:
@@ -118,7 +119,7 @@ class MovementCore:
         )
 
     def phase_of(self, replica: Replica) -> MovementPhase | None:
-        """None if it has had state since this coordinator knows it."""
+        """None if the replica has had state since this coordinator first observed it."""
         movement = self._movements.get(replica)
         return movement.phase if movement is not None else None
 
@@ -135,34 +136,35 @@ class MovementCore:
         return movement.phase is MovementPhase.RESTORING
 
     def redundancy(self, partition: Partition) -> int:
-        """How many replicas of a partition count."""
+        """How many replicas of a partition would take over without a gap (`counts`)."""
         return sum(self.counts(view.replica) for view in self._views.of(partition))
 
     def counts(self, replica: Replica) -> bool:
-        """Whether it is Live, trusted, not suspected, and stays."""
+        """Whether a replica is Live, trusted, not suspected, and not retiring."""
         view = self._views.get(replica)
         if view is None or not self._views.is_current(view) or view.retiring or not view.trusted:
             return False
         return view.phase is TaskPhase.LIVE and not view.suspected
 
     def may_retire(self, replica: Replica) -> bool:
-        """Whether a retiring replica has handed over: as many others count as are wanted."""
+        """Whether a retiring replica may end: as many others as wanted would take over."""
         view = self._views.get(replica)
         if view is None or not view.retiring:
             return False
         return self.redundancy(view.partition) >= self._wanted.get(view.slot.segment, 1)
 
-    # -- following what replicas report ------------------------------------------------------------
+    # -- update from what replicas report ----------------------------------------------------------
 
-    def _follow(self, now: float) -> None:
+    def _update(self, now: float) -> None:
         self._end_gone()
         for view in self._views:
             if view.boot is not None and view.is_newcomer and self._views.is_current(view):
-                spent, none = self._spent.get(view.slot, 0), Version(self._fence, 0)
-                known = Movement(view.replica, view.boot, now, none, attempts=spent)
-                self._movements.setdefault(view.replica, known)
+                attempts = self._failed_attempts.get(view.slot, 0)
+                none = Version(self._fence, 0)
+                new = Movement(view.replica, view.boot, now, none, attempts=attempts)
+                self._movements.setdefault(view.replica, new)
         for movement, view in self._with_views():
-            self._follow_one(movement, view, now)
+            self._update_movement(movement, view, now)
         self._begin_sessions(now)
 
     def _end_gone(self) -> None:
@@ -171,12 +173,12 @@ class MovementCore:
             other_boot = view is not None and view.boot not in (None, movement.boot)
             if view is None or other_boot or not self._views.is_current(view):
                 if not movement.was_live and movement.attempts:
-                    self._spent[movement.replica.slot] = movement.attempts
+                    self._failed_attempts[movement.replica.slot] = movement.attempts
                 movement.machine.step(MovementEvent.ENDED)
                 del self._movements[movement.replica]
 
     def _with_views(self) -> Iterator[tuple[Movement, ReplicaView]]:
-        """In the order of their partitions, sources first."""
+        """Movements and the views of their newcomers, ordered by partition, sources first."""
         order = {partition: at for at, partition in enumerate(self._views.inputs)}
         movements = sorted(
             self._movements.values(),
@@ -187,7 +189,7 @@ class MovementCore:
             if view is not None and view.boot is not None:
                 yield movement, view
 
-    def _follow_one(self, movement: Movement, view: ReplicaView, now: float) -> None:
+    def _update_movement(self, movement: Movement, view: ReplicaView, now: float) -> None:
         has_started = movement.phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT)
         if not has_started and view.restored_from is not None:
             movement.machine.step(MovementEvent.STARTED)
@@ -197,7 +199,7 @@ class MovementCore:
             if is_live and movement.phase is MovementPhase.STARTED:
                 movement.machine.step(MovementEvent.CAUGHT_UP)
                 movement.was_live = True
-                self._spent.pop(movement.replica.slot, None)
+                self._failed_attempts.pop(movement.replica.slot, None)
             elif not is_live and movement.phase is MovementPhase.REDUNDANT:
                 movement.machine.step(MovementEvent.FELL_BEHIND)
             return
@@ -215,7 +217,7 @@ class MovementCore:
                 movement.machine.step(MovementEvent.LEFT)
 
     def _adopt(self, movement: Movement, view: ReplicaView, now: float) -> None:
-        """Go on with the session that the newcomer reports, if it may still start from it."""
+        """Continue the session that the newcomer reports, if it may still start from it."""
         report = view.newcomer
         if report is None or report.progress is None or report.progress.phase.over:
             return
@@ -225,8 +227,7 @@ class MovementCore:
         movement.adopt(report.progress, self._views.get(report.progress.donor), now)
 
     def _confirm(self, movement: Movement, now: float) -> None:
-        """The newcomer may go on when all upstream replicas have its hold, at least one of each
-        input."""
+        """Confirm the holds if all upstream replicas have them, at least one of each input."""
         upstream = self._views.upstream(movement.partition)
         if not all(upstream):
             return
@@ -255,15 +256,16 @@ class MovementCore:
             if waits_for_inputs(movement.partition, self._views, in_session):
                 continue
             busy = Counter(m.donor for m in self._movements.values() if m.phase.holds and m.donor)
-            donor = choose(donors, busy, self._limits.per_donor, movement.failed)
+            donor = choose_donor(donors, busy, self._limits.per_donor, movement.failed)
             if donor is not None:
-                self._numbers += 1
-                movement.begin(donor, Version(self._fence, self._numbers), now)
+                self._last_number += 1
+                movement.begin(donor, Version(self._fence, self._last_number), now)
 
     # -- directives --------------------------------------------------------------------------------
 
     def _make_directives(self) -> dict[Replica, Directive]:
-        """Newcomers get orders, upstream replicas register holds, and release what nobody needs."""
+        """Newcomers get orders; upstream replicas register holds; they and donors release sessions
+        that are not needed."""
         found: dict[Replica, Directive] = {}
         for movement in self._movements.values():
             if movement.phase in (MovementPhase.STARTED, MovementPhase.REDUNDANT):
@@ -290,7 +292,7 @@ class MovementCore:
         return found
 
     def _is_needed(self, session: Session) -> bool:
-        """Whether a newcomer may still start from what a session moves, for all that is known."""
+        """Whether the newcomer of a session may still start from it, as far as is known."""
         view = self._views.get(Replica(session.slot, session.incarnation))
         if view is None or not self._views.is_current(view):
             return False
@@ -299,14 +301,14 @@ class MovementCore:
             return movement.phase.holds
         return view.boot is None or not has_left(view, session)
 
-    def _notes(self, before: Mapping[Replica, MovementPhase]) -> Iterator[NoteMovement]:
-        """Of newcomers that have, or had, a session."""
+    def _phase_changes(self, before: Mapping[Replica, MovementPhase]) -> Iterator[LogMovement]:
+        """Phase changes of newcomers that have, or had, a session."""
         for replica, movement in self._movements.items():
             if movement.attempts and before.get(replica) is not movement.phase:
-                yield _note(replica, movement.phase, movement.reason)
+                yield _log_movement(replica, movement.phase, movement.reason)
         for replica in before.keys() - self._movements.keys():
-            yield _note(replica, MovementPhase.GONE)
+            yield _log_movement(replica, MovementPhase.GONE)
 
 
-def _note(replica: Replica, phase: MovementPhase, reason: str = "") -> NoteMovement:
-    return NoteMovement(replica.slot, replica.incarnation, phase, reason)
+def _log_movement(replica: Replica, phase: MovementPhase, reason: str = "") -> LogMovement:
+    return LogMovement(replica.slot, replica.incarnation, phase, reason)

@@ -14,13 +14,13 @@ from rekindle.transitions import Table
 
 
 class MovementPhase(StrEnum):
-    QUEUED = "queued"  # for its inputs' newcomers, or for a donor that is free
+    QUEUED = "queued"  # waits for newcomers of its inputs, or for a donor without other sessions
     HOLDING = "holding"  # a session has begun: upstream replicas register its hold
-    MOVING = "moving"  # all have confirmed: the newcomer may ask the donor
-    ABANDONING = "abandoning"  # until the newcomer says that it will not start from the session
+    MOVING = "moving"  # all have confirmed: the newcomer may send requests to the donor
+    ABANDONING = "abandoning"  # until the newcomer reports that it will not start from the session
     RESTORING = "restoring"  # from a checkpoint: no donor, or all attempts failed
     STARTED = "started"  # it has state; its own position is its hold
-    REDUNDANT = "redundant"  # Live: it counts
+    REDUNDANT = "redundant"  # it is Live: a replica that can take over
     GONE = "gone"  # replaced, ended, or restarted
 
     @property
@@ -34,7 +34,7 @@ class MovementEvent(StrEnum):
     ADOPTED = "the newcomer has a session of an earlier coordinator"
     CONFIRMED = "all upstream replicas confirmed the hold"
     GIVEN_UP = "the session was given up"
-    LEFT = "the newcomer has left the session"
+    LEFT = "the newcomer will not start from the session"
     EXHAUSTED = "no donor, or no attempt is left"
     STARTED = "the newcomer has state"
     CAUGHT_UP = "the newcomer is Live"

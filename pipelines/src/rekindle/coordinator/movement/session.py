@@ -16,18 +16,18 @@ from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.protocol import TaskPhase
 from rekindle.transitions import StateMachine
 
-_GIVES = (TaskPhase.LIVE, TaskPhase.CATCHING_UP)
+_DONOR_PHASES = (TaskPhase.LIVE, TaskPhase.CATCHING_UP)
 
 
 @dataclass(frozen=True, slots=True)
 class MovementLimits:
     """When an attempt, and when all of them, end.
 
-    `holds_s`: until all upstream replicas have confirmed. `stall_s`: without progress, until all is
-    stored. `session_s`: of one attempt. `attempts`: of a slot, until a newcomer is Live.
-    `wait_s`: for the inputs' newcomers and for a free donor, all attempts included. `silent_s`: for
-    a donor that does not respond. `per_donor`: sessions at a time.
-    """
+    Maxima. `holds_s`: time until all upstream replicas have confirmed. `stall_s`: time without
+    progress, until all is stored. `session_s`: time of one attempt. `attempts`: of a slot, until a
+    newcomer is Live. `wait_s`: time for newcomers of inputs, for a donor without other sessions,
+    and for all attempts. `silent_s`: time for a donor that does not respond. `per_donor`: sessions
+    of a donor at a time."""
 
     holds_s: float = 15.0
     stall_s: float = 30.0
@@ -40,8 +40,9 @@ class MovementLimits:
 
 @dataclass(slots=True)
 class Movement:
-    """One boot of a newcomer. `since`: when its phase began. `abandoned`: what it is told to start
-    from no more. `reason`: why the last attempt was given up."""
+    """One boot of a newcomer. `known_since`: when the coordinator first observed it. `abandoned`:
+    it must not start from sessions up to this version. `needed`: as in `Order`. `failed`: donors of
+    earlier attempts. `reason`: why the last attempt was given up."""
 
     replica: Replica
     boot: str
@@ -58,7 +59,7 @@ class Movement:
     reason: str = ""
     was_live: bool = False
     machine: StateMachine[MovementPhase, MovementEvent] = field(init=False)
-    _marker: tuple[NewcomerPhase, int, int] | None = None
+    _last_progress: tuple[NewcomerPhase, int, int] | None = None
 
     def __post_init__(self) -> None:
         name = f"newcomer {self.replica.slot.key}, incarnation {self.replica.incarnation}"
@@ -87,7 +88,7 @@ class Movement:
         self._begun(now)
 
     def adopt(self, progress: Progress, donor: ReplicaView | None, now: float) -> None:
-        """Go on with a session of an earlier coordinator."""
+        """Continue a session of an earlier coordinator."""
         self.machine.step(MovementEvent.ADOPTED)
         self.session, self.donor = progress.session, progress.donor
         self.donor_boot = donor.boot if donor is not None else None
@@ -114,11 +115,11 @@ class Movement:
         if progress is not None and progress.phase is NewcomerPhase.FAILED:
             return progress.message
         if self.phase is MovementPhase.MOVING:
-            marker = None
+            made = None
             if progress is not None:
-                marker = progress.phase, progress.stored, progress.prepared
-            if marker != self._marker:
-                self._marker, self.progress_at = marker, now
+                made = progress.phase, progress.stored, progress.prepared
+            if made != self._last_progress:
+                self._last_progress, self.progress_at = made, now
         installs = progress is not None and progress.phase is NewcomerPhase.INSTALLING
         if (lost := self._why_donor_is_lost(views, installs)) is not None:
             return lost
@@ -134,7 +135,7 @@ class Movement:
         return None
 
     def progress_of(self, view: ReplicaView) -> Progress | None:
-        """What the newcomer reports of this session."""
+        """The progress of this session that the newcomer reports."""
         progress = view.newcomer.progress if view.newcomer is not None else None
         return progress if progress is not None and progress.session == self.session else None
 
@@ -151,7 +152,7 @@ class Movement:
         return None
 
     def _why_donor_is_lost(self, views: ReplicaViews, installs: bool) -> str | None:
-        """`installs`: the newcomer has all that it needs of the donor."""
+        """`installs`: the newcomer has got everything from the donor."""
         assert self.donor is not None
         name = f"donor {self.donor.slot.key}, incarnation {self.donor.incarnation},"
         donor = views.get(self.donor)
@@ -162,17 +163,17 @@ class Movement:
         if donor is None or not views.is_current(donor):
             return f"{name} is gone"
         if donor.boot is None or donor.phase is None:
-            return None  # a new coordinator has not heard it yet
+            return None  # the donor has not responded to this coordinator yet
         if self.donor_boot is None:
             self.donor_boot = donor.boot
-        if donor.boot != self.donor_boot or donor.phase not in _GIVES:
+        if donor.boot != self.donor_boot or donor.phase not in _DONOR_PHASES:
             return f"{name} has restarted or stops"
         return None
 
     def _begun(self, now: float) -> None:
         self.attempts += 1
         self.began_at = self.progress_at = now
-        self._marker = None
+        self._last_progress = None
 
 
 def has_left(view: ReplicaView, session: Session) -> bool:

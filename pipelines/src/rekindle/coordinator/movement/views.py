@@ -27,15 +27,15 @@ DonorBoot = tuple[Replica, str | None]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One incarnation of a slot, as its newest response says; `boot` and `phase` are None before
-    its first one.
+    """One incarnation of a slot, according to its newest response; `boot` and `phase` are None
+    before its first response.
 
     `serves`: readers may read from it; assumed of one that was once ready and has not responded.
     `trusted`: it is no party to a dispute and has not diverged. `retiring`: it is to be replaced
     and still runs, as on a node that is drained. `epoch`: of its newest state. `restored_from`: the
     epoch of the state with which this boot started; None while it has none. `log_base`: the lowest
-    epoch of its output log; None if it is not known. `holds`: for which sessions it truncates no
-    log (`state_mover.messages.Hold`); `donates`: for which it keeps state.
+    epoch of its output log; None if it is not known. `holds`: of sessions, on its output log
+    (`state_mover.messages.Hold`); `donates`: sessions for which it keeps state.
     """
 
     slot: Slot
@@ -69,7 +69,7 @@ class ReplicaView:
 
 
 class ReplicaViews:
-    """The replicas that may be running, and what reads what."""
+    """The replicas that may be running, and which partitions read which."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class ReplicaViews:
         return self._of.get(partition, ())
 
     def upstream(self, partition: Partition) -> list[list[ReplicaView]]:
-        """Of each partition that it reads, the replicas that readers may read from."""
+        """For each partition that this one reads, its replicas that readers may read from."""
         return [
             [view for view in self.of(source) if view.serves and self.is_current(view)]
             for source in self.inputs.get(partition, ())
         ]
 
     def is_current(self, view: ReplicaView) -> bool:
-        """Whether no newer incarnation has replaced it, or it hands over to that one."""
+        """Whether no newer incarnation has replaced it, or it is retiring and still runs."""
         return view.retiring or view.incarnation == self._newest[view.slot]

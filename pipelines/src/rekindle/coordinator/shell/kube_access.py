@@ -35,7 +35,7 @@ class Token:
     _read_at: float = field(default=float("-inf"))
 
     def read(self) -> str | None:
-        """The token; read again when it was read more than ten seconds ago."""
+        """The token; its file is read again after ten seconds."""
         if self.file is not None and time.monotonic() - self._read_at > _TOKEN_AGE_S:
             self.value = self.file.read_text().strip()
             self._read_at = time.monotonic()

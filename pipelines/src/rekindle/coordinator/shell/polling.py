@@ -36,10 +36,10 @@ class _Refusal:
 
 
 class Pollers:
-    """One loop for each slot that has a pod. `next_poll` returns the poll and the address to
-    send it to, at the moment of sending; None if there is no task. `on_poll` gets the seconds that
-    a poll took, and whether the task responded. `on_loop_end` is told of each loop that ends, also
-    by an error, which nobody else would see."""
+    """One loop for each slot that has a pod. `next_poll` is called just before each poll, and
+    returns the poll and the address to send it to; None if there is no task. `on_poll` gets the
+    seconds that a poll took, and whether the task responded. `on_loop_end` is called for each loop
+    that ends, so that an error is not lost."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Pollers:
             await self._session.close()
 
     def poll_only(self, tasks: Iterable[Task]) -> None:
-        """Poll these tasks, as far as they may be running, and no others."""
+        """Poll those of these tasks that may be running, and no others."""
         slots = {t.slot for t in tasks if t.pod.may_be_running}
         for slot in self._loops.keys() - slots:
             self._loops.pop(slot).cancel()

@@ -23,10 +23,10 @@ from rekindle.coordinator.model import (
     Event,
     GarbageCollected,
     GenerationSeen,
+    LogMovement,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
-    NoteMovement,
     PodsListed,
     PollNow,
     ReadNewestManifest,
@@ -131,7 +131,7 @@ class Process:
                 self._status.offer(report)
             case PollNow(slot=slot):
                 self._pollers.poll_now(slot)
-            case NoteMovement(slot, incarnation, phase, reason):
+            case LogMovement(slot, incarnation, phase, reason):
                 what = f"state movement to {slot.key}, incarnation {incarnation}: {phase}"
                 _log.info("%s%s", what, f": {reason}" if reason else "")
             case StepDown(reason=reason):

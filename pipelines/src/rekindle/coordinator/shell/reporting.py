@@ -1,7 +1,8 @@
 """Writes to the cluster: `status.dataPlane` by server-side apply, and the coordinator's Lease.
 
 The API server refuses both writes of a coordinator that was replaced: the fence in the status never
-decreases (a CEL rule), and the Lease has a later holder. So it notices even without tasks.
+decreases (a CEL rule), and the Lease has a later holder. So such a coordinator detects that it was
+replaced, even if it has no tasks.
 
 Design: docs/design/coordinator.md#report.
 """
@@ -56,7 +57,7 @@ class StatusWriter:
             f"/apis/{names.API_VERSION}/namespaces/{settings.namespace}/{names.PLURAL}/"
             f"{settings.topology}"
         )
-        self._store_id: str | None = None  # its id, from the status
+        self._store_id: str | None = None  # of the checkpoint store, from the status
         self._desired: Report | None = None
         self._written: Report | None = None
         self._changed = asyncio.Event()
@@ -94,26 +95,26 @@ class StatusWriter:
 
     async def _write(self, desired: Report) -> None:
         settings = self._settings
-        if not await self._in_charge():
+        if not await self._is_current():
             return
         # Numbered, so that the Lease can name the report that is still valid.
         document = {**data_plane_document(desired), "report": self.writes + 1}
         if self._store_id is not None:
-            document.setdefault("store", self._store_id)  # this coordinator may not know it yet
+            document.setdefault("store", self._store_id)  # the report may not have it yet
         patch = status_patch(settings.namespace, settings.topology, settings.topology_uid, document)
         try:
             await self._api.apply(f"{self._path}/status", patch, names.COORDINATOR_FIELD_MANAGER)
         except ApiError as error:
-            if error.status in _REFUSED and not await self._in_charge():
+            if error.status in _REFUSED and not await self._is_current():
                 return
             raise
         self.writes += 1
         self._written = desired
         self._feed(ProblemChanged("status", None))
 
-    async def _in_charge(self) -> bool:
-        """Whether uid and fence in the cluster are still those of this process; otherwise feeds
-        FenceRaised."""
+    async def _is_current(self) -> bool:
+        """Whether the topology in the cluster has this process's UID, and no higher fence;
+        otherwise feeds FenceRaised."""
         settings = self._settings
         try:
             found = await self._api.get(self._path)
@@ -138,11 +139,10 @@ class LeaseKeeper:
     """Renews the Lease `<topology>-coordinator`; otherwise the operator replaces the coordinator.
 
     Each renewal names the report that is still valid (`valid_report_number`; None: the newest is
-    not written yet). Otherwise a report would be as old as its last change. `suspecting`: a task is
-    silent; then renewals are more frequent. `may_poll`: it knows what to poll. Before that the
-    Lease is left to a predecessor that still works (docs/design/planned-moves.md), which reports
-    meanwhile; not for longer than `lease_wait_s`.
-    """
+    not written yet). Without that, a report would seem as old as its last change. `suspecting`: a
+    task is silent; then renewals are more frequent. `may_poll`: this coordinator knows its tasks.
+    Until then, but not for longer than `lease_wait_s`, it does not take the Lease from a
+    predecessor that still works (docs/design/planned-moves.md) and reports."""
 
     def __init__(
         self,
@@ -173,12 +173,12 @@ class LeaseKeeper:
                 self._held = None
                 _log.warning("lease: %r", error)
             # A failed call must not delay the next renewal.
-            spent = time.monotonic() - began
+            elapsed_s = time.monotonic() - began
             settings = self._settings
-            pace_s = settings.lease_renew_s
+            interval_s = settings.lease_renew_s
             if self._suspecting():
-                pace_s = settings.lease_renew_suspecting_s
-            await asyncio.sleep(max(0.2, pace_s - spent))
+                interval_s = settings.lease_renew_suspecting_s
+            await asyncio.sleep(max(0.2, interval_s - elapsed_s))
 
     async def _renew(self) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

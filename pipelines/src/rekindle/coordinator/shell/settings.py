@@ -33,7 +33,7 @@ class Settings:
     lease_renew_s: float = 1.0  # each renewal names the report that is still valid
     # While a task is suspected: the operator counts its silence up to the last renewal.
     lease_renew_suspecting_s: float = 0.5
-    lease_wait_s: float = 15.0  # for what is needed before the first poll
+    lease_wait_s: float = 15.0  # maximum wait, before the first renewal, for what polls need
     lease_timeout_s: float = 3.0  # of a renewal: if one is lost, there is time for another
     lease_duration_s: int = 6  # the operator replaces a coordinator whose Lease is older
     store_timeout_s: float = 10.0

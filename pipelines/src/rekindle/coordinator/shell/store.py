@@ -1,7 +1,7 @@
 """The checkpoint store of the coordinator: one thread, and a deadline for each call.
 
-One thread keeps the order of calls: a read after a write that timed out sees its result. Garbage
-collection, which may take long, has another thread.
+One thread keeps the order of calls: a read after a write that timed out sees the write's result.
+Garbage collection, which may take long, has another thread.
 
 Design: docs/design/checkpoints.md#the-store.
 """
@@ -43,7 +43,8 @@ class CheckpointStore:
         self._url = url
 
     def require_store_id(self, store_id: str | None) -> None:
-        """Only use the store with this id, and create none. None: the topology has not run yet."""
+        """Only use the store with this id, and do not create one. None: the topology has not run
+        yet, so a store may be created."""
         self._required_id = store_id
 
     @property

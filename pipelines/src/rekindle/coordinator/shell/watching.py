@@ -55,7 +55,7 @@ class PodWatcher:
                 if isinstance(error, ApiError) and error.status == _GONE:
                     self._version = None
                 _log.warning("pods: %r", error)
-            # Also after a watch that the server ended, which may happen immediately.
+            # Wait also if the server ended the watch, since it may end each one immediately.
             await asyncio.sleep(backoff.failed())
 
     async def _list(self) -> None:

@@ -1,8 +1,8 @@
 """Tasks whose next epoch no replica of an input has any more. Pure.
 
-Floors and manifests keep what tasks will read (I5), so this takes an entry that cannot be restored,
-or a store that lost some. Such a task would wait for ever, and its position would keep the logs of
-its other inputs: it starts again, from a restore point or from a partner's state.
+Floors and manifests keep what tasks will read (I5), so this only happens if an entry cannot be
+restored, or the store has lost entries. Such a task would wait for ever, and its position would
+keep the logs of its other inputs: it starts again, from a restore point or from a partner's state.
 
 Design: docs/design/coordinator.md#retention.
 """
@@ -16,9 +16,9 @@ from rekindle.coordinator.tasks.membership import Task
 from rekindle.topology.model import Slot
 
 GAP_S = 30.0
-"""How long a task must have been at its epoch, without a replica that has the next one."""
-LOOK_S = 5.0
-"""How often all tasks and their inputs are looked at."""
+"""A task starts again after so long at its epoch, while no replica of an input has the next one."""
+CHECK_INTERVAL_S = 5.0
+"""How often all tasks and their inputs are checked."""
 
 _Position = tuple[int, str, int]  # incarnation, boot, epoch
 
@@ -26,7 +26,7 @@ _Position = tuple[int, str, int]  # incarnation, boot, epoch
 class InputGaps:
     def __init__(self) -> None:
         self._since: dict[Slot, tuple[_Position, float]] = {}
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
 
     def find(
         self,
@@ -36,9 +36,9 @@ class InputGaps:
         now: float,
     ) -> list[Task]:
         """Tasks that should start again. `readable`: replicas that are read from."""
-        if self._looked_at is not None and now - self._looked_at < LOOK_S:
+        if self._checked_at is not None and now - self._checked_at < CHECK_INTERVAL_S:
             return []
-        self._looked_at = now
+        self._checked_at = now
         bases = {partition: _base(replicas) for partition, replicas in readable.items()}
         before, self._since = self._since, {}
         found: list[Task] = []
@@ -59,6 +59,6 @@ class InputGaps:
 
 
 def _base(replicas: Sequence[Task]) -> int:
-    """The lowest epoch that one of them has; 0 while that is not known of all."""
+    """The lowest epoch that any of these replicas has; 0 until all of them have responded."""
     known = [task.response.log_base for task in replicas if task.response is not None]
     return min(known, default=0) if len(known) == len(replicas) else 0

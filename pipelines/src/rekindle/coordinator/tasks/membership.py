@@ -26,17 +26,17 @@ MAX_SILENCE_S = 5.0
 START_TIMEOUT_S = 60.0
 """Time for a container's first response, after which nothing is kept for it."""
 MAX_TICK_GAP_S = 0.5
-"""What a gap between two ticks has beyond this is the coordinator's own pause, not the tasks'
-silence."""
+"""If two ticks are further apart, the rest of the gap was a pause of the coordinator, not silence
+of the tasks."""
 _PROOF_MARGIN_S = 0.5
 """A reader must be this far beyond the last response of a silent task to prove that it is alive."""
 _PROOF_MAX_AGE_S, _PROOF_MAX_AGE_EPOCHS = 15.0, 3
-"""A reader that has not advanced for longer proves nothing; it may process several epochs at once,
-and then none for some seconds."""
+"""A reader that has not advanced for longer proves nothing. (Within that time it may be that it
+processes several epochs at once, and then none for some seconds.)"""
 _MAX_REGULAR_GAP_S = 3.0
 """A longer silence was a failure, and is not part of a task's history."""
 _HISTORY = 64
-_SHOWN = 5
+_MAX_LISTED = 5  # tasks in a message
 _PHASES_BEFORE_START = frozenset({TaskPhase.WAITING, TaskPhase.RESTORING})
 _DEVIATIONS = 6.0
 
@@ -125,7 +125,7 @@ class Membership:
         return self._tasks.get(slot)
 
     def find(self, slot: Slot, incarnation: int) -> Task | None:
-        """None if that incarnation was replaced: its responses do not count any more (I9)."""
+        """None if that incarnation was replaced: its responses are ignored (I9)."""
         task = self._tasks.get(slot)
         return task if task is not None and task.pod.incarnation == incarnation else None
 
@@ -199,11 +199,11 @@ class Membership:
     def stream_conflict(self) -> tuple[int, ...]:
         """The stream protocols of tasks and of this image, with which lost tasks are replaced, if
         some cannot read from others."""
-        spoken = [t.response.stream_versions() for t in self if t.response is not None]
-        return stream_conflict([*spoken, STREAM_VERSIONS]) if spoken else ()
+        versions = [t.response.stream_versions() for t in self if t.response is not None]
+        return stream_conflict([*versions, STREAM_VERSIONS]) if versions else ()
 
     def stream_problem(self) -> str | None:
-        """Names the tasks that speak an older stream protocol."""
+        """A message with the tasks that have an older stream protocol."""
         if not (conflict := self.stream_conflict()):
             return None
         older = sorted(
@@ -211,33 +211,35 @@ class Membership:
             for task in self
             if task.response is not None and task.response.stream_protocol != conflict[-1]
         )
-        shown = ", ".join(older[:_SHOWN]) + (", ..." if len(older) > _SHOWN else "")
+        listed = ", ".join(older[:_MAX_LISTED]) + (", ..." if len(older) > _MAX_LISTED else "")
         protocols = " and ".join(map(str, conflict))
         return (
             f"tasks and the image of the coordinator have stream protocols {protocols}, and cannot "
-            f"read from each other ({len(older)} tasks have an older one: {shown}): what replaces "
-            f"a lost task never gets live. Set spec.suspend to true, and back once all tasks have "
-            f"ended: all start with one image, from the newest checkpoint"
+            f"read from each other ({len(older)} tasks have an older one: {listed}): a task that "
+            f"replaces a lost one cannot become Live. Set spec.suspend to true, and to false when "
+            f"all tasks have ended: then all start with one image, from the newest checkpoint"
         )
 
     def started(self) -> tuple[str, ...]:
-        """Slots whose task has got a restore point, from this coordinator or an older one."""
+        """Slots whose task has started from a restore point, of this coordinator or an older
+        one."""
         return tuple(
             sorted(t.slot.key for t in self if t.response and t.response.restored_from is not None)
         )
 
     def newest_epoch(self) -> int:
-        """The newest epoch that any task knows: after a restart a log may be ahead of the head."""
+        """The newest epoch that any task has in its log or as its head (after a restart a log may
+        be ahead of the head)."""
         responses = [task.response for task in self if task.response is not None]
         return max((max(r.head_epoch, r.stable_epoch) for r in responses), default=NO_EPOCH)
 
     def reported_entries(self) -> frozenset[str]:
-        """Saved entries, as the tasks' last responses name them."""
+        """The saved entries in the tasks' last responses."""
         responses = [task.response for task in self if task.response is not None]
         return frozenset(done.object for r in responses for done in r.checkpoints)
 
     def entries_in_use(self) -> frozenset[str]:
-        """Entries that tasks are restored from, and of which they do not have all state yet."""
+        """Entries from which tasks are restored, and from which they have yet to read state."""
         assigned = (t.assigned.object for t in self if t.assigned is not None and t.restores)
         fetched = (t.response.restoring for t in self if t.response is not None)
         return frozenset(entry for entry in (*assigned, *fetched) if entry is not None)
@@ -260,12 +262,13 @@ class Membership:
             )
         silent = [t for t in self if not t.suspected and _is_silent(t, now)]
         for task in silent:
-            heard_at = task.known_since if task.last_response_at is None else task.last_response_at
-            task.suspected_since, task.silence_s = now, now - heard_at
+            since = task.known_since if task.last_response_at is None else task.last_response_at
+            task.suspected_since, task.silence_s = now, now - since
         return silent
 
     def _extend_timers(self, pause_s: float, now: float) -> None:
-        """What was processed since the pause is not before it."""
+        """Move the timers by a pause of this process, but not beyond `now`: some were set after
+        the pause."""
         for task in self:
             task.known_since = min(now, task.known_since + pause_s)
             if task.last_response_at is not None:
@@ -314,14 +317,14 @@ def coordinator_is_isolated(
 ) -> bool:
     """Whether most tasks do not respond to the coordinator while their readers still read them.
 
-    The proof is progress, and it has an age: a task that responds is well beyond the last response
-    of a silent task that it reads, has advanced since that response and not too long ago, and does
-    not report it as unreadable. A Live one that has not advanced so proves the contrary; one that
-    catches up may still read what the peer had before. A silent task that was not Live proves
-    nothing: its readers may be ahead of it because they have read an earlier incarnation. Nor does
-    a silent replica with a partner that responds: the reader may have the partner's epochs.
-    `readable` names, for each partition, the replicas that its tasks read from. `interval_s`: of
-    epochs.
+    A reader that responds proves that a silent task is alive if it is well beyond the epoch in the
+    silent task's last response, has advanced since that response and not too long ago, and does not
+    report the task as unreadable. If a Live reader has not advanced like this, the silent task is
+    taken as lost, and the answer is False; not if the reader is catching up, because it may still
+    read older epochs. Silent tasks that prove nothing: one that was not Live (its readers may have
+    read an earlier incarnation), and one with a partner that responds (its readers may have read
+    the partner). `readable` names, for each partition, the replicas that its tasks read from.
+    `interval_s`: of epochs.
     """
     margin = math.ceil(_PROOF_MARGIN_S / interval_s)
     since = now - max(_PROOF_MAX_AGE_S, _PROOF_MAX_AGE_EPOCHS * interval_s)

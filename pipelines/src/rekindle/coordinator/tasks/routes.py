@@ -22,8 +22,8 @@ _LAG_STEPS_S = (2.0, 10.0, 60.0)
 """Lags are only compared by these steps, so that readers do not switch between similar ones."""
 _LAGGING_S = _LAG_STEPS_S[0]
 _LAGGING_EPOCHS = 2
-"""A replica lags when it is this far behind another one, in seconds and in epochs. These are
-differences, so that readers do not switch back soon; epochs, so that they do not switch within a
+"""A replica lags when it is this far behind another one, in seconds and in epochs. Differences are
+compared, so that readers do not switch back soon; epochs too, so that they do not switch within a
 long epoch."""
 
 
@@ -85,8 +85,8 @@ def mixed_engines(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partitio
 
 def partner(slot: Slot, replicas: Sequence[Task], is_suspected: TaskPredicate) -> Partner | None:
     """The other one of two replicas that stabilize one after another, if it serves: 0 and 1, 2 and
-    3, and so on, so that each is the partner of its partner. In a planned move, the one that is to
-    be replaced: the lower number of two that are Live."""
+    3, and so on, so that each is the partner of its partner. During a planned move of the partner
+    it is the replica that is to be replaced: the lower number of two that are Live."""
     for task in sorted(replicas, key=lambda t: (t.phase != TaskPhase.LIVE, t.slot)):
         response = task.response
         if task.slot.index == slot.index ^ 1 and response is not None and not is_suspected(task):
@@ -116,17 +116,18 @@ def running(
 
 
 def saver(replicas: list[Task], is_suspected: TaskPredicate) -> Slot | None:
-    """The replica that saves a partition's checkpoints: the lowest index that is Live, otherwise
-    CatchingUp, one that has all of its state if possible, because others report nothing that they
-    save, and one that did not get it from a partner, because others do not know what is in the
-    store, and save all of it; None while no replica serves."""
+    """The replica that saves a partition's checkpoints; None while no replica serves. In order of
+    preference: one that is Live, otherwise CatchingUp; one that has fetched all of its state,
+    because others do not report what they save until then; one that did not get its state from a
+    partner, because others cannot refer to objects in the store, and save all of it; the lowest
+    number."""
 
     def preference(task: Task) -> tuple[bool, bool, bool, int]:
         response = task.response
-        reads = response is not None and response.restoring is not None
+        is_fetching = response is not None and response.restoring is not None
         report = response.movement if response is not None else None
         moved = report is not None and report.moved_through is not None
-        return task.phase != TaskPhase.LIVE, reads, moved, task.slot.replica
+        return task.phase != TaskPhase.LIVE, is_fetching, moved, task.slot.replica
 
     responding = [t for t in replicas if t.response is not None and not is_suspected(t)]
     best = min(responding, key=preference, default=None)

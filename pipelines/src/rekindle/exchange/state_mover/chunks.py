@@ -27,7 +27,7 @@ class Slice:
 
 
 class ChunkPlan:
-    """The chunks of one transfer. Costs one number of memory a piece, nothing a chunk."""
+    """The chunks of one transfer. Memory: one integer for each piece, nothing for a chunk."""
 
     def __init__(self, sizes: Sequence[int], chunk_bytes: int) -> None:
         """`sizes`: bytes of each piece, in their order. Raises ValueError."""
@@ -45,7 +45,7 @@ class ChunkPlan:
         return -(-self.total_bytes // self.chunk_bytes)
 
     def slices(self, number: int) -> tuple[Slice, ...]:
-        """Of chunk `number`, in order. Raises IndexError."""
+        """The slices of chunk `number`, in order. Raises IndexError."""
         if not 0 <= number < self.chunks:
             raise IndexError(f"chunk {number} of {self.chunks}")
         at = number * self.chunk_bytes

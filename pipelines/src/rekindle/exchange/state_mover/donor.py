@@ -1,9 +1,9 @@
 """The donor's side of state movements: `DonorCore.step(event, now) -> effects`. Pure.
 
 Unlike in the paper nothing is quiesced: state is immutable, so the donor keeps references to the
-state after an epoch and to the log up to it, and goes on. It only answers requests, each for
-itself, so a lost connection costs what was in flight. What it keeps for a newcomer has a lease: if
-no request comes for that time, the session has ended here.
+state after an epoch and to the log up to it, and goes on. It only answers requests, each
+independently, so a lost connection costs only the messages in flight. A session has a lease: if the
+newcomer sends no request for that time, the donor ends the session and drops what it kept for it.
 
 Design: docs/design/state-movement.md#donor.
 Paper: Flux (Shah et al. 2004), sections 3.4, 3.5.
@@ -36,7 +36,7 @@ from rekindle.transitions import StateMachine
 
 CHUNK_BYTES = 4 << 20
 WINDOW = 4
-"""Chunks of a session that are read at a time: with CHUNK_BYTES, what one costs in memory."""
+"""Chunks of a session that are read at a time. WINDOW * CHUNK_BYTES is its memory."""
 MAX_SESSIONS = 2
 """Sessions at a time, of different slots."""
 LEASE_S = 60.0
@@ -60,14 +60,14 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class StateReached:
-    """The state after `epoch`, and the log up to it, are there."""
+    """The donor now has the state after `epoch`, and the log up to it."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPinned:
-    """The answer to PinSnapshot: the newest state and what the log has up to it.
+    """The result of PinSnapshot: the newest state, and the log up to its epoch.
 
     `base`: first epoch in the log. `sizes`: bytes of each piece, the state first. `digest`: of all.
     """
@@ -109,7 +109,7 @@ class ChunkUnreadable:
 
 @dataclass(frozen=True, slots=True)
 class SessionsReleased:
-    """The coordinator says that these are over."""
+    """The coordinator has released these sessions."""
 
     sessions: Sequence[Session]
 
@@ -121,7 +121,7 @@ class DonorStopping:
 
 @dataclass(frozen=True, slots=True)
 class LeaseChecked:
-    """Time has passed."""
+    """Leases may have expired (`DonorCore.wake_at`)."""
 
 
 DonorCoreEvent = (
@@ -143,8 +143,9 @@ DonorCoreEvent = (
 
 @dataclass(frozen=True, slots=True)
 class PinSnapshot:
-    """Keep the newest state, and the log from its base up to it; do not wait for an epoch. Answer
-    with SnapshotPinned or PinFailed, and with PinProgressed meanwhile; stop if the session ends."""
+    """Keep the newest state, and the log from its base up to it; do not wait for an epoch. The
+    result is SnapshotPinned or PinFailed, with PinProgressed meanwhile; stop if the session
+    ends."""
 
     session: Session
 
@@ -156,7 +157,7 @@ class UnpinSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReadChunk:
-    """Answer with ChunkRead or ChunkUnreadable."""
+    """The result is ChunkRead or ChunkUnreadable."""
 
     session: Session
     number: int
@@ -175,8 +176,8 @@ DonorEffect = PinSnapshot | UnpinSnapshot | ReadChunk | Reply
 
 @dataclass(slots=True)
 class _Sending:
-    """One session at the donor. `prepared`: runs that the shell has read for the offer. `reading`:
-    chunks that it reads."""
+    """One session at the donor. `needed`: as in `messages.Order`. `prepared`: runs that the shell
+    has read for the offer. `reading`: numbers of the chunks that the shell reads."""
 
     session: Session
     needed: int
@@ -242,12 +243,12 @@ class DonorCore:
             case DonorStopping():
                 return self._stop()
             case LeaseChecked():
-                late = [
+                expired = [
                     s
                     for s in self._active.values()
                     if now >= s.last_request_at + self._limits.lease_s
                 ]
-                return [e for s in late for e in self._end(s, DonorEvent.EXPIRED)]
+                return [e for s in expired for e in self._end(s, DonorEvent.EXPIRED)]
         assert_never(event)
 
     # -- messages --------------------------------------------------------------------------------
@@ -308,11 +309,11 @@ class DonorCore:
         sending.reading.add(number)
         return [ReadChunk(sending.session, number, plan.slices(number))]
 
-    # -- the shell's answers ---------------------------------------------------------------------
+    # -- results from the shell ------------------------------------------------------------------
 
     def _pin_if_reached(self, sending: _Sending) -> list[DonorEffect]:
-        """Take the snapshot once the state goes on where every upstream log does: the epoch after
-        it is the first one that the newcomer reads."""
+        """Take the snapshot once every upstream log still has the epoch after it, which is the
+        first one that the newcomer reads."""
         if sending.machine.state is not DonorPhase.BEHIND or self._epoch + 1 < sending.needed:
             return []
         sending.machine.step(DonorEvent.REACHED)
@@ -368,11 +369,11 @@ class DonorCore:
         pinned = sending.machine.state is DonorPhase.SENDING
         sending.machine.step(event)
         del self._active[sending.session.slot]
-        # While the shell pins, its answer is what is unpinned.
+        # If the shell is still pinning, its SnapshotPinned finds no session and is unpinned then.
         return [UnpinSnapshot(sending.session)] if pinned else []
 
     def _find(self, session: Session) -> _Sending | None:
-        """The session, unless it has ended or never was."""
+        """The session, if it is active."""
         sending = self._active.get(session.slot)
         return sending if sending is not None and sending.session == session else None
 

@@ -1,10 +1,10 @@
 """What an upstream replica keeps for newcomers, whatever floor it is given. Pure.
 
-A hold begins at the log's base when it is registered, and ends only when it is released by name. So
-a poll that is late, with a floor from before the session, truncates nothing that the hold covers.
-Registering and releasing are idempotent. After a release a poll that is late may register the hold
-again; the coordinator sees it in the next response, and releases it again. Kept in memory: after a
-restart the coordinator registers what is still needed.
+A hold begins at the log's base when it is registered, and ends only when its session is released.
+So a delayed poll, with a floor from before the session, truncates nothing that the hold covers.
+Registering and releasing are idempotent. After a release a delayed poll may register the hold
+again; the coordinator sees it in the next response, and releases it again. Holds are in memory
+only: after a restart of the task the coordinator registers those that are still needed.
 
 Design: docs/design/state-movement.md#holds.
 """
@@ -25,14 +25,15 @@ class Holds:
     def update(
         self, registered: Iterable[Session], released: Iterable[Session], log_base: int
     ) -> None:
-        """Follow a poll. `log_base`: the lowest epoch in the log; `last + 1` if it is empty."""
+        """Apply a poll. `log_base`: the lowest epoch in the log; `last + 1` if it is empty."""
         for session in registered:
             self._bases.setdefault(session, log_base)
         for session in released:
             self._bases.pop(session, None)
 
     def floor(self, floor: int) -> int:
-        """How far the log may be truncated, of the coordinator's floor."""
+        """The epoch through which the log may be truncated: the coordinator's floor, or less
+        because of holds."""
         return min([floor, *(base - 1 for base in self._bases.values())])
 
     def confirmed(self) -> tuple[Hold, ...]:

@@ -1,8 +1,8 @@
 """The messages of a state movement. Pure data.
 
-A session is named by the newcomer's slot and incarnation, and by a version that never comes back:
-the fence of the coordinator that began it, and a number. Messages are idempotent: each names its
-session, and what it says is true whenever and however often it arrives.
+A session is identified by the newcomer's slot and incarnation, and by a version that is never used
+again: the fence of the coordinator that began it, and a number. Messages are idempotent: each names
+its session, and may arrive late or several times.
 
 Design: docs/design/state-movement.md#sessions.
 Paper: Flux (Shah et al. 2004), section 3.5.
@@ -73,10 +73,10 @@ class Order:
 class Directive:
     """The part of a poll that is about state movements.
 
-    `order`: for a newcomer, with the address of the donor. `abandoned`: it starts from no session
-    up to this version. `may_restore`: it may get a restore point. `register`: sessions for which an
-    upstream replica registers holds. `release`: sessions whose holds, or whose pinned state, nobody
-    needs.
+    For a newcomer: `order`, with the address of the donor; `abandoned`: do not start from any
+    session up to this version; `may_restore`: it may restore from a checkpoint instead. For an
+    upstream replica, `register`: sessions for which it registers holds. For it or a donor,
+    `release`: sessions whose holds or pinned state are no longer needed.
     """
 
     order: Order | None = None
@@ -90,7 +90,7 @@ class Directive:
 class FailureReason(StrEnum):
     REFUSED = "the donor refused"
     DONOR_RESTARTED = "the donor has restarted"
-    DAMAGED = "a chunk arrived damaged again and again"
+    DAMAGED = "too many chunks in a row arrived damaged"
     DIGEST_MISMATCH = "the installed state differs from the donor's"
     NOT_STORED = "what arrived could not be stored or installed"
 
@@ -114,7 +114,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class NewcomerReport:
-    """`abandoned`: this boot starts from no session up to this version any more."""
+    """`abandoned`: this boot will not start from any session up to this version."""
 
     progress: Progress | None = None
     abandoned: Version | None = None
@@ -133,9 +133,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class MovementReport:
-    """The part of a task's poll response that is about state movements. `newcomer`: of one without
-    state. `donates`: sessions for which it keeps state. `moved_through`: it has started from a
-    partner's state after this epoch, and has computed nothing up to it."""
+    """The part of a task's poll response that is about state movements. `newcomer`: of a task that
+    has no state yet. `donates`: sessions for which it keeps state. `moved_through`: it has started
+    from a partner's state after this epoch, and so has computed no epoch up to it itself."""
 
     newcomer: NewcomerReport | None = None
     holds: tuple[Hold, ...] = ()
@@ -160,7 +160,7 @@ class OfferRequest:
 class ChunkRequest:
     session: Session
     donor: Replica
-    boot: str  # of the donor, as its offer says
+    boot: str  # of the donor, from its offer
     number: int
 
 
@@ -213,10 +213,10 @@ class Chunk:
 
 
 class RefusalReason(StrEnum):
-    BUSY = "it moves state to others already"  # asked again later
-    ENDED = "the session has ended there"  # or was never known there
-    SUPERSEDED = "it knows a newer session of the slot"
-    WRONG_RECIPIENT = "another incarnation or partition is meant"
+    BUSY = "it already moves state to other replicas"  # the newcomer asks again later
+    ENDED = "the session has ended at the donor"  # or the donor never had it
+    SUPERSEDED = "the donor has a newer session of the slot"
+    WRONG_RECIPIENT = "the request is for another incarnation or partition"
     UNREADABLE = "its state or log cannot be read"
     STOPPING = "it stops"
 

@@ -1,9 +1,9 @@
 """The newcomer's side of a state movement: `NewcomerCore.step(event, now) -> effects`. Pure.
 
 It requests chunks from the donor, several at a time within a window, and stores them in
-order. What was requested, has arrived and is being stored is never more than the window, so a slow
-disk slows the transfer, and a lost connection costs the chunks in the window. The session's state
-counts only as a whole, once the digest of what was installed is the donor's.
+order. Chunks that are requested, have arrived or are being stored are never more than the window,
+so a slow disk slows the transfer, and a lost connection costs the chunks in the window. The state
+is used only as a whole, once its digest equals the donor's.
 
 Requests are repeated until they are answered, with back-off. How long that may go on is decided by
 the coordinator, which sees the progress.
@@ -43,9 +43,9 @@ from rekindle.transitions import StateMachine
 
 CHUNK_BYTES = 4 << 20
 WINDOW = 4
-"""Chunks that are requested or in memory: with CHUNK_BYTES, what a movement costs in memory."""
+"""Chunks that are requested or in memory. WINDOW * CHUNK_BYTES is the memory of a movement."""
 MAX_DAMAGED = 8
-"""Chunks in a row that may arrive damaged."""
+"""A session fails when so many chunks in a row arrive damaged."""
 RETRY = BackoffPolicy(first_s=2.0, longest_s=16.0)
 
 
@@ -134,7 +134,8 @@ class SendToDonor:
 
 @dataclass(frozen=True, slots=True)
 class StoreChunk:
-    """Write it behind the one before; one at a time. The result is ChunkStored or StoringFailed."""
+    """Append the chunk to those before; one at a time. The result is ChunkStored or
+    StoringFailed."""
 
     session: Session
     number: int
@@ -143,7 +144,8 @@ class StoreChunk:
 
 @dataclass(frozen=True, slots=True)
 class InstallState:
-    """Make state and log of what is stored. The result is StateInstalled or StoringFailed."""
+    """Create state and log from the stored chunks. The result is StateInstalled or
+    StoringFailed."""
 
     session: Session
     offer: Offer
@@ -342,7 +344,7 @@ class NewcomerCore:
             return []
         match message:
             case Preparing(_, runs):
-                if current.phase is NewcomerPhase.ASKING:  # it is requested again soon
+                if current.phase is NewcomerPhase.ASKING:  # the offer is requested again soon
                     current.prepared, current.offer_request = runs, _Request(now)
                 return []
             case Offer():
@@ -353,7 +355,7 @@ class NewcomerCore:
                 if reason is RefusalReason.BUSY:
                     return []  # requested again with back-off
                 if current.phase not in (NewcomerPhase.ASKING, NewcomerPhase.RECEIVING):
-                    return []  # nothing is needed of the donor
+                    return []  # nothing more is needed from the donor
                 return self._fail(current, FailureReason.REFUSED, text or f"refused: {reason}")
         assert_never(message)
 
@@ -474,7 +476,7 @@ class NewcomerCore:
         return self._clean_up(current)
 
     def _clean_up(self, current: _NewcomerSession) -> list[NewcomerEffect]:
-        """Forget what is in memory, and let the donor forget the session."""
+        """Drop what is in memory, and release the session at the donor."""
         asked_donor = current.needed is not None
         current.requested.clear()
         current.arrived.clear()

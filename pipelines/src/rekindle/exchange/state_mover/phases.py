@@ -14,7 +14,7 @@ from rekindle.transitions import Table
 
 
 class DonorPhase(StrEnum):
-    BEHIND = "behind"  # its state does not reach what the upstream logs still have
+    BEHIND = "behind"  # upstream logs do not have the epoch after its state any more
     PINNING = "pinning"  # the shell takes references to state and log
     SENDING = "sending"  # answers requests for chunks
     ENDED = "ended"
@@ -69,7 +69,8 @@ class NewcomerPhase(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Whether the newcomer will never start from this session's state, or already has."""
+        """Whether nothing more happens in this session: the newcomer has started from its state, or
+        never will."""
         return self in (self.STARTED, self.FAILED, self.ABANDONED)
 
 

@@ -251,9 +251,10 @@ class StartWriter:
 def assignment_changes(
     current: Mapping[str, SinkAssignment], wanted: Iterable[SinkAssignment]
 ) -> list[StopWriter | StartWriter]:
-    """What leads from the writers that run, by query, to the assigned ones. A writer whose
-    assignment has changed is replaced: it may write to another place, or from another epoch on."""
+    """What leads from the writers that run, by query, to the assigned ones. A writer that would
+    write to another place, or from another epoch on, is replaced."""
     assigned = {s.query: s for s in wanted}
-    stop = [StopWriter(q) for q, s in current.items() if s != assigned.get(q)]
-    start = [StartWriter(s) for q, s in assigned.items() if s != current.get(q)]
+    kept = {q for q, s in current.items() if q in assigned and s.writes_as(assigned[q])}
+    stop = [StopWriter(q) for q in current if q not in kept]
+    start = [StartWriter(s) for q, s in assigned.items() if q not in kept]
     return [*stop, *start]

@@ -1,5 +1,5 @@
-"""What can be wrong with a topology, by what a check needs: `fields` of one object, `references`
-between objects, `streams` of columns; what is not built is in `unsupported`.
+"""The checks of a topology, by what they look at: `fields` of one object, `references` between
+objects, `streams` with their columns, and what this version does not support (`unsupported`).
 
 Checks of one kind of source, sink or window are with the kind.
 """

@@ -58,13 +58,13 @@ def check_fields(spec: TopologySpec, name: str, *, skip_cluster_checks: bool) ->
     found: list[Problem] = []
     found += _names(spec, name)
     found += _counts(spec)
-    found += _times(spec)
-    found += _log(spec)
+    found += _durations(spec)
+    found += _log_budget(spec)
     found += _retained(spec)
     found += check_urls(spec, skip_cluster_checks=skip_cluster_checks)
     found += () if skip_cluster_checks else check_object_names(spec)
-    found += _conf(spec)
-    found += _template(spec.pod_template)
+    found += _spark_conf(spec)
+    found += _pod_template(spec.pod_template)
     found += check_resources(spec.resources, "spec.resources")
     for path, node in nodes_with_paths(spec):
         found += check_resources(node.resources or {}, f"{path}.resources")
@@ -118,7 +118,7 @@ def _limit(value: int | None, most: int, path: str, what: str) -> Iterator[Probl
         yield Problem(path, "TooMany", f"{value} {what} are too many", f"write at most {most}")
 
 
-def _times(spec: TopologySpec) -> Iterator[Problem]:
+def _durations(spec: TopologySpec) -> Iterator[Problem]:
     least, most = EPOCH_INTERVALS
     if not least <= spec.epoch_interval <= most:
         what = f"{format_duration(spec.epoch_interval)} is not between 100ms and 60s"
@@ -138,7 +138,7 @@ def _times(spec: TopologySpec) -> Iterator[Problem]:
         yield Problem("spec.checkpoint.interval", "NotAMultiple", what, hint)
 
 
-def _log(spec: TopologySpec) -> Iterator[Problem]:
+def _log_budget(spec: TopologySpec) -> Iterator[Problem]:
     """A log consists of files of 1/8 of its budget; each has to hold several epochs."""
     if spec.log_budget < MIN_LOG_BUDGET_BYTES:
         what = f"{spec.log_budget} bytes are less than {MIN_LOG_BUDGET_BYTES // 1024**2}Mi"
@@ -146,12 +146,12 @@ def _log(spec: TopologySpec) -> Iterator[Problem]:
 
 
 def _retained(spec: TopologySpec) -> Iterator[Problem]:
-    """What is kept for readers is a part of the log."""
+    """What is kept for readers is in the output log, so its budget limits it."""
     most = spec.log_budget // 2
     for at, query in enumerate(spec.queries):
         stream = query.sink.stream
         if stream is None or stream.retain == DEFAULT_RETAIN_BYTES:
-            continue  # of a small log, half
+            continue  # the default is reduced to half of a small budget
         path = f"spec.queries[{at}].sink.stream.retain"
         if stream.retain < MIN_RETAIN_BYTES:
             what = f"{stream.retain} bytes are less than {MIN_RETAIN_BYTES // 1024**2}Mi"
@@ -162,16 +162,16 @@ def _retained(spec: TopologySpec) -> Iterator[Problem]:
             yield Problem(path, "OutOfRange", what, hint)
 
 
-def _conf(spec: TopologySpec) -> Iterator[Problem]:
+def _spark_conf(spec: TopologySpec) -> Iterator[Problem]:
     for key, why in _RESERVED_CONF.items():
         if key in spec.spark_conf:
             what = f"{key} cannot be set: {why}"
             yield Problem(f"spec.sparkConf[{key}]", "ReservedSetting", what, "leave it out")
 
 
-def _template(template: Mapping[str, object]) -> Iterator[Problem]:
-    """Fields that are merged must be mappings, and others would be ignored. The API server checks
-    the fields of the pod's spec."""
+def _pod_template(template: Mapping[str, object]) -> Iterator[Problem]:
+    """Fields that are merged must be mappings; other fields are refused, since they would be
+    ignored. The API server checks the fields of the pod's spec."""
     for path in _MERGED_PATHS:
         *parents, last = path
         parent = _at(template, parents)
@@ -246,7 +246,7 @@ def _source(node: SourceSpec, path: str) -> Iterator[Problem]:
         if given is not None:
             yield from given.check(event_time, f"{path}.{kind}")
             if node.partitions > 1 and not given.can_be_partitioned:
-                what = f"{node.partitions} partitions, and a source of {kind} has one"
+                what = f"a source of the kind {kind} has 1 partition, not {node.partitions}"
                 hint = "leave it out, and distribute rows by keyBy of an operator"
                 yield Problem(f"{path}.partitions", "InvalidValue", what, hint)
 

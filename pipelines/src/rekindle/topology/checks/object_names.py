@@ -13,7 +13,7 @@ from rekindle.topology.spec import TopologySpec
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 DNS_SUBDOMAIN = f"{_LABEL}([.]{_LABEL})*"
-"""Of RFC 1123: what most objects of Kubernetes may be called."""
+"""A DNS subdomain of RFC 1123: names that most objects of Kubernetes may have."""
 MAX_NAME_CHARS = 253
 _HOST_PART = "[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?"
 _HOST = rf"({_HOST_PART}([.]{_HOST_PART})*|\[[a-fA-F0-9:]+\])(:[0-9]+)?"

@@ -27,7 +27,7 @@ from rekindle.topology.windows.kind import END, START
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A node's output. `schema` is None if it is unknown; then there is a problem."""
+    """A node's output. `schema` is None if it is unknown, for which a problem is reported."""
 
     schema: Schema | None
     event_time: str | None
@@ -35,7 +35,7 @@ class Stream:
     no_event_time: str = ""
     """Why there is no event time, if there is none."""
     at_window_end: bool | None = False
-    """Whether event time is the end of a window, which is exclusive; None: of some rows."""
+    """Whether event time is the end of a window, which is exclusive; None: for some rows only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
         return Stream(None, node.event_time.column if node.event_time else None, node.partitions)
     for field in schema:
         problems += _reserved(field.name, f"{path}.schema")
-    schema = _with_added(node, schema, path, problems)
+    schema = _with_added_columns(node, schema, path, problems)
     event_time = node.event_time.column if node.event_time else None
     if node.event_time is not None and node.event_time.expression is not None:
         problems += _check_expression(node, node.event_time, schema, f"{path}.eventTime")
@@ -84,7 +84,9 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
     return Stream(schema, event_time, node.partitions, no_event_time)
 
 
-def _with_added(node: SourceSpec, schema: Schema, path: str, problems: list[Problem]) -> Schema:
+def _with_added_columns(
+    node: SourceSpec, schema: Schema, path: str, problems: list[Problem]
+) -> Schema:
     """The declared columns and those that the connector adds."""
     for kind, options in node.kinds.items():
         for option, field in (options.added_columns if options else {}).items():
@@ -168,9 +170,9 @@ def _common(values: list[str | None]) -> str | None:
 
 
 def _kept_event_time(analysis: SqlAnalysis, inputs: Mapping[str, Stream]) -> str | None:
-    """The event time of the output: a column that is event time in every SELECT, by its position as
-    in UNION ALL. Of several the one with the name of the event time of the first SELECT's input,
-    else the first."""
+    """The event time of the output: a column whose position has event time in every SELECT, since
+    UNION ALL goes by position. If there are several, the one that is named like the event time of
+    the first SELECT's input, else the first."""
     if analysis.schema is None:
         return _common([s.event_time for s in inputs.values()])
     positions = [_event_time_positions(select, inputs[select.input]) for select in analysis.selects]
@@ -182,9 +184,9 @@ def _kept_event_time(analysis: SqlAnalysis, inputs: Mapping[str, Stream]) -> str
 
 
 def _event_time_positions(select: SelectAnalysis, stream: Stream) -> set[int]:
-    """The positions of a SELECT's output columns that are event time: its TIMESTAMP with the name
-    of the input's event time if that is computed, else all copies of the input's event time.
-    `select.copies`: for each output column the input column that it copies, if any."""
+    """The positions of a SELECT's output columns that are event time. If the SELECT computes a
+    TIMESTAMP with the name of the input's event time, only that one; else all copies of the input's
+    event time. `select.copies`: for each output column the input column that it copies, if any."""
     if stream.event_time is None:
         return set()
     copies = {at for at, column in enumerate(select.copies) if column == stream.event_time}

@@ -1,8 +1,9 @@
 """Checks of URLs: schemes, and that each output has a place of its own that outlives its pod.
 
 In a cluster, a `file://` URL of an output has to be on a volume. Tasks and coordinator mount the
-claim `checkpoint.volume`; of the disks in `podTemplate` the coordinator mounts none, so the
-checkpoint store cannot be there. Sources are not checked: their files may be part of the image.
+claim `checkpoint.volume`. The coordinator does not mount the volumes of `podTemplate`, so the
+checkpoint store cannot be on one of them. Sources are not checked: their files may be part of the
+image.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _CREATE_IF_ABSENT = frozenset(_ON_DISK) | CREATE_IF_ABSENT_PROTOCOLS
 _COMMON = ("file", "s3", "gs", "abfs", "https")
 _STORE = "spec.checkpoint.store"
 _SYNONYMS = {"local": "file", "s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs"}
-_OF_ONE_POD = frozenset(
+_POD_LOCAL_VOLUMES = frozenset(
     {"emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI", "image"}
 )
-"""Kinds of volumes that end with their pod, or cannot be written."""
+"""Kinds of volumes that are deleted with their pod, or cannot be written."""
 
 
 class _Disk(Enum):
@@ -36,7 +37,7 @@ class _Disk(Enum):
 
     CLAIM = auto()
     OTHER_VOLUME = auto()
-    OF_THE_POD = auto()
+    POD_LOCAL = auto()
 
 
 def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Problem]:
@@ -52,7 +53,7 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
         yield from _check_url(
             url, path, _CREATE_IF_ABSENT, why_not, skip_cluster_checks=skip_cluster_checks
         )
-        key = _place(url)
+        key = _normalized_url(url)
         if key in taken:
             what = f"{url} is used by {taken[key]} too"
             yield Problem(path, "SharedPlace", what, "give each its own directory")
@@ -73,9 +74,9 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
                 )
 
 
-def _place(url: str) -> tuple[str, str]:
-    """Scheme and path, the same for two spellings of one directory. Object stores take `//`, `.`
-    and `%2F` in a key literally, and disks `%2F`."""
+def _normalized_url(url: str) -> tuple[str, str]:
+    """(scheme, path), equal for two spellings of one directory. In keys of object stores `//`, `.`
+    and `%2F` are taken literally, on disks only `%2F`."""
     scheme, _, path = url.partition("://")
     scheme = _SYNONYMS.get(scheme, scheme)
     if scheme == "file":
@@ -111,7 +112,8 @@ def _check_is_on_volume(
 
 
 def _mounts(spec: TopologySpec) -> dict[str, _Disk]:
-    """What a task's container mounts that can hold outputs or hides it, by path."""
+    """What a task's container mounts, by path: the claim, and the volumes of `podTemplate`. A mount
+    below the path of another one hides that part of it."""
     mounts = {VOLUME_MOUNT: _Disk.CLAIM} if spec.checkpoint.volume else {}
     pod = spec.pod_template.get("spec")
     volumes = {str(v.get("name")): v for v in _mappings(pod, "volumes")}
@@ -121,20 +123,20 @@ def _mounts(spec: TopologySpec) -> dict[str, _Disk]:
         for mount in _mappings(container, "volumeMounts"):
             at, volume = mount.get("mountPath"), volumes.get(str(mount.get("name")), {})
             if isinstance(at, str) and at.startswith("/"):
-                outlives_pod = _OF_ONE_POD.isdisjoint(volume)
-                mounts[_normalized(at)] = _Disk.OTHER_VOLUME if outlives_pod else _Disk.OF_THE_POD
+                outlives_pod = _POD_LOCAL_VOLUMES.isdisjoint(volume)
+                mounts[_normalized(at)] = _Disk.OTHER_VOLUME if outlives_pod else _Disk.POD_LOCAL
     return mounts
 
 
 def _mappings(parent: object, field: str) -> list[Mapping[str, Any]]:
-    """The objects of a list in `podTemplate`, of which the API server checks the rest."""
+    """The objects of a list in `podTemplate`. The API server reports items that are no objects."""
     items = parent.get(field) if isinstance(parent, Mapping) else None
     return [i for i in items if isinstance(i, Mapping)] if isinstance(items, list) else []
 
 
 def _disk_at(disk_path: str, mounts: Mapping[str, _Disk]) -> _Disk:
     mounts_above = [path for path in mounts if _is_below(disk_path, path)]
-    return mounts[max(mounts_above, key=len)] if mounts_above else _Disk.OF_THE_POD
+    return mounts[max(mounts_above, key=len)] if mounts_above else _Disk.POD_LOCAL
 
 
 def _is_below(disk_path: str, directory: str) -> bool:

@@ -1,1 +1,1 @@
-"""A compiled topology for people: as text, SVG or Mermaid."""
+"""Renders a compiled topology for users: as text, SVG or Mermaid."""

@@ -1,8 +1,8 @@
 """A compiled topology as an SVG: segments in columns by depth, left to right.
 
-A plain layered layout (Sugiyama's first and third steps): the column of a segment is the length
-of the longest path to it, and within a column segments are ordered by the mean height of their
-inputs.
+A simple layered layout (two of the steps of Sugiyama's method): the column of a segment is the
+length of the longest path to it, and within a column segments are ordered by the mean vertical
+position of their inputs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rekindle.topology.model import Topology
 _BOX_WIDTH = 300
 _MAX_CHARS = 42
 """Maximum characters of a line in a box; its tooltip has the full text."""
-_LINE = 16
-_PAD = 10
+_LINE_HEIGHT = 16
+_PADDING = 10
 _COLUMN_GAP = 110
 _ROW_GAP = 28
 _MARGIN = 24
 _FONT = "ui-sans-serif, system-ui, Helvetica, Arial, sans-serif"
-_INK, _SOFT, _EDGE = "#1f2933", "#52606d", "#829ab1"
-_SOURCE, _OPERATOR, _QUERY = "#e3f2ea", "#eef2f7", "#fdf1dc"
+_TITLE_COLOUR, _TEXT_COLOUR, _EDGE_COLOUR = "#1f2933", "#52606d", "#829ab1"
+_SOURCE_FILL, _OPERATOR_FILL, _QUERY_FILL = "#e3f2ea", "#eef2f7", "#fdf1dc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Box:
 
 def draw_svg(topology: Topology) -> str:
     """The SVG document."""
-    boxes = _place(topology)
+    boxes = _layout(topology)
     width = max(b.x for b in boxes.values()) + _BOX_WIDTH + _MARGIN
     height = max(b.y + b.height for b in boxes.values()) + _MARGIN
     size = {"width": f"{width:.0f}", "height": f"{height:.0f}"}
@@ -74,7 +74,7 @@ def draw_svg(topology: Topology) -> str:
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _place(topology: Topology) -> dict[str, Box]:
+def _layout(topology: Topology) -> dict[str, Box]:
     """Boxes by segment id and by `query <name>`."""
     depths: dict[str, int] = {}
     inputs: dict[str, list[str]] = {}
@@ -82,14 +82,14 @@ def _place(topology: Topology) -> dict[str, Box]:
         inputs[segment.id] = [topology.producer(i.stream).id for i in segment.inputs]
         depths[segment.id] = 1 + max((depths[f] for f in inputs[segment.id]), default=-1)
     texts = {
-        s.id: (box_lines(topology, s), _SOURCE if s.is_source else _OPERATOR)
+        s.id: (box_lines(topology, s), _SOURCE_FILL if s.is_source else _OPERATOR_FILL)
         for s in topology.segments
     }
     for query in topology.spec.queries:
         key = f"query {query.name}"
         inputs[key] = [s.id for s in topology.segments if query.name in s.queries]
         depths[key] = 1 + depths[inputs[key][0]]
-        texts[key] = ((query.name, f"priority {query.priority}"), _QUERY)
+        texts[key] = ((query.name, f"priority {query.priority}"), _QUERY_FILL)
     boxes: dict[str, Box] = {}
     for depth in range(max(depths.values()) + 1):
         column = [key for key in depths if depths[key] == depth]
@@ -97,10 +97,10 @@ def _place(topology: Topology) -> dict[str, Box]:
         y = float(_MARGIN)
         for key in column:
             lines, fill = texts[key]
-            shown = tuple(_cut(line) for line in lines)
-            height = _PAD * 2 + _LINE * len(lines)
-            wanted = _mean([boxes[f].middle for f in inputs[key]]) - height / 2
-            y = max(y, wanted)
+            shown = tuple(_truncated(line) for line in lines)
+            height = _PADDING * 2 + _LINE_HEIGHT * len(lines)
+            beside_inputs = _mean([boxes[f].middle for f in inputs[key]]) - height / 2
+            y = max(y, beside_inputs)
             x = float(_MARGIN + depth * (_BOX_WIDTH + _COLUMN_GAP))
             boxes[key] = Box(x, y, height, shown, fill, "\n".join(lines))
             y += height + _ROW_GAP
@@ -111,21 +111,22 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _cut(line: str) -> str:
+def _truncated(line: str) -> str:
     return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
 
 
 def _box(root: ET.Element, box: Box) -> None:
     frame = {"x": f"{box.x:.1f}", "y": f"{box.y:.1f}", "height": f"{box.height:.1f}"}
-    look = {"width": str(_BOX_WIDTH), "rx": "6", "fill": box.fill, "stroke": _EDGE}
+    look = {"width": str(_BOX_WIDTH), "rx": "6", "fill": box.fill, "stroke": _EDGE_COLOUR}
     group = ET.SubElement(root, "g")
     ET.SubElement(group, "title").text = box.tooltip
     ET.SubElement(group, "rect", frame | look)
     for at, line in enumerate(box.lines):
-        y = box.y + _PAD + _LINE * (at + 0.75)
-        style = {"font-size": "11", "fill": _SOFT} if at else {"font-size": "13", "fill": _INK}
+        y = box.y + _PADDING + _LINE_HEIGHT * (at + 0.75)
+        size, colour = ("11", _TEXT_COLOUR) if at else ("13", _TITLE_COLOUR)
+        style = {"font-size": size, "fill": colour}
         weight = {} if at else {"font-weight": "600"}
-        place = {"x": f"{box.x + _PAD:.1f}", "y": f"{y:.1f}"}
+        place = {"x": f"{box.x + _PADDING:.1f}", "y": f"{y:.1f}"}
         ET.SubElement(group, "text", place | style | weight).text = line
 
 
@@ -138,16 +139,16 @@ def _edge(root: ET.Element, start: Box, end: Box, y: float) -> None:
         f"{x2 - bend:.1f} {y:.1f} {x2:.1f} {y:.1f}"
     )
     ET.SubElement(
-        root, "path", {"d": curve, "fill": "none", "stroke": _EDGE, "stroke-width": "1.5"}
+        root, "path", {"d": curve, "fill": "none", "stroke": _EDGE_COLOUR, "stroke-width": "1.5"}
     )
     back = x2 - 7
     tip = f"{x2:.1f},{y:.1f} {back:.1f},{y - 4:.1f} {back:.1f},{y + 4:.1f}"
-    ET.SubElement(root, "polygon", {"points": tip, "fill": _EDGE})
+    ET.SubElement(root, "polygon", {"points": tip, "fill": _EDGE_COLOUR})
 
 
 def _label(root: ET.Element, x: float, y: float, text: str) -> None:
     """A label before the tip of an edge, with a white outline over the curves below it."""
     place = {"x": f"{x - 10:.1f}", "y": f"{y - 6:.1f}", "text-anchor": "end"}
     outline = {"stroke": "white", "stroke-width": "4", "paint-order": "stroke"}
-    style = {"font-size": "10", "fill": _SOFT}
+    style = {"font-size": "10", "fill": _TEXT_COLOUR}
     ET.SubElement(root, "text", place | style | outline).text = text

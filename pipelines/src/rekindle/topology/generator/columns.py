@@ -55,7 +55,7 @@ _FUNCTIONS = (
 )
 _UINT64_END = 2**64
 _EXACT_INTEGERS = {Scalar.DOUBLE: 2**53, Scalar.FLOAT: 2**24}
-"""The largest integers up to which a floating type has them all."""
+"""By floating type: it represents all integers up to this one exactly."""
 _LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 _BIGINT_DIGITS = 19
 _TYPES_OF_BOOLEANS = (Scalar.BOOLEAN, Scalar.STRING, *INTEGER_BITS, *_EXACT_INTEGERS)
@@ -149,7 +149,8 @@ def parse_column(text: str, data_type: DataType | None) -> Column:
 
 
 def event_start(text: str) -> int:
-    """Where the event times of a column begin, in microseconds. Raises ExpressionError."""
+    """The time at which the event times of a column begin, in microseconds since 1970. Raises
+    ExpressionError."""
     call = parse_expression(text)
     if call.name != "timestamp":
         raise ExpressionError(
@@ -211,7 +212,7 @@ def _column(call: Call, data_type: DataType | None) -> Column:
         case "boolean":
             threshold = _threshold(call.numbers(None)[0])
             if data_type not in _TYPES_OF_BOOLEANS:
-                raise ValueError("true is no value of this type")
+                raise ValueError("true is not a value of this type")
             return Booleans(threshold)
         case "choice":
             return Choice(_constants(call, data_type))
@@ -243,11 +244,12 @@ def _require_bigints(*numbers: int) -> None:
 
 def _require_uint64(number: int) -> None:
     if number >= _UINT64_END:
-        raise ValueError("more than there are 64-bit numbers")
+        raise ValueError("outside the range of 64-bit numbers")
 
 
 def _require_integer_of(data_type: DataType | None, number: int) -> None:
-    """A type takes a BIGINT if it has exactly that value; a DECIMAL has to take any BIGINT."""
+    """Check that the type can represent `number` exactly; a DECIMAL, that it can represent any
+    BIGINT."""
     match data_type:
         case Scalar.STRING:
             return
@@ -261,7 +263,7 @@ def _require_integer_of(data_type: DataType | None, number: int) -> None:
         case _:
             fits = False
     if not fits:
-        raise ValueError(f"{number} is no value of this type")
+        raise ValueError(f"{number} is not a value of this type")
 
 
 def _require_doubles(call: Call, data_type: DataType | None, *values: float) -> None:
@@ -281,7 +283,7 @@ def _require_doubles(call: Call, data_type: DataType | None, *values: float) -> 
         case _:
             fits = False
     if not fits:
-        raise ValueError("a DOUBLE is no value of this type")
+        raise ValueError("a DOUBLE is not a value of this type")
 
 
 def _timestamps(call: Call, data_type: DataType | None) -> Timestamps:

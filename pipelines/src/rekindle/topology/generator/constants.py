@@ -17,7 +17,7 @@ from rekindle.topology.schema import INTEGER_BITS, DataType, Decimal, Scalar
 Value = str | bytes | bool | int | float | decimal.Decimal
 
 MAX_DIGITS = 38
-"""Of a DECIMAL."""
+"""The largest precision of a DECIMAL."""
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _INTEGER = re.compile(r"-?\d+|0[xX](?P<hex>[0-9a-fA-F]+)", re.ASCII)
 _REAL = re.compile(
@@ -39,8 +39,8 @@ _DAY_OF_1970 = dt.date(1970, 1, 1).toordinal()
 
 
 def constant(text: str, data_type: DataType | None) -> Value:
-    """The value: of a DATE in days, of a TIMESTAMP in microseconds since 1970, UTC. Raises
-    ValueError, also if `data_type` is None: the type of the column is not known."""
+    """The value; a DATE is in days, a TIMESTAMP in microseconds since 1970, UTC. Raises ValueError,
+    also if `data_type` is None because the type of the column is not known."""
     match data_type:
         case Scalar.STRING:
             text.encode()  # half of a surrogate pair is not valid text
@@ -60,7 +60,7 @@ def constant(text: str, data_type: DataType | None) -> Value:
         case Decimal(precision, scale):
             return _decimal(text, precision, scale)
         case _:
-            raise ValueError(f"{text!r} is no value of this type")
+            raise ValueError(f"{text!r} is not a value of this type")
 
 
 def time_us(text: str, *, zoned: bool) -> int:
@@ -91,14 +91,14 @@ def _integer(text: str, bits: int) -> int:
     match = _INTEGER.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an integer")
-    sign = 1 << (bits - 1)
+    sign_bit = 1 << (bits - 1)
     if match["hex"] is None:
         number = int(text)
     elif len(match["hex"]) * 4 <= bits:
-        number = (int(match["hex"], 16) ^ sign) - sign  # two's complement
+        number = (int(match["hex"], 16) ^ sign_bit) - sign_bit  # two's complement
     else:
         raise ValueError(f"{text!r} has more than {bits} bits")
-    if not -sign <= number < sign:
+    if not -sign_bit <= number < sign_bit:
         raise ValueError(f"{text!r} does not fit into {bits} bits")
     return number
 
@@ -112,7 +112,7 @@ def _decimal(text: str, precision: int, scale: int) -> decimal.Decimal:
     exponent = int(match["exponent"] or 0) - len(fraction)
     if digits >= 10**MAX_DIGITS or exponent > MAX_DIGITS:
         raise ValueError(f"{text!r} has more than {MAX_DIGITS} digits")
-    shift = max(exponent + scale, -MAX_DIGITS - 1)  # one that leaves no digit
+    shift = max(exponent + scale, -MAX_DIGITS - 1)  # limited: this one leaves no digit already
     unscaled, lost = divmod(digits * 10 ** max(shift, 0), 10 ** max(-shift, 0))
     if lost or unscaled >= 10**precision:
         raise ValueError(f"{text!r} does not fit into DECIMAL({precision}, {scale})")

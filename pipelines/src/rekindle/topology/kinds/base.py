@@ -36,8 +36,8 @@ class Spec(BaseModel):
 
 
 class SourceOptions(Spec):
-    """The fields of one kind of source. `connector`: `module:function` in
-    `rekindle.connectors` that opens it; None: the kind is not supported yet."""
+    """The fields of one kind of source. `connector`: `module:function` in `rekindle.connectors`
+    that opens a source of this kind; None: the kind is not supported yet."""
 
     connector: ClassVar[str | None] = None
     has_raw_columns: ClassVar[bool] = False
@@ -57,8 +57,8 @@ class SourceOptions(Spec):
 
     @property
     def replay_speed(self) -> tuple[str, float] | None:
-        """The field that sets how fast its rows come, and its value; None if they come as they
-        are read."""
+        """The field that sets how fast its rows are replayed, and its value; None if no field
+        does."""
         return None
 
     def with_url(self, url: str) -> Self:
@@ -82,6 +82,8 @@ class SinkOptions(Spec):
     """The fields of one kind of sink. `connector`: as for a source."""
 
     connector: ClassVar[str | None] = None
+    in_place: ClassVar[frozenset[str]] = frozenset()
+    """Fields that take effect where the sink is: an edit of others makes the query another one."""
 
     @property
     def output_url(self) -> str | None:

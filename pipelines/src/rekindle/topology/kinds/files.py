@@ -111,7 +111,7 @@ class FilesSourceSpec(SourceOptions):
                 if both
                 else "has no speedup and no rowsPerSecond"
             )
-            hint = "speedup: event time runs so many times faster than the clock; or rowsPerSecond"
+            hint = "set speedup (event time runs so much faster than the clock) or rowsPerSecond"
             yield Problem(path, "ExactlyOneOf", what, hint)
         if self.speedup is not None and self.order_by is None and event_time is None:
             what = "needs a column of times"
@@ -124,16 +124,14 @@ class FilesSourceSpec(SourceOptions):
                 what = f"{field} applies to csv only, and the format is {self.format}"
                 yield Problem(f"{path}.{field}", "InvalidValue", what, "leave it out")
             return
-        marks = {"delimiter": self.delimiter, "quote": self.quote, "escape": self.escape}
-        for field, mark in marks.items():
-            if mark and not (len(mark) == 1 and (mark == "\t" or " " <= mark <= "~")):
-                what = f"{mark!r} is not one ASCII character"
+        characters = {"delimiter": self.delimiter, "quote": self.quote, "escape": self.escape}
+        for field, text in characters.items():
+            if text and not (len(text) == 1 and (text == "\t" or " " <= text <= "~")):
+                what = f"{text!r} is not one ASCII character"
                 yield Problem(f"{path}.{field}", "InvalidValue", what, 'write it like ";" or "\\t"')
-        for field, other in (("delimiter", self.quote), ("delimiter", self.escape)):
-            if other == self.delimiter:
-                what = f"{other!r} is used as delimiter and as quote or escape"
-                yield Problem(f"{path}.{field}", "InvalidValue", what, "use another character")
-                break
+        if self.delimiter in (self.quote, self.escape):
+            what = f"{self.delimiter!r} is used as delimiter and as quote or escape"
+            yield Problem(f"{path}.delimiter", "InvalidValue", what, "use another character")
         if self.escape is not None and self.escape in self.null_value:
             what = f"{self.null_value!r} contains the escape character {self.escape!r}"
             hint = "escapes are removed before comparing: leave escape out, or change nullValue"

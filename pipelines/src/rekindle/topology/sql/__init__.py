@@ -1,1 +1,1 @@
-"""Everything that is known of SQL without Spark: what is allowed, columns, types, aggregates."""
+"""Analysis of SQL without Spark: what is allowed, columns, types, aggregates."""

@@ -61,9 +61,9 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A mergeable aggregate: `sql` computes it from the input's columns, `merge` merges two of
-    them. `name` depends only on these, not on the position in the list: it names the state
-    column."""
+    """A mergeable aggregate: `sql` computes it from the input's columns, `merge` merges two values
+    of it. `name`, the state column, depends on these two only, not on the position in the
+    list."""
 
     name: str
     sql: str
@@ -108,9 +108,9 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
 
 def summed_arguments(text: str) -> tuple[tuple[str, str], ...]:
     """The calls of sum and avg in an aggregate list, each with the SQL of its argument."""
-    calls = (c for item in parse_aggregates(text) for c in _outermost_calls(item.expression))
-    summed = ((call, _argument_of_sum(call)) for call in calls)
-    return tuple((_sql(call), _sql(added)) for call, added in summed if added is not None)
+    outermost = (c for item in parse_aggregates(text) for c in _outermost_calls(item.expression))
+    with_argument = ((call, _argument_of_sum(call)) for call in outermost)
+    return tuple((_sql(call), _sql(arg)) for call, arg in with_argument if arg is not None)
 
 
 def type_problems(item: Aggregate, columns: Iterable[Field]) -> list[Problem]:

@@ -19,7 +19,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from rekindle.errors import Problem
 from rekindle.topology.sql.inference import is_timestamp
-from rekindle.topology.sql.tokens import first_of_operand, is_clock, tokenize
+from rekindle.topology.sql.tokens import first_of_operand, is_clock_literal, tokenize
 
 STARTS_WITH_YEAR = "^[^!-~]*[+-]?[0-9]{4}"
 """Spark's dates begin with a year of four digits or more, after blanks; hours have at most two."""
@@ -27,13 +27,14 @@ STARTS_WITH_YEAR = "^[^!-~]*[+-]?[0-9]{4}"
 _TIME_OF_DAY = re.compile(r"[^!-~]*(T|[0-9]{1,2}:)")
 
 _CASTS = frozenset({"cast", "try_cast"})
-_TYPES = frozenset({"timestamp", "timestamp_ltz"})
+_TIMESTAMP_TYPES = frozenset({"timestamp", "timestamp_ltz"})
 _PARSES_ANY_FORMAT = frozenset(
     {"timestamp", "to_timestamp", "to_timestamp_ltz", "try_to_timestamp"}
 )
-"""Only with one argument; with a format as second one, a missing date is always 1970-01-01."""
-_READS_SCHEMA = frozenset({"from_csv", "from_json", "from_xml"})
-_READS_VARIANT = frozenset({"try_variant_get", "variant_get"})
+"""Functions that do so with one argument. With a format as the second, a missing date is always
+1970-01-01."""
+_TAKES_SCHEMA = frozenset({"from_csv", "from_json", "from_xml"})
+_TAKES_TYPE = frozenset({"try_variant_get", "variant_get"})
 
 
 def time_without_date_as_null(sql: str) -> str:
@@ -47,7 +48,7 @@ def may_lack_date(text: exp.Expr) -> bool:
     inner = text.unnest()
     if not isinstance(inner, exp.Literal) or not inner.is_string:
         return True
-    return re.match(STARTS_WITH_YEAR, inner.name) is None and not is_clock(inner.name)
+    return re.match(STARTS_WITH_YEAR, inner.name) is None and not is_clock_literal(inner.name)
 
 
 def check_dates(sql: str, tree: exp.Expr) -> list[Problem]:
@@ -74,8 +75,9 @@ class _Operand:
 
 
 def _operands(tokens: Sequence[Token]) -> list[_Operand]:
-    """All of them in the order of the text, outer ones first."""
-    spans = (_argument(tokens, at) for at in range(len(tokens)))
+    """All operands of casts to TIMESTAMP in the order of the text, outer ones before those inside
+    them."""
+    spans = (_operand_of_call(tokens, at) for at in range(len(tokens)))
     found = [_Operand(*span) for span in spans if span is not None]
     for at in _colon_casts(tokens):
         first = first_of_operand(tokens, at - 1)
@@ -85,9 +87,9 @@ def _operands(tokens: Sequence[Token]) -> list[_Operand]:
 
 
 def _colon_casts(tokens: Sequence[Token]) -> Iterator[int]:
-    """Each `::` before a TIMESTAMP."""
+    """The index of each `::` before a TIMESTAMP."""
     for at in range(1, len(tokens) - 1):
-        names_timestamp = tokens[at + 1].text.lower() in _TYPES
+        names_timestamp = tokens[at + 1].text.lower() in _TIMESTAMP_TYPES
         if tokens[at].token_type is TokenType.DCOLON and names_timestamp:
             yield at
 
@@ -95,7 +97,8 @@ def _colon_casts(tokens: Sequence[Token]) -> Iterator[int]:
 def _render(
     sql: str, tokens: Sequence[Token], operands: Sequence[_Operand], start: int, stop: int
 ) -> str:
-    """The text from `start` to `stop`, with these operands guarded."""
+    """The text from `start` to `stop`, in which these operands give NULL without a date
+    (`_guarded`)."""
     parts: list[str] = []
     left = deque(operands)
     while left:
@@ -121,8 +124,9 @@ def _guarded(text: str) -> str:
     return f"CASE WHEN typeof({text}) LIKE 'string%' AND {without_date} THEN NULL ELSE {text} END"
 
 
-def _argument(tokens: Sequence[Token], at: int) -> tuple[int, int] | None:
-    """The tokens of the operand, if the call at `at` casts to TIMESTAMP without a format."""
+def _operand_of_call(tokens: Sequence[Token], at: int) -> tuple[int, int] | None:
+    """First and last token of the operand, if the call at `at` casts to TIMESTAMP without a
+    format."""
     name = tokens[at].text.lower()
     if name not in _CASTS | _PARSES_ANY_FORMAT or tokens[at].token_type is TokenType.STRING:
         return None
@@ -134,15 +138,16 @@ def _argument(tokens: Sequence[Token], at: int) -> tuple[int, int] | None:
     level = list(_outermost(tokens, at + 2, close))
     if name in _CASTS:
         as_ = next((i for i in reversed(level) if tokens[i].token_type is TokenType.ALIAS), None)
-        named = as_ is not None and close == as_ + 2 and tokens[as_ + 1].text.lower() in _TYPES
-        return (at + 2, as_) if named and as_ is not None and as_ > at + 2 else None
+        if as_ is None or as_ == at + 2 or close != as_ + 2:
+            return None
+        return (at + 2, as_) if tokens[as_ + 1].text.lower() in _TIMESTAMP_TYPES else None
     several = any(tokens[i].token_type is TokenType.COMMA for i in level)
     return None if several else (at + 2, close)
 
 
 def _is_call_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
     """Whether the operand is itself only a cast to TIMESTAMP."""
-    return _argument(tokens, first) is not None and _closing(tokens, first + 1) == last - 1
+    return _operand_of_call(tokens, first) is not None and _closing(tokens, first + 1) == last - 1
 
 
 def _unclear(text: str) -> Problem:
@@ -153,22 +158,22 @@ def _unclear(text: str) -> Problem:
 def _closing(tokens: Sequence[Token], opening: int) -> int | None:
     depth = 0
     for at in range(opening, len(tokens)):
-        depth += _step(tokens[at])
+        depth += _depth_change(tokens[at])
         if depth == 0:
             return at
     return None
 
 
 def _outermost(tokens: Sequence[Token], start: int, end: int) -> Iterator[int]:
-    """The tokens from `start` to `end` that are not inside parentheses."""
+    """The indices from `start` to `end` of tokens that are not inside parentheses."""
     depth = 0
     for at in range(start, end):
         if depth == 0:
             yield at
-        depth += _step(tokens[at])
+        depth += _depth_change(tokens[at])
 
 
-def _step(token: Token) -> int:
+def _depth_change(token: Token) -> int:
     opens = token.token_type in (TokenType.L_PAREN, TokenType.L_BRACKET)
     closes = token.token_type in (TokenType.R_PAREN, TokenType.R_BRACKET)
     return int(opens) - int(closes)
@@ -186,7 +191,7 @@ def _nested_parses(sql: str) -> Iterator[str]:
     tokens = tokenize(sql)
     for at in range(len(tokens) - 1):
         name = tokens[at].text.lower()
-        if name not in _READS_SCHEMA | _READS_VARIANT:
+        if name not in _TAKES_SCHEMA | _TAKES_TYPE:
             continue
         close = _closing(tokens, at + 1) or at + 1
         inside = tokens[at + 2 : close]
@@ -198,7 +203,7 @@ def _nested_parses(sql: str) -> Iterator[str]:
 
 def _without_format(name: str) -> Problem:
     hint = "read it as STRING, and CAST that AS TIMESTAMP: without a date it gives NULL"
-    if name in _READS_SCHEMA:
+    if name in _TAKES_SCHEMA:
         hint += ", or give map('timestampFormat', 'yyyy-MM-dd HH:mm:ss')"
     what = f"{name}() gives a TIMESTAMP without a date the current date"
     return Problem("", "NonDeterministic", what, hint)

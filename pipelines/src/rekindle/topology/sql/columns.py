@@ -31,9 +31,11 @@ from rekindle.topology.sql.tokens import DIALECT, MAX_UNKNOWN
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
 MAX_COLUMNS = 4096
-"""Of a SELECT: a source has 2,700 at most, but each `*` repeats them."""
+"""Maximum number of output columns of a SELECT. A source has at most 2,700, but each `*` repeats
+them."""
 _GENERATED = {exp.Posexplode: ("pos", "col"), exp.Explode: ("col",)}
-"""In sqlglot, outer variants are subclasses of these, and Posexplode is one of Explode."""
+"""Spark's names of the columns of generator functions. In sqlglot, outer variants are subclasses of
+these classes, and Posexplode is a subclass of Explode."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +66,17 @@ class VisibleColumns:
 
     def find(self, parts: list[str]) -> tuple[Field, list[str]] | None:
         """The column for a dotted name, and the remaining parts: fields of its struct."""
-        own = self._by_name
         if len(parts) > 1 and parts[0].lower() in self.tables:
             table = {f.name.lower(): f for f in self.tables[parts[0].lower()]}
             if parts[1].lower() in table:
                 return table[parts[1].lower()], parts[2:]
-        if parts[0].lower() in own:
-            return own[parts[0].lower()], parts[1:]
+        if parts[0].lower() in self._by_name:
+            return self._by_name[parts[0].lower()], parts[1:]
         return None
 
 
 def check_columns(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
-    """Problems of columns that do not exist, the first few."""
+    """Problems of columns that do not exist, at most about `MAX_UNKNOWN`."""
     aliases = {a.alias.lower() for a in select.expressions if a.alias}
     found: list[Problem] = []
     for column in select.find_all(exp.Column):
@@ -135,8 +136,8 @@ def _has_string(kind: DataType | None) -> bool:
 
 
 def unknown_columns(tree: exp.Expr, columns: Iterable[Field]) -> list[Problem]:
-    """Problems of columns, and fields of structs, of an expression over one table that do not
-    exist."""
+    """Problems of names in an expression over one table: columns, and fields of structs, that do
+    not exist."""
     visible = VisibleColumns({"": list(columns)})
     named = ([part.name for part in column.parts] for column in tree.find_all(exp.Column))
     return [problem for parts in named for problem in _missing(visible, parts)]
@@ -203,18 +204,18 @@ def output_columns(
 def copied_columns(select: exp.Select, visible: VisibleColumns) -> list[str | None]:
     """For each output column the input column that it copies, under any name; None if it is
     computed. The output must be valid (`output_columns`)."""
-    owned = {id(field) for field in next(iter(visible.tables.values()))}
+    input_fields = {id(field) for field in next(iter(visible.tables.values()))}
     copies: list[str | None] = []
     for item in select.expressions:
         tree = item.unalias()
         star = isinstance(tree, exp.Star | exp.Column) and tree.is_star
         if isinstance(tree, exp.Column) and not star:
             target = visible.find([part.name for part in tree.parts])
-            copy = target is not None and not target[1] and id(target[0]) in owned
-            copies.append(target[0].name if target is not None and copy else None)
+            is_copy = target is not None and not target[1] and id(target[0]) in input_fields
+            copies.append(target[0].name if target is not None and is_copy else None)
         elif star:
             fields = _item_columns(item, visible) or []
-            copies += [f.name if id(f) in owned else None for f in fields]
+            copies += [f.name if id(f) in input_fields else None for f in fields]
         else:
             copies += [None] * len(_item_columns(item, visible, with_types=False) or ())
     return copies
@@ -287,7 +288,7 @@ def _type_of(item: exp.Expr, visible: VisibleColumns) -> DataType | None:
         target = visible.find([p.name for p in tree.parts])
         if target is not None:
             return _field_type(target[0].type, target[1])
-    if isinstance(tree, _COMPARISONS):  # of which there may be a chain: each is inferred once
+    if isinstance(tree, _COMPARISONS):  # without inference: quadratic in a chain of comparisons
         return Scalar.BOOLEAN
     if isinstance(tree, exp.Literal) and tree.is_string:
         return Scalar.STRING
@@ -297,7 +298,7 @@ def _type_of(item: exp.Expr, visible: VisibleColumns) -> DataType | None:
 
 
 def _with_names_of(tree: exp.Expr, visible: VisibleColumns) -> exp.Expr:
-    """A copy whose columns have the names of the visible columns, without table."""
+    """A copy in which columns are written like the visible columns, without a table name."""
     tree = tree.copy()
     for column in tree.find_all(exp.Column):
         target = visible.find([p.name for p in column.parts])

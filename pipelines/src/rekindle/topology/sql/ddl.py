@@ -1,6 +1,6 @@
-"""Parses the schema of a source, Spark's DDL.
+"""Parses the schema of a source, which is written in Spark's DDL.
 
-Has its own grammar, because sqlglot accepts types that Spark lacks and does not keep the spelling.
+Has its own grammar, because sqlglot accepts types that Spark does not have and changes spelling.
 Supports the types that are equivalent in Spark, Arrow, Parquet and JSON.
 """
 
@@ -59,7 +59,7 @@ _TYPE_SYNONYMS = {
 _CONSTRAINTS = ("not", "null", "comment", "default", "generated", "collate", "primary", "unique")
 _MAX_PRECISION = 38
 _MAX_DEPTH = 32
-"""Arrow's Parquet reader supports 50 nested arrays, its streams 64."""
+"""Arrow supports 50 nested arrays in Parquet files, and 64 in IPC streams."""
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_]+)|`(?P<quoted>(?:[^`]|``)+)`|(?P<mark>[<>(),:]))")
 
 

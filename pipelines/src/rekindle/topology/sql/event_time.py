@@ -74,7 +74,7 @@ class Concat:
 
 @dataclass(frozen=True, slots=True)
 class UnixTime:
-    """A time as number of units of `unit_us` microseconds since 1970, UTC."""
+    """A time as the number of units, of `unit_us` microseconds each, since 1970, UTC."""
 
     number: Column
     unit_us: int
@@ -92,8 +92,9 @@ class ParsedTime:
 
 @dataclass(frozen=True, slots=True)
 class LocalTime:
-    """A local time of a zone, converted to UTC. In an hour that occurs twice (end of daylight
-    saving time) it is the first; one in a skipped hour (its begin) is moved forward by the gap."""
+    """A local time of a zone, converted to UTC. A time that occurs twice (at the end of daylight
+    saving time) is taken as the first of the two; one that does not occur (at its start) is moved
+    forward by the skipped hour."""
 
     time: Expression
     zone: dt.tzinfo
@@ -254,8 +255,8 @@ def _unix_time(name: str, arguments: Sequence[Expression]) -> UnixTime:
     number = arguments[0]
     if len(arguments) != 1 or not isinstance(number, Column):
         _refuse(f"{name} takes one column", f"write it like {name}(column)")
-    real = name == "timestamp_seconds" and is_floating(number.type)
-    if not (real or is_integer(number.type)):
+    is_fraction = name == "timestamp_seconds" and is_floating(number.type)
+    if not (is_fraction or is_integer(number.type)):
         what = f"{number.name} is {type_to_ddl(number.type)}, and {name} takes a whole number"
         _refuse(what, "declare the column BIGINT in the schema")
     return UnixTime(number, _UNIT_US_BY_FUNCTION[name])
@@ -265,8 +266,8 @@ def _to_timestamp(arguments: Sequence[Expression]) -> ParsedTime:
     text, *rest = arguments
     if len(rest) > 1 or any(not isinstance(a, Text) for a in rest):
         _refuse("to_timestamp takes a column and a format in quotes")
-    taken = (Scalar.STRING,) if rest else (Scalar.STRING, Scalar.TIMESTAMP, Scalar.DATE)
-    if text.type not in taken:
+    accepted = (Scalar.STRING,) if rest else (Scalar.STRING, Scalar.TIMESTAMP, Scalar.DATE)
+    if text.type not in accepted:
         what = f"{_shown(text)} is {type_to_ddl(text.type)}, and to_timestamp takes a STRING"
         _refuse(what, _to_timestamp_hint(text) if not rest else "declare it STRING in the schema")
     format = next((parse_format(a.value) for a in rest if isinstance(a, Text)), None)
@@ -296,7 +297,7 @@ def _zone(name: str) -> dt.tzinfo:
     try:
         if not _ZONE.fullmatch(name):
             raise ValueError(name)
-        # From the package, which is the same on every machine, not from the machine.
+        # From the package tzdata, which is the same for all tasks, not from the machine's files.
         with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as rules:
             return zoneinfo.ZoneInfo.from_file(rules, key=name)
     except (ValueError, OSError):

@@ -26,10 +26,10 @@ from rekindle.topology.sql.tokens import DIALECT
 
 _TABLE = "__input"
 _SPARK = Dialect.get_or_raise(DIALECT)
-_T = exp.DataType.Type
-_TIMES = (_T.DATE, _T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPNTZ, _T.TIMESTAMPTZ)
-_REFUSED = (_T.MAP, _T.INTERVAL, _T.TIMESTAMPNTZ, _T.VARIANT)
-_DIFFERS_FROM_SPARK = (exp.DataType.Type.DECIMAL, exp.DataType.Type.TINYINT)
+_Type = exp.DataType.Type
+_TIMES = (_Type.DATE, _Type.TIMESTAMP, _Type.TIMESTAMPLTZ, _Type.TIMESTAMPNTZ, _Type.TIMESTAMPTZ)
+_REFUSED = (_Type.MAP, _Type.INTERVAL, _Type.TIMESTAMPNTZ, _Type.VARIANT)
+_DIFFERS_FROM_SPARK = (_Type.DECIMAL, _Type.TINYINT)
 """Result types that differ between sqlglot and Spark: precision, and year() as a byte."""
 _CALLS_THAT_DIFFER = (
     exp.ArrayPosition,
@@ -41,15 +41,15 @@ _CALLS_THAT_DIFFER = (
     exp.SafeDivide,
     exp.TimestampDiff,
 )
-_INDEPENDENT_OF_PARTS = (exp.DataType.Type.BOOLEAN, *exp.DataType.TEXT_TYPES)
+_INDEPENDENT_OF_PARTS = (_Type.BOOLEAN, *exp.DataType.TEXT_TYPES)
 """Types of an expression that do not depend on the types of its parts."""
 _MAX_NODES = 500
-"""Of an expression. The operator validates all topologies in one thread; types of larger
-expressions stay unknown, and Spark finds them."""
+"""Maximum size of an expression whose type is inferred: the operator validates all topologies in
+one thread. The types of larger expressions are unknown until Spark determines them."""
 
 
 def is_timestamp(kind: exp.DataType) -> bool:
-    return kind.this in (_T.TIMESTAMP, _T.TIMESTAMPLTZ, _T.TIMESTAMPTZ)
+    return kind.this in (_Type.TIMESTAMP, _Type.TIMESTAMPLTZ, _Type.TIMESTAMPTZ)
 
 
 def infer_types(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> list[DataType | None]:
@@ -67,7 +67,7 @@ def unsupported_type(expression: exp.Expr, columns: Iterable[Field]) -> str | No
     named = next((kind for kind in kinds if kind.this in _REFUSED), None)
     if named is None or _has_interval_inside(tree):
         return None
-    return "TIMESTAMP_NTZ" if named.this is _T.TIMESTAMPNTZ else str(named.sql(dialect=DIALECT))
+    return "TIMESTAMP_NTZ" if named.this is _Type.TIMESTAMPNTZ else str(named.sql(dialect=DIALECT))
 
 
 def _innermost_of_same_type(tree: exp.Expr) -> exp.Expr:
@@ -78,7 +78,8 @@ def _innermost_of_same_type(tree: exp.Expr) -> exp.Expr:
 
 
 def _is_interval(tree: exp.Expr) -> bool:
-    """Whether it is a time minus a time, for which sqlglot infers a time."""
+    """Whether the type is INTERVAL: also of a time minus a time, for which sqlglot infers a
+    time."""
     if isinstance(tree, exp.Interval):
         return True
     sides = (tree.this, tree.expression) if isinstance(tree, exp.Sub) else ()
@@ -127,7 +128,7 @@ def _sqlglot_type(kind: DataType) -> exp.DataType:
 
 
 def is_too_large_to_infer(tree: exp.Expr) -> bool:
-    """Whether types of parts of it are not inferred."""
+    """Whether the expression is so large that its type is not inferred."""
     return next(islice(tree.walk(), _MAX_NODES, None), None) is not None
 
 
@@ -139,7 +140,7 @@ def _type_of(item: exp.Expr) -> DataType | None:
         case exp.DateTrunc():
             return Scalar.DATE
     kind = tree.type
-    if kind is None or kind.this in (_T.UNKNOWN, _T.NULL):
+    if kind is None or kind.this in (_Type.UNKNOWN, _Type.NULL):
         return None
     if kind.this in _TIMES and _has_interval_inside(tree):
         return None
@@ -169,4 +170,4 @@ def _differs(node: exp.Expr) -> bool:
 
 def _is_binary(pipe: exp.DPipe) -> bool:
     """Whether `||` concatenates BINARY, not strings."""
-    return any(s.type is not None and s.type.this is _T.BINARY for s in pipe.iter_expressions())
+    return any(s.type is not None and s.type.this is _Type.BINARY for s in pipe.iter_expressions())

@@ -27,11 +27,11 @@ _PARSER_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _UNSPECIFIC = "Invalid expression / Unexpected token"
 """sqlglot's message for most errors."""
 MAX_DEPTH = 100
-"""Of a tree: code here, in sqlglot and in Spark recurses over it. sqlglot allows fewer
-parentheses."""
+"""Maximum depth of a syntax tree, since functions here, in sqlglot and in Spark are recursive.
+sqlglot allows fewer nested parentheses."""
 MAX_UNKNOWN = 20
-"""Unknown names of one kind that are reported: to find the name that was meant costs milliseconds,
-and the operator validates all topologies in one thread."""
+"""Maximum number of unknown names of one kind that are reported: finding a similar name for the
+hint takes milliseconds, and the operator validates all topologies in one thread."""
 CLOCK_LITERALS = frozenset({"now", "today", "tomorrow", "yesterday"})
 _WITH_LENGTH = frozenset({"char", "character", "varchar"})
 _BEFORE_LIST = frozenset({"like", "ilike", "rlike"})
@@ -206,10 +206,10 @@ def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Pr
     `columns` are columns, not functions without parentheses."""
     found: list[Problem] = []
     unknown: set[str] = set()
-    own = {c.lower() for c in columns}
+    column_names = {c.lower() for c in columns}
     for call in calls(sql):
-        clock = call.name in functions.CLOCK_WITHOUT_ARGUMENTS and not call.has_arguments
-        if call.name in functions.NON_DETERMINISTIC or clock:
+        reads_clock = call.name in functions.CLOCK_WITHOUT_ARGUMENTS and not call.has_arguments
+        if call.name in functions.NON_DETERMINISTIC or reads_clock:
             found.append(_non_deterministic(f"{call.name}()"))
         elif not (call.name in functions.KNOWN or call.name in unknown):
             unknown.add(call.name)
@@ -220,11 +220,13 @@ def check_functions(sql: str, tree: exp.Expr, columns: Iterable[str]) -> list[Pr
     found += [
         _non_deterministic(word)
         for word in bare_words(sql)
-        if word in functions.WITHOUT_PARENTHESES and word not in own
+        if word in functions.WITHOUT_PARENTHESES and word not in column_names
     ]
     texts = [*_time_arguments(sql), *_cast_or_compared(tree)]
     found += [
-        _non_deterministic(f"'{text}' as a point in time") for text in texts if is_clock(text)
+        _non_deterministic(f"'{text}' as a point in time")
+        for text in texts
+        if is_clock_literal(text)
     ]
     found += [_length_problem(text) for text in _types_with_length(sql)]
     return list(dict.fromkeys(found))
@@ -245,9 +247,9 @@ def _length_problem(text: str) -> Problem:
     return Problem("", NOT_SUPPORTED_YET, what, "use STRING, with left(text, n) or rpad(text, n)")
 
 
-def is_clock(text: str) -> bool:
-    """Spark accepts such a word in any case, with blanks around it, and with a time zone after
-    it."""
+def is_clock_literal(text: str) -> bool:
+    """Whether Spark reads the clock for this text if it is cast to a time: `now`, `today` and the
+    like, in any case, with blanks around and a time zone after it."""
     return text.strip().lower().partition(" ")[0] in CLOCK_LITERALS
 
 
@@ -265,7 +267,8 @@ def _time_arguments(sql: str) -> Iterator[str]:
 
 
 def _cast_or_compared(tree: exp.Expr) -> Iterator[str]:
-    """String literals in casts and order comparisons, where words are unlikely."""
+    """String literals in casts and in comparisons by order. Other comparisons are left out: in
+    `day = 'today'` the string is probably a value of the column."""
     for node in tree.find_all(exp.Cast, *_ORDERED):
         for child in [node.this] if isinstance(node, exp.Cast) else node.iter_expressions():
             inner = child.unnest()

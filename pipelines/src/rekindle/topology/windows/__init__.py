@@ -1,1 +1,1 @@
-"""The kinds of windows: `registry` has them all, `kind` says what each has to give."""
+"""The kinds of windows: `registry` lists them, `kind` is their interface."""

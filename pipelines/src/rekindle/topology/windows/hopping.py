@@ -15,8 +15,8 @@ from rekindle.topology.spec import WindowSpec
 from rekindle.topology.units import format_duration
 
 MAX_PANES = 100_000
-"""Slides of a window: a day by a second is 86,400. After a gap in the input, and at its end, each
-row is in so many windows that close in one epoch."""
+"""Maximum of `size / slide`; a window of a day with a slide of a second has 86,400. After a gap in
+the input, and at its end, all the windows of a row close in one epoch."""
 
 
 @dataclass(frozen=True, slots=True)

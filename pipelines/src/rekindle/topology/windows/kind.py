@@ -19,7 +19,7 @@ START, END = "window_start", "window_end"
 """The first columns of each window operator's output; the event time of its rows is END."""
 
 Windows = HoppingWindows
-"""The windows of one operator, of any kind. More kinds make it a union."""
+"""The windows of one operator, of any kind; a union type, once there are several kinds."""
 
 
 class WindowKind(Protocol):
@@ -35,5 +35,5 @@ class WindowKind(Protocol):
         ...
 
     def windows(self, window: WindowSpec) -> Windows:
-        """For a window without problems."""
+        """The windows of a spec in which `check` finds no problem."""
         ...

@@ -21,7 +21,7 @@ KINDS: Mapping[str, WindowKind] = {
 """By the field of `window` that selects the kind."""
 
 UNSUPPORTED_KINDS = ("session", "rows")
-"""Fields that ask for kinds that v1alpha1 names and this version refuses."""
+"""Fields that select kinds of v1alpha1 that this version does not support."""
 
 _COMMON_FIELDS = frozenset({"group_by", "aggregate"})
 
