@@ -31,7 +31,7 @@ DIRECTORY = BENCH / "dpc"
 FAILURES_S = (5.0, 15.0, 30.0, 60.0)
 WAIT_S, CHAIN_S = 5.0, 15.0
 WAIT_POLICIES = ("Process/Process", "Delay/Delay")
-"""Those of the paper's Fig. 9, which has the first half."""
+"""As in the paper's Fig. 9, which names only the policy during the failure, before the `/`."""
 CHAIN_POLICIES = ("Process/Process", "Delay/Delay", "Process/Suspend")
 """Those of the paper's Fig. 11."""
 PARTS = ("throughput", "waits", "failures", "chain", "overheads", "checkpoints")

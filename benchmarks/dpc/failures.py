@@ -18,7 +18,7 @@ from rekindle_testing.harness.cluster import EmbeddedCluster
 
 CHAIN = 4
 WAITS_S = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0)
-"""Of Fig. 9: alpha X, from 0.5 to 6 s as there."""
+"""The values of alpha X, the time that an epoch may wait, in the paper's Fig. 9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class FailureRow:
 
 
 def wait_settings(policies: Sequence[Policy], cut_s: float) -> list[Setting]:
-    """Of Fig. 9."""
+    """A topology for each policy and wait of Fig. 9."""
     return [
         Setting(
             f"wait-{number}-{round(wait_s * 1000)}",
@@ -54,7 +54,7 @@ def wait_settings(policies: Sequence[Policy], cut_s: float) -> list[Setting]:
 
 
 def failure_settings(policies: Sequence[Policy], cuts_s: Sequence[float]) -> list[Setting]:
-    """Of Fig. 10."""
+    """A topology for each policy of Fig. 10."""
     return [
         Setting(f"failures-{number}", input_s(cuts_s), policy)
         for number, policy in enumerate(policies)
@@ -62,7 +62,7 @@ def failure_settings(policies: Sequence[Policy], cuts_s: Sequence[float]) -> lis
 
 
 def chain_settings(policies: Sequence[Policy], cut_s: float) -> list[Setting]:
-    """Of Fig. 11."""
+    """A topology for each policy of Fig. 11."""
     return [
         Setting(f"chain-{number}", input_s([cut_s]), policy, chain=CHAIN)
         for number, policy in enumerate(policies)
@@ -72,8 +72,9 @@ def chain_settings(policies: Sequence[Policy], cut_s: float) -> list[Setting]:
 def measure_failures(
     cluster: EmbeddedCluster, settings: Sequence[Setting], cuts_s: Sequence[float]
 ) -> Iterator[FailureRow]:
-    """Each topology has the cuts one after another; its rows come when its sink has been compared.
-    The topologies have the same input and operators. Raises AssertionError if a sink differs."""
+    """Each topology has the cuts one after another; its rows are yielded once its sink has been
+    compared. The topologies have the same input and operators. Raises AssertionError if a sink
+    differs."""
     reference = make_reference(cluster, settings[0])
     for setting in settings:
         with Deployed(cluster, setting) as deployed:

@@ -149,8 +149,8 @@ def _waits(rows: Sequence[FailureRow]) -> str:
     lines = [[row.policy, f"{row.max_delay_s * DELAY_FRACTION:.1f}", *_values(row)] for row in rows]
     return (
         "\n## One of three inputs is cut, against alpha X (Fig. 9)\n\nIn the paper the delay is "
-        "alpha X; tentative results are a step with Process (all that come during the failure, "
-        "once alpha X is short enough to catch up), and fall with alpha X with Delay.\n\n"
+        "alpha X. With Process, the number of tentative results is a step: all of the failure, if "
+        "alpha X is short enough to catch up. With Delay it falls as alpha X grows.\n\n"
         + table(("policy", "alpha X, s", *_HEAD), lines)
     )
 

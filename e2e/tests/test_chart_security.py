@@ -78,7 +78,7 @@ def topology(
     directory = tmp_path_factory.mktemp("operator")
     operator = OperatorProcess(account, directory, "operator", settings)
     try:
-        wait_for("the operator leads", operator.leads, _START_S)
+        wait_for("the operator to lead", operator.leads, _START_S)
         plane.kubectl("create", "-n", TEAM, "-f", "-", stdin=json.dumps(good_manifest()))
         yield wait_for("it starts", lambda: _if_started(plane))
     finally:

@@ -145,7 +145,7 @@ def test_an_operator_works_with_an_older_crd_until_it_is_upgraded(
     world.add_volume("rekindle", tmp_path)
     operator = OperatorProcess(kubeconfig, tmp_path, "first")
     try:
-        wait_for("the operator leads", operator.leads, START_S)
+        wait_for("the operator to lead", operator.leads, START_S)
         world.create(yaml.safe_load((ROOT / "examples/flights/topology.yaml").read_text()))
 
         # It says what is missing, starts the topology and recovers it.

@@ -127,7 +127,7 @@ def test_missing_fields_and_values_are_left_out() -> None:
     assert without_missing(status, ()) == status
 
 
-def test_what_fencing_rests_on_is_never_left_out() -> None:
+def test_the_fields_of_fencing_are_never_left_out() -> None:
     status = {"slots": [{"slot": "a", "incarnation": 1}], "generations": [{"generation": 1}]}
     missing = ("status.generations", "status.slots", "status.slots[].incarnation")
     assert without_missing(status, missing) == status

@@ -139,6 +139,20 @@ def test_a_successor_that_reports_no_sinks_does_not_take_over(running: ModelClus
     assert {SINGLE, SUCCESSOR} <= running.tasks().keys()
 
 
+def test_a_task_stays_while_its_successor_and_it_disagree(running: ModelCluster) -> None:
+    running.task_reports[SUCCESSOR] = {"untrusted": True}
+    node = node_of_single(running)
+    cordon(running, node)
+    running.settle()
+    assert {SINGLE, SUCCESSOR} <= running.tasks().keys()
+    running.pass_time(LATE_S + 1)
+    running.settle()
+    assert "replicas disagree" in running.condition("Valid")["message"]
+    running.task_reports.clear()
+    running.settle()
+    assert SINGLE not in running.tasks()
+
+
 def test_a_replica_that_an_edit_removes_stays_until_the_others_have_written(
     running: ModelCluster,
 ) -> None:

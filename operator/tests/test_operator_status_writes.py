@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from flights_example import flights_spec
@@ -56,6 +57,41 @@ def test_a_report_does_not_delay_the_status(operator: ModelOperator) -> None:
     model.topologies["flights"] = replace(view, version=model.next_version())
     operator.executor.run(actions)
     assert model.status()["observedGeneration"] == model.topologies["flights"].generation
+
+
+def report_after_each_read(
+    operator: ModelOperator, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The coordinator reports so often that the version that was just read is old at once."""
+    model, call_api = operator.model, operator.api.call_api
+    left = [times]
+
+    def call(method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+        response = call_api(method, url, *args, **kwargs)
+        if method == "GET" and url.endswith("/flights") and left[0]:
+            left[0] -= 1
+            view = model.topologies["flights"]
+            model.topologies["flights"] = replace(view, version=model.next_version())
+        return response
+
+    monkeypatch.setattr(operator.api, "call_api", call)
+
+
+@pytest.mark.parametrize(("reports", "written"), [(6, True), (1000, False)])
+def test_many_reports_delay_the_status_within_limits(
+    operator: ModelOperator, monkeypatch: pytest.MonkeyPatch, reports: int, written: bool
+) -> None:
+    model = operator.model
+    model.edit("flights", suspend=True)
+    actions = decided(operator)
+    view = model.topologies["flights"]
+    model.topologies["flights"] = replace(view, version=model.next_version())
+    report_after_each_read(operator, monkeypatch, reports)
+    before = len(operator.api.calls_of("PATCH", "/status"))
+    operator.executor.run(actions)
+    generation = model.topologies["flights"].generation
+    assert (model.status()["observedGeneration"] == generation) is written
+    assert len(operator.api.calls_of("PATCH", "/status")) - before <= 8
 
 
 def _with_more_partitions() -> list[dict[str, object]]:

@@ -46,9 +46,29 @@ def test_a_path_whose_source_fits_no_node_is_not_waited_for() -> None:
 
 def test_only_the_query_whose_turn_is_next_starts_in_part() -> None:
     later = query("later", 1, *NEEDS, paths=PATHS)
-    plan = make_plan([query("next", 90, "other"), later], PODS, [], capacity(node("n", 3)))
+    nodes = capacity(node("n", 4)).place(pod("runs"), "n")
+    plan = make_plan([query("next", 90, "other"), later], PODS, [], nodes)
     assert [r.key[1] for r in plan.waiting] == ["next", "later"]
     assert not plan.nodes
+
+
+def test_a_query_that_no_capacity_makes_whole_is_not_next() -> None:
+    """It would hold for ever what the next query lacks."""
+    pods = PODS | {"impossible": pod("impossible", 99)}
+    never = query("never", 90, "other", "impossible", paths=[("other",)])
+    waits = query("next", 1, *NEEDS, paths=PATHS)
+    plan = make_plan([never, waits], pods, [], capacity(node("n", 4)))
+    assert set(plan.nodes) <= set(NEEDS)
+    assert plan.nodes
+
+
+def test_parts_of_a_query_that_no_capacity_makes_whole_go_after_spare_replicas() -> None:
+    pods = {"other": PODS["other"], "impossible": pod("impossible", 99)}
+    never = query("never", 90, "other", "impossible", paths=[("other",)])
+    spare = SpareReplica(pod("spare", 2, group="run", replica=1), 5, "")
+    for cpu, expected in ((5, {"spare"}), (6, {"spare", "other"})):
+        plan = make_plan([never], pods, [spare], capacity(node("n", cpu)))
+        assert set(plan.nodes) == expected
 
 
 def test_whole_queries_go_first() -> None:

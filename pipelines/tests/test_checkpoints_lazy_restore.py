@@ -261,7 +261,7 @@ def test_a_window_that_closes_reads_its_own_panes(world: World) -> None:
     assert 0 < len(world.reads) < 1.5 * len(world.fetch.missing) / 7
 
 
-def test_what_closes_first_is_fetched_first(world: World) -> None:
+def test_objects_of_the_first_windows_to_close_are_fetched_first(world: World) -> None:
     state = compact_all(SHAPE.run_shape, fill(world, 20, panes=6))
     state = world.restore(world.save(state, 2))
     assert world.fetch is not None
@@ -275,7 +275,7 @@ def test_what_closes_first_is_fetched_first(world: World) -> None:
     assert deltas_and_pages
 
 
-def test_what_is_dropped_is_not_fetched(world: World) -> None:
+def test_runs_that_are_dropped_are_not_fetched(world: World) -> None:
     state = world.restore(world.save(fill(world, 50, panes=2), 2))
     fetch = world.fetch
     assert fetch is not None
@@ -331,7 +331,7 @@ def test_a_call_that_does_not_return_is_reported(monkeypatch: pytest.MonkeyPatch
     assert fetch.problem is None
 
 
-def test_who_waits_for_what_is_not_here_can_be_seen(world: World) -> None:
+def test_a_wait_for_a_fetch_can_be_seen(world: World) -> None:
     """So that a task that is killed while its call waits is not taken for one with a large call."""
     state = world.restore(world.save(fill(world, 20), 2))
     assert world.fetch is not None
@@ -448,7 +448,7 @@ def test_at_most_four_objects_are_in_memory() -> None:
     assert most == fetching.PARALLEL
 
 
-def test_a_store_that_is_away_is_not_a_lost_state(world: World, tmp_path: Path) -> None:
+def test_an_unavailable_store_is_no_lost_state(world: World, tmp_path: Path) -> None:
     state = world.restore(world.save(fill(world, 50), 2))
     (tmp_path / "store").rename(tmp_path / "away")
     with pytest.raises(StoreError) as failed:
@@ -478,7 +478,7 @@ def test_an_entry_that_does_not_say_how_large_runs_are_is_read_at_once(world: Wo
     assert digest_table(folded(states.operators["op"])) == digest_table(folded(saved))
 
 
-def test_columns_are_matched_before_the_rows_are_here(world: World) -> None:
+def test_columns_are_matched_before_the_rows_are_fetched(world: World) -> None:
     state = world.restore(world.save(fill(world, 50), 2))
     names = [*reversed(SHAPE.partials)]
     aligned = align_state(replace(SHAPE, partials=tuple(names)), state, "op")
@@ -525,7 +525,7 @@ def test_what_was_restored_does_not_count_as_waiting(
 # -- what is fetched when ------------------------------------------------------------------------
 
 
-def test_what_failed_is_fetched_again_after_the_others() -> None:
+def test_failed_objects_are_fetched_again_after_the_others() -> None:
     queue = FetchQueue({"a": 1, "b": 2, "c": 3})
     queue.prefer(["c", "b"])
     assert queue.take(0.0) == "c"
@@ -592,7 +592,7 @@ def test_large_objects_are_fetched_alone() -> None:
     assert queue.take(0.0) == "c"
 
 
-def test_what_is_damaged_each_time_is_lost() -> None:
+def test_an_object_damaged_in_each_read_is_lost() -> None:
     queue, now = FetchQueue({"a": 1}), 0.0
     for _ in range(fetching.READS):
         assert queue.lost is None

@@ -133,7 +133,7 @@ def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path
     assert manifests.collect_garbage(retain=2) == 0
 
 
-def test_what_a_task_still_reads_is_kept(store: Store, tmp_path: Path) -> None:
+def test_entries_that_tasks_still_read_are_kept(store: Store, tmp_path: Path) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     refs = []
     for seq in range(4):
@@ -797,7 +797,7 @@ def test_garbage_collection_lists_all_when_it_has_to() -> None:
     assert list(world.manifests.unrestorable) == [world.entry]
 
 
-def test_what_a_listing_lacks_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_missing_in_a_listing_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Checkpointed()
     listed = world.disk.list
     monkeypatch.setattr(
@@ -908,7 +908,7 @@ def test_garbage_collection_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> N
     assert not disk.exists(f"u/{orphan}")
 
 
-def test_what_an_interrupted_collection_left_is_deleted() -> None:
+def test_leftovers_of_an_interrupted_collection_are_deleted() -> None:
     disk = Disk()
     store = Store(disk.url, objects=disk)
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u", clock=lambda: 0.0)

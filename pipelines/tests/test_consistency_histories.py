@@ -206,7 +206,7 @@ def outputs(task: Task) -> dict[int, float]:
 
 @given(SEEDS, st.sampled_from([p for p in POLICIES if p[1] is not Policy.SUSPEND]))
 @settings(max_examples=60, deadline=None)
-def test_an_epoch_is_out_at_most_x_after_it_arrived(
+def test_output_follows_the_arrival_of_an_epoch_within_x(
     seed: int, policies: tuple[Policy, Policy]
 ) -> None:
     """X is for an epoch alone; before one that arrived with others, these are processed."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.consistency.deadlines import Deadlines
+from rekindle.consistency.deadlines import LEAST_SAMPLES, MAX_SAMPLES, SAMPLED_S, Deadlines
 from rekindle.consistency.live_union import LiveUnion
 from rekindle.consistency.partners import ANSWER_S, RETRY_S, Partners, Permission
 from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
@@ -54,18 +54,59 @@ def test_an_epoch_waits_a_fraction_of_the_delay() -> None:
 def test_slow_processing_shortens_the_wait() -> None:
     deadlines = Deadlines(0.9, 3.0, 0)
     for _ in range(100):
-        deadlines.processed(1.0)
+        deadlines.processed(1.0, 0.0)
     assert deadlines.wait_s == 2.0
-    deadlines.processed(5.0)  # the slowest of a hundred does not count
+    deadlines.processed(5.0, 0.0)  # the slowest of a hundred does not count
     assert deadlines.wait_s == 2.0
     for _ in range(10):
-        deadlines.processed(5.0)
+        deadlines.processed(5.0, 0.0)
     assert deadlines.wait_s == 0.75  # an engine that is too slow has no more to do for it
+
+
+def test_a_slow_call_counts_for_a_minute() -> None:
+    deadlines = Deadlines(0.9, 3.0, 0)
+    deadlines.processed(2.0, 0.0)
+    for second in range(1, 60):
+        deadlines.processed(0.1, float(second))
+        assert deadlines.wait_s == 1.0
+    deadlines.processed(0.1, 60.0)
+    assert deadlines.wait_s == pytest.approx(2.7)
+
+
+def test_few_calls_count_for_longer() -> None:
+    deadlines = Deadlines(0.9, 300.0, 0)
+    deadlines.processed(200.0, 0.0)
+    for call in range(1, LEAST_SAMPLES):
+        deadlines.processed(1.0, call * 100.0)
+        assert deadlines.wait_s == 100.0
+    deadlines.processed(1.0, LEAST_SAMPLES * 100.0)
+    assert deadlines.wait_s == pytest.approx(270.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.floats(0, 5)), max_size=300),
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=LEAST_SAMPLES, max_size=50),
+)
+def test_only_calls_of_the_last_minute_count(
+    earlier: list[tuple[float, float]], later: list[tuple[float, float]]
+) -> None:
+    all_calls, last_ones = Deadlines(0.9, 3.0, 0), Deadlines(0.9, 3.0, 0)
+    now = 0.0
+    for after_s, took_s in earlier:
+        now += after_s
+        all_calls.processed(took_s, now)
+        assert len(all_calls._calls) <= MAX_SAMPLES
+    now += SAMPLED_S
+    for after_s, took_s in later:
+        now += after_s
+        all_calls.processed(took_s, now)
+        last_ones.processed(took_s, now)
+    assert all_calls.wait_s == last_ones.wait_s
 
 
 def test_calls_of_a_task_that_catches_up_do_not_count() -> None:
     deadlines = Deadlines(0.9, None, 0)
-    deadlines.processed(9.0)
+    deadlines.processed(9.0, 0.0)
     deadlines.max_delay_s = 3.0
     assert deadlines.wait_s == pytest.approx(2.7)
 
@@ -83,7 +124,7 @@ def test_an_epoch_has_begun_when_a_later_one_has() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 1)), max_size=60))
-def test_what_is_forgotten_is_overdue(arrivals: list[tuple[int, float]]) -> None:
+def test_forgotten_epochs_are_overdue(arrivals: list[tuple[int, float]]) -> None:
     kept, pruned = Deadlines(0.5, 2.0, 0), Deadlines(0.5, 2.0, 0)
     now = 0.0
     for epoch, after_s in arrivals:
@@ -226,7 +267,7 @@ def test_of_two_that_ask_the_lower_index_goes_first() -> None:
     assert high.permission(10.1) is Permission.ASK
 
 
-def test_who_corrects_promises_nothing() -> None:
+def test_a_replica_that_corrects_promises_nothing() -> None:
     assert not Partners(1, True, 10).requested(0, 10, True, 0.0)
 
 

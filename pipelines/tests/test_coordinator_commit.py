@@ -329,7 +329,7 @@ def test_stream_protocols_that_cannot_work_together_are_reported_at_once() -> No
     (problem,) = data_plane["problems"]
     assert "stream protocols 2 and 3" in problem
     assert "(1 tasks have an older one: left/0/1)" in problem
-    assert "Set spec.suspend to true, and to false when all tasks have ended" in problem
+    assert "Set spec.suspend to true, and back once all tasks have ended" in problem
 
 
 def test_results_of_different_engines_are_not_compared() -> None:

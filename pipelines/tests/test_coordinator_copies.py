@@ -150,7 +150,7 @@ def test_agreement_of_others_makes_no_witness_of_a_copy() -> None:
     assert not comparison.diverged
 
 
-def test_who_agrees_with_others_is_known_of_each_replica() -> None:
+def test_agreement_with_others_is_known_of_each_replica() -> None:
     comparison = wrong_donor()
     comparison.observed(OTHER, {2: RIGHT[2]})
     pairs = ((DONOR, COPY), (DONOR, OTHER), (OTHER, COPY))

@@ -413,6 +413,135 @@ def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit
     assert world.tasks[Slot(f"both{edit}", 0, 0)].state_epoch > world.head - 4
 
 
+# --- a partition of one replica, in a planned move ---
+
+OLD, NEW = Computation(Slot("left", 0, 0), 1, "a"), Computation(Slot("left", 0, 8), 1, "a")
+
+
+def again(by: Computation, boot: str) -> Computation:
+    return Computation(by.slot, by.incarnation, boot)
+
+
+def disputed_move() -> DigestComparison:
+    """The task and its successor compute different results."""
+    comparison = DigestComparison()
+    comparison.configured({LEFT: 1})
+    comparison.observed(OLD, chained(["d0", "right"]))
+    comparison.observed(NEW, chained(["d0", "wrong"]))
+    assert comparison.disputes[LEFT].agreed_through == 0
+    return comparison
+
+
+def left_alone(by: Computation) -> DigestComparison:
+    """The other one is gone, so that one computes again."""
+    comparison = disputed_move()
+    comparison.forget(OLD.slot if by is NEW else NEW.slot)
+    comparison.request_recomputation(LEFT, [by], 0.0, [by.slot])
+    assert comparison.boot_to_restart(by.slot) == "a"
+    return comparison
+
+
+def test_in_a_move_a_third_computation_decides() -> None:
+    comparison = disputed_move()
+    comparison.request_recomputation(LEFT, [OLD, NEW], 0.0, [OLD.slot, NEW.slot])
+    assert comparison.boot_to_restart(NEW.slot) == "a"
+    comparison.observed(again(NEW, "b"), chained(["d0", "right"]))
+    assert not comparison.disputes
+    assert comparison.diverged.keys() == {NEW.slot}
+
+
+@pytest.mark.parametrize(("by", "result"), [(OLD, "right"), (NEW, "wrong")])
+def test_one_that_is_left_and_repeats_itself_is_accepted(by: Computation, result: str) -> None:
+    comparison = left_alone(by)
+    comparison.observed(again(by, "b"), chained(["d0", result]))
+    assert comparison.disputes, "its result is none of another replica"
+    comparison.request_recomputation(LEFT, [again(by, "b")], 1.0, [by.slot])
+    assert not comparison.disputes
+    assert not comparison.diverged
+    assert not comparison.is_untrusted(by.slot)
+
+
+def test_one_that_is_left_and_agrees_with_the_other_one_has_diverged() -> None:
+    comparison = left_alone(NEW)
+    comparison.observed(again(NEW, "b"), chained(["d0", "right"]))
+    assert not comparison.disputes
+    assert comparison.diverged.keys() == {NEW.slot}
+
+
+def test_one_that_is_left_and_contradicts_itself_is_replaced() -> None:
+    comparison = left_alone(OLD)
+    comparison.observed(again(OLD, "b"), chained(["d0", "third"]))
+    comparison.request_recomputation(LEFT, [again(OLD, "b")], 1.0, [OLD.slot])
+    assert comparison.diverged.keys() == {OLD.slot}
+    assert LEFT in comparison.disputes
+
+
+def test_nobody_is_accepted_while_another_one_is_to_start() -> None:
+    comparison = disputed_move()
+    for by, result in ((NEW, "wrong"), (OLD, "right")):
+        comparison.observed(again(by, "b"), chained(["d0", result]))
+    both = [again(OLD, "b"), again(NEW, "b")]
+    comparison.request_recomputation(LEFT, both, 1.0, [OLD.slot, NEW.slot])
+    assert comparison.diverged.keys() == {NEW.slot}
+    comparison.forget(NEW.slot)
+    comparison.request_recomputation(LEFT, both[:1], 2.0, [OLD.slot, NEW.slot])
+    assert LEFT in comparison.disputes
+    comparison.observed(Computation(NEW.slot, 2, "c"), chained(["d0", "wrong"]))
+    assert comparison.diverged.keys() == {OLD.slot}
+
+
+def test_an_edit_ends_no_dispute_in_a_move() -> None:
+    comparison = disputed_move()
+    comparison.configured({LEFT: 1})
+    assert LEFT in comparison.disputes
+
+
+RIGHT = Slot("right", 0, 0)
+
+
+def moving(corrupt: Slot) -> World:
+    """The only replica of a partition has a successor, and one of them is wrong."""
+    world = started()
+    world.start_task(RIGHT.alternate)
+    world.tasks[corrupt].corruption = "!"
+    world.run_epochs(2)
+    assert world.reports[-1]["inconsistent"]
+    return world
+
+
+@pytest.mark.parametrize("corrupt", [RIGHT, RIGHT.alternate])
+@pytest.mark.parametrize("stays", [RIGHT, RIGHT.alternate])
+def test_a_dispute_ends_with_the_move(corrupt: Slot, stays: Slot) -> None:
+    world = moving(corrupt)
+    world.kill(stays.alternate)
+    world.run_epochs(30)
+    if world.reports[-1]["diverged"]:
+        world.start_task(stays)  # the operator replaces it
+        world.run_epochs(20)
+    assert world.reports[-1]["inconsistent"] == []
+    assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
+    assert world.store[-1].entries["right/0"][0].epoch > world.head - 8
+    assert world.tasks[BOTH].state_epoch > world.head - 4
+
+
+def test_what_may_not_be_read_is_reported() -> None:
+    world = moving(RIGHT.alternate)
+    untrusted = {t["slot"] for t in world.reports[-1]["tasks"] if t.get("untrusted")}
+    assert {RIGHT.key, RIGHT.alternate.key} <= untrusted
+    assert Slot("src", 0, 0).key not in untrusted
+
+
+def test_a_new_coordinator_holds_back_what_moves_and_is_disputed() -> None:
+    world = moving(RIGHT.alternate)
+    world.run_with_idle(RIGHT.alternate, 2)
+    before = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
+    assert before[BOTH] is not None
+    world.start_coordinator()
+    world.run_with_idle(RIGHT.alternate, 24)
+    after = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
+    assert after == before
+
+
 def test_a_new_coordinator_finds_the_dispute_again() -> None:
     world = started()
     world.tasks[REPLICAS[0]].corruption = "!"

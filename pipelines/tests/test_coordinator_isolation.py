@@ -110,7 +110,7 @@ def test_dead_sources_are_no_isolation() -> None:
     assert not any(cluster.was_isolated)
 
 
-def test_what_was_read_before_the_last_response_proves_nothing() -> None:
+def test_epochs_read_before_the_last_response_prove_nothing() -> None:
     """The reader has read another incarnation, and has got no row since."""
     cluster = Cluster()
     for slot in SOURCES:

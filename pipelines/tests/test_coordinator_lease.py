@@ -1,17 +1,20 @@
-"""A coordinator's Lease: a renewal that is lost does not cost the coordinator its place."""
+"""A coordinator's Lease: a renewal that is lost does not cost the coordinator its place. Its
+reports: however often there is a new one, the operator has time to write."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from rekindle.coordinator.model import Report
 from rekindle.coordinator.shell.kube import KubeApi
 from rekindle.coordinator.shell.objects import lease
-from rekindle.coordinator.shell.reporting import LeaseKeeper
+from rekindle.coordinator.shell.reporting import LeaseKeeper, StatusWriter
 from rekindle.coordinator.shell.settings import Settings
 
 SETTINGS = Settings("t", "ns", "u", 3, "127.0.0.1:0")
@@ -38,6 +41,41 @@ def keeper_of(api: LosesFirst, settings: Settings, may_poll: Callable[[], bool])
     return LeaseKeeper(
         cast(KubeApi, api), settings, lambda event: None, lambda: 1, lambda: False, may_poll
     )
+
+
+class Counts:
+    """Of writes of the status."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+
+    async def get(self, path: str) -> dict[str, Any]:
+        return {"metadata": {"uid": "u"}}
+
+    async def apply(self, path: str, body: dict[str, Any], manager: str) -> None:
+        self.written.append(body["status"]["dataPlane"]["headEpoch"])
+
+
+def test_there_is_a_pause_between_reports_and_the_newest_is_written() -> None:
+    api = Counts()
+    writer = StatusWriter(
+        cast(KubeApi, api), replace(SETTINGS, report_pause_s=0.3), lambda event: None
+    )
+
+    async def report_often() -> None:
+        runs = asyncio.create_task(writer.run())
+        for epoch in range(40):
+            writer.offer(Report(3, (), (), (), (), (), (), head_epoch=epoch))
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(10.0):
+            while api.written[-1:] != [39]:
+                await asyncio.sleep(0.02)
+        runs.cancel()
+
+    began = time.monotonic()
+    asyncio.run(report_often())
+    assert api.written[0] == 0, "at once"
+    assert len(api.written) <= 2 + (time.monotonic() - began) / 0.3
 
 
 def test_a_lost_renewal_is_followed_by_another() -> None:

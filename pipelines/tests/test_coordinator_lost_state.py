@@ -192,7 +192,7 @@ ENTRIES_TAKEN_OVER = [
 @example(ENTRIES_TAKEN_OVER)
 @settings(max_examples=scaled_examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=5, max_size=40))
-def test_what_is_lost_is_saved_again_after_any_history(history: list[tuple[str, int]]) -> None:
+def test_lost_state_is_saved_again_after_any_history(history: list[tuple[str, int]]) -> None:
     world = started()
     for action, number in history:
         act(world, action, number)
@@ -224,7 +224,7 @@ def test_a_restore_that_fails_makes_the_next_collection_look_for_the_cause() -> 
     assert world.tasks[slot].phase == "Live"
 
 
-def test_what_tasks_still_read_is_not_deleted() -> None:
+def test_entries_that_tasks_still_read_are_not_deleted() -> None:
     world = started()
     world.tasks[Slot("mid", 0, 1)].core.status.restoring = "entry"
     world.run_epochs(2)
@@ -274,7 +274,7 @@ def loses(world: LossyWorld, slot: Slot, name: str) -> None:
         world.feed(PollAnswered(slot, task.pod.incarnation, failed))
 
 
-def test_a_collection_looks_at_the_object_that_a_task_found_lost() -> None:
+def test_a_collection_checks_objects_that_tasks_found_lost() -> None:
     """Once, and soon: the task's next boot would be given the same restore point."""
     world, slot = started(), Slot("mid", 0, 1)
     world.run_epochs(20)

@@ -81,6 +81,17 @@ def test_readers_of_a_suspected_task_get_it_last() -> None:
     }
 
 
+def test_readers_stay_with_a_replica_that_has_moved_to_its_other_number() -> None:
+    world = started()
+    reader = Slot("both", 0, 0)
+    assert first_endpoints(world, reader)["op-left", 0] == address(LEFT)
+    world.start_task(LEFT.alternate)
+    world.run_epochs(6)
+    world.kill(LEFT)
+    world.run_epochs(2)
+    assert first_endpoints(world, reader)["op-left", 0] == address(LEFT.alternate)
+
+
 def first_endpoints(world: World, slot: Slot) -> dict[tuple[str, int], str]:
     poll = world.coordinator.poll_for(slot)
     assert poll is not None

@@ -355,7 +355,7 @@ def test_versions_of_a_new_coordinator_are_newer() -> None:
     assert order.session.version > FIRST.version
 
 
-def test_what_an_earlier_coordinator_left_is_released_once_it_is_certain() -> None:
+def test_sessions_of_an_earlier_coordinator_are_released_later() -> None:
     left = replace(FIRST, version=Version(1, 8))
     world = Observer(hold(left, 0, 5), waiting(), fence=2)
     assert world.phase() is MovementPhase.RESTORING

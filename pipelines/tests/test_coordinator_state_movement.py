@@ -73,7 +73,7 @@ def test_inputs_are_kept_for_a_newcomer() -> None:
     assert world.store[-1].epoch > base + 4
 
 
-def test_a_session_without_news_is_looked_at_once_a_second() -> None:
+def test_a_session_without_changes_is_observed_once_a_second() -> None:
     """To look at thousands of tasks takes as long as a tick."""
     world = world_with_partner()
     world.poll_rounds(4)

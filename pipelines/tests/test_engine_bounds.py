@@ -19,9 +19,9 @@ from rekindle.engine.memory import (
     needed_bytes,
     plan_memory,
 )
-from rekindle.streams.epoch_lots import EpochLots
 from rekindle.streams.epochs import EpochInput
 from rekindle.streams.log import fetched_bytes
+from rekindle.streams.response_frames import ResponseFrames
 from rekindle.task.inputs import SourceInputs, StreamInputs
 from rekindle.workers import CallTimer
 from rekindle_testing.waiting import eventually
@@ -134,8 +134,8 @@ def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool, fork
 
 def _served_bytes(memory_bytes: int) -> int:
     """The bounds of what is held for readers."""
-    lots = EpochLots(memory_bytes)
-    return lots._budget._max_bytes + lots._splits._max_bytes + fetched_bytes(memory_bytes)
+    frames = ResponseFrames(memory_bytes)
+    return frames._budget._max_bytes + frames._splits._max_bytes + fetched_bytes(memory_bytes)
 
 
 def test_the_heap_grows_with_the_pods_memory() -> None:

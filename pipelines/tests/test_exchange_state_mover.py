@@ -216,7 +216,7 @@ def test_a_session_without_requests_expires_and_does_not_come_back() -> None:
     assert core.step(offer_request(), 9.0) == [d.Reply(Refusal(SESSION, RefusalReason.ENDED))]
 
 
-def test_what_was_pinned_too_late_is_unpinned() -> None:
+def test_a_pin_after_the_end_of_its_session_is_unpinned() -> None:
     core = a_donor()
     core.step(offer_request(), 0.0)
     assert core.step(d.MessageReceived(Release(SESSION)), 0.0) == []
@@ -300,7 +300,7 @@ def installing_newcomer() -> NewcomerCore:
     return core
 
 
-def test_nothing_is_asked_before_all_holds_are_confirmed() -> None:
+def test_no_request_is_sent_before_all_holds_are_confirmed() -> None:
     core = a_newcomer()
     assert core.step(order(needed=None), 0.0) == []
     assert core.step(order(needed=5), 0.0) == [
@@ -358,7 +358,7 @@ def test_a_repeated_or_foreign_chunk_changes_nothing() -> None:
     assert core.report() == before
 
 
-def test_what_is_lost_is_asked_again_with_back_off() -> None:
+def test_lost_requests_are_repeated_with_back_off() -> None:
     core = receiving_newcomer()
     core.step(chunk(0), 0.0)
     assert asked(core.step(n.TimePassed(), 1.9)) == []
@@ -366,7 +366,7 @@ def test_what_is_lost_is_asked_again_with_back_off() -> None:
     assert core.wake_at == 6.0, "twice as late as before"
 
 
-def test_a_damaged_chunk_is_asked_again_and_ends_the_session_at_last() -> None:
+def test_a_damaged_chunk_is_requested_again_up_to_a_limit() -> None:
     core = receiving_newcomer()
     damaged = n.MessageReceived(Chunk(SESSION, "boot-d", 0, b"x" * 10, "other"))
     assert asked(core.step(damaged, 0.0)) == [0]

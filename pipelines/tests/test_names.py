@@ -29,6 +29,7 @@ STORED = {
     "ANNOTATION_OPENED": "rekindle.dev/opened-at",
     "ANNOTATION_FAILED_PLACEMENTS": "rekindle.dev/attempt",
     "ANNOTATION_LOST": "rekindle.dev/lost-at",
+    "ANNOTATION_REPLACES": "rekindle.dev/replaces",
     "ANNOTATION_TEMPLATE": "rekindle.dev/template",
     "ANNOTATION_SHAPE": "rekindle.dev/shape",
     "ANNOTATION_ROLL": "rekindle.dev/roll",

@@ -20,12 +20,13 @@ from rekindle.protocol import ConsistencyState
 from rekindle.stream_sinks.client import NoLongerKept, ReadRefused, ReplicaUnavailable, read_call
 from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.reading import ServedQuery
-from rekindle.stream_sinks.server import MAX_CALLS_OF_PEER, StreamSinkServer
+from rekindle.stream_sinks.server import MAX_SENDING_OF_PEER, Calls, StreamSinkServer
 from rekindle.stream_sinks.ticket import Ticket
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.live_history import Position
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
+from rekindle_testing.waiting import eventually
 
 IDENTITY = Identity("uid-1", "secret")
 OPTIONS = flight.FlightCallOptions(
@@ -177,13 +178,13 @@ def test_damage_to_retained_rows_is_refused_with_the_floor(
 
 
 def test_the_client_knows_why_it_is_refused(task: Task) -> None:
-    task.append(*range(3000))
-    task.log.truncate(2500)
+    task.log.start_at(20)
+    task.append(20)
     address, token = f"127.0.0.1:{task.server.port}", IDENTITY.reader_token
     first = Ticket("delays", cursor=Cursor(1)).encode()
     with pytest.raises(NoLongerKept) as below:
         list(read_call(address, first, token))
-    assert below.value.oldest == task.log.base
+    assert below.value.oldest == 20
     with pytest.raises(ReadRefused, match="reader's token"):  # as of another topology's pod
         list(read_call(address, first, "another"))
     with pytest.raises(ReplicaUnavailable, match="no query board"):
@@ -355,12 +356,63 @@ def test_a_ticket_of_a_part_asks_for_the_whole_epoch(task: Task) -> None:
             assert sum(rows for at, e, rows in again if (at, e) == (kind, epoch)) == 200_000
 
 
+def test_many_idle_readers_of_one_address_starve_nobody(task: Task) -> None:
+    """Behind one address there may be a gateway, or `kubectl port-forward`."""
+    task.append(0)
+    tickets = [call(connect(task), {"query": "delays"})[-1][0]["next"]] * 24
+    found: list[list[tuple[str, int, int]] | Exception] = []
+
+    def read(ticket: str) -> None:
+        try:
+            with connect(task) as client:
+                ticket = call(client, ticket)[-1][0]["next"]  # nothing comes
+                found.append(told(call(client, ticket)))
+        except Exception as error:
+            found.append(error)
+
+    readers = [threading.Thread(target=read, args=(ticket,)) for ticket in tickets]
+    for reader in readers:
+        reader.start()
+    time.sleep(1.5)  # within their second calls, if all are served
+    assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", 0, 3)
+    task.append(1)
+    for reader in readers:
+        reader.join(20)
+    assert [answer for answer in found if isinstance(answer, Exception)] == []
+    assert len(found) == 24
+
+
+def test_those_who_wait_to_be_sent_something_get_their_turn() -> None:
+    calls, order = Calls(), list[int]()
+    busy = [calls.sending("one") for _ in range(MAX_SENDING_OF_PEER)]
+    for turn in busy:
+        turn.__enter__()
+
+    def wait(number: int) -> None:
+        with calls.sending("one"):
+            order.append(number)
+
+    waiting = []
+    for number in range(3):
+        waiting.append(threading.Thread(target=wait, args=(number,)))
+        waiting[-1].start()
+        eventually(lambda n=number: calls.queued == n + 1)  # type: ignore[misc]
+    with calls.sending("another"):
+        assert order == []
+    busy.pop().__exit__(None, None, None)
+    for thread in waiting:
+        thread.join(5)
+    assert order == [0, 1, 2]
+    for turn in busy:
+        turn.__exit__(None, None, None)
+
+
 def test_a_reader_that_takes_nothing_holds_up_nobody(task: Task) -> None:
     once = pa.array([0]).take(pa.array([0] * 2_000_000))
     rows = pa.table({"n": once, "s": pa.array(["x" * 20]).take(once)}, schema=SCHEMA)
     task.log.append(EpochBatch("stream", 0, 0, 0, rows, "00" * 16))
     ticket = flight.Ticket('{"query": "delays"}')
-    clients = [connect(task) for _ in range(MAX_CALLS_OF_PEER)]
+    clients = [connect(task) for _ in range(MAX_SENDING_OF_PEER)]
     stuck = [client.do_get(ticket, OPTIONS) for client in clients]
     for reader in stuck:
         reader.read_chunk()

@@ -59,9 +59,7 @@ def begin(
     return asyncio.run_coroutine_threadsafe(read(), io.loop)
 
 
-def test_time_in_which_the_reader_itself_did_nothing_does_not_count(
-    log: OutputLog, server: StreamServer
-) -> None:
+def test_a_delay_of_the_reader_itself_does_not_count(log: OutputLog, server: StreamServer) -> None:
     """Its process was frozen, or had no CPU: what the replica has sent is there afterwards."""
     io = started_io()
     call = begin(io, f"{ADDRESS}:{server.port}", ReadRequest("s", 0, 0, 1, 1.0), 1.0)
@@ -73,7 +71,7 @@ def test_time_in_which_the_reader_itself_did_nothing_does_not_count(
     io.stop()
 
 
-def test_a_reader_that_was_held_up_still_leaves_a_silent_replica() -> None:
+def test_a_delayed_reader_still_leaves_a_silent_replica() -> None:
     with socket.create_server((ADDRESS, 0)) as silent:
         io = started_io()
         address = f"{ADDRESS}:{silent.getsockname()[1]}"

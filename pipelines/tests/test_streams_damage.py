@@ -20,7 +20,7 @@ from reader_parts import A, FakeClient, Harness, endpoints, read_once
 from rekindle.errors import EpochTooLarge, LogCorrupt, ObjectMissing, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.identity import Identity
-from rekindle.streams import epoch_lots, records, wire
+from rekindle.streams import records, response_frames, wire
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
@@ -206,7 +206,7 @@ def test_rows_damaged_in_transit_are_refused(
     ) -> bytes:
         return sent(epoch, mark, digest, payload, found + 1, *rest, **marks)
 
-    monkeypatch.setattr(epoch_lots, "epoch_frame", damaged)
+    monkeypatch.setattr(response_frames, "epoch_frame", damaged)
     with pytest.raises(StreamUnavailable, match="epoch 0 of stream s/0 arrived with a wrong check"):
         get_all(address, share)
 
@@ -222,10 +222,10 @@ def test_a_damaged_file_is_found_by_the_server(served: OutputLog, address: str) 
 def test_a_large_share_is_sent_in_parts(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_lots, "LOT_BYTES", 1)  # so that no epoch is small
-    monkeypatch.setattr(epoch_lots, "MAX_PART_BYTES", 100)
+    monkeypatch.setattr(response_frames, "BATCH_BYTES", 1)  # so that no epoch is small
+    monkeypatch.setattr(response_frames, "MAX_PART_BYTES", 100)
     shares = [get_all(address, Share(("s",), 2, index)) for index in range(2)]
-    monkeypatch.setattr(epoch_lots, "MAX_PART_BYTES", 1 << 20)
+    monkeypatch.setattr(response_frames, "MAX_PART_BYTES", 1 << 20)
     whole = [get_all(address, Share(("s",), 2, index)) for index in range(2)]
     assert any(e.rows["s"].num_chunks > 1 for share in shares for e in share)
     for share, expected in zip(shares, whole, strict=True):
@@ -360,8 +360,8 @@ def test_a_huge_header_is_refused() -> None:
 def test_the_size_of_an_epoch_is_of_all_its_parts(
     served: OutputLog, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_lots, "LOT_BYTES", 1)
-    monkeypatch.setattr(epoch_lots, "MAX_PART_BYTES", 100)
+    monkeypatch.setattr(response_frames, "BATCH_BYTES", 1)
+    monkeypatch.setattr(response_frames, "MAX_PART_BYTES", 100)
     sizes: list[int] = []
 
     def check(epoch: int, size: int) -> None:

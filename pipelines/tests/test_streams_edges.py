@@ -287,7 +287,7 @@ def test_all_edges_share_one_budget(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_an_epoch_too_large_for_the_task_is_refused_before_it_is_there(
+def test_an_epoch_too_large_for_the_task_is_refused_in_advance(
     logs: list[OutputLog],
 ) -> None:
     """Each of its partitions would fit."""
@@ -334,7 +334,7 @@ def test_shares_held_for_slow_readers_are_bounded(
     log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response_body, "STALL_S", 2.0)
-    server._lots._budget = MemoryBudget(12 << 20)
+    server._frames._budget = MemoryBudget(12 << 20)
     for epoch in range(4):
         log.append(batch(epoch, rows=1 << 20))
     share = Share(("n",), 2, 0)
@@ -343,8 +343,8 @@ def test_shares_held_for_slow_readers_are_bounded(
 
     def left() -> bool:
         nonlocal most
-        most = max(most, server._lots._budget.reserved_bytes)
-        return most > 8 << 20 and not server._lots._budget.reserved_bytes
+        most = max(most, server._frames._budget.reserved_bytes)
+        return most > 8 << 20 and not server._frames._budget.reserved_bytes
 
     wait_for("readers that are left", left, every_s=0.001)
     assert most <= 13 << 20  # with the headers of what is encoded
@@ -357,16 +357,16 @@ def test_readers_that_are_gone_hold_no_more_than_their_shares(
     log: OutputLog, server: StreamServer
 ) -> None:
     """Of a large epoch, whose other shares nobody needs."""
-    server._lots._budget = MemoryBudget(24 << 20)
+    server._frames._budget = MemoryBudget(24 << 20)
     for epoch in range(6):
         log.append(batch(epoch, rows=1 << 20))
     share = Share(("n",), 4, 0)
     gone = [ask(server, ReadRequest("s", 0, epoch, 1, share=share)) for epoch in range(6)]
-    eventually(lambda: 11 << 20 < server._lots._budget.reserved_bytes < 13 << 20)
+    eventually(lambda: 11 << 20 < server._frames._budget.reserved_bytes < 13 << 20)
     assert read(server, ReadRequest("s", 0, 5, 1, share=Share(("n",), 3, 0))) == [5]
     for one in gone:
         one.close()
-    eventually(lambda: not server._lots._budget.reserved_bytes)
+    eventually(lambda: not server._frames._budget.reserved_bytes)
 
 
 @pytest.mark.parametrize("hanging", [1, store_calls.MAX_HANGING])
@@ -401,7 +401,7 @@ def test_a_fetch_that_hangs_holds_up_spilled_reads_for_a_while(
         with pytest.raises(StreamUnavailable, match="calls of the store hang"):
             read_once(address, ReadRequest("s", 0, spilled[last], 1), 5, OWN)
         released.set()
-        eventually(lambda: not any(t.alive for t in server._lots._store_calls._hanging))
+        eventually(lambda: not any(t.alive for t in server._frames._store_calls._hanging))
     assert read(server, ReadRequest("s", 0, spilled[last], 1), 5) == [spilled[last]]
     released.set()
     server.stop()
@@ -432,10 +432,10 @@ def test_a_slow_store_holds_up_only_those_who_need_it(tmp_path: Path) -> None:
         assert read(server, ReadRequest("s", 0, 59, 1), 5) == [59]
     assert not found
     before = [ask(server, ReadRequest("s", 0, 0, 1)) for _ in range(5)]
-    eventually(lambda: len(server._lots._store_calls) == 5)
+    eventually(lambda: len(server._frames._store_calls) == 5)
     for gone in before:
         gone.close()
-    eventually(lambda: len(server._lots._store_calls) == 0)  # nothing waits for those who have left
+    eventually(lambda: not len(server._frames._store_calls))  # nothing waits for those who left
     SlowSpill.go.set()
     thread.join(10)
     assert found == [0]

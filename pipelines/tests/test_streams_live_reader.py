@@ -65,7 +65,7 @@ def test_tentative_results_are_read_rather_in_a_failure_than_in_a_correction() -
 
 
 @pytest.mark.parametrize(("live", "first"), [(True, A), (False, B)])
-def test_who_reads_stable_epochs_begins_where_they_are_corrected(live: bool, first: str) -> None:
+def test_a_stable_reader_prefers_a_replica_in_stabilization(live: bool, first: str) -> None:
     made = ReplicaChoice(5, stall_s=1000, live=live)
     assert made.step(routes(a=UP_FAILURE, b=STABILIZATION), 0) == [SwitchReplica(first, 5)]
 
@@ -76,11 +76,11 @@ def test_among_equals_a_reader_stays(live: bool, state: ConsistencyState) -> Non
     assert choice(live, a=state, b=state).current == A
 
 
-def test_what_a_replica_says_is_newer_than_the_routes() -> None:
+def test_a_reported_state_is_newer_than_that_of_the_routes() -> None:
     made = choice(False, a=STABLE, b=STABLE)
-    made.note_state(A, UP_FAILURE, 100)
+    made.record_state(A, UP_FAILURE, 100)
     assert made.step(EpochsReceived(A, ()), 100) == [SwitchReplica(B, 5)]
-    made.note_state(B, UP_FAILURE, 100.1)
+    made.record_state(B, UP_FAILURE, 100.1)
     assert made.step(routes(a=STABLE, b=STABLE), 100.2) == []
     later = 100.2 + STATE_MEMORY_S
     assert made.step(routes(a=STABLE, b=STABLE), later) == [SwitchReplica(A, 5)]
@@ -89,7 +89,7 @@ def test_what_a_replica_says_is_newer_than_the_routes() -> None:
 def test_a_stable_replica_that_failed_is_not_preferred() -> None:
     made = choice(False, a=STABLE, b=STABLE)
     made.step(CallFailed(A), 100)
-    made.note_state(B, UP_FAILURE, 101)
+    made.record_state(B, UP_FAILURE, 101)
     assert made.step(routes(a=STABLE, b=UP_FAILURE), 105) == []
     assert made.step(routes(a=STABLE, b=UP_FAILURE), 131) == [SwitchReplica(A, 5)]
 

@@ -37,7 +37,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_what_several_hold_counts_once() -> None:
+def test_shared_memory_counts_once() -> None:
     async def play() -> None:
         budget, order = MemoryBudget(10), []
 
@@ -63,7 +63,7 @@ def test_what_several_hold_counts_once() -> None:
     asyncio.run(play())
 
 
-def test_one_that_needs_much_gets_its_turn() -> None:
+def test_a_large_reservation_is_granted_in_the_end() -> None:
     """Small ones come one after another, so that something is always held."""
 
     async def play() -> None:
@@ -87,7 +87,7 @@ def test_one_that_needs_much_gets_its_turn() -> None:
     asyncio.run(play())
 
 
-def test_who_lets_go_does_not_come_before_those_that_wait() -> None:
+def test_a_repeated_reservation_does_not_overtake_others() -> None:
     async def play() -> None:
         budget, order = MemoryBudget(MAX_BYTES), []
 
@@ -104,7 +104,7 @@ def test_who_lets_go_does_not_come_before_those_that_wait() -> None:
     asyncio.run(play())
 
 
-def test_some_that_fit_may_pass_one_that_does_not() -> None:
+def test_some_that_fit_may_overtake_one_that_does_not() -> None:
     async def play() -> None:
         budget = MemoryBudget(MAX_BYTES)
         slow = Holder(budget, "slow", 5)
@@ -127,7 +127,7 @@ def test_some_that_fit_may_pass_one_that_does_not() -> None:
     asyncio.run(play())
 
 
-def test_one_that_is_cancelled_with_its_turn_gives_it_back() -> None:
+def test_a_reservation_cancelled_when_granted_is_released() -> None:
     async def play() -> None:
         budget = MemoryBudget(MAX_BYTES)
         first = Holder(budget, "a", 8)
@@ -146,7 +146,7 @@ def test_one_that_is_cancelled_with_its_turn_gives_it_back() -> None:
     asyncio.run(play())
 
 
-def test_what_is_needed_no_more_is_given_back_before_the_end() -> None:
+def test_memory_is_released_before_the_response_ends() -> None:
     async def play() -> None:
         budget = MemoryBudget(MAX_BYTES)
         async with budget.reserve("a", 8) as first, budget.reserve("a", 8) as second:
@@ -176,7 +176,7 @@ STEPS = st.lists(
 
 @pytest.mark.filterwarnings("error")
 @given(STEPS)
-def test_whatever_happens_the_bound_holds_and_nobody_is_forgotten(
+def test_any_history_keeps_the_bound_and_grants_all(
     steps: list[tuple[str, int]],
 ) -> None:
     async def play() -> None:

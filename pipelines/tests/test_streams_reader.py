@@ -293,8 +293,8 @@ def test_a_reader_goes_on_if_its_task_ends_in_an_unknown_way() -> None:
     async def unknown(call: object) -> None:
         raise failures.pop()
 
-    make = harness.reader._make
-    harness.reader._make = lambda call: unknown(call) if failures else make(call)  # type: ignore[method-assign]
+    make = harness.reader._make_call
+    harness.reader._make_call = lambda call: unknown(call) if failures else make(call)  # type: ignore[method-assign]
     harness.reader.route(endpoints(A).endpoints)
     harness.expect(5, 10)
     harness.close()

@@ -19,10 +19,10 @@ from rekindle.exchange.shuffle import Split, SplitCache, split
 from rekindle.streams import response_body
 from rekindle.streams import server as server_module
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epoch_lots import EpochLots, Lot
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.io_thread import CallThread
 from rekindle.streams.log import OutputLog
+from rekindle.streams.response_frames import Frames, ResponseFrames
 from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import (
     CallTimedOut,
@@ -121,17 +121,17 @@ def test_an_absent_server_is_an_error_at_once() -> None:
     assert time.monotonic() - started < 5
 
 
-class SlowLots(EpochLots):
+class SlowFrames(ResponseFrames):
     """The first `quick` epochs of a response at once, the others when released."""
 
     def __init__(self, quick: int) -> None:
         super().__init__()
         self.quick, self.go, self.waits = quick, threading.Event(), CallThread("waits")
 
-    async def read(self, *args: Any) -> AsyncGenerator[Lot]:
+    async def read(self, *args: Any) -> AsyncGenerator[Frames]:
         number = 0
-        async for lot in super().read(*args):
-            for frame in lot:
+        async for frames in super().read(*args):
+            for frame in frames:
                 if number >= self.quick:
                     await self.waits.run(lambda: self.go.wait(10))
                 yield [frame]
@@ -146,7 +146,7 @@ def test_epochs_received_before_the_deadline_are_kept(
     for epoch in range(3):
         log.append(batch(epoch))
     server = StreamServer(ADDRESS, 0)
-    server._lots = lots = SlowLots(received)
+    server._frames = slow = SlowFrames(received)
     server.serve_log(log)
     if received:
         response = read(server, ReadRequest("s", 0, 0, 1 << 20), 1.5)
@@ -154,7 +154,7 @@ def test_epochs_received_before_the_deadline_are_kept(
     else:
         with pytest.raises(CallTimedOut, match="no complete epoch within"):
             read(server, ReadRequest("s", 0, 0, 1 << 20), 1.5)
-    lots.go.set()
+    slow.go.set()
     server.stop()
 
 
@@ -228,7 +228,7 @@ def test_epochs_without_rows_are_not_split(log: OutputLog, server: StreamServer)
     response = read(server, ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, 1)))
     assert [b.rows.num_rows for b in response.epochs] == [0] * 5
     assert response.epochs[0].rows.schema == SCHEMA
-    assert not len(server._lots._splits)
+    assert not len(server._frames._splits)
 
 
 def test_progress_keeps_its_names_on_the_wire() -> None:

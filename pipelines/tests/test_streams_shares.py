@@ -18,7 +18,7 @@ from reader_parts import endpoints, read_once, started_io
 
 from rekindle.exchange.routing import Share
 from rekindle.exchange.shuffle import SplitCache, split
-from rekindle.streams import epoch_lots, response_body
+from rekindle.streams import response_body, response_frames
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
@@ -53,7 +53,7 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         computed.append(rows.num_rows)
         return split(rows, *arguments)
 
-    monkeypatch.setattr(epoch_lots, "split", counted)
+    monkeypatch.setattr(response_frames, "split", counted)
     return computed
 
 
@@ -135,8 +135,8 @@ def test_epochs_beyond_the_cache_are_hardly_split_again(
     tmp_path: Path, server: StreamServer, splits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equally fast consumers stay near each other, since a call reads a part of the cache."""
-    monkeypatch.setattr(server._lots, "_call_split_bytes", 1 << 20)
-    server._lots._splits = SplitCache(4 << 20)
+    monkeypatch.setattr(server._frames, "_call_split_bytes", 1 << 20)
+    server._frames._splits = SplitCache(4 << 20)
     server.serve_log(filled(tmp_path, 300, 2000))  # 11 MB of splits
     Consumers(server, 8).wait(300, 60)
     assert 300 <= len(splits) <= 450
@@ -145,7 +145,7 @@ def test_epochs_beyond_the_cache_are_hardly_split_again(
 def test_a_call_for_a_share_splits_no_more_than_the_cache_keeps(
     tmp_path: Path, server: StreamServer, splits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server._lots, "_call_split_bytes", 64 << 10)
+    monkeypatch.setattr(server._frames, "_call_split_bytes", 64 << 10)
     log = filled(tmp_path, 60, 1000)
     server.serve_log(log)
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 64, 0))
@@ -170,7 +170,7 @@ def test_whole_epochs_are_sent_before_others_are_ready(
         time.sleep(0.2)
         return split(rows, *arguments)
 
-    monkeypatch.setattr(epoch_lots, "split", slow)
+    monkeypatch.setattr(response_frames, "split", slow)
     server.serve_log(filled(tmp_path, 30, 1))
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
     response = read_once(f"{ADDRESS}:{server.port}", request, 1.5)
@@ -185,7 +185,7 @@ def test_epochs_that_are_ready_do_not_wait_for_one_that_takes_long(
         time.sleep(3.0 if rows.num_rows > 1 else 0)
         return split(rows, *arguments)
 
-    monkeypatch.setattr(epoch_lots, "split", slow)
+    monkeypatch.setattr(response_frames, "split", slow)
     log = filled(tmp_path, 3, 1)
     large = pa.table({"k": np.arange(20_000), "v": np.arange(20_000)}, schema=SCHEMA)
     log.append(EpochBatch("s", 0, 3, 3, large, digest_table(large)))
@@ -198,7 +198,7 @@ def test_epochs_that_are_ready_do_not_wait_for_one_that_takes_long(
 def test_small_epochs_are_read_once_however_short_the_slices(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_lots, "ROUND_S", 0)  # each slice has one epoch
+    monkeypatch.setattr(response_frames, "ROUND_S", 0)  # each slice has one epoch
     log = filled(tmp_path, 100, 1)
     server.serve_log(log)
     reads, read_local = [], log.read_local
@@ -264,7 +264,7 @@ def test_a_call_that_was_abandoned_splits_no_more(
         time.sleep(0.05)
         return split(rows, *arguments)
 
-    monkeypatch.setattr(epoch_lots, "split", slow)
+    monkeypatch.setattr(response_frames, "split", slow)
     server.serve_log(filled(tmp_path, 200, 1))
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
     read_once(f"{ADDRESS}:{server.port}", request, 0.5)
@@ -306,7 +306,7 @@ class CountedSpill(MemorySpill):
 def test_a_spilled_file_is_fetched_once_for_readers_at_different_places(
     tmp_path: Path, server: StreamServer, share: Share | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_lots, "PORTION_BYTES", 32 << 10)
+    monkeypatch.setattr(response_frames, "PORTION_BYTES", 32 << 10)
     spill = CountedSpill()
     log = filled(tmp_path, 120, 1000, budget=1 << 20, spill=spill, file_bytes=256 << 10)
     server.serve_log(log)
@@ -362,9 +362,9 @@ def test_a_portion_does_not_hold_memory_twice(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a spilled file into a local one, with memory for one of them."""
-    monkeypatch.setattr(epoch_lots, "LOT_BYTES", 1 << 10)
+    monkeypatch.setattr(response_frames, "BATCH_BYTES", 1 << 10)
     log = filled(tmp_path, 60, 2000, budget=1 << 20, spill=MemorySpill(), file_bytes=256 << 10)
-    server._lots._budget = MemoryBudget(1)
+    server._frames._budget = MemoryBudget(1)
     server.serve_log(log)
     first_local = next(e for e in range(60) if log.spilled(e) is None)
     found: list[list[int]] = [[], []]
@@ -379,7 +379,7 @@ def test_a_portion_does_not_hold_memory_twice(
     for thread in threads:
         thread.join(20)
     assert found == [list(range(first_local - 2, 60))] * 2
-    assert not server._lots._budget.reserved_bytes
+    assert not server._frames._budget.reserved_bytes
 
 
 def test_an_epoch_that_is_spilled_meanwhile_is_fetched_by_the_thread_of_the_store(
@@ -409,7 +409,7 @@ def test_an_epoch_that_is_spilled_meanwhile_is_fetched_by_the_thread_of_the_stor
 def test_a_large_epoch_delays_no_others(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_lots, "LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(response_frames, "LARGE_BYTES", 1 << 20)
     go = threading.Event()
 
     def slow(rows: pa.Table, *arguments: Any) -> Any:
@@ -417,7 +417,7 @@ def test_a_large_epoch_delays_no_others(
             go.wait(20)
         return split(rows, *arguments)
 
-    monkeypatch.setattr(epoch_lots, "split", slow)
+    monkeypatch.setattr(response_frames, "split", slow)
     log = filled(tmp_path, 2, 100_000)
     table = pa.table({"k": np.arange(20_000), "v": np.arange(20_000)}, schema=SCHEMA)
     log.append(EpochBatch("s", 0, 2, 2, table, digest_table(table)))

@@ -84,7 +84,7 @@ def test_a_stranger_loses_its_connection(
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
-def test_the_words_for_a_stranger_name_nothing(server: StreamServer) -> None:
+def test_refusals_of_strangers_contain_no_details(server: StreamServer) -> None:
     stranger = socket.create_connection((ADDRESS, server.port))
     stranger.sendall(HOSTILE["a wrong token"]())
     answer = b""

@@ -79,7 +79,7 @@ def test_each_correction_has_one_undo_and_one_end(seed: int) -> None:
 
 @given(SEEDS, st.sampled_from([p for p in POLICIES if p[1] is not Policy.SUSPEND]))
 @EXAMPLES
-def test_each_epoch_is_out_within_x(seed: int, policies: tuple[Policy, Policy]) -> None:
+def test_each_epoch_has_output_within_x(seed: int, policies: tuple[Policy, Policy]) -> None:
     for task in play(seed, policies).tasks:
         out = outputs(task)
         late = {e: out[e] - t for e, t in task.arrived.items() if e in out and out[e] - t > X_S}

@@ -127,9 +127,7 @@ def test_a_replica_whose_tentative_epochs_fail_does_not_promise_to_serve() -> No
 @pytest.mark.parametrize(
     ("heads", "lives"), [((NO_EPOCH, 90), True), ((90, 90), False), ((NO_EPOCH, NO_EPOCH), False)]
 )
-def test_an_input_that_nobody_answers_for_is_not_history(
-    heads: tuple[int, int], lives: bool
-) -> None:
+def test_an_input_without_responses_is_missing(heads: tuple[int, int], lives: bool) -> None:
     replica = branches()
     replica.wait_for_heads(heads, 0.0)
     replica.wait_for_heads(heads, UNANSWERED_S - 1)
@@ -148,50 +146,50 @@ def test_a_task_without_a_checkpoint_waits_for_all_inputs() -> None:
 
 def test_a_partner_that_is_lost_for_a_moment_has_not_asked_again() -> None:
     messages = PartnerMessages()
-    messages.heard(ASKING, "b")
-    messages.said(AnswerPartner(True, 10))
-    messages.heard(None, "b")
-    assert messages.heard(ASKING, "b") == [PartnerChanged(True)]
+    messages.receive(ASKING, "b")
+    messages.send(AnswerPartner(True, 10))
+    messages.receive(None, "b")
+    assert messages.receive(ASKING, "b") == [PartnerChanged(True)]
 
 
-def test_a_request_that_is_repeated_is_heard_once() -> None:
+def test_a_repeated_request_is_received_once() -> None:
     messages = PartnerMessages()
     partner = Partner(replica=1, boot="b", asks=Postponement(number=1, lease_s=10))
-    assert messages.heard(partner, "a") == [PartnerChanged(True), PostponementRequested(1, 10)]
-    messages.said(AnswerPartner(True, 10))
+    assert messages.receive(partner, "a") == [PartnerChanged(True), PostponementRequested(1, 10)]
+    messages.send(AnswerPartner(True, 10))
     assert messages.answer == PostponementAnswer(boot="b", number=1, promised=True)
-    assert messages.heard(partner, "a") == []
+    assert messages.receive(partner, "a") == []
     ended = partner.model_copy(update={"asks": Postponement(number=2, lease_s=0)})
-    assert messages.heard(ended, "a") == [PromiseEnded()]
+    assert messages.receive(ended, "a") == [PromiseEnded()]
 
 
 def test_an_answer_to_an_older_request_is_ignored() -> None:
     """Its lease would be counted from the newer one."""
     messages = PartnerMessages()
     partner = Partner(replica=1, boot="b")
-    messages.heard(partner, "a")
-    messages.said(RequestPostponement(10))
-    messages.said(RequestPostponement(10))
+    messages.receive(partner, "a")
+    messages.send(RequestPostponement(10))
+    messages.send(RequestPostponement(10))
 
     def answered(number: int, boot: str = "a", promised: bool = True) -> Partner:
         answer = PostponementAnswer(boot=boot, number=number, promised=promised)
         return partner.model_copy(update={"answer": answer})
 
-    assert messages.heard(answered(1), "a") == []
-    assert messages.heard(answered(2, boot="an earlier boot"), "a") == []
-    assert messages.heard(answered(2), "a") == [PartnerPromised(10)]
-    assert messages.heard(answered(2), "a") == []
-    messages.said(RequestPostponement(10))
-    assert messages.heard(answered(3, promised=False), "a") == [PartnerRefused()]
-    messages.said(EndPostponement())
+    assert messages.receive(answered(1), "a") == []
+    assert messages.receive(answered(2, boot="an earlier boot"), "a") == []
+    assert messages.receive(answered(2), "a") == [PartnerPromised(10)]
+    assert messages.receive(answered(2), "a") == []
+    messages.send(RequestPostponement(10))
+    assert messages.receive(answered(3, promised=False), "a") == [PartnerRefused()]
+    messages.send(EndPostponement())
     assert messages.asks == Postponement(number=4, lease_s=0)
 
 
 def test_a_partner_that_restarts_is_another_one() -> None:
     messages = PartnerMessages()
-    messages.heard(Partner(replica=1, boot="b"), "a")
-    messages.said(RequestPostponement(10))
-    after = messages.heard(Partner(replica=1, boot="c"), "a")
+    messages.receive(Partner(replica=1, boot="b"), "a")
+    messages.send(RequestPostponement(10))
+    after = messages.receive(Partner(replica=1, boot="c"), "a")
     assert after == [PartnerChanged(False), PartnerChanged(True)]
     assert messages.asks == Postponement(number=2, lease_s=0)
-    assert messages.heard(None, "a") == [PartnerChanged(False)]
+    assert messages.receive(None, "a") == [PartnerChanged(False)]

@@ -121,7 +121,7 @@ def test_a_task_says_of_which_entry_state_is_missing() -> None:
     assert (made.response().restoring, made.response().checkpoints) == (None, (done,))
 
 
-def test_a_task_is_live_once_all_of_its_state_is_here() -> None:
+def test_a_task_is_live_once_all_of_its_state_is_fetched() -> None:
     """Until then it adds no redundancy: what it has not fetched may be lost. It serves readers."""
     made, point = core(), RestorePoint(epoch=3, object="entry")
     made.step(PollReceived(poll(restore=point)), 0.0)
@@ -158,7 +158,7 @@ def test_a_permanent_error_is_reported_before_the_end() -> None:
     assert failure(response.response) == ("Failed", "division by zero")
 
 
-def test_a_failure_that_nobody_asks_for_ends_in_time() -> None:
+def test_a_failure_without_a_poll_ends_in_time() -> None:
     task_core = started()
     task_core.step(CallFailedPermanently(OperatorFailed("division by zero")), 1.0)
     assert task_core.wake_at == 1.0 + REPORT_FAILURE_S

@@ -17,9 +17,9 @@ from rekindle.task.core.supervisor import (
     DiscardLog,
     EndProcess,
     FailureReported,
-    NoteCommitted,
     PollAccepted,
     ProcessPhase,
+    RecordCommitted,
     ReportDigests,
     RouteInputs,
     RunLoop,
@@ -37,7 +37,7 @@ from rekindle.task.core.supervisor import (
 )
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
-NEEDS_COMPONENTS = SetSinks | NoteCommitted | TruncateLog | RunLoop
+NEEDS_COMPONENTS = SetSinks | RecordCommitted | TruncateLog | RunLoop
 
 
 def poll(**changes: object) -> PollRequest:
@@ -185,7 +185,7 @@ def test_what_a_poll_changes_is_applied_in_order() -> None:
         RouteInputs(()),
         SetSinks(None, ()),
         ReportDigests(()),
-        NoteCommitted(None),
+        RecordCommitted(None),
         RunLoop(),
     ]
 

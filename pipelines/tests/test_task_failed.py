@@ -156,7 +156,7 @@ def run_from(
     return runtime, thread, poll
 
 
-def test_a_task_runs_before_its_state_is_here(
+def test_a_task_runs_before_its_state_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And says so until it is."""

@@ -189,7 +189,7 @@ def test_without_its_committed_entry_a_state_is_saved_as_a_whole(
 def test_the_oldest_and_the_newest_saved_entries_are_kept(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rekindle.task.core.saver.KEPT", 3)
+    monkeypatch.setattr("rekindle.task.core.saver.MAX_REPORTED", 3)
 
     def saved() -> list[int]:
         return [d.epoch for d in world.saver.done()]

@@ -149,7 +149,7 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
 
 
 def test_state_and_log_move_while_the_donor_goes_on(donor: Donor, newcomer: Newcomer) -> None:
-    newcomer.shell.follow(newcomer.order(donor.server.port), None)
+    newcomer.shell.apply_poll(newcomer.order(donor.server.port), None)
     for epoch in range(30, 60):
         donor.append(epoch)
         donor.state = replace(donor.state, epoch=epoch)
@@ -182,7 +182,7 @@ def test_the_log_of_a_task_that_starts_at_once_stays_open(
             newcomer.shell.installed = None
 
     monkeypatch.setattr(newcomer.shell, "_perform", perform_and_take)
-    newcomer.shell.follow(newcomer.order(donor.server.port), None)
+    newcomer.shell.apply_poll(newcomer.order(donor.server.port), None)
     eventually(lambda: bool(taken), 30)
     newcomer.shell.stop()
     assert taken[0].log.wait_for(0, 0.0), "a closed log answers False"
@@ -204,7 +204,7 @@ def test_state_is_not_read_for_a_session_that_has_ended(
     order = newcomer.order(donor.server.port)
     assert order.movement is not None
     assert order.movement.order is not None
-    newcomer.shell.follow(order, None)
+    newcomer.shell.apply_poll(order, None)
     eventually(lambda: len(read) == 3, 30)
     donor.donor.release([order.movement.order.session])
     eventually(lambda: not donor.donor.sessions, 5)
@@ -226,10 +226,10 @@ def test_another_boot_of_the_donor_ends_the_session(
 
     other: list[Donor] = []
     newcomer.shell._store = slow  # type: ignore[method-assign]
-    newcomer.shell.follow(newcomer.order(donor.server.port), None)
+    newcomer.shell.apply_poll(newcomer.order(donor.server.port), None)
     eventually(lambda: newcomer.phase is NewcomerPhase.FAILED, 30)
     newcomer.shell._store = stored  # type: ignore[method-assign]
-    newcomer.shell.follow(newcomer.order(donor.server.port, number=2), None)
+    newcomer.shell.apply_poll(newcomer.order(donor.server.port, number=2), None)
     eventually(lambda: newcomer.shell.installed is not None, 30)
     other[0].stop()
 
@@ -237,13 +237,13 @@ def test_another_boot_of_the_donor_ends_the_session(
 def test_what_cannot_be_installed_leaves_the_checkpoint(donor: Donor, newcomer: Newcomer) -> None:
     newcomer.fail = "no space"
     order = newcomer.order(donor.server.port)
-    newcomer.shell.follow(order, None)
+    newcomer.shell.apply_poll(order, None)
     eventually(lambda: newcomer.phase is NewcomerPhase.FAILED, 30)
     progress = newcomer.report().progress
     assert progress is not None
     assert "no space" in progress.message
     restore = RestorePoint(epoch=3, object="entry")
-    followed = newcomer.shell.follow(poll(restore=restore, movement=order.movement), None)
+    followed = newcomer.shell.apply_poll(poll(restore=restore, movement=order.movement), None)
     assert followed.restore == restore
     assert newcomer.part.restores
     assert not [*(newcomer.directory / "moved").glob("*")]
@@ -254,12 +254,12 @@ def test_a_restore_point_is_not_followed_within_a_session(donor: Donor, newcomer
     assert order.movement is not None
     assert order.movement.order is not None
     version = order.movement.order.session.version
-    newcomer.shell.follow(order, None)
+    newcomer.shell.apply_poll(order, None)
     late = poll(restore=RestorePoint(epoch=3, object="entry"))
-    assert newcomer.shell.follow(late, None).restore is None
+    assert newcomer.shell.apply_poll(late, None).restore is None
     abandoned = replace(order.movement, order=None, abandoned=version)
     restoring = poll(restore=late.restore, movement=abandoned)
-    assert newcomer.shell.follow(restoring, None).restore == late.restore
+    assert newcomer.shell.apply_poll(restoring, None).restore == late.restore
 
 
 def test_a_disk_without_space_ends_the_session_in_words(
@@ -267,11 +267,11 @@ def test_a_disk_without_space_ends_the_session_in_words(
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=200_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    newcomer.shell.follow(newcomer.order(donor.server.port), None)
+    newcomer.shell.apply_poll(newcomer.order(donor.server.port), None)
     eventually(lambda: newcomer.phase is NewcomerPhase.FAILED, 30)
     progress = newcomer.report().progress
     assert progress is not None
-    assert "200,000 bytes are left" in progress.message
+    assert "200,000 bytes are free" in progress.message
 
 
 def ask(port: int, content: Any, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -319,7 +319,7 @@ def test_a_stranger_gets_no_state(donor: Donor) -> None:
 def test_a_donor_of_an_older_release_ends_the_session_in_words(newcomer: Newcomer) -> None:
     server = StreamServer(ADDRESS, 0, OWN, incarnation=1)
     server._message = _only_epochs  # type: ignore[method-assign]
-    newcomer.shell.follow(newcomer.order(server.port), None)
+    newcomer.shell.apply_poll(newcomer.order(server.port), None)
     eventually(lambda: newcomer.phase is NewcomerPhase.FAILED, 30)
     progress = newcomer.report().progress
     server.stop()
@@ -339,7 +339,7 @@ def test_answers_hold_a_bounded_number_of_chunks(
 ) -> None:
     """Whoever asks for chunks and takes none is told to ask later."""
     monkeypatch.setattr(donor_module, "ANSWER_S", 0.5)
-    donor.donor._max_answers = 0
+    donor.donor._max_chunk_answers = 0
     session = {"slot": {"segment": "seg", "partition": 0, "replica": 1}, "incarnation": 3}
     session["version"] = {"fence": 1, "number": 1}
     named = {"segment": "seg", "partition": 0, "replica": 0}
@@ -350,4 +350,4 @@ def test_answers_hold_a_bounded_number_of_chunks(
     )
     assert status == 200
     assert time.monotonic() - began < 5
-    assert donor.donor._answers == 0
+    assert donor.donor._chunk_answers == 0

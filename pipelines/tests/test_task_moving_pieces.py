@@ -321,7 +321,7 @@ def bytes_of(pieces: Pieces) -> bytes:
     [
         (lambda data: b"RKSM\2" + data[5:], "use images of one release"),
         (lambda data: b"RKLG" + data[4:], "use images of one release"),
-        (lambda data: data[:40], "40 bytes are no state"),
+        (lambda data: data[:40], "40 bytes are too few for a header"),
         (lambda data: data[:-64], "epoch 4 cannot be read"),
         (lambda data: data + bytes(64), "64 bytes follow the last epoch"),
         (lambda data: data[:-70] + b"?" + data[-69:], "epoch 4 cannot be read"),
@@ -360,7 +360,7 @@ def test_another_state_or_log_has_another_digest(tmp_path: Path) -> None:
     assert len(digests) == 10
 
 
-def test_spilled_epochs_are_given_too(tmp_path: Path) -> None:
+def test_spilled_epochs_are_sent_too(tmp_path: Path) -> None:
     log = filled(tmp_path / "log", 30, spill=MemorySpill(), budget=4_000)
     assert log.spilled(0) is not None
     pieces = Pieces(TaskState(29, 0, State({})), log, 0)
@@ -379,13 +379,13 @@ def test_a_pinned_log_is_not_truncated(tmp_path: Path) -> None:
     assert log.base > 10
 
 
-def test_a_log_that_lacks_an_epoch_is_not_given(tmp_path: Path) -> None:
+def test_a_log_that_lacks_an_epoch_is_not_sent(tmp_path: Path) -> None:
     log = filled(tmp_path, 3)
     with pytest.raises(Exception, match="does not hold epochs 0 to 4"):
         Pieces(TaskState(4, 0, State({})), log, 0)
 
 
-def test_what_earlier_boots_had_otherwise_is_not_replaced(tmp_path: Path) -> None:
+def test_other_results_of_earlier_boots_are_not_replaced(tmp_path: Path) -> None:
     """Which result is right is decided by computing the epoch again."""
     pieces = some_pieces(tmp_path)
     log = filled(tmp_path / "own", 3)

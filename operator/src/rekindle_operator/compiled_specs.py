@@ -83,7 +83,8 @@ class _CompiledSpecs:
         return len(self._results)
 
     def start_pass(self) -> None:
-        # A pass that uses none, since no list of topologies succeeded, says nothing about the next.
+        """If there are too many results, keep only those that the last pass used."""
+        # A pass without topologies, since their list failed, must not empty the cache.
         if self._used and len(self) > max(_KEPT_RESULTS, 2 * len(self._used)):
             self._results = {k: r for k, r in self._results.items() if k in self._used}
         if self._used:

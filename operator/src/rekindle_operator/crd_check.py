@@ -1,7 +1,7 @@
 """Compares the CRD that the API server serves with the one that this operator was built with.
 
 By the OpenAPI document of the resource's version, which every authenticated user may read: the
-operator has no right to read CRDs. Nothing waits for the comparison but the start of the process.
+operator has no right to read CRDs. Only the start of the process waits for the comparison.
 
 Design: docs/design/kubernetes.md#older-crds.
 """
@@ -61,7 +61,7 @@ class CrdCheck:
             time.sleep(_PAUSE_S)
 
     def compare(self) -> None:
-        """Whatever fails, what was found last stays."""
+        """Compare now. If that fails, the result of the last comparison stays."""
         try:
             served = served_schema(call(self._api, "GET", _PATH, timeout_s=_TIMEOUT_S) or {})
             missing = missing_fields(packaged_schema(), served)
@@ -94,7 +94,7 @@ class CrdCheck:
 
 @cache
 def packaged_schema() -> Schema:
-    """Of the resource, in the CRD that is part of this package."""
+    """The schema of the resource in the CRD that is part of this package."""
     text = (resources.files("rekindle_operator") / "crd.yaml").read_bytes()
     versions = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]["versions"]
     found = next(v for v in versions if v["name"] == names.VERSION)
@@ -102,7 +102,7 @@ def packaged_schema() -> Schema:
 
 
 def served_schema(document: Mapping[str, Any]) -> Schema:
-    """Of the resource, in an OpenAPI document. Raises LookupError if it is not there."""
+    """The schema of the resource in an OpenAPI document. Raises LookupError if it is not there."""
     kind = {"group": names.GROUP, "version": names.VERSION, "kind": names.KIND}
     for schema in document["components"]["schemas"].values():
         if kind in schema.get("x-kubernetes-group-version-kind", ()):

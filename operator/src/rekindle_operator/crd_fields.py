@@ -5,8 +5,8 @@ set new fields of `spec`; and the API server refuses a whole status for one fiel
 does not declare, so the operator leaves these out.
 
 A path names a field: `spec.suspend`; `[]` stands for the items of a list, `{}` for the values of a
-map. `status.phase=Paused` is a value that an enumeration does not have. Of a field that is missing,
-the fields below it are not named.
+map. `status.phase=Paused` is a value that an enumeration does not have. If a field is missing, the
+fields below it are not named.
 
 Design: docs/design/kubernetes.md#older-crds.
 """
@@ -21,7 +21,7 @@ Schema = Mapping[str, Any]
 _COMPARED = ("spec", "status")
 _PRESERVES = "x-kubernetes-preserve-unknown-fields"
 _REQUIRED_FIELDS = ("status.slots", "status.generations")
-"""What fencing rests on: it is better to place nothing than to place pods without these."""
+"""Fencing depends on these fields: it is better to place no pods than pods without them."""
 
 
 def missing_fields(needed: Schema, served: Schema) -> tuple[str, ...]:

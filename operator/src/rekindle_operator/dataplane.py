@@ -34,6 +34,7 @@ class TaskReport:
     tentative: bool = False  # its output is not stable
     missing_inputs: tuple[str, ...] = ()  # streams without which it is tentative
     durable_epoch: int | None = None  # that all its sinks have; None: it has none
+    untrusted: bool = False  # nobody may read it
 
     @property
     def responds(self) -> bool:
@@ -139,6 +140,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         tentative=str(raw.get("outputState") or _STABLE) != _STABLE,
         missing_inputs=tuple(str(name) for name in _entries(raw, "missingInputs")),
         durable_epoch=_integer(raw.get("durableEpoch")),
+        untrusted=raw.get("untrusted") is True,
     )
 
 

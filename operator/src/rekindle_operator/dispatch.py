@@ -116,7 +116,7 @@ class Dispatcher:
             self._start_actions()
             while not self._is_over():
                 self._changed.wait(self._stall_s / 4)
-                self._start_actions()  # in case a worker did not
+                self._start_actions()  # a call that hangs since then frees its place
             self._keep_events()
             self._queue = _Queue()
             self._decided = {}
@@ -164,16 +164,16 @@ class Dispatcher:
         hanging = [r for r in running if now - r.since >= self._stall_s]
         if len(running) - len(hanging) >= self._workers or len(running) >= self._threads:
             return None
-        hangs = Counter(r.namespace for r in hanging)
-        busy = Counter(r.topology_key for r in running)
-        used = Counter(r.namespace for r in running)
-        waiting = {name for name in self._queue.namespaces if hangs[name] < _MAX_HANGING}
-        first = {name for name in waiting if used[name] < _WORKERS_PER_NAMESPACE}
-        other: ScheduledAction | None = None  # if those that come first have nothing to start
+        hanging_by_namespace = Counter(r.namespace for r in hanging)
+        running_by_topology = Counter(r.topology_key for r in running)
+        running_by_namespace = Counter(r.namespace for r in running)
+        waiting = {n for n in self._queue.namespaces if hanging_by_namespace[n] < _MAX_HANGING}
+        first = {n for n in waiting if running_by_namespace[n] < _WORKERS_PER_NAMESPACE}
+        other: ScheduledAction | None = None  # if namespaces in `first` have nothing to start
         for action in self._ready():
             if (
                 action.namespace not in waiting
-                or busy[action.topology_key] >= _WORKERS_PER_TOPOLOGY
+                or running_by_topology[action.topology_key] >= _WORKERS_PER_TOPOLOGY
             ):
                 continue
             if action.namespace in first:

@@ -56,7 +56,10 @@ from rekindle_operator.resources.common import Manifest
 from rekindle_operator.retries import Retries
 
 _TOKEN_CHECK_INTERVAL_S = 60.0
-_STATUS_ATTEMPTS = 4  # while only the coordinator's part of the status changes
+_STATUS_ATTEMPTS = 8
+"""While only the coordinator's part of the status changes. A coordinator pauses for 0.2 s after
+each report: so many that come between a read and its write are of a slow API server, or of a
+coordinator that does not pause."""
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
@@ -265,15 +268,16 @@ class Executor:
                 "metadata": {**metadata, "resourceVersion": version},
                 "status": action.status,
             }
-            how = {"content_type": _APPLY, "query": _OWNERSHIP, "none_for_status": 409}
+            how = {"content_type": _APPLY, "query": _APPLY_OPTIONS, "none_for_status": 409}
             if (response := self._call("PATCH", f"{path}/status", body, **how)) is not None:
                 return response
             live = self._call("GET", path) or {}
             self._cluster.put_topology(live)
             version = live["metadata"]["resourceVersion"]
             if live["metadata"]["uid"] != action.uid or not _is_status(live, action.replaces):
-                break
-        reason = "the status was changed meanwhile; it is decided again"
+                reason = "the status was changed meanwhile; it is decided again"
+                raise ApiException(status=409, reason=reason)
+        reason = f"the topology was changed before each of {_STATUS_ATTEMPTS} attempts"
         raise ApiException(status=409, reason=reason)
 
     def _emit(self, action: EmitEvent) -> None:
@@ -326,7 +330,8 @@ class Executor:
                 self._cluster.leases.put(response)
 
     def _check_owner(self, path: str, manifest: Manifest, *, may_be_missing: bool = False) -> None:
-        """`may_be_missing`: it need not exist."""
+        """Raises ApiException if the object has another owner or, if it is a ConfigMap, other data.
+        Also if it does not exist, unless `may_be_missing`."""
         found = self._call("GET", path, none_for_status=404)
         if found is None and may_be_missing:
             return
@@ -346,18 +351,18 @@ class Executor:
         root = "/api/v1" if version == "v1" else f"/apis/{version}"
         path = f"{root}/namespaces/{namespace}/{kind}/{manifest['metadata']['name']}"
         self._check_owner(path, manifest, may_be_missing=True)
-        self._call("PATCH", path, manifest, content_type=_APPLY, query=_OWNERSHIP)
+        self._call("PATCH", path, manifest, content_type=_APPLY, query=_APPLY_OPTIONS)
 
     def _call(self, method: str, path: str, body: Any = None, **how: Any) -> dict[str, Any] | None:
         return call(self._api, method, path, body, **how)
 
 
 def _is_status(topology: dict[str, Any], status: Mapping[str, Any]) -> bool:
-    """Of the operator's part."""
+    """Whether the operator's fields of the topology's status are those of `status`."""
     return operator_fields(topology.get("status") or {}) == operator_fields(status)
 
 
-_OWNERSHIP = [("fieldManager", names.OPERATOR_FIELD_MANAGER), ("force", "true")]
+_APPLY_OPTIONS = [("fieldManager", names.OPERATOR_FIELD_MANAGER), ("force", "true")]
 
 
 def _is_refusal(error: Exception) -> bool:

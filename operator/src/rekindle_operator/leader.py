@@ -74,7 +74,7 @@ class Leader:
         self._lock = threading.Lock()
         timing = election.timing
         self._candidate = Candidate(election.identity, uuid.uuid4().hex, timing)
-        # Two renewals have time before a leader stops to act: longer timings are for slow servers.
+        # Two renewals fit in before a leader stops acting; longer timings are for slow servers.
         self._timeout_s = max(_TIMEOUT_S, (timing.renew_deadline_s - timing.renew_s) / 2)
         self._unreachable_since: float | None = None
         self._released = False

@@ -8,7 +8,7 @@ import logging
 from rekindle.json_logs import configure_logging
 
 _QUIET = {
-    # What they retry is logged by the caller, when it gives up.
+    # They log each retry; the caller logs the error when it gives up.
     "urllib3.connectionpool": logging.ERROR,
     "kubernetes.informer": logging.CRITICAL,
     "kopf": logging.WARNING,

@@ -30,7 +30,7 @@ class Timing:
     coordinator_pull_s: float = 300.0  # its node prepares it: a large image on a slow network
     scheduling_timeout_s: float = 5.0  # then the pod is replaced; binding takes milliseconds
     container_error_timeout_s: float = 60.0  # then the pod is replaced, after about three retries
-    container_creation_timeout_s: float = 300.0  # the same while there are none; pulling takes less
+    container_creation_timeout_s: float = 300.0  # the same before the first container is created
     refusal_max_age_s: float = 120.0  # since its gate opened; a later failure is not a refusal
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes reports NotReady
     capacity_reservation_s: float = 60.0  # how long spare replicas leave free what a query needs

@@ -113,7 +113,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def add_node(self) -> str:
-        """Add a machine, or start one that was lost again; returns its name once it is Ready."""
+        """Add a machine, or restart a lost one; returns its name once it is Ready."""
 
     @abstractmethod
     def kill_nodes(self, names: list[str]) -> None:

@@ -95,7 +95,7 @@ class Reference:
         return 1 + max(last for last in lasts if last is not None)
 
     def _local(self, source: SourceSpec) -> SourceSpec:
-        """With the cluster's mount where this process sees it."""
+        """The source with a url for this process, which has the shared mount at another path."""
         if source.files is None:
             return source
         url = source.files.url.replace(f"file://{SHARED_MOUNT_PATH}", f"file://{self._shared}")

@@ -84,7 +84,7 @@ class BranchedInputs:
             self._pass_on(BatchReceived(channel, batch, live))
 
     def _heard(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
-        for event in self._reports.heard(channel, progress, live=live):
+        for event in self._reports.receive(channel, progress, live=live):
             self._pass_on(event)
 
     def _pass_on(self, event: InputEvent) -> None:

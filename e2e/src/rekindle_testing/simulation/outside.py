@@ -21,7 +21,7 @@ from rekindle.task.state import TaskState
 from rekindle_testing.simulation.late import done_though_failed
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
 from rekindle_testing.simulation.scheduler import Process, Scheduler
-from rekindle_testing.simulation.values import FoldedState
+from rekindle_testing.simulation.values import FoldedState, hash_of
 
 _CALL_S = (0.002, 0.06)
 _FAILS_S = (0.2, 2.0)
@@ -72,7 +72,7 @@ class SimulatedStore(Outside):
         operators = state.operators
         assert isinstance(operators, FoldedState)
         self._saves += 1
-        digest = operators.fold.ljust(16, "0")
+        digest = hash_of(operators.fold).ljust(16, "0")
         token = f"{self._saves:012x}"
         name = entry_name(partition.segment, partition.index, state.epoch, digest, token)
         self.entries[name] = SavedEntry(state, self._scheduler.now)

@@ -72,7 +72,7 @@ class Simulation:
         # Since the last fault: with a `maxDelay` of an epoch, one that is late is tentative.
         self._was_stable: set[Slot] = set()
         self.scheduler = Scheduler(seed)
-        has_wrong_clocks = Random(f"clocks {seed}").random() < _WRONG_CLOCKS
+        has_wrong_clocks = Random(f"skew {seed}").random() < _WRONG_CLOCKS
         self.cluster = SimulatedCluster(
             self.scheduler,
             variant.spec,

@@ -16,6 +16,9 @@ from rekindle_operator.cluster.model import Endpoint, NodeView, PodView
 
 def without_reused_kubelet_addresses(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
     """Of several nodes with the address of one kubelet, only the newest keeps it."""
+    used = [node.kubelet for node in nodes if node.kubelet is not None]
+    if len(set(used)) == len(used):
+        return tuple(nodes)
     newest: dict[Endpoint, NodeView] = {}
     for node in sorted(nodes, key=lambda n: n.created_at):
         if node.kubelet is not None:
@@ -30,6 +33,9 @@ def without_reused_ips(pods: Iterable[PodView]) -> tuple[PodView, ...]:
     """Pods of topologies and of operators (`is_managed`) keep their address unless a newer pod on
     another node has it."""
     pods = tuple(pods)
+    used = [pod.ip for pod in pods if pod.ip]
+    if len(set(used)) == len(used):
+        return pods
     managed_ips = {p.ip for p in pods if p.is_managed and p.ip}
     holders = [p for p in pods if p.ip in managed_ips and not p.ended]
     newest = {p.ip: p.node for p in sorted(holders, key=lambda p: p.created_at)}

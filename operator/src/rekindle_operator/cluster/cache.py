@@ -330,7 +330,9 @@ class ClusterCache:
             lease_views = self.leases.views()
             report_times = dict(self._reports.as_of(topologies, lease_views))
             failures = self._failures.by_topology(self._clock())
-        leases = tuple(replace(x, seen_at=max(x.seen_at, reset_at)) for x in lease_views)
+        leases = tuple(
+            x if x.seen_at >= reset_at else replace(x, seen_at=reset_at) for x in lease_views
+        )
         pods = without_reused_ips(self.pods.views())
         nodes = without_reused_kubelet_addresses(self.nodes.views())
         if self._namespace is not None:

@@ -84,7 +84,7 @@ class PodView:
     node: str | None
     requests: ResourceAmounts
     terminating: bool = False
-    accepted_by_kubelet: bool = False  # that of its node has started to handle it
+    accepted_by_kubelet: bool = False  # the kubelet of its node has started to handle it
     ready: bool = False
     was_ready: bool = False  # now, or earlier
     owner_uid: str | None = None

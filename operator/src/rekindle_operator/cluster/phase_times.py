@@ -22,7 +22,7 @@ class PhaseTime:
 def phase_times(
     before: Mapping[str, PhaseTime], pods: Iterable[PodView], now: float
 ) -> Mapping[str, PhaseTime]:
-    """By uid, for those of these pods that have a node. Other times are dropped."""
+    """By uid, for coordinators and pods of the operator that have a node. Others are dropped."""
     times = {}
     for pod in pods:
         if pod.node is not None and (pod.role == ROLE_COORDINATOR or pod.operator_release):

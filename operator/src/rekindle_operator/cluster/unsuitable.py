@@ -1,8 +1,8 @@
 """Which nodes did not bind, admit or start pods of one shape, and how long they are avoided. Pure.
 
-A shape is a digest of a pod's spec (`resources.shape`). Each further refusal doubles the time. An
-hour after it has passed, the refusals are forgotten. A Node object that was created again under the
-same name is another node.
+A shape is a digest of a pod's spec (`resources.shape`). Each further refusal doubles the time. The
+refusals are forgotten an hour after that time has passed. A Node object that was created again
+under the same name is another node.
 
 Design: docs/design/recovery.md#gates.
 """

@@ -122,8 +122,8 @@ class WriteStatus:
     status has had before: their pods wait for it. `accepts_generation`: it has the digest of a
     generation record that no status has had before, and the record waits for it.
 
-    `replaces`: the status of which this was decided, at `version`. Another one is not replaced: it
-    may reserve an incarnation that this one does not know, and would be removed from the list."""
+    `replaces`: the status, at `version`, from which this one was decided. Another status is not
+    replaced: it may list a reserved incarnation that this one does not know."""
 
     namespace: str
     name: str
@@ -207,7 +207,7 @@ METRIC_KINDS: Mapping[type, str] = {
 
 
 class PlanRank(NamedTuple):
-    """Of a pod in the order of the plan. The lowest is executed first."""
+    """The place of a pod in the order of the plan. The lowest is executed first."""
 
     replica_order: int  # 0: the partition's first replica; 1: a further one
     plan_position: int  # of the pod's query

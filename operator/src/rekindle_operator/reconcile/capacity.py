@@ -26,8 +26,9 @@ def measure_capacity(
     cancelled: Collection[str],
     coordinators: Iterable[Manifest],
 ) -> Capacity:
-    """Bound pods of any owner count until they are gone, opened ones until they are bound, and
-    coordinators that the scheduler has yet to place.
+    """The capacity that is left. It is reduced by bound pods of any owner until they are gone, by
+    pods whose gate is open but that are not bound yet, and by coordinators that the scheduler has
+    yet to place.
 
     `cancelled`: uids of pods whose reservation this pass cancels. `coordinators`: those that this
     pass creates.

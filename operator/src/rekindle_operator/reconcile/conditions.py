@@ -33,7 +33,7 @@ from rekindle_operator.topology_status import ConditionEntry, QueryState, Recove
 _MAX_MESSAGE_CHARS = 1024
 _SHOWN_NAMES = 10  # in a message
 _REFUSED = "RefusedByTask"
-_OVERDUE = 3  # checkpoints that are missing
+_MAX_MISSED_CHECKPOINTS = 3
 _NO_REPORT = "NoReport"
 _OTHER_PROBLEM = "CheckpointProblem"
 
@@ -202,7 +202,7 @@ def _refused_by_tasks(context: ReconcileContext, states: Sequence[SlotState]) ->
 
 def _refused_before(context: ReconcileContext, health: Health) -> str:
     """The refusal that the status has, until the queries are live: a task that starts again
-    reports nothing before it has come as far."""
+    reports a refusal only once it has come as far again."""
     old = context.last_status.condition("Valid")
     is_of_generation = old.reason == _REFUSED and old.observed_generation == context.view.generation
     return old.message if is_of_generation and health.queries_live < len(health.queries) else ""
@@ -289,10 +289,10 @@ def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Con
         return Condition("Checkpointed", "False", _OTHER_PROBLEM, other)
     interval_epochs = context.running.topology.spec.checkpoint_interval_epochs
     missed = (head - (newest if newest is not None else -1)) // interval_epochs
-    if missed <= _OVERDUE:
+    if missed <= _MAX_MISSED_CHECKPOINTS:
         return Condition("Checkpointed", "True", "UpToDate", "checkpoints keep up with the sources")
     last = f"the last one is of epoch {newest}" if newest is not None else "there is none yet"
-    message = f"more than {_OVERDUE} checkpoints are missing: {last}"
+    message = f"more than {_MAX_MISSED_CHECKPOINTS} checkpoints are missing: {last}"
     reason = store or _saving_problem(context, states)
     message += f"; {reason}" if reason else ""
     return Condition("Checkpointed", "False", "Overdue", message)

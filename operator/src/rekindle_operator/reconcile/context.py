@@ -193,7 +193,8 @@ def _record(
     records: GenerationRecords,
     defaults: PodDefaults,
 ) -> _Acceptance:
-    """Accept a generation that may run: create its record, unless it exists. None is replaced."""
+    """Accept a generation that may run: create its record, unless it exists. An existing
+    record is never replaced."""
     manifest = generation_record(candidate.view, defaults.image)
     digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
     existing = records.of_generation(candidate.generation)
@@ -217,7 +218,8 @@ def _newer_image(
 
 def _newest_running(view: TopologyView, records: GenerationRecords) -> CompiledGeneration | None:
     """None also if another version of the operator accepted what this one cannot compile: its pods
-    stay unchanged. With an older record they would be deleted. Raises StillCompiling."""
+    stay unchanged. If an older record were used instead, they would be deleted. Raises
+    StillCompiling."""
     if not records.accepted:
         return None
     accepted = as_of_generation(view, records.accepted[-1])

@@ -39,7 +39,7 @@ _GRACE_S = 1  # it is stateless and fenced
 _OTHER_IMAGE = "it runs another image"
 _DRAINED = "its node is drained"
 _NOT_NEEDED = "the one before it works and stays"
-_WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)
+_WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)  # reasons to replace a coordinator that works
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,18 +160,20 @@ def _state_of_pod(context: ReconcileContext, slot: Slot, pod: PodView) -> Replic
 
 
 def may_replace(context: ReconcileContext, state: SlotState, other: PodView) -> bool:
-    """Whether a task can do without delay what another one of its partition does: it is live, and
-    its sinks are up to date.
+    """Whether a task can do without delay what another one of its partition does: it is live, may
+    be read, and its sinks are up to date.
 
     They are compared with those of the other one. If its report proves nothing, because it is
     suspected, starts again, or has no sinks yet, they have to have what the task itself has
     computed."""
     if replica_state(context, state) is not ReplicaState.LIVE or state.pod is None:
         return False
+    own = context.report.task(state.slot.key, state.pod.incarnation)
+    if own is None or own.untrusted:
+        return False
     if not state.segment.queries:
         return True
-    own = context.report.task(state.slot.key, state.pod.incarnation)
-    if own is None or own.durable_epoch is None or other.slot is None:
+    if own.durable_epoch is None or other.slot is None:
         return False
     report = context.report.task(other.slot.key, other.incarnation)
     wanted = report.durable_epoch if report is not None else None

@@ -103,9 +103,11 @@ def problem_of(context: ReconcileContext, successor: SlotState) -> str:
     since = pod.gate_opened_at if pod.gate_opened_at is not None else pod.created_at
     if context.pass_inputs.now - since < LATE_S:
         return ""
+    report = context.report.task(successor.slot.key, pod.incarnation)
+    if report is not None and report.untrusted:
+        return "replicas disagree, as the condition Consistent says"
     if replica_state(context, successor) is ReplicaState.LIVE:
         return "its sinks are behind"
-    report = context.report.task(successor.slot.key, pod.incarnation)
     detail = f": {report.problem}" if report is not None and report.problem else ""
     return f"it runs and does not become live{detail}"
 

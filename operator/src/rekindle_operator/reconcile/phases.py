@@ -151,12 +151,12 @@ BEFORE_RUNNING: frozenset[TopologyPhase | None] = frozenset(
         TopologyPhase.STARTING,
     }
 )
-"""Not every query was live yet, since the topology was created or resumed."""
+"""Phases of a topology with queries that were not live yet since it was created or resumed."""
 
 
 def phase_when_unknown(before: TopologyPhase | None) -> TopologyPhase:
-    """Of a topology whose queries cannot be assessed. One that has not run keeps its phase, which
-    is all that says so: after `Unknown` it counts as one that has run."""
+    """The phase of a topology whose queries cannot be assessed. If it has not run, it keeps its
+    phase, since nothing else shows that: after `Unknown` it would count as one that has run."""
     if before in BEFORE_RUNNING:
         return before or TopologyPhase.PENDING
     return TopologyPhase.UNKNOWN

@@ -221,8 +221,8 @@ def _partitions_of(plan_input: PlanInput, segments: AbstractSet[str]) -> set[str
 def _paths(
     plan_input: PlanInput, query: QuerySpec, needs: AbstractSet[str]
 ) -> tuple[frozenset[str], ...]:
-    """What a query needs on the way from each source; none if it may not answer tentatively:
-    `maxDelay` is infinite, or without a checkpoint, since its tasks wait for all inputs then."""
+    """The parts of `needs` on the path from each source. Empty if the query has no tentative
+    results: `maxDelay` is infinite, or there is no checkpoint (its tasks wait for all inputs)."""
     running, checkpoint = plan_input.context.running, plan_input.context.report.checkpoint
     assert running is not None
     if running.topology.spec.max_delay is None or checkpoint.epoch is None:

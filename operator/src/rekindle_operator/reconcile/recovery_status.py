@@ -1,4 +1,4 @@
-"""`status.recovery`: a recovery has begun, is planned; which queries are live after how long. Pure.
+"""`status.recovery`: when a recovery began, its plan, and when each query was live again. Pure.
 
 The open entry of the history is all the state there is, so another operator continues it. A
 recovery ends when every query that it concerns is live and every replacement that got a node runs;

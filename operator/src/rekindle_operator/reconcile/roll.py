@@ -4,10 +4,9 @@ An edit of image, resources or template does not affect running pods (docs/opera
 annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, which works until
 the new one has started, then one task after another, each only while the new coordinator reports
 every replica as live: without a coordinator nobody gives the sinks of a task to its partner. If it
-reports that tasks of its image cannot read from those that run, none is replaced: queries would be
-down from the first one on. A
-replaced task continues from its partner's state, or from the newest checkpoint and the logs of its
-inputs.
+reports that tasks of its image cannot read from those that run, no task is replaced: queries would
+be down from the first replacement on. A replaced task continues from its partner's state, or from
+the newest checkpoint and the logs of its inputs.
 """
 
 from __future__ import annotations

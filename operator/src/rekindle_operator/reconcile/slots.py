@@ -203,7 +203,7 @@ def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
 
 
 def _has_run(context: ReconcileContext, state: SlotState) -> bool:
-    """According to the status: before every query was live once, only slots of those that were."""
+    """According to the status. Until all queries were live once, only slots of those that were."""
     assert context.running is not None
     if context.last_status.phase not in BEFORE_RUNNING:
         return True

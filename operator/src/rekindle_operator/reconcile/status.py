@@ -48,7 +48,7 @@ from rekindle_operator.topology_status import (
     read_topology_status,
 )
 
-_OF_THE_COORDINATOR = "dataPlane"
+_COORDINATOR_FIELD = "dataPlane"
 _PER_EPOCH = ("lag", "checkpoint")
 # `stableEpoch` of a query: durable in its sink; of an operator: stable in its log.
 _PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
@@ -57,8 +57,8 @@ _PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",
 
 @dataclass(frozen=True, slots=True)
 class BuiltStatus:
-    """`status`: for Events, as it will be read back: what cannot be written would be a change in
-    each pass. `written`: the same and more, as JSON."""
+    """`written`: the JSON. `status`: what Events are decided from; as it will be read back, without
+    what the CRD cannot hold, which would be a change in each pass."""
 
     status: TopologyStatus
     written: Mapping[str, Any]
@@ -148,7 +148,7 @@ def operator_fields(status: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in status.items()
-        if key != _OF_THE_COORDINATOR and value not in (None, {}, [])
+        if key != _COORDINATOR_FIELD and value not in (None, {}, [])
     }
 
 

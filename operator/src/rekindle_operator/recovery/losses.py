@@ -71,8 +71,8 @@ class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
     nothing else shows that they are lost until Kubernetes reports NotReady.
     `unreachable_by_coordinator`: uid of a topology and a node on which none of its tasks responds
-    while the kubelet does. `problem`: why NotReady nodes do not count as lost; empty: there are
-    none of that kind."""
+    while the kubelet does. `problem`: why NotReady nodes do not count as lost; empty if
+    there are no such nodes."""
 
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]

@@ -27,8 +27,8 @@ from rekindle_operator.recovery.tentative_start import place_paths
 class DownQuery:
     """A query that is down. `needs`: keys of what it misses, shared between queries: one replica of
     each partition (all slots of a topology whose queries recover together, mode Blocking).
-    `paths`: what of that is on the way from each of its sources, if it may answer tentatively with
-    one of these alone."""
+    `paths`: the part of it on the path from each source, if one of these paths is enough for
+    tentative results."""
 
     key: tuple[str, str]  # topology "namespace/name", query ("" for all of them together)
     priority: int
@@ -80,28 +80,34 @@ def make_plan(
     capacity: Capacity,
 ) -> Plan:
     """`pods`: what would meet each need. Placements never exceed the capacity (I6). No query that
-    stays waiting fits into what remains (I8). Pods go elsewhere because of spares only if more
-    spares find a node then: packed tightly, not spread. A spare that finds no node does not change
-    where the other spares go."""
-    possible = [d for d in queries if all(capacity.fits(pods[need]) for need in d.needs)]
-    needed = {need: pods[need] for d in possible for need in sorted(d.needs)}
+    stays waiting fits into what remains (I8). Pods are spread over nodes, unless more spares find
+    a node if pods are packed tightly. A spare that finds no node does not change where the other
+    spares go."""
+    possible = [q for q in queries if all(capacity.fits(pods[need]) for need in q.needs)]
+    needed = {need: pods[need] for q in possible for need in sorted(q.needs)}
     if (placement := pack(needed.values(), capacity, PackingRule.SPREAD)) is not None:
         order = _rank_all(possible, needed, capacity)
-        starts = {d.key for d in possible}
-        waiting = [d for d in queries if d.key not in starts]
+        starts = {q.key for q in possible}
+        waiting = [q for q in queries if q.key not in starts]
     else:
         order, waiting, placement = _best_greedy(queries, pods, capacity)
-    over = frozenset(d.key for d in waiting if not _is_within_shares(d, pods, placement))
-    reserving = [d for d in waiting if d.key not in over and not d.has_waited_long]
-    missing = {n for d in reserving if _lacks_only_capacity(d, pods, capacity) for n in d.needs}
-    met = {need for d in queries if d not in waiting for need in d.needs}
-    paths = _paths_of_next(waiting, over, set(pods) - met, pods, capacity)
+    over = frozenset(q.key for q in waiting if not _is_within_shares(q, pods, placement))
+    reserving = [q for q in waiting if q.key not in over and not q.has_waited_long]
+    missing = {n for q in reserving if _lacks_only_capacity(q, pods, capacity) for n in q.needs}
+    met = {need for q in queries if q not in waiting for need in q.needs}
+    may_be_next = [q for q in waiting if q.key not in over]
+    possible_later = [q for q in may_be_next if _lacks_only_capacity(q, pods, capacity)]
+    paths = _paths_of_next(possible_later or may_be_next, set(pods) - met, pods, capacity)
 
     def filled(placement: Placement) -> dict[str, str]:
         """The nodes of all pods, with the capacity that is left over."""
-        placement = place_paths(paths, pods, placement)
+        if possible_later:
+            placement = place_paths(paths, pods, placement)
         reserved = [pods[n] for n in sorted(missing) if pods[n].key not in placement.nodes]
-        return _with_spares(placement, spares, met, reserved)
+        placement = _with_spares(placement, spares, met, reserved)
+        if not possible_later:  # no capacity makes the query whole: others go first
+            placement = place_paths(paths, pods, placement)
+        return dict(placement.nodes)
 
     nodes = filled(placement)
     # By the default rule, TIGHT: it may leave a node for more spares.
@@ -109,20 +115,19 @@ def make_plan(
     if tight_placement is not None and len(nodes) < len(met) + len(spares):
         with_tight = filled(tight_placement)
         nodes = with_tight if len(with_tight) > len(nodes) else nodes
-    still_missing = {n for d in waiting for n in d.needs if pods[n].key not in nodes}
+    still_missing = {n for q in waiting for n in q.needs if pods[n].key not in nodes}
     return Plan(tuple(order), tuple(_ranked(waiting, still_missing, pods, capacity)), nodes, over)
 
 
 def _paths_of_next(
     waiting: Sequence[DownQuery],
-    over_namespace_limit: frozenset[tuple[str, str]],
     missing: set[str],
     pods: Mapping[str, PodToPlace],
     capacity: Capacity,
 ) -> Sequence[frozenset[str]]:
     """Of the waiting query whose turn is next."""
-    by_key = {d.key: d for d in waiting if d.key not in over_namespace_limit}
-    ranking = _ranked(list(by_key.values()), missing, pods, capacity)
+    by_key = {q.key: q for q in waiting}
+    ranking = _ranked(waiting, missing, pods, capacity)
     return by_key[ranking[0].key].paths if ranking else ()
 
 
@@ -133,7 +138,7 @@ def _rank_all(
     missing, remaining, order = set(pods), list(queries), list[RankedQuery]()
     while remaining:
         best = _ranked(remaining, missing, pods, capacity)[0]
-        query = next(d for d in remaining if d.key == best.key)
+        query = next(q for q in remaining if q.key == best.key)
         remaining.remove(query)
         missing -= query.needs
         order.append(best)
@@ -147,8 +152,8 @@ def _best_greedy(
     worth more: greedy by density can be arbitrarily far below the optimum of a knapsack."""
     greedy = _greedy(queries, pods, capacity, [])
     waiting = greedy[1]
-    profit = sum(d.priority for d in queries) - sum(d.priority for d in waiting)
-    for query in sorted(waiting, key=lambda d: (-d.priority, d.key)):
+    profit = sum(q.priority for q in queries) - sum(q.priority for q in waiting)
+    for query in sorted(waiting, key=lambda q: (-q.priority, q.key)):
         if query.priority <= profit:
             break
         if pack([pods[n] for n in sorted(query.needs)], capacity) is not None:
@@ -166,8 +171,8 @@ def _greedy(
     missing, remaining, order = set(pods), list(queries), list[RankedQuery]()
     nodes: dict[str, str] = {}
     while remaining:
-        by_key = {d.key: d for d in remaining}
-        ahead = [d.key for d in first if d.key in by_key]
+        by_key = {q.key: q for q in remaining}
+        ahead = [q.key for q in first if q.key in by_key]
         ranking = _ranked(remaining, missing, pods, capacity)
         for ranked in sorted(ranking, key=lambda r: r.key not in ahead):
             query = by_key[ranked.key]
@@ -194,10 +199,10 @@ def _ranked(
         need: pods[need].requests.fraction_of(capacity.allocatable) if need in missing else 0.0
         for need in pods
     }
-    users = Counter(need for d in queries for need in d.needs)
-    scored = [(density(d, cost, users), d) for d in queries]
+    users = Counter(need for q in queries for need in q.needs)
+    scored = [(density(q, cost, users), q) for q in queries]
     scored.sort(key=lambda pair: (-pair[0], -pair[1].priority, pair[1].key))
-    return [RankedQuery(d.key, value) for value, d in scored]
+    return [RankedQuery(q.key, value) for value, q in scored]
 
 
 def _is_within_shares(
@@ -221,7 +226,7 @@ def _with_spares(
     spares: Sequence[SpareReplica],
     met: set[str],
     reserved_pods: Sequence[PodToPlace],
-) -> dict[str, str]:
+) -> Placement:
     """`reserved_pods`: what waiting queries miss; no spare takes what one of them may need."""
     capacity, nodes = placement.capacity, dict(placement.nodes)
     reserved = _Reserved.of(reserved_pods, capacity)
@@ -234,7 +239,7 @@ def _with_spares(
         placed = pack([pod], capacity, PackingRule.SPREAD)
         if placed is not None:
             capacity, nodes = placed.capacity, nodes | dict(placed.nodes)
-    return nodes
+    return Placement(capacity, nodes)
 
 
 @dataclass(frozen=True, slots=True)

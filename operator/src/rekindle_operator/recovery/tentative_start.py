@@ -1,9 +1,11 @@
 """Which parts of a query start before there is capacity for all of it. Pure.
 
-A query that may answer tentatively needs one whole path, from one of its sources to its sink. The
-capacity that the plan has left over is given to the paths of the query whose turn is next, and of
-no other: what its tasks hold then, they would get next. The paper of progressive recovery starts
-whole queries only, and that of DPC has no plan.
+A query that may have tentative results needs one whole path, from one of its sources to its sink.
+The capacity that the plan has left over is given only to the paths of the query whose turn is next:
+its tasks would get that capacity next in any case. A query with a task that no node takes is next
+only if all that wait are such, and then comes after spare replicas: it would hold what others lack,
+and never give it back. The paper of progressive recovery starts whole queries only, and that of DPC
+has no plan.
 
 Design: docs/design/recovery.md#tentative-start.
 Papers: Progressive recovery (Su and Zhou 2017), section 5; DPC (Balazinska et al. 2005), section 3.

@@ -25,7 +25,8 @@ _MAX_NAMED = 3  # nodes in a message
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """`lost`: names. `problem`: why others are not; empty where that needs no explanation."""
+    """`lost`: names of nodes. `problem`: why other NotReady nodes do not count as lost; empty if
+    that needs no explanation."""
 
     lost: frozenset[str]
     problem: str = ""
@@ -34,8 +35,9 @@ class Unready:
 def assess_unready(
     snapshot: Snapshot, occupied: Set[str], evidence: Evidence, now: float, timing: Timing
 ) -> Unready:
-    """`occupied`: names of nodes with pods of topologies; `evidence`: what fresh reports say, of
-    which tasks respond (`alive_nodes`) and of which they know it (`reported_nodes`)."""
+    """`occupied`: names of nodes with pods of topologies; `evidence`: from fresh reports,
+    the nodes with a task that responds (`alive_nodes`), and all nodes with a task of which they
+    say whether it responds (`reported_nodes`)."""
     unready = [n for n in snapshot.nodes if not n.ready]
     silent = find_silent_kubelets(snapshot, now, timing, max_response_age_s=inf)
     alive = [n for n in unready if n.name in evidence.alive_nodes]

@@ -101,7 +101,7 @@ def task_template_digest(
     compute). Without the generation's number: an edit of a priority does not affect tasks."""
     merged = _merged(view, topology, segment, 0, defaults)
     parts: dict[str, Any] = {"pod": merged, "conf": view.spec.get("sparkConf") or {}}
-    if topology.spec.max_delay is not None:  # tasks of others have neither
+    if topology.spec.max_delay is not None:  # else these values do not matter
         availability = topology.spec.availability.model_dump()
         parts["consistency"] = [topology.spec.max_delay, availability]
     return template_digest(parts)

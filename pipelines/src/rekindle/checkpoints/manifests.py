@@ -230,8 +230,8 @@ class ManifestStore:
     def _needed_by(
         self, garbage: Iterable[ObjectInfo], known: Mapping[str, frozenset[str]]
     ) -> list[ObjectInfo]:
-        """The state objects of the entries among `garbage`. Without a listing of them, the time of
-        the entry stands for theirs: they are older."""
+        """The state objects of the entries among `garbage`. They are not listed, so they get the
+        times of their entries, which are newer."""
         newest: dict[str, float] = {}
         for info in garbage:
             if parse_entry_name(info.name) is None:

@@ -63,8 +63,8 @@ class PreparationJob:
         """The column whose times assign rows to epochs."""
         order_by = self.files.order_by
         if order_by is not None:
-            kind = self.schema.field(order_by).type
-            if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            data_type = self.schema.field(order_by).type
+            if pa.types.is_timestamp(data_type) or pa.types.is_date(data_type):
                 return order_by
         return self.event_time
 

@@ -64,11 +64,11 @@ def _items(column: pa.Array) -> pa.Array:
 def _paths(f: pa.Field, above: Path) -> Iterator[Path]:
     path = (*above, f.name)
     yield path
-    kind = f.type
-    while pa.types.is_list(kind):
-        kind = kind.value_type
-    if pa.types.is_struct(kind):
-        for inner in kind:
+    data_type = f.type
+    while pa.types.is_list(data_type):
+        data_type = data_type.value_type
+    if pa.types.is_struct(data_type):
+        for inner in data_type:
             yield from _paths(inner, path)
 
 

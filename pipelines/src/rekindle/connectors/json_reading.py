@@ -95,14 +95,18 @@ def _raw_field(f: pa.Field) -> pa.Field:
     return pa.field(f.name, _raw_type(f.type))
 
 
-def _raw_type(kind: pa.DataType) -> pa.DataType:
+def _raw_type(data_type: pa.DataType) -> pa.DataType:
     types = pa.types
-    if types.is_struct(kind):
-        return pa.struct([_raw_field(f) for f in kind])
-    if types.is_list(kind) or types.is_large_list(kind):
-        return pa.list_(_raw_type(kind.value_type))
-    as_text = types.is_temporal(kind) or types.is_binary(kind) or types.is_large_string(kind)
-    return pa.string() if as_text else kind
+    if types.is_struct(data_type):
+        return pa.struct([_raw_field(f) for f in data_type])
+    if types.is_list(data_type) or types.is_large_list(data_type):
+        return pa.list_(_raw_type(data_type.value_type))
+    as_text = (
+        types.is_temporal(data_type)
+        or types.is_binary(data_type)
+        or types.is_large_string(data_type)
+    )
+    return pa.string() if as_text else data_type
 
 
 def read_json_lines(
@@ -242,29 +246,29 @@ def _field(value: _Object, name: str, read: Reader) -> Any:
     return None if inner is None else read(inner)
 
 
-def _reader(kind: pa.DataType, path: str) -> Reader:
+def _reader(data_type: pa.DataType, path: str) -> Reader:
     types = pa.types
-    if types.is_struct(kind):
-        inner = [(f.name, _reader(f.type, f"{path}.{f.name}")) for f in kind]
+    if types.is_struct(data_type):
+        inner = [(f.name, _reader(f.type, f"{path}.{f.name}")) for f in data_type]
         return lambda v: (
             {name: _field(v, name, read) for name, read in inner}
             if isinstance(v, _Object)
             else _refuse(v, path, "an object")
         )
-    if types.is_list(kind):
-        item = _reader(kind.value_type, path)
+    if types.is_list(data_type):
+        item = _reader(data_type.value_type, path)
         return lambda v: (
             [None if i is None else item(i) for i in v]
             if isinstance(v, list)
             else _refuse(v, path, "an array")
         )
-    if types.is_floating(kind):
-        return lambda v: _double(v, path, kind)
-    if types.is_decimal(kind):
-        return lambda v: _decimal(v, path, kind)
-    if types.is_integer(kind):
-        return lambda v: _integer(v, path, kind)
-    if types.is_boolean(kind):
+    if types.is_floating(data_type):
+        return lambda v: _double(v, path, data_type)
+    if types.is_decimal(data_type):
+        return lambda v: _decimal(v, path, data_type)
+    if types.is_integer(data_type):
+        return lambda v: _integer(v, path, data_type)
+    if types.is_boolean(data_type):
         return lambda v: v if isinstance(v, bool) else _refuse(v, path, "true or false")
     return lambda v: _string(v, path)
 
@@ -300,7 +304,7 @@ def _string(value: Any, path: str) -> str:
     return str(value)
 
 
-def _double(value: Any, path: str, kind: pa.DataType) -> float | None:
+def _double(value: Any, path: str, data_type: pa.DataType) -> float | None:
     if isinstance(value, bool | list | dict) or (type(value) is str and value not in _NON_FINITE):
         return float(_refuse(value, path, "a number"))
     if type(value) is str or isinstance(value, _NonFinite):
@@ -309,31 +313,38 @@ def _double(value: Any, path: str, kind: pa.DataType) -> float | None:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if pa.types.is_float32(kind):  # from the text, as in Arrow: through a double it rounds twice
-        number = float(pa.scalar(str(value)).cast(kind).as_py())
+    if pa.types.is_float32(data_type):
+        # From the text, as in Arrow's reader: by way of a double it would be rounded twice.
+        number = float(pa.scalar(str(value)).cast(data_type).as_py())
     if math.isinf(number):
-        raise _BadValue(f"field {path}: the number {value} is too large for a {arrow_to_ddl(kind)}")
+        raise _BadValue(
+            f"field {path}: the number {value} is too large for a {arrow_to_ddl(data_type)}"
+        )
     return number
 
 
-def _decimal(value: Any, path: str, kind: pa.DataType) -> decimal.Decimal | None:
+def _decimal(value: Any, path: str, data_type: pa.DataType) -> decimal.Decimal | None:
     if value == "" and type(value) is str:
         return None
     if isinstance(value, bool | list | dict) or not _NUMBER.fullmatch(str(value)):
         _refuse(value, path, "a number")
     try:
         number = decimal.Decimal(value)
-        pa.scalar(number, kind)
+        pa.scalar(number, data_type)
     except (decimal.DecimalException, ValueError) as e:
-        raise _BadValue(f"field {path}: {_described(value)} is not a {arrow_to_ddl(kind)}") from e
+        raise _BadValue(
+            f"field {path}: {_described(value)} is not a {arrow_to_ddl(data_type)}"
+        ) from e
     return number
 
 
-def _integer(value: Any, path: str, kind: pa.DataType) -> int:
+def _integer(value: Any, path: str, data_type: pa.DataType) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         _refuse(value, path, "a whole number")
     try:
-        pa.scalar(value, kind)
+        pa.scalar(value, data_type)
     except (OverflowError, ValueError) as e:
-        raise _BadValue(f"field {path}: the number {value} is not a {arrow_to_ddl(kind)}") from e
+        raise _BadValue(
+            f"field {path}: the number {value} is not a {arrow_to_ddl(data_type)}"
+        ) from e
     return int(value)

@@ -142,8 +142,7 @@ class ConsistencyCore:
     def may_read(self, channel: Channel, live: bool = False) -> bool:
         """Whether a subscription may deliver more. `live`: the one that has tentative epochs too
         (`ReadLive`), not the stable one. A subscription that delivers the epoch that is needed next
-        always may, unless too many complete epochs wait: so no buffer that is full blocks for
-        ever."""
+        always may, unless too many complete epochs wait. So a full buffer cannot block progress."""
         if live:
             return self._inputs.may_read_live(channel, self._live_epoch())
         return self._inputs.may_read(channel)
@@ -233,14 +232,14 @@ class ConsistencyCore:
         took_s = now - call.began_at
         self._lead_s = min(self._lead_s + took_s, took_s)
         if self.state is ConsistencyState.STABLE:
-            self._deadlines.processed(took_s)
+            self._deadlines.processed(took_s, now)
 
     def _tentative_processed(self, attempt: int, epoch: int, now: float) -> None:
         call, self._call = self._call, None
         if not isinstance(call, TentativeCall) or (attempt, epoch) != (call.attempt, call.epoch):
             raise InvalidInput(f"tentative epoch {epoch} was processed, the call was {call}")
         self._lead_s -= now - call.began_at
-        self._deadlines.processed(now - call.due_at)
+        self._deadlines.processed(now - call.due_at, now)
 
     # -- from UP_FAILURE to STABILIZATION --------------------------------------------------------
 
@@ -303,8 +302,8 @@ class ConsistencyCore:
 
     def _is_reconciled(self, now: float) -> bool:
         """The stable branch has passed the fork, no input is overdue, and all that upstreams can
-        deliver fits into one call. (Not: no call is left. An engine that is as fast as its input
-        always has one.)"""
+        deliver fits into one call. (It is not required that no epoch is left: an engine that is as
+        fast as its input always has one to process.)"""
         behind = self._inputs.deliverable_through - self.stable_epoch
         fits = behind <= self._settings.max_call_epochs
         overdue = self._deadlines.deadline(self._inputs.next_epoch) <= now

@@ -2,9 +2,11 @@
 
 An epoch waits min(alpha * X, X - p99) from the moment when its first batch arrived: X is
 `maxDelay`, alpha is `availability.delayFraction`, p99 is of the time from when an epoch is due to
-when its output is in the log. X - p99 is taken as X / 4 at least: an engine that is too slow for X
-must not have to compute tentative epochs too, only because channels deliver one after another.
-Memory is bounded: arrival times are forgotten once the wait of their epochs is over.
+when its output is in the log, over the calls of the last minute: if X is hardly longer than a call,
+one slow call makes the epochs after it tentative, and must not do so for long. X - p99 is taken as
+X / 4 at least: an engine that is too slow for X must not have to compute tentative epochs too, only
+because channels deliver one after another. Memory is bounded: arrival times are forgotten once the
+wait of their epochs is over.
 
 Design: docs/design/consistency.md#deadlines.
 Paper: DPC (Balazinska et al. 2005), sections 2 and 3.3.
@@ -16,8 +18,9 @@ import math
 from bisect import bisect_left
 from collections import deque
 
-SAMPLES = 128
-"""p99 is computed from so many processing times."""
+SAMPLED_S = 60.0
+LEAST_SAMPLES, MAX_SAMPLES = 8, 128
+"""p99 is computed from the calls of the last `SAMPLED_S`, but from at least and at most so many."""
 LEAST_WAIT = 0.25
 """Minimum of X - p99, as a fraction of X."""
 STABLE_WAIT = 4.0
@@ -31,7 +34,7 @@ class Deadlines:
     def __init__(self, delay_fraction: float, max_delay_s: float | None, next_epoch: int) -> None:
         self.max_delay_s = max_delay_s
         self._delay_fraction = delay_fraction
-        self._took_s: deque[float] = deque(maxlen=SAMPLES)
+        self._calls: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)  # (end, duration)
         self._p99_s = 0.0
         self._expired_through = next_epoch - 1
         self._epochs: list[int] = []  # ascending: whenever a newer epoch has arrived, that epoch
@@ -54,13 +57,15 @@ class Deadlines:
         """The newest epoch of which a batch has arrived."""
         return self._epochs[-1] if self._epochs else self._expired_through
 
-    def processed(self, took_s: float) -> None:
-        """The processing time of a call. Ignored while `maxDelay` is infinite, as it is while the
-        task is not Live: then calls have more epochs and take longer."""
+    def processed(self, took_s: float, now: float) -> None:
+        """The processing time of a call that ends now. Ignored while `maxDelay` is infinite, as it
+        is while the task is not Live: then calls have more epochs and take longer."""
         if self.max_delay_s is None:
             return
-        self._took_s.append(took_s)
-        ordered = sorted(self._took_s)
+        self._calls.append((now, took_s))
+        while len(self._calls) > LEAST_SAMPLES and now - self._calls[0][0] >= SAMPLED_S:
+            self._calls.popleft()
+        ordered = sorted(took_s for _, took_s in self._calls)
         self._p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1]
 
     def arrived(self, epoch: int, now: float) -> None:

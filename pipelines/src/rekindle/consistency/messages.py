@@ -126,7 +126,7 @@ class PartnerChanged:
 
 @dataclass(frozen=True, slots=True)
 class MaxDelayChanged:
-    """The spec was edited, or the task begins or ends to catch up: meanwhile it is infinite."""
+    """The spec was edited, or the task begins or ends catching up, during which it is infinite."""
 
     max_delay_s: float | None
 

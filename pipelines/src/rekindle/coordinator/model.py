@@ -211,6 +211,7 @@ class TaskReport:
     tentative_epoch: int | None = None  # the newest one that is not corrected
     missing_inputs: tuple[str, ...] = ()  # streams without which its output is tentative
     durable_epoch: int | None = None  # that all its sinks have; None: it has no sinks
+    untrusted: bool | None = None  # True: nobody may read it; None: it may be read
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What one call of a reader is sent: the kept epochs of a query's partition, within bounds.
 
 Rows are read out of the log's mapped files as they are sent, so a reader that takes none holds only
-its own thread.
+its own thread, and of spilled files what `spilled` allows.
 
 Design: docs/design/stream-sinks.md#calls.
 """
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from rekindle.errors import BelowFloor
 from rekindle.stream_sinks.cursor import Control, Cursor
+from rekindle.stream_sinks.spilled import SpilledReads, TooManySpilledReads
 from rekindle.stream_sinks.ticket import At, Ticket
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.live_history import Position, Run
@@ -41,7 +42,7 @@ class Message(NamedTuple):
 
 class ServedQuery:
     """One query of a task. `output`: of the log, if it may be tentative; `from_epoch`: the first
-    one that belongs to the query. Thread-safe."""
+    one that belongs to the query; `spilled`: of the task. Thread-safe."""
 
     def __init__(
         self,
@@ -50,12 +51,14 @@ class ServedQuery:
         output: LiveOutput | None,
         from_epoch: int = 0,
         tentative: bool = False,
+        spilled: SpilledReads | None = None,
     ) -> None:
         self.query = query
         self.log = log
         self.output = output
         self.from_epoch = from_epoch
         self.tentative = tentative
+        self.spilled = SpilledReads() if spilled is None else spilled
         self.through: int | None = None
         """No epoch above it is sent, because replicas disagree; None: all are."""
         self.ended = False
@@ -122,11 +125,11 @@ class Call:
         """Whether it has anything to send now."""
         return self._next_run() is not None
 
-    def messages(self) -> Iterator[Message]:
+    def messages(self, *, with_rows: bool = True) -> Iterator[Message]:
         """At least one, the last of which is of the kind END."""
         self._require_kept()
         yield from self._corrected()
-        while not self._full and (found := self._next_run()) is not None:
+        while with_rows and not self._full and (found := self._next_run()) is not None:
             yield from self._run(*found)
         yield self._told("END", self._cursor.stable - 1)
 
@@ -201,16 +204,21 @@ class Call:
 
     def _read(self, log: OutputLog, epoch: int, last: int) -> Iterator[EpochBatch]:
         while epoch <= last and not self._full:
-            read = log.read(epoch, LOT_BYTES)
-            if not read:
-                return
-            for batch in read:
-                if batch.epoch > last or self._full:
-                    return
-                self._left -= memory_bytes(batch.rows) if batch.rows.num_rows else 64
-                self._epochs += 1
-                epoch = batch.epoch + 1
-                yield batch
+            try:
+                with self._served.spilled.read(log, epoch, LOT_BYTES) as read:
+                    if not read:
+                        return
+                    for batch in read:
+                        if batch.epoch > last or self._full:
+                            return
+                        self._left -= memory_bytes(batch.rows) if batch.rows.num_rows else 64
+                        self._epochs += 1
+                        epoch = batch.epoch + 1
+                        yield batch
+            except TooManySpilledReads:
+                if not self._epochs:
+                    raise
+                self._left = 0  # the call ends with what it has sent
 
     def _corrected(self) -> Iterator[Message]:
         if self._cursor.is_corrected:

@@ -2,7 +2,8 @@
 
 A call is bounded: it waits at most a second for something new, then sends at most `max_bytes`, or
 one epoch. Flight keeps a thread for each call in progress, so their number is bounded, and how many
-of them may be of one peer. Nothing of the task waits for a call.
+of them may be of one peer. Fewer are sent rows at a time, since a reader may be slow to take them.
+Nothing of the task waits for a call.
 
 Design: docs/design/stream-sinks.md#calls.
 """
@@ -14,6 +15,8 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -24,8 +27,13 @@ from rekindle.identity import Identity
 from rekindle.stream_sinks.reading import Call, Message, ServedQuery
 from rekindle.stream_sinks.ticket import Ticket, parse_ticket
 
-MAX_CALLS = 32
-MAX_CALLS_OF_PEER = 8
+MAX_CALLS = 128
+MAX_CALLS_OF_PEER = 64
+"""Most of them wait, which takes a thread and nothing else."""
+MAX_SENDING = 32
+MAX_SENDING_OF_PEER = 8
+TURN_S = 1.0
+"""A call that has something to send waits so long for its turn."""
 STOP_S = 2.0
 _AUTHORIZATION = "authorization"
 _log = logging.getLogger(__name__)
@@ -57,34 +65,83 @@ class StreamSinkServer:
         ending.join(STOP_S)
 
 
-class _Calls:
-    """Which calls are in progress, by peer."""
+class Calls:
+    """Which calls are in progress, and which of them are being sent rows, by peer. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._of_peer: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._in_progress: Counter[str] = Counter()
+        self._sending: Counter[str] = Counter()
+        self._queue: list[_Turn] = []
+
+    @property
+    def queued(self) -> int:
+        """How many wait to be sent something."""
+        return len(self._queue)
 
     def begin(self, peer: str) -> None:
         """Raises FlightUnavailableError if there are too many."""
-        with self._lock:
-            if self._of_peer[peer] >= MAX_CALLS_OF_PEER or self._of_peer.total() >= MAX_CALLS:
-                raise flight.FlightUnavailableError(
-                    f"a task serves {MAX_CALLS} calls at once, and {MAX_CALLS_OF_PEER} of one "
-                    f"address; try again, or read another replica"
-                )
-            self._of_peer[peer] += 1
+        with self._changed:
+            of_peer, all_calls = self._in_progress[peer], self._in_progress.total()
+            if of_peer >= MAX_CALLS_OF_PEER or all_calls >= MAX_CALLS:
+                raise _too_many("serves", MAX_CALLS, MAX_CALLS_OF_PEER)
+            self._in_progress[peer] += 1
 
     def end(self, peer: str) -> None:
-        with self._lock:
-            self._of_peer[peer] -= 1
-            if not self._of_peer[peer]:
-                del self._of_peer[peer]
+        with self._changed:
+            _decrement(self._in_progress, peer)
+
+    @contextmanager
+    def sending(self, peer: str) -> Iterator[None]:
+        """A call's turn to be sent rows, in the order of calls. Raises FlightUnavailableError if
+        others do not end in time."""
+        turn = _Turn(peer)
+        with self._changed:
+            self._queue.append(turn)
+            try:
+                if not self._changed.wait_for(lambda: self._is_next(turn), TURN_S):
+                    raise _too_many("sends rows to", MAX_SENDING, MAX_SENDING_OF_PEER)
+                self._sending[peer] += 1
+            finally:
+                self._queue.remove(turn)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                _decrement(self._sending, peer)
+                self._changed.notify_all()
+
+    def _is_next(self, turn: _Turn) -> bool:
+        """Of those whose peers may have one more."""
+        if self._sending.total() >= MAX_SENDING:
+            return False
+        allowed = (t for t in self._queue if self._sending[t.peer] < MAX_SENDING_OF_PEER)
+        return next(allowed, None) is turn
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class _Turn:
+    peer: str
+
+
+def _decrement(counts: Counter[str], peer: str) -> None:
+    counts[peer] -= 1
+    if not counts[peer]:
+        del counts[peer]
+
+
+def _too_many(does: str, most: int, of_peer: int) -> Any:
+    return flight.FlightUnavailableError(
+        f"a task {does} {most} calls at once, and {of_peer} of one address; try again, or read "
+        f"another replica"
+    )
 
 
 class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     def __init__(self, location: str, identity: Identity) -> None:
         self.queries: dict[str, ServedQuery] = {}
-        self._calls = _Calls()
+        self._calls = Calls()
         super().__init__(location, middleware={_AUTHORIZATION: _Admission(identity)})
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
@@ -126,7 +183,11 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 raise flight.FlightUnavailableError(
                     f"query {served.query} is no longer served by this task; read another replica"
                 )
-            yield from call.messages()
+            if call.has_more():
+                with self._calls.sending(peer):
+                    yield from call.messages()
+            else:
+                yield from call.messages(with_rows=False)
         except BelowFloor as error:
             raise _refused("BelowFloor", str(error), oldest=served.oldest) from None
         except RekindleError as error:

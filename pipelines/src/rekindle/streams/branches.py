@@ -1,6 +1,7 @@
-"""A branch of an output log: consecutive epochs in extents (log files) of its own. Pure.
+"""A branch of an output log: consecutive epochs in extents (log files). Pure.
 
-The stable branch is one, and each attempt of a tentative one, so that dropping it touches no other.
+The stable epochs are a branch, and those of each tentative attempt are another one. Each has its
+own extents, so that a branch can be dropped without a change of others.
 
 Paper: DPC (Balazinska et al. 2005), section 3.3. Design: docs/design/streams.md#branches.
 """
@@ -27,7 +28,7 @@ class Branch(Generic[E]):
     """Consecutive epochs `base..next_epoch - 1`."""
 
     def __init__(self, next_epoch: int) -> None:
-        """Without epochs; the first one will be `next_epoch`."""
+        """A branch without epochs; the first one will be `next_epoch`."""
         self._begin = next_epoch
         self._extents: list[E] = []
 
@@ -67,8 +68,8 @@ class Branch(Generic[E]):
         return self._keep_from(kept, self.next_epoch)
 
     def begin_at(self, epoch: int) -> list[E]:
-        """As `drop_through` of the epochs before this one, at most the next. An extent with others
-        stays whole, but epochs before this one are no longer read."""
+        """Drop the epochs before this one (at most `next_epoch`). An extent that has later ones too
+        stays whole, but its epochs before this one can no longer be read."""
         dropped = self.drop_through(epoch - 1)
         self._begin = max(self._begin, epoch)
         return dropped

@@ -1,8 +1,8 @@
 """Bounded calls of one replica over HTTP, within an event loop.
 
-A call that is cancelled closes its connection, so nothing is left of it: neither memory nor a
-thread, nor the response of a server that is frozen or gone. Decides nothing: `reader_core` says
-which replica is called, and until when.
+A call that is cancelled closes its connection, so nothing of it remains: no memory, no thread, no
+response that might still arrive. Decides nothing: `reader_core` decides which replica is called,
+and until when.
 
 Design: docs/design/streams.md#edges.
 """
@@ -38,9 +38,9 @@ READ_BYTES = 128 << 10
 """Bytes of a response that wait to be decoded; the socket is not read while there are twice as
 many."""
 CONNECT_S = 1.3
-"""For the kernel to make a connection; a lost packet of its handshake is repeated after 1 s."""
-HELD_UP_S = 0.05
-"""Time by which the loop is late that is not the replica's."""
+"""Timeout of a connection; the kernel repeats a lost packet of its handshake after 1 s."""
+LOOP_DELAY_S = 0.05
+"""If the event loop is later than this, the delay is this process's own, not the replica's."""
 _REFUSED = (401, 421, 426)
 _OTHER_PROTOCOL = (
     "its response is not HTTP/1.1: the task may be of a release that serves streams by Arrow "
@@ -58,7 +58,8 @@ class StreamClient:
         identity: Identity | None = None,
         check_size: CheckSize = lambda epoch, size: None,
     ) -> None:
-        """`check_size` is called with an epoch and its bytes so far; an error ends the call."""
+        """`check_size` is called with an epoch and the bytes of it that are announced so far; an
+        error ends the call."""
         self.address = address
         self._check_size = check_size
         self._identity = identity or Identity()
@@ -76,7 +77,7 @@ class StreamClient:
         failure: StreamUnavailable | None = None
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                with self._watched(limit, timeout_s):
+                with self._adjusted(limit, timeout_s):
                     await self._receive(request, decoder)
         except TimeoutError:
             text = f"{self.address} sent no complete epoch within {timeout_s:g} s"
@@ -88,7 +89,7 @@ class StreamClient:
         if failure is not None:
             if not decoder.epochs:
                 raise failure
-            await self.close()  # the rest of the response may still come
+            await self.close()  # the rest of the response may still arrive
         assert decoder.progress is not None
         return ReadResponse(decoder.progress, tuple(decoder.epochs), decoder.live)
 
@@ -114,25 +115,25 @@ class StreamClient:
             raise StreamUnavailable(f"{self.address} sent a response without an end")
 
     @contextlib.contextmanager
-    def _watched(self, limit: asyncio.Timeout, timeout_s: float) -> Iterator[None]:
-        """The limit passes at once when there is no connection in CONNECT_S. It does not pass while
-        the loop was held up, by other threads or by a process that was frozen: what has come
-        meanwhile is read first; once, and for at most as long again."""
+    def _adjusted(self, limit: asyncio.Timeout, timeout_s: float) -> Iterator[None]:
+        """Moves the timeout: to now, if there is no connection within CONNECT_S; later, if the loop
+        itself was late (because of other threads, or because the process was frozen), so that data
+        that has arrived meanwhile is read first. The latter once, by at most `timeout_s`."""
         loop, passes_at = asyncio.get_running_loop(), limit.when()
         assert passes_at is not None
         self._unreachable = False
 
         def check_connection() -> None:
-            left_s = self._socket_made_at + CONNECT_S - loop.time()
-            if self._socket is None or left_s > 0:  # the loop was late
-                timers.append(loop.call_later(max(left_s, CONNECT_S / 2), check_connection))
+            remaining_s = self._socket_made_at + CONNECT_S - loop.time()
+            if self._socket is None or remaining_s > 0:  # the loop was late
+                timers.append(loop.call_later(max(remaining_s, CONNECT_S / 2), check_connection))
             elif not self._is_connected() and not limit.expired():
                 self._unreachable = True
                 limit.reschedule(loop.time())
 
         def check_late() -> None:
             late_s = loop.time() - passes_at
-            if late_s > HELD_UP_S and not limit.expired():
+            if late_s > LOOP_DELAY_S and not limit.expired():
                 limit.reschedule(loop.time() + min(2 * late_s, timeout_s))
 
         timers = [
@@ -157,7 +158,7 @@ class StreamClient:
         return made
 
     def _is_connected(self) -> bool:
-        """As the kernel knows, although the loop may not have seen it yet."""
+        """Whether the kernel has made the connection; the loop may not have processed that yet."""
         try:
             return self._socket is not None and bool(self._socket.getpeername())
         except OSError:

@@ -4,9 +4,9 @@ A connection is *admitted* with its first valid request, which needs the topolog
 then it has a fixed deadline, which received bytes do not extend, and the number of such connections
 is limited. At the limit, no other is accepted until `make_room` was called a few times, each after
 the server has read what it had received: all readers of a task may connect at one moment, and their
-requests are received by then. Those that still have sent none are closed, first the oldest ones of
-the address with most of them, so a stranger who opens thousands only closes its own. An admitted
-connection has to begin its next request before it has been idle for too long.
+requests are received by then. Then connections that still have sent no request are closed: the
+oldest ones of the address that has most of them, so that a client that opens thousands loses only
+its own. An admitted connection has to begin its next request before it has been idle for too long.
 
 Design: docs/design/streams.md#edges.
 """
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 HANDSHAKE_S = 5.0
-"""From the begin of a connection to its first valid request."""
+"""Timeout from the begin of a connection to its first valid request."""
 IDLE_S = 30.0
-"""From the end of a response to the next whole request."""
+"""Timeout from the end of a response to the next complete request."""
 MAX_UNADMITTED = 512
 MAX_ADMITTED = 2048
 MAX_CHECKS = 10
-"""Calls of `make_room` that an unadmitted connection survives."""
+"""An unadmitted connection may be closed after so many calls of `make_room`."""
 
 C = TypeVar("C")
 
@@ -80,8 +80,8 @@ class Connections(Generic[C]):
         self._checks[connection] = 0
 
     def make_room(self) -> list[Close[C]]:
-        """What is to be closed while it is `full`; to be called repeatedly, each time after the
-        server has read what had come."""
+        """The connections to close while it is `full`. To be called repeatedly, each time after the
+        server has read what it had received."""
         for connection in self._checks:
             self._checks[connection] += 1
         counts = Counter(self._peers[c] for c in self._unadmitted)
@@ -91,8 +91,8 @@ class Connections(Generic[C]):
         return [self._close(c, reason) for c in old[: -(-self._max_unadmitted // 4)]]
 
     def admitted(self, connection: C) -> list[Close[C]] | None:
-        """It has sent a valid request: what is to be closed for it; None if there are too many, and
-        all are in use."""
+        """A connection has sent a valid request. Returns the connections to close to make room for
+        it; None if it cannot be admitted, because the maximum is in use."""
         if connection not in self._peers or connection not in self._unadmitted:
             self._idle.pop(connection, None)
             return []
@@ -105,7 +105,7 @@ class Connections(Generic[C]):
         return closed
 
     def idle(self, connection: C, now: float) -> None:
-        """Its response has ended."""
+        """A response has ended: the connection is idle."""
         if connection in self._peers and connection not in self._unadmitted:
             self._idle[connection] = now + IDLE_S
 
@@ -116,14 +116,14 @@ class Connections(Generic[C]):
         self._idle.pop(connection, None)
 
     def expired(self, now: float) -> list[Close[C]]:
-        """What is to be closed because its time has passed."""
+        """The connections to close because their deadlines have passed."""
         late = [c for c, deadline in self._unadmitted.items() if deadline <= now]
         idle = [c for c, deadline in self._idle.items() if deadline <= now]
         reason = f"no valid request within {HANDSHAKE_S:g} s"
         return [self._close(c, reason) for c in late] + [self._close(c, "") for c in idle]
 
     def _close(self, connection: C, reason: str) -> Close[C]:
-        """Without a reason it is not worth a message."""
+        """`reason`: for the log; an empty one is not logged."""
         close = Close(connection, self._peers[connection], reason)
         self.closed(connection)
         return close

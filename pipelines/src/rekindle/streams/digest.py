@@ -26,7 +26,7 @@ def chained_digest_from(epoch: int) -> str:
 
 
 def chain_digest(before: str, epoch: int, watermark: int, digest: str) -> str:
-    """The digest of all epochs since the base, computed from that of all but the newest one. Equal
+    """The digest of all epochs since the base; `before`: that of all but the newest one. Equal
     chained digests mean equal epochs, so comparing one epoch compares all before it."""
     base, _, _ = before.partition(":")
     text = f"{before}/{epoch}/{watermark}/{digest}"

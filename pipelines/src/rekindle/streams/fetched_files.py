@@ -1,7 +1,7 @@
 """Spilled files of a log that were fetched from the store: those read last, and those in use.
 
-Readers at different places of a log read different files at the same time, in portions; a file
-that each portion fetched again would cost many times its bytes.
+Readers at different places of a log read different files at the same time, in portions; if each
+portion fetched its file again, a file would be fetched many times.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -35,14 +35,15 @@ class FetchedFiles:
         self._in_use: WeakValueDictionary[str, FetchedFile] = WeakValueDictionary()
 
     def find(self, name: str) -> FetchedFile | None:
-        """Without the store."""
+        """The file, if it is in memory."""
         with self._lock:
             if name in self._kept:
                 self._kept.move_to_end(name)
             return self._in_use.get(name)
 
     def get(self, name: str, fetch: Callable[[str], bytes]) -> FetchedFile:
-        """`fetch` is called without a lock."""
+        """The file; `fetch` reads it from the store if it is not in memory, and is called without a
+        lock."""
         file = self.find(name)
         if file is None:
             file = FetchedFile(name, pa.py_buffer(fetch(name)))
@@ -54,7 +55,7 @@ class FetchedFiles:
         return file
 
     def drop(self, name: str) -> None:
-        """The next one who wants it fetches it."""
+        """Forget a file: the next `get` fetches it."""
         with self._lock:
             self._kept.pop(name, None)
             self._in_use.pop(name, None)

@@ -1,8 +1,8 @@
 """Connections over HTTP/1.1: accepts them, and closes those that `Connections` names.
 
-aiohttp parses what comes, within its limits for lines and headers. What a stranger sends is no
-error of ours and is not logged; connections that are closed because of what they did not send are,
-together, every few seconds at most.
+aiohttp parses requests, within its limits for lines and headers. Invalid requests of other programs
+are no errors of ours and are not logged. Connections that were closed because they sent no valid
+request are logged, together in one message every few seconds.
 
 Design: docs/design/streams.md#edges.
 """
@@ -21,11 +21,11 @@ from rekindle.streams.connections import IDLE_S, Close, Connections, limits
 from rekindle.streams.sockets import raise_descriptor_limit, set_options
 
 SEND_BYTES = 128 << 10
-"""What is written at once, and what waits in this process for the kernel's buffer."""
-ACCEPTED = 64
-"""Connections that are accepted before those are looked at that exist."""
+"""Bytes that are written at once, and that may wait in this process for the kernel's buffer."""
+MAX_ACCEPTS = 64
+"""Connections that are accepted in one call, before existing ones have their turn."""
 CHECK_S = 0.05
-"""Between calls of `Connections.make_room`."""
+"""Time between calls of `Connections.make_room`."""
 _SWEEP_S = 0.5
 _REPORT_S = 10.0
 _NO_DESCRIPTORS_S = 1.0
@@ -44,7 +44,8 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """A short answer: aiohttp's has what was received, several times as long."""
+        """A short response: that of aiohttp repeats what was received, and is several times as
+        long."""
         if request.writer.output_size > 0:
             raise ConnectionError("an error in the middle of a response")
         response = web.Response(status=status, text=f"{status}: not a valid request\n")
@@ -67,7 +68,7 @@ class HttpServer(web.Server):
             logger=_parser_log,
             keepalive_timeout=IDLE_S,
             lingering_time=0,
-            handler_cancellation=True,  # what a call holds goes with its connection
+            handler_cancellation=True,  # a call releases its memory when its connection ends
             tcp_keepalive=False,
             max_line_size=_MAX_LINE_BYTES,
             max_field_size=_MAX_LINE_BYTES,
@@ -104,7 +105,7 @@ class HttpServer(web.Server):
 
     def _accept(self) -> None:
         assert self._listening is not None
-        for _ in range(ACCEPTED):
+        for _ in range(MAX_ACCEPTS):
             if self.limits.full:
                 self._pause(CHECK_S)
                 return
@@ -124,7 +125,7 @@ class HttpServer(web.Server):
             task.add_done_callback(self._connecting.discard)
 
     def _pause(self, for_s: float) -> None:
-        """Others wait in the kernel."""
+        """Accept no connection for a while: new ones wait in the kernel's backlog."""
         if self._listening is not None:
             self._loop.remove_reader(self._listening)
             self._loop.call_later(for_s, self._resume)
@@ -133,7 +134,7 @@ class HttpServer(web.Server):
         if self._listening is None:
             return
         if self.limits.full:
-            self._loop.call_later(CHECK_S, self._resume)  # whatever fails below
+            self._loop.call_later(CHECK_S, self._resume)  # first, in case the next line raises
             self._close(self.limits.make_room())
         else:
             self._loop.add_reader(self._listening, self._accept)
@@ -149,14 +150,14 @@ class HttpServer(web.Server):
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         self._transports[handler] = transport
-        if handler not in self.limits:  # it was to be closed before it was made
+        if handler not in self.limits:  # closed by `Connections` before it was set up
             transport.abort()
         transport.set_write_buffer_limits(SEND_BYTES)
         with contextlib.suppress(OSError):  # it is closed already
             set_options(transport.get_extra_info("socket"))
 
     def admit(self, http: web.BaseRequest) -> bool:
-        """The connection has sent a valid request; whether it may be served."""
+        """The connection has sent a valid request. Returns whether it may be served."""
         closed = self.limits.admitted(http.protocol)
         self._close(closed or [])
         return closed is not None
@@ -187,7 +188,7 @@ class HttpServer(web.Server):
                 self._report(close)
 
     def _report(self, close: Close[web.RequestHandler]) -> None:
-        """Seldom, however many there are."""
+        """Log closed connections, at most once in _REPORT_S."""
         now = self._loop.time()
         if now - self._reported_at < _REPORT_S:
             return

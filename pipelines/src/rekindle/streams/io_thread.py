@@ -1,8 +1,8 @@
 """Threads for I/O: one that runs an event loop, and one for calls that block.
 
 All pulls of a task run in one event loop, and all connections of its log server in another. Such a
-thread never ends by itself: if it does, its owner is called, since nobody else would notice that
-nothing is read or served any more. Knows neither streams nor HTTP.
+thread should never end by itself: if it does, `on_death` is called, since otherwise it would not be
+noticed that nothing is read or served any more. Knows neither streams nor HTTP.
 
 Design: docs/design/task.md#threads.
 """
@@ -20,12 +20,13 @@ from typing import Any, TypeVar
 
 STOP_S = 2.0
 SLICE_S = 0.005
-"""What a loop, or a thread of calls, does for one before it turns to the next one."""
+"""How long a loop, or a thread of calls, works for one call before it continues with the next."""
 
 SWITCH_S = 0.0005
-"""How long a thread that computes in Python keeps the interpreter, of the whole process. A loop
-waits for it after each read and write of a socket: with the 5 ms of CPython, one thread that
-computes makes 64 pulls several times as slow, and calls pass their deadlines."""
+"""CPython's switch interval, for the whole process: how long a thread that computes in Python keeps
+the interpreter lock. A loop waits for the lock after each read and write of a socket: with
+CPython's 5 ms, one thread that computes makes 64 pulls several times as slow, and calls pass their
+deadlines."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class IoThread:
         self._thread.start()
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function in the thread, soon; from any thread. Nothing once it has ended."""
+        """Call a function in the thread, soon; from any thread. Ignored once it has ended."""
         with self._lock:
             if not self.loop.is_closed():
                 self.loop.call_soon_threadsafe(function, *arguments)
@@ -84,8 +85,8 @@ class IoThread:
                 self._on_death(f"thread {self._name} has ended: {reason}")
 
     def _cancel_tasks(self) -> None:
-        """Let each task close what it has opened; one that was made to close something has not
-        begun yet, perhaps."""
+        """Cancel all tasks, and let them close what they have opened. First let each begin: some
+        were created only to close something."""
         self.loop.run_until_complete(asyncio.sleep(0))
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
@@ -93,7 +94,7 @@ class IoThread:
         with contextlib.suppress(Exception):
             if tasks:
                 self.loop.run_until_complete(asyncio.wait(tasks, timeout=STOP_S / 2))
-            # What has been closed is so by callbacks.
+            # Closing is completed by callbacks.
             self.loop.run_until_complete(asyncio.sleep(0))
 
     def _close(self) -> None:
@@ -102,7 +103,7 @@ class IoThread:
 
 
 class CallThread:
-    """A thread for calls that block, one after another; it begins with the first one. A call that
+    """A thread for calls that block, one after another; it starts with the first call. A call that
     never returns does not keep the process from ending."""
 
     def __init__(self, name: str) -> None:
@@ -121,8 +122,8 @@ class CallThread:
         return self._thread is not None and self._thread.is_alive()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread, and wait for its result. One that has not begun when this
-        is cancelled is not called."""
+        """Call a function in the thread, and wait for its result. If this is cancelled before the
+        function has begun, it is not called."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -141,7 +142,7 @@ class CallThread:
                 result = function()
             except BaseException as error:
                 failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits
                 loop.call_soon_threadsafe(ended, result, failure)
 
         self._add(call)
@@ -176,7 +177,7 @@ class CallThread:
     def _run(self) -> None:
         while (call := self._next()) is not None:
             call()
-            del call  # and what it holds
+            del call  # so that its arguments are freed while the thread waits
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:

@@ -198,10 +198,15 @@ class OutputLog:
             file = self._stable.find(epoch)
             return None if file is None or file.spilled is None else (file.spilled, file.size)
 
-    def read(self, from_epoch: int, max_bytes: int) -> list[EpochBatch]:
+    def read(self, from_epoch: int, max_bytes: int, *, local: bool = False) -> list[EpochBatch]:
         """Consecutive epochs from `from_epoch`, at least one if it exists, zero-copy from the
-        mapped file. Raises BelowFloor for an epoch below the base."""
-        return [self._decoded(epoch) for epoch in self.read_encoded(from_epoch, max_bytes)]
+        mapped file. Raises BelowFloor for an epoch below the base. `local`: none that is
+        spilled."""
+        if local:
+            found = self.read_local(from_epoch, max_bytes, at_least_one=True)
+        else:
+            found = self.read_encoded(from_epoch, max_bytes)
+        return [self.decode(epoch) for epoch in found]
 
     def read_encoded(self, from_epoch: int, max_bytes: int) -> list[EncodedEpoch]:
         """As `read`, without a look at the rows."""
@@ -297,7 +302,7 @@ class OutputLog:
                     raise self._unreadable(file, what, from_epoch, damage) from None
         return reading.epochs
 
-    def _decoded(self, encoded: EncodedEpoch) -> EpochBatch:
+    def decode(self, encoded: EncodedEpoch) -> EpochBatch:
         epoch, watermark, digest, payload, _ = encoded
         rows = self._no_rows if payload is None else records.decode_rows(payload)
         return EpochBatch(

@@ -1,8 +1,8 @@
-"""A bound for what responses hold in memory, whoever reads slowly.
+"""Bounds the memory of responses, however slow their readers are.
 
 Epochs of a local log are sent from its mapped files and need no memory. Rows that were divided into
-shares, and files that were fetched from the store, do, until the slowest of their readers has them.
-What several responses hold counts once. Used within one event loop.
+shares, and files that were fetched from the store, need memory until the slowest of their readers
+has them. Memory that several responses share is counted once. Used within one event loop.
 
 Design: docs/design/streams.md#edges.
 """
@@ -15,19 +15,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 MAX_PASSED = 16
-"""How many others may get memory before one that needs more than there is: without this limit it
-would never get any while small ones come and go."""
+"""How many later reservations may be granted before one that does not fit: without this limit a
+large reservation would wait for ever while small ones come and go."""
 
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """What one response holds, or waits for. `key`: of the memory; responses with one key share
-    it. `granted`: done when the response may allocate it."""
+    """Memory that one response holds, or waits for. Responses with the same `key` share it.
+    `granted`: done when the response may allocate it."""
 
     key: Hashable
     size: int  # bytes
     granted: asyncio.Future[None]
-    passed: int = field(default=0)  # by others that came later
+    passed: int = field(default=0)  # how many later ones were granted before it
 
 
 class MemoryBudget:
@@ -44,9 +44,9 @@ class MemoryBudget:
 
     @asynccontextmanager
     async def reserve(self, key: Hashable, size: int) -> AsyncIterator[Reservation]:
-        """Wait until there is memory for it, in the order of calls; but a key that is held is
-        held by one more at once, and a few that need less may pass. Not to be nested: two responses
-        could wait for each other."""
+        """Wait until the memory is available. Granted in the order of calls, except that a key that
+        is reserved already is granted at once, and that a few smaller ones may be granted before
+        one that does not fit. Not to be nested: two responses could wait for each other."""
         waiting = Reservation(key, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._grant_waiting()
@@ -65,7 +65,7 @@ class MemoryBudget:
             self._release(waiting)
 
     def shrink(self, reservation: Reservation, size: int) -> None:
-        """The response gives the shared memory back and keeps `size` bytes of its own, without
+        """The response releases the shared memory and keeps `size` bytes of its own, without
         waiting, even above the limit."""
         own = Reservation((reservation.key, object()), size, reservation.granted)
         self._grant(own)
@@ -88,7 +88,7 @@ class MemoryBudget:
     def _grant(self, waiting: Reservation) -> None:
         size, holders = self._reserved.get(waiting.key, (0, 0))
         self._reserved[waiting.key] = (max(size, waiting.size), holders + 1)
-        if not waiting.granted.done():  # it may have been cancelled, and gives it back
+        if not waiting.granted.done():  # if it was cancelled, `reserve` releases it
             waiting.granted.set_result(None)
 
     def _fits(self, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""Asks a donor for its state, within an event loop.
+"""Sends a newcomer's requests to a donor, within an event loop.
 
 Design: docs/design/state-movement.md#over-http.
 """
@@ -19,15 +19,15 @@ from rekindle.streams.wire import MAX_ERROR_BYTES, StreamRefused, StreamUnavaila
 CALL_S = 30.0
 CONNECT_S = 3.0
 _FINAL = (400, 401, 404, 410, 413, 421, 426)
-"""Another attempt gets the same: the donor is another task, or of another release."""
+"""Statuses for which a retry is useless: the donor is another task, or of another release."""
 
 
 class DonorClient:
-    """Calls of one newcomer. `chunk_bytes`: the most that a chunk may have."""
+    """Calls of one newcomer. `chunk_bytes`: the maximum size of a chunk."""
 
     def __init__(self, identity: Identity, chunk_bytes: int, connections: int) -> None:
         self._identity = identity
-        self._most = max_reply_bytes(chunk_bytes)
+        self._max_reply_bytes = max_reply_bytes(chunk_bytes)
         self._connections = connections
         self._session: aiohttp.ClientSession | None = None
 
@@ -64,8 +64,8 @@ class DonorClient:
             content = bytearray()
             async for part in response.content.iter_any():
                 content += part
-                if len(content) > self._most:
-                    raise ValueError(f"more than {self._most} bytes")
+                if len(content) > self._max_reply_bytes:
+                    raise ValueError(f"more than {self._max_reply_bytes} bytes")
         return reply_of(content, self._identity)
 
     def _open(self) -> aiohttp.ClientSession:

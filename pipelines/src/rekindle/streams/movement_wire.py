@@ -1,8 +1,8 @@
-"""What a newcomer and its donor say to each other over HTTP: requests, and replies in frames. Pure.
+"""The messages between a newcomer and its donor over HTTP: requests, and replies in frames. Pure.
 
-A request is JSON, with the identity that requests for epochs have. A reply is one frame as those of
-epochs are: a prefix (length of the header, CRC-32 of it), the header in JSON, and for a chunk its
-bytes, which have a digest of their own. `later` is the reply of a donor that has no answer yet.
+A request is JSON, with the same identity as requests for epochs. A reply is one frame, like those
+of epochs: a prefix (length of the header, CRC-32 of it), the header in JSON, and for a chunk its
+bytes, which have their own digest. `later` is the reply of a donor that has no answer yet.
 
 Design: docs/design/state-movement.md#over-http.
 """
@@ -72,7 +72,7 @@ def request_of(content: Mapping[str, Any]) -> DonorMessage:
 
 
 def reply_frame(reply: NewcomerMessage | None, sender: MessageIdentity) -> tuple[bytes, bytes]:
-    """The frame, and the bytes that follow it. None: later."""
+    """The frame, and the bytes that follow it. `reply`: None for `later`."""
     data = b""
     match reply:
         case None:
@@ -101,8 +101,8 @@ def max_reply_bytes(chunk_bytes: int) -> int:
 
 
 def reply_of(body: bytes | bytearray, identity: Identity) -> NewcomerMessage | None:
-    """None: later. Raises StreamRefused for a reply of another topology or release, ValueError for
-    what is damaged; a chunk's digest is checked by who gets it."""
+    """The reply; None for `later`. Raises StreamRefused for a reply of another topology or release,
+    ValueError for a damaged one; a chunk's digest is checked by the newcomer's core."""
     if len(body) < _PREFIX.size:
         raise ValueError(f"a reply of {len(body)} bytes")
     length, checksum = _PREFIX.unpack_from(body)
@@ -111,6 +111,8 @@ def reply_of(body: bytes | bytearray, identity: Identity) -> NewcomerMessage | N
     if length > MAX_HEADER_BYTES or len(text) != length or zlib.crc32(text) != checksum:
         raise ValueError("a damaged reply")
     header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError(f"a reply that is no JSON object: {text[:80]!r}")
     if (reason := MessageIdentity.read(header).refusal(identity)) is not None:
         raise StreamRefused(f"its reply is refused: {reason}")
     if header["kind"] == _LATER:

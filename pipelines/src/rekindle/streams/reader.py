@@ -2,8 +2,8 @@
 
 All readers of a task share one event loop. A call that is abandoned is cancelled, which closes its
 connection, and the next one begins at once. A reader that can make no call has a timer if it waits
-for the end of a back-off, and none if it waits for buffer space: who takes epochs wakes it. Knows
-nothing of the SUnion: it delivers batches and asks whether there is buffer space for more.
+for the end of a back-off. If it waits for buffer space it has none: `wake` is called when epochs
+are taken. Does not know the SUnion: it delivers batches and checks whether there is buffer space.
 
 Design: docs/design/streams.md#reader.
 """
@@ -82,7 +82,7 @@ class PartitionReader:
     ) -> None:
         """`on_fatal` is called with errors that no other replica and no retry can avoid.
         `request_bytes`: requested in one call, which returns one epoch at least; `on_progress` is
-        called with that of a replica, before its epochs are delivered."""
+        called with the progress of a replica, before its epochs are delivered."""
         self._on_progress = on_progress
         self.subscription = subscription
         self._io = io
@@ -92,11 +92,11 @@ class PartitionReader:
         self._has_buffer_space = has_buffer_space
         self._connect = connect
         self._core = ReaderCore(subscription, stall_s, random.random)
-        self._lock = threading.Lock()  # held while the core changes, and to read it elsewhere
+        self._lock = threading.Lock()  # held while the core changes, and while other threads read
         self._problem: str | None = None  # an error of the reader itself
         self._backoff = Backoff(BACKOFF)
         self._logged_address: str | None = None
-        # Of the event loop alone:
+        # Used in the event loop only:
         self._closed = False
         self._client: Client | None = None
         self._pending_call: ReadEpochs | None = None
@@ -121,7 +121,7 @@ class PartitionReader:
             return self._problem or self._core.problem()
 
     def route(self, endpoints: tuple[Endpoint, ...]) -> None:
-        """Apply the coordinator's routes; abandon a call if they demand another replica."""
+        """Apply the coordinator's routes; abandon a call if they require another replica."""
         self._io.call(self._guarded, lambda: self._step(RoutesChanged(endpoints)))
 
     def close(self) -> None:
@@ -135,15 +135,15 @@ class PartitionReader:
             self._guarded(lambda: None)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Do something, then begin a call if the core wants one. Whatever fails: it is reported,
-        and the reader goes on after a back-off."""
+        """Do `work`, then begin a call if the core requests one. Any error is reported, and the
+        reader continues after a back-off."""
         if self._closed:
             return
         try:
             work()
             self._begin_call()
         except Exception as error:
-            self._failed_itself(error)
+            self._fail_reader(error)
 
     def _begin_call(self) -> None:
         if self._calling is not None:
@@ -152,7 +152,7 @@ class PartitionReader:
         self._step(ReaderWoken(space))
         call, self._pending_call = self._pending_call, None
         if call is not None:
-            self._calling = asyncio.get_running_loop().create_task(self._make(call))
+            self._calling = asyncio.get_running_loop().create_task(self._make_call(call))
             self._calling.add_done_callback(self._task_ended)
         elif (wake_at := self._core.wake_at()) is not None:
             self._wake_in(wake_at - time.monotonic())
@@ -204,7 +204,8 @@ class PartitionReader:
             _log.info("%s/%d: from %s, epoch %d", s.stream, s.partition, address, epoch)
             self._logged_address = address
 
-    def _failed_itself(self, error: Exception) -> None:
+    def _fail_reader(self, error: Exception) -> None:
+        """An error of the reader itself, not of a replica."""
         s, wait_s = self.subscription, self._backoff.failed()
         _log.error("the reader of %s/%d failed", s.stream, s.partition, exc_info=error)
         self._problem = (
@@ -225,8 +226,8 @@ class PartitionReader:
 
     # -- a call ----------------------------------------------------------------------------------
 
-    async def _make(self, call: ReadEpochs) -> None:
-        """Make a call, and go on with its result unless it is cancelled."""
+    async def _make_call(self, call: ReadEpochs) -> None:
+        """Make a call, and process its result unless it is cancelled."""
         try:
             response = await self._read(self._client_of(call.address), call)
         except Exception as error:
@@ -235,16 +236,17 @@ class PartitionReader:
             self._ended(partial(self._received, call, response))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A task that ends in a way that `_make` does not know must not be waited for."""
+        """Handles a task that has ended without `_ended`, so that the reader does not wait for
+        it."""
         if self._calling is task:
             self._calling = None
             self._leave_client()
             error = None if task.cancelled() else task.exception()
             cancelled = RuntimeError("its call was cancelled")
-            self._failed_itself(error if isinstance(error, Exception) else cancelled)
+            self._fail_reader(error if isinstance(error, Exception) else cancelled)
 
     def _ended(self, result: Callable[[], None]) -> None:
-        """The call of this task has ended; nothing if it was abandoned."""
+        """The call of this task has ended; ignored if it was abandoned."""
         if self._calling is asyncio.current_task():
             self._calling = None
             self._guarded(result)
@@ -257,7 +259,7 @@ class PartitionReader:
         return self._client
 
     async def _close_client(self, client: Client) -> None:
-        """Whatever it raises: it is not used again."""
+        """Errors are only logged: the client is not used again."""
         try:
             await client.close()
         except Exception as error:

@@ -1,9 +1,9 @@
 """Which calls a reader of one upstream partition makes, and what it delivers. Pure.
 
-Calls are bounded. Their deadline is a second more than the wait, so that a silent replica is left
-soon; it doubles while an epoch does not arrive in time, because that epoch may be large. When
-the coordinator's routes demand a switch during a call, the call is abandoned: it is cancelled, and
-another one may begin at once. `replica_choice` decides which replica is called.
+Calls are bounded. Their deadline is a second more than the wait, so that a reader soon switches
+from a silent replica; it doubles while an epoch does not arrive in time, because that epoch may be
+large. If the coordinator's routes require a switch during a call, the call is abandoned: it is
+cancelled, and another one may begin at once. `replica_choice` decides which replica is called.
 
 Design: docs/design/streams.md#reader.
 """
@@ -69,8 +69,9 @@ class CallReturned:
 
 @dataclass(frozen=True, slots=True)
 class LiveReturned:
-    """A live call returned; `position`: where the next one goes on at this replica, if it has
-    returned anything; `next_epoch`: the first one needed, `newest`: the newest one returned."""
+    """A live call returned. `position`: from which the next call at this replica continues, None if
+    nothing was returned; `next_epoch`: the first epoch that is needed then; `newest`: the newest
+    epoch returned."""
 
     call: int
     head: int
@@ -82,8 +83,8 @@ class LiveReturned:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """`message`: the error; `reported`: what is reported at once, of an error that another attempt
-    may not avoid: a refusal, or an error that a reader does not know."""
+    """`message`: the error; `reported`: the problem to report at once, if another attempt may not
+    help: a refusal, or an unexpected error. Other errors are reported after several failures."""
 
     call: int
     truncated: bool = False
@@ -94,7 +95,7 @@ class CallFailed:
 
 @dataclass(frozen=True, slots=True)
 class CallLost:
-    """What made the call in progress has failed: nothing else will be heard of it."""
+    """The shell has failed in the call in progress: no other event follows for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class ReadEpochs:
 
     call: int
     address: str
-    incarnation: int | None  # as the routes say
+    incarnation: int | None  # from the routes
     epoch: int
     deadline_s: float
     position: LivePosition | None = None  # of a live call
@@ -121,9 +122,9 @@ ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
 def new_live_batches(
     batches: Sequence[EpochBatch], next_epoch: int
 ) -> tuple[list[EpochBatch], int, int]:
-    """What a live call has returned that is not older than what has come, in the order of the
-    replica's output; the first epoch needed after it, and the newest one in it. `next_epoch`: the
-    first one that is needed."""
+    """The batches of a live call that are not older than what was received before, in the order of
+    the replica's output; the first epoch needed after them; and the newest epoch among them.
+    `next_epoch`: the first one needed before the call."""
     new, newest = [], NO_EPOCH
     for batch in batches:
         if batch.kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE):
@@ -147,14 +148,14 @@ class ReaderCore:
         self.choice = ReplicaChoice(subscription.from_epoch, stall_s, draw, live=subscription.live)
         self.head = NO_EPOCH
         self._live = subscription.live
-        self._newest = subscription.from_epoch - 1  # that a live call has returned
-        self._position: tuple[str, LivePosition] | None = None  # in the output of a replica
+        self._newest = subscription.from_epoch - 1  # the newest epoch of all live calls
+        self._position: tuple[str, LivePosition] | None = None  # address, position in its output
         self._name = f"{subscription.stream}/{subscription.partition}"
         self._incarnations: dict[str, int] = {}  # by address
         self._calls = 0
         self._call: ReadEpochs | None = None  # in progress
-        self._reported: str | None = None  # error of the last call, if it is one to report
-        self._failure: str | None = None  # error of the last call, whichever it is
+        self._reported: str | None = None  # the error of the last call, if it is to be reported
+        self._failure: str | None = None  # the error of the last call, of any kind
 
     def step(self, event: ReaderEvent, now: float) -> Sequence[ReaderEffect]:
         match event:
@@ -205,7 +206,7 @@ class ReaderCore:
     def _responded(self, call: ReadEpochs, head: int, state: ConsistencyState, now: float) -> None:
         self._reported = self._failure = None
         self.head = max(self.head, head)
-        self.choice.note_state(call.address, state, now)
+        self.choice.record_state(call.address, state, now)
 
     def _live_returned(self, event: LiveReturned, now: float) -> Sequence[ReaderEffect]:
         call = self._ended(event.call)
@@ -219,7 +220,8 @@ class ReaderCore:
         return self.choice.step(LiveReceived(call.address, event.next_epoch, new), now)
 
     def _live_position(self, address: str) -> LivePosition | None:
-        """Of another replica only what is above the newest epoch is read (section 3.5)."""
+        """Where a live call at this replica continues. After a switch to another replica only
+        epochs above the newest one are read (DPC (Balazinska et al. 2005), section 3.5)."""
         if not self._live:
             return None
         if self._position is not None and self._position[0] != address:
@@ -255,7 +257,7 @@ class ReaderCore:
         return effects
 
     def _call_failed(self, event: CallFailed, now: float) -> Sequence[ReaderEffect]:
-        """Whatever the error, the reader switches to another replica."""
+        """After any error the reader switches to another replica."""
         if (call := self._ended(event.call)) is None:
             return []
         self._reported, self._failure = event.reported, event.message

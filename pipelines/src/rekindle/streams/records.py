@@ -59,7 +59,7 @@ class RecordKind(IntEnum):
 
 
 NO_DIGEST = "0" * 32
-"""Of tentative epochs, which nobody compares."""
+"""Of tentative epochs, which are not compared."""
 
 _KINDS = {int(kind): kind for kind in RecordKind}
 

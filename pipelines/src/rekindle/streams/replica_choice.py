@@ -1,14 +1,17 @@
 """Which replica of an upstream partition to read from. Pure.
 
 Replicas of a stable stream serve equal epochs, so a reader may switch between them at any epoch. It
-stays with one as long as it can, because switching costs a connection. It leaves a replica
+stays with one as long as it can, because switching costs a connection. It switches from a replica
 
 - that failed a call, or no longer has the epoch,
 - that the coordinator suspects, while another one is not suspected,
 - that returned nothing new for `stall_s`, while another one can be tried,
 - that lags, while another one does not and has not failed or stalled recently,
-- whose output is not STABLE, for one whose output is; or else, to read tentative results, for one
-  in UP_FAILURE. Who reads stable epochs prefers one that corrects itself, if it has to choose.
+- whose output is not STABLE, to one whose output is; a live reader also from one in STABILIZATION
+  to one in UP_FAILURE.
+
+If no replica is STABLE, a reader of stable epochs prefers one in STABILIZATION, because stable
+epochs do not progress in UP_FAILURE; a live reader prefers one in UP_FAILURE.
 
 A replica that failed is not called again before its back-off is over, unless it has a new
 incarnation.
@@ -29,13 +32,14 @@ from rekindle.protocol import ConsistencyState, Endpoint
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0, jitter=0.5)
 STATE_MEMORY_S = 2.0
-"""What a replica itself has said of its output is newer than what the routes say for this long."""
+"""For this long, the state of its output that a replica has reported is preferred to that in the
+routes, which may be older."""
 _LIVE_PREFERENCE = [
     ConsistencyState.STABLE,
     ConsistencyState.UP_FAILURE,
     ConsistencyState.STABILIZATION,
 ]
-_STABLE_PREFERENCE = [  # of one in UP_FAILURE they stand still
+_STABLE_PREFERENCE = [  # in UP_FAILURE stable epochs do not progress
     ConsistencyState.STABLE,
     ConsistencyState.STABILIZATION,
     ConsistencyState.UP_FAILURE,
@@ -61,8 +65,8 @@ class EpochsReceived:
 
 @dataclass(frozen=True, slots=True)
 class LiveReceived:
-    """A live call returned; `next_epoch`: the first one needed after it; `new`: whether it brought
-    anything."""
+    """A live call returned; `next_epoch`: the first one needed after it; `new`: whether it returned
+    anything new."""
 
     address: str
     next_epoch: int
@@ -109,8 +113,8 @@ class _ReplicaHealth:
 
 class ReplicaChoice:
     """The state of one reader. `next_epoch`: the first epoch that it has not received; `timeouts`:
-    calls for it that passed their deadline at replicas that were not suspected, as long as one of
-    these has not responded in time since."""
+    calls for that epoch that passed their deadline, at replicas that were not suspected; 0 again
+    once all replicas have responded in time, without the epoch."""
 
     def __init__(
         self,
@@ -122,13 +126,13 @@ class ReplicaChoice:
     ) -> None:
         """`draw`: of the jitter of back-offs, from 0 to 1; `live`: tentative results are read."""
         self._live = live
-        self._states: dict[str, tuple[ConsistencyState, float]] = {}  # what replicas said, and when
+        self._states: dict[str, tuple[ConsistencyState, float]] = {}  # reported by replicas, when
         self._draw = draw
         self.next_epoch = next_epoch
         self.current: str | None = None
         self.timeouts = 0
         # Addresses that have responded since `next_epoch` advanced and since their last timeout.
-        self._in_time: set[str] = set()
+        self._responded_in_time: set[str] = set()
         self._stall_s = stall_s
         self._endpoints: tuple[Endpoint, ...] = ()
         self._health: dict[tuple[str, int], _ReplicaHealth] = {}
@@ -140,7 +144,7 @@ class ReplicaChoice:
 
     @property
     def failures(self) -> int:
-        """Calls in a row that have failed at each replica, at least."""
+        """At least so many calls in a row have failed at each replica."""
         return min((self._health_of(e).failures for e in self._endpoints), default=0)
 
     def all_truncated(self) -> bool:
@@ -148,9 +152,9 @@ class ReplicaChoice:
         return bool(self._endpoints) and all(self._health_of(e).truncated for e in self._endpoints)
 
     def timeouts_at(self, address: str) -> int:
-        """What counts for the deadline of the next call: a replica that responds in time, without
-        the epoch, is not one to which the epoch is too large."""
-        return 0 if address in self._in_time else self.timeouts
+        """The timeouts that extend the deadline of the next call at a replica. None, if it has
+        responded in time without the epoch: then it is not slow because the epoch is large."""
+        return 0 if address in self._responded_in_time else self.timeouts
 
     def wake_at(self) -> float | None:
         """When the first back-off ends, if no replica can be called before."""
@@ -168,7 +172,7 @@ class ReplicaChoice:
                 self._endpoints = endpoints
                 known = {(e.address, e.incarnation) for e in endpoints}
                 self._health = {k: s for k, s in self._health.items() if k in known}
-                self._in_time &= {address for address, _ in known}
+                self._responded_in_time &= {address for address, _ in known}
                 self._states = {
                     e.address: self._states[e.address]
                     for e in endpoints
@@ -185,7 +189,7 @@ class ReplicaChoice:
             case CallFailed(address, truncated, timed_out):
                 unsuspected = any(e.address == address and not e.suspected for e in self._endpoints)
                 if timed_out:
-                    self._in_time.discard(address)
+                    self._responded_in_time.discard(address)
                     self.timeouts += unsuspected
                 self._record_failure(address, truncated, now)
                 return self._choose(now)
@@ -210,13 +214,13 @@ class ReplicaChoice:
     def _progressed(self, next_epoch: int, now: float) -> list[Effect]:
         self.next_epoch = next_epoch
         self.timeouts = 0
-        self._in_time.clear()
+        self._responded_in_time.clear()
         self._progress_at = now
         return self._choose(now)
 
     def _nothing_new(self, address: str, now: float) -> list[Effect]:
-        self._in_time.add(address)
-        if all(e.address in self._in_time for e in self._endpoints):
+        self._responded_in_time.add(address)
+        if all(e.address in self._responded_in_time for e in self._endpoints):
             self.timeouts = 0
         if address == self.current and now - self._progress_at >= self._stall_s:
             self._progress_at = now
@@ -239,8 +243,8 @@ class ReplicaChoice:
             return self._switch(self._best(better, now), now) if better else []
         return self._switch(self._best(available, now) if available else None, now)
 
-    def note_state(self, address: str, state: ConsistencyState, now: float) -> None:
-        """What a replica has said of its output."""
+    def record_state(self, address: str, state: ConsistencyState, now: float) -> None:
+        """A replica has reported the state of its output."""
         if state is not ConsistencyState.STABLE or self._states:
             self._states[address] = (state, now)
 
@@ -250,8 +254,8 @@ class ReplicaChoice:
         return state if known else endpoint.state
 
     def _is_better(self, endpoint: Endpoint, current: Endpoint, now: float) -> bool:
-        """Whether the output of another replica is STABLE, or UP_FAILURE to read it live, and that
-        of the current one is not."""
+        """Whether the output of another replica is STABLE and that of the current one is not; for a
+        live reader also whether it is UP_FAILURE and that of the current one is STABILIZATION."""
         states = self._state_of(endpoint, now), self._state_of(current, now)
         if states[1] is ConsistencyState.STABLE:
             return False

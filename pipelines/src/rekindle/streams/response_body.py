@@ -1,7 +1,7 @@
-"""The body of a response: frames with their payloads, on their way to one reader.
+"""The body of a response: sends frames with their payloads to one reader.
 
-Small frames are sent together, and a short response is one write. What is ready is not kept for
-what takes longer. A reader that takes nothing is left.
+Small frames are sent together, and a short response is one write. Frames that are ready do not wait
+for others that take longer. The connection of a reader that does not receive is closed.
 
 Design: docs/design/streams.md#edges.
 """
@@ -14,31 +14,32 @@ import time
 import pyarrow as pa
 from aiohttp import web
 
-from rekindle.streams.epoch_lots import Lot
 from rekindle.streams.http_server import SEND_BYTES
 from rekindle.streams.io_thread import SLICE_S
+from rekindle.streams.response_frames import Frames
 
 STALL_S = 10.0
-"""A reader that has not taken SEND_BYTES for this long is left."""
+"""The response fails if the reader does not receive SEND_BYTES within this time."""
 CONTENT_TYPE = "application/octet-stream"
 
 
 class ResponseBody:
-    """Raises ConnectionError, TimeoutError for a reader that takes nothing."""
+    """Its methods raise ConnectionError, and TimeoutError if the reader does not receive."""
 
     def __init__(self, http: web.BaseRequest) -> None:
         self._http = http
-        self._response: web.StreamResponse | None = None  # of a long one
+        self._response: web.StreamResponse | None = None  # None while nothing has been written
         self._pending = bytearray()
         self._slice_ends_at = time.monotonic() + SLICE_S
 
-    async def add_lot(self, lot: Lot) -> None:
-        """Whole epochs that are ready are not kept for others that take longer."""
-        for frame, payload in lot:
+    async def add_frames(self, frames: Frames) -> None:
+        """Add frames. They are sent at once if the next ones take longer: if there are none here,
+        or a slice of time has passed."""
+        for frame, payload in frames:
             await self.add(frame, payload)
-        if not lot or time.monotonic() >= self._slice_ends_at:
+        if not frames or time.monotonic() >= self._slice_ends_at:
             await self._flush()
-            await self._give_way()
+            await self._yield()
 
     async def add(self, frame: bytes, payload: pa.Buffer | None) -> None:
         self._pending += frame
@@ -52,7 +53,7 @@ class ResponseBody:
             for at in range(0, len(rows), SEND_BYTES):
                 await self._write(rows[at : at + SEND_BYTES])
                 if time.monotonic() >= self._slice_ends_at:
-                    await self._give_way()
+                    await self._yield()
         if len(self._pending) >= SEND_BYTES:
             await self._flush()
 
@@ -64,8 +65,8 @@ class ResponseBody:
             await self._response.write_eof(bytes(self._pending))
         return self._response
 
-    async def _give_way(self) -> None:
-        """A write that need not wait lets nobody else run."""
+    async def _yield(self) -> None:
+        """Let other coroutines run. A write that does not have to wait does not let them."""
         await asyncio.sleep(0)
         self._slice_ends_at = time.monotonic() + SLICE_S
 

@@ -1,7 +1,7 @@
-"""Which files of a log are kept for readers outside of the topology, who hold nothing. Pure.
+"""Which files of a log are kept for readers outside of the topology, who have no holds. Pure.
 
-A floor says what the topology no longer needs. Of that, the newest files stay, up to a number of
-bytes.
+The topology does not need epochs up to the floor any more. The newest files of these epochs are
+kept, up to a number of bytes.
 
 Design: docs/design/stream-sinks.md#retention.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-FILES = 8
-"""A log whose epochs are kept has files of at most this part of what is kept, because only whole
-files go."""
+MIN_RETAINED_FILES = 8
+"""If epochs are retained, files are so small that at least so many of them are kept, because only
+whole files are removed."""
 MIN_FILE_BYTES = 64 << 10
 
 
@@ -31,19 +31,20 @@ class StoredFile(Protocol):
 
 
 def retained_floor(files: Sequence[StoredFile], floor: int, retain_bytes: int) -> int:
-    """The highest epoch that is removed of those through `floor`, so that the newest local files
-    below it stay that have at most `retain_bytes` together. `files`: oldest first."""
-    left = retain_bytes
+    """The epoch through which a log is truncated: `floor`, or less, so that the newest local files
+    up to `floor` are kept, of at most `retain_bytes` together. `files`: oldest first."""
+    remaining = retain_bytes
     for file in reversed([f for f in files if f.last <= floor]):
-        if file.spilled is not None or file.size > left:
+        if file.spilled is not None or file.size > remaining:
             return file.last
-        left -= file.size
+        remaining -= file.size
         floor = file.first - 1
     return floor
 
 
 def file_bytes(limit: int, retain_bytes: int) -> int:
-    """The size from which on a file is followed by another; `limit`: without readers outside."""
+    """The size at which a log file is sealed and the next one begun; `limit`: the size in a log
+    that retains nothing."""
     if not retain_bytes:
         return limit
-    return min(limit, max(MIN_FILE_BYTES, retain_bytes // FILES))
+    return min(limit, max(MIN_FILE_BYTES, retain_bytes // MIN_RETAINED_FILES))

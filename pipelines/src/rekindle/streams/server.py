@@ -1,7 +1,7 @@
 """Serves the epochs of a task's log to other tasks: one event loop for all connections.
 
 A call is bounded: it waits at most MAX_WAIT_S for its first epoch, without a thread, and is woken
-by the log; then it sends until `max_bytes`. `epoch_lots` reads the epochs, in lots of bounded size,
+by the log; then it sends until `max_bytes`. `response_frames` reads the epochs, in batches,
 `response_body` sends them. A *live* request is for all output of a task, also tentative (`wire`).
 The loop works for a few milliseconds at a time.
 
@@ -28,7 +28,6 @@ from rekindle.exchange.routing import Share
 from rekindle.exchange.state_mover.messages import DonorMessage, NewcomerMessage
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.epoch_lots import SERVE_BYTES, EpochLots, Lot, position_in
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.http_server import HttpServer
 from rekindle.streams.io_thread import STOP_S, IoThread
@@ -36,6 +35,7 @@ from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.movement_wire import STATE_PATH, reply_frame, request_of
 from rekindle.streams.response_body import ResponseBody
+from rekindle.streams.response_frames import SERVE_BYTES, Frames, ResponseFrames, position_in
 from rekindle.streams.sockets import listen
 from rekindle.streams.wire import (
     MAX_REQUEST_BYTES,
@@ -58,7 +58,8 @@ _T = TypeVar("_T")
 _INVALID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 StateServer = Callable[[DonorMessage], AbstractAsyncContextManager[NewcomerMessage | None]]
-"""The donor's answer to a message, None if it has none yet; it may hold memory until it is sent."""
+"""The donor's answer to a message, None if it has none yet. The context ends once the answer is
+sent, since it may hold memory until then."""
 
 
 class _Refusal(Exception):
@@ -66,15 +67,15 @@ class _Refusal(Exception):
 
     def __init__(self, status: int, error: Exception, *, close: bool = False) -> None:
         super().__init__(str(error))
-        # Of one that is not our reader, the connection is closed.
+        # After these statuses the connection is closed: the peer is no reader of this topology.
         self.close = close or status in (400, 401, 404, 413)
         self.status = status
         self.error = error
 
 
 class _Served:
-    """A log, its head, and the calls that wait for it. Used in the event loop, but for `_changed`.
-    `output`: of a task whose output may be tentative."""
+    """A log, its head, and the calls that wait for it. Used in the event loop, except `_changed`.
+    `output`: None if the output of the task is never tentative."""
 
     def __init__(
         self, log: OutputLog, head: Callable[[], int], io: IoThread, output: LiveOutput | None
@@ -92,8 +93,8 @@ class _Served:
             output.listen(self._changed)
 
     async def wait(self, request: ReadRequest, timeout_s: float) -> None:
-        """Wait until there is something for a request. If output may be tentative, also until
-        its state changes: a reader hears at once that it has to ask for live output."""
+        """Wait until there is something for a request. If output may be tentative, a change of its
+        state also ends the wait, so that a reader soon knows that it has to request live output."""
         output = self.output
         if output is None:
             await self.wait_for(request.from_epoch, timeout_s)
@@ -123,9 +124,8 @@ class _Served:
         """Wait until the log has the epoch."""
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[None] = loop.create_future()
-        self._waiting_for_epoch[waiting] = (
-            epoch  # before the look at the log, whose thread looks at this
-        )
+        # Before `log.last` is read: the thread that appends checks whether a call waits.
+        self._waiting_for_epoch[waiting] = epoch
         try:
             if self.log.last < epoch and timeout_s > 0:
                 with contextlib.suppress(TimeoutError):
@@ -140,7 +140,7 @@ class _Served:
                 waiting.set_result(None)
 
     def _changed(self) -> None:
-        """From the thread that has changed the log."""
+        """Called by the thread that has changed the log."""
         if (self._waiting_for_epoch or self._waiting_until) and not self._notified:
             self._notified = True
             self._io.call(self._wake)
@@ -157,14 +157,14 @@ class _Served:
 
 
 def _reported(output: LiveOutput) -> tuple[ConsistencyState, bool, int]:
-    """What a reader of stable epochs is told even if there is no further one."""
+    """The part of the report that ends the wait of a call for stable epochs when it changes."""
     report = output.report
     return report.state, report.tentative > output.log.last, report.corrected
 
 
 class StreamServer:
-    """A stream is unknown before `serve_log`: a restarted task does not serve readers before it is
-    consistent."""
+    """Serves streams and state. A stream is not served before `serve_log`: a restarted task must be
+    consistent first."""
 
     def __init__(
         self,
@@ -175,13 +175,13 @@ class StreamServer:
         on_death: Callable[[str], None] = lambda reason: None,
         memory_bytes: int = SERVE_BYTES,
     ) -> None:
-        """Binds (raises OSError) and serves. `incarnation` is that of the task that serves;
-        `on_death` is called, from any thread, when it serves no longer. `memory_bytes`: for
-        readers, with the files that logs have fetched for them."""
+        """Binds (raises OSError) and serves. `incarnation`: of this task; `on_death` is called,
+        from any thread, when the server has died. `memory_bytes`: for responses, and for the files
+        that logs have fetched for them."""
         self._identity = identity or Identity()
         self._incarnation = incarnation
         self._logs: dict[tuple[str, int], _Served] = {}
-        self._lots = EpochLots(memory_bytes)
+        self._frames = ResponseFrames(memory_bytes)
         self._state: StateServer | None = None
         self._stopped = False
         self._socket = listen(address, port)
@@ -197,7 +197,7 @@ class StreamServer:
         head: Callable[[], int] = lambda: NO_EPOCH,
         output: LiveOutput | None = None,
     ) -> None:
-        """`output`: of the log, if it may be tentative."""
+        """`output`: None if the log's epochs are never tentative."""
         self._logs[(log.stream, log.partition)] = _Served(log, head, self._io, output)
 
     def serve_state(self, answer: StateServer) -> None:
@@ -219,7 +219,7 @@ class StreamServer:
         self._io.call(self._close, list(logs.values()))
         self._io.stop()
         self._socket.close()
-        self._lots.stop(STOP_S / 4)
+        self._frames.stop(STOP_S / 4)
 
     def _close(self, logs: list[_Served]) -> None:
         for served in logs:
@@ -263,13 +263,13 @@ class StreamServer:
             raise _Refusal(503, StreamUnavailable("this task is stopping"))
         output = served.output
         if output is None or request.live is None:
-            lots = self._lots.read(log, request)
+            batches = self._frames.read(log, request)
         else:
-            lots = self._lots.read_live(output, request)
-        async with contextlib.aclosing(lots):
-            first: Lot
+            batches = self._frames.read_live(output, request)
+        async with contextlib.aclosing(batches):
+            first: Frames
             try:
-                first = await anext(lots, [])
+                first = await anext(batches, [])
             except BelowFloor as error:
                 raise _Refusal(416, error) from error
             except RekindleError as error:
@@ -280,12 +280,12 @@ class StreamServer:
             sender = MessageIdentity.of(self._identity, self._incarnation)
             await body.add(first_frame(sender, progress, served.schema), None)
             if first:
-                await body.add_lot(first)
+                await body.add_frames(first)
             try:
-                async for lot in lots:
-                    await body.add_lot(lot)
+                async for frames in batches:
+                    await body.add_frames(frames)
             except RekindleError as error:
-                # What has been sent is whole; the next call meets the error again.
+                # The epochs that were sent are complete; the next call gets the error.
                 _log.warning("a response ends early: %s", error)
         return await body.end(last_frame())
 
@@ -322,7 +322,7 @@ class StreamServer:
         if len(body) > MAX_REQUEST_BYTES:
             raise _Refusal(413, ValueError(f"a request has at most {MAX_REQUEST_BYTES} bytes"))
         message: dict[str, Any] = _parsed(json.loads, body)
-        # Before the rest: a request of another release may have other fields.
+        # Before the other fields, which may be different in another release.
         self._admit(_parsed(MessageIdentity.read, message))
         return message
 
@@ -332,9 +332,9 @@ class StreamServer:
             raise _Refusal(426, StreamRefused(f"request refused: {reason}"))
         if (reason := self._identity.mismatch(sender.topology)) is not None:
             raise _Refusal(421, StreamRefused(f"request refused: {reason}"))
-        meant = sender.incarnation
-        if meant is not None and self._incarnation is not None and meant != self._incarnation:
-            reason = f"it is for incarnation {meant}, this is {self._incarnation}"
+        wanted, own = sender.incarnation, self._incarnation
+        if wanted is not None and own is not None and wanted != own:
+            reason = f"it is for incarnation {wanted}, this is {own}"
             raise _Refusal(410, StreamUnavailable(f"request refused: {reason}"))
 
 

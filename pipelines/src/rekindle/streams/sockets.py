@@ -10,7 +10,7 @@ import resource
 import socket
 
 BUFFER_BYTES = 256 << 10
-"""Of the kernel, for what is sent and for what is received, instead of up to 6 MiB each. It
+"""Size of the kernel's send buffer and of its receive buffer, which would grow to 6 MiB each. It
 suffices for 250 MB/s at a round trip of 1 ms."""
 BACKLOG = 512
 """Connections that wait to be accepted."""
@@ -55,7 +55,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def set_options(connected: socket.socket) -> None:
-    """Of one connection."""
+    """Set the options of one connection."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     _set_buffers(connected)

@@ -1,4 +1,4 @@
-"""Where to begin to look for an epoch in a log file: one record of about every 16 KiB.
+"""A sparse index of a log file: epoch and offset of one record in about every 16 KiB.
 
 Design: docs/design/streams.md#log-records.
 """
@@ -21,8 +21,7 @@ class SparseIndex:
         self._offsets = array("q")
 
     def add(self, epoch: int, offset: int) -> None:
-        """A record after all that were added before. It is kept if it is far enough from the last
-        one that is."""
+        """Add a record behind all others. It is kept if it is far enough from the last one kept."""
         if not self._offsets or offset - self._offsets[-1] >= SPACING_BYTES:
             self._epochs.append(epoch)
             self._offsets.append(offset)

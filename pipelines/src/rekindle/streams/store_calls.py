@@ -1,8 +1,8 @@
 """Calls of the store for readers, one at a time, so that one that hangs blocks the next ones only
 for a while.
 
-A call that has not returned by its deadline is left alone with its thread, and the next one gets
-another thread. Knows neither logs nor the store. Used within one event loop.
+A call that has not returned by its deadline is abandoned together with its thread, and the next one
+gets a new thread. Knows neither logs nor the store. Used within one event loop.
 
 Design: docs/design/task.md#threads.
 """
@@ -37,8 +37,8 @@ class StoreCalls:
 
     async def run(self, function: Callable[[], T], what: str) -> T:
         """Call a function, and wait for its result. Raises what it raises, and StoreError with
-        `what` if it does not return. One that has begun keeps its turn, and its deadline, when this
-        is cancelled: readers give up earlier."""
+        `what` if it does not return. If this is cancelled, a call that has begun continues until
+        its deadline, and others wait for it (readers give up earlier than calls)."""
         self._waiting += 1
         try:
             await self._turn.acquire()
@@ -51,7 +51,7 @@ class StoreCalls:
     def _ended(self, running: asyncio.Task[Any]) -> None:
         self._turn.release()
         if not running.cancelled():
-            running.exception()  # its reader may have left
+            running.exception()  # retrieve it: the caller may have been cancelled
 
     async def _run(self, function: Callable[[], T], what: str) -> T:
         self._hanging = [thread for thread in self._hanging if thread.alive]
@@ -63,7 +63,7 @@ class StoreCalls:
         except TimeoutError:
             if not deadline.expired():
                 raise
-        self._thread.stop(0)  # once the call returns
+        self._thread.stop(0)  # it ends once the call returns
         self._hanging.append(self._thread)
         self._thread = CallThread(_NAME)
         raise StoreError(f"{what}: the store has not responded within {DEADLINE_S:g} s")

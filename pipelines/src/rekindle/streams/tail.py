@@ -1,4 +1,4 @@
-"""What appending an epoch writes to a log file, and where. Pure.
+"""Which bytes are written to a log file, and where, to append an epoch. Pure.
 
 A file's last record may be an empty one: consecutive epochs without rows. It grows by an epoch when
 its header of 64 bytes is written again, in place, as the last step: a process that is killed before
@@ -24,7 +24,8 @@ _MAX_EPOCHS = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class GrowingRecord:
-    """The empty record at the end of a file, which may grow. `changes`: of its watermark."""
+    """The empty record at the end of a file, which may grow. `changes`: of its watermark,
+    encoded."""
 
     record: Record
     header: bytes
@@ -59,9 +60,9 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What is to be written, in this order, to append an epoch, and the tail after that. `record`:
-    the new record; None if one grows. `undo`: the bytes to write back if a write in place fails,
-    and their offset."""
+    """The writes that append an epoch (offset and bytes, in this order), and the tail after them.
+    `record`: the new record; None if the last one grows. `undo`: offset and bytes to write back if
+    a write in place fails."""
 
     tail: Tail
     writes: tuple[tuple[int, bytes | pa.Buffer], ...]

@@ -1,20 +1,21 @@
-"""What a reader and a task say to each other: a request, and a response of frames. Pure.
+"""The protocol between a reader and a task: a request, and a response of frames. Pure.
 
 A request is JSON. A response is a sequence of frames, each a prefix (length of its header, CRC-32
 of it), a header in JSON, and the `bytes` of payload that the header announces, with their CRC-32 as
 `sum`. The first frame is the progress of the replica; its payload is the schema. Then come the
-frames of epochs, from the one requested on without a gap; the payload is an Arrow IPC stream of
-rows, nothing without rows. A large epoch may come in `parts`, each a stream of its own. The last
-frame says that the response ends, since a connection may end anywhere.
+frames of epochs, without a gap from the requested one on; the payload is an Arrow IPC stream of
+rows, and empty if there are none. A large epoch may come in `parts`, each a separate stream. The
+last frame marks the end of the response, since a connection may break anywhere.
 
-A *live* request is for all output of a task that may be tentative, in its order: its frames have a
-`kind` and the `segment` from which the next call goes on, there are gaps, and UNDO and REC_DONE
-have frames without rows. A peer that does not know them responds with stable epochs alone, and a
-reader that does not ask gets no others.
+A *live* request is for all output of a task that may be tentative, in its order. Its frames have a
+`kind` and a `segment`, from which the next call continues: the number of a run of epochs of one
+branch, or of an UNDO or REC_DONE, in the task's output (unrelated to segments of a topology). There
+may be gaps between epochs, and UNDO and REC_DONE are frames without rows. A task of an older
+release responds with stable epochs only; a request that is not live gets only stable epochs.
 
-Requests and first frames carry the topology's UID, the incarnation and the version of this
-protocol: addresses are reused, and stream ids do not contain the topology. Fields that a peer does
-not know are ignored. Knows neither sockets nor logs.
+Requests and first frames contain the topology's UID, the incarnation and the version of this
+protocol: addresses are reused, and stream ids do not contain the topology. Unknown fields are
+ignored. Knows neither sockets nor logs.
 
 Design: docs/design/streams.md#edges.
 """
@@ -44,10 +45,10 @@ MAX_REQUEST_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 10
 MAX_SCHEMA_BYTES = 1 << 20
 MAX_PART_BYTES = 32 << 20
-"""Rows that are encoded for a reader are so in parts of at most about this size."""
+"""Approximate maximum of the rows of a share that are encoded as one part."""
 MAX_ERROR_BYTES = 16 << 10
 MAX_SHARES = 1024
-"""More than any topology has partitions; each is a table of its own."""
+"""More than the partitions of any topology."""
 
 _PREFIX = struct.Struct("!II")
 
@@ -107,8 +108,8 @@ class MessageIdentity:
 
 @dataclass(frozen=True, slots=True)
 class LivePosition:
-    """Where a live reader goes on: in a segment of the output of one process, with an epoch.
-    Without `boot` it begins."""
+    """The position from which a live reader continues: an epoch in a segment of the output of one
+    process. Without `boot`: from the beginning."""
 
     boot: str = ""
     segment: int = 0
@@ -122,9 +123,9 @@ class LivePosition:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Epochs of a stream partition from `from_epoch` on: one at least, no other after `max_bytes`.
-    If there is none yet, the response waits `wait_s` for it. `live`: all kinds, after a
-    position."""
+    """Epochs of a stream partition from `from_epoch` on: at least one, and no further one after
+    `max_bytes`. If there is none yet, the response waits `wait_s` for it. `live`: batches of all
+    kinds, from a position on."""
 
     stream: str
     partition: int
@@ -177,8 +178,8 @@ class ReadRequest:
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
     """Progress of a replica: the epochs in its log, and its head: the newest epoch that was
-    released to it (by time, or by its own upstreams); `released` on the wire. `live`: of one whose
-    output may be tentative."""
+    released to it (by time, or by its own upstreams), in messages called `released`. `live`: None
+    if its output is never tentative."""
 
     base: int
     last: int
@@ -203,8 +204,8 @@ class StreamProgress:
 
 @dataclass(frozen=True, slots=True)
 class LiveReport:
-    """What readers hear of a task's output with each response. `boot`: of its process; `tentative`:
-    the newest tentative epoch that is not corrected; `corrected`: of the newest REC_DONE."""
+    """The state of a task's output, in each response. `boot`: of its process; `tentative`: the
+    newest tentative epoch that is not corrected; `corrected`: the epoch of the newest REC_DONE."""
 
     boot: str
     state: ConsistencyState = ConsistencyState.STABLE
@@ -222,7 +223,8 @@ class LiveReport:
 
 @dataclass(frozen=True, slots=True)
 class ReadResponse:
-    """`live`: where a live reader goes on after these epochs and controls."""
+    """`epochs`: batches; of a live response also UNDO and REC_DONE. `live`: the position after them
+    from which a live reader continues."""
 
     progress: StreamProgress
     epochs: tuple[EpochBatch, ...]
@@ -252,7 +254,8 @@ def epoch_frame(
     parts: int = 1,
     marks: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """What precedes the payload, which the caller sends after it. `marks`: `live_marks`."""
+    """The frame of an epoch without its payload, which the caller sends after it. `marks`:
+    `live_marks`."""
     header: dict[str, Any] = {"epoch": epoch, "watermark": watermark, "digest": digest}
     if parts > 1:
         header |= {"part": part, "parts": parts}
@@ -262,7 +265,7 @@ def epoch_frame(
 
 
 def live_marks(kind: BatchKind, attempt: int, segment: int) -> dict[str, Any]:
-    """Of the frames of a live response."""
+    """Additional fields of the frames of a live response."""
     return {"kind": kind, "attempt": attempt, "segment": segment}
 
 
@@ -300,7 +303,7 @@ class ResponseDecoder:
     ) -> None:
         self.progress: StreamProgress | None = None
         self.epochs: list[EpochBatch] = []
-        """Those that have arrived whole."""
+        """The epochs that have arrived completely."""
         self.live: LivePosition | None = None
         self.ended = False
         self._request = request
@@ -320,7 +323,8 @@ class ResponseDecoder:
         self._received = 0  # bytes of complete epochs
 
     def feed(self, data: bytes) -> None:
-        """Raises StreamUnavailable for what is damaged or was not requested, EpochTooLarge."""
+        """Decode received bytes. Raises StreamUnavailable if they are damaged or were not
+        requested, EpochTooLarge."""
         view = memoryview(data)
         while len(view):
             if self.ended:
@@ -354,7 +358,7 @@ class ResponseDecoder:
             header = json.loads(content)
             size = int(header.get("bytes", 0))
             if self.progress is None:
-                self._greeted(header, size)
+                self._begin_response(header, size)
             elif header.get("end"):
                 self.ended = True
                 return
@@ -370,7 +374,7 @@ class ResponseDecoder:
         else:
             self._complete(None)
 
-    def _greeted(self, header: dict[str, Any], size: int) -> None:
+    def _begin_response(self, header: dict[str, Any], size: int) -> None:
         if (reason := MessageIdentity.read(header).refusal(self._identity)) is not None:
             raise StreamRefused(f"{self._address}: its response is refused: {reason}")
         if not 0 < size <= MAX_SCHEMA_BYTES:
@@ -410,7 +414,7 @@ class ResponseDecoder:
         return view[len(taken) :]
 
     def _complete(self, payload: pa.Buffer | None) -> None:
-        """A frame has arrived whole."""
+        """A frame has arrived completely."""
         assert self._header is not None
         header, self._header = self._header, None
         damaged = payload is not None and self._sum != header.get("sum")
@@ -457,10 +461,11 @@ class ResponseDecoder:
             )
         )
         if request.live is not None:
-            self._note_position(kind, header)
+            self._update_position(kind, header)
 
-    def _note_position(self, kind: BatchKind, header: Mapping[str, Any]) -> None:
-        """A replica that does not report its output has stable epochs alone."""
+    def _update_position(self, kind: BatchKind, header: Mapping[str, Any]) -> None:
+        """Set the position after a batch. A replica without a report has stable epochs only, and no
+        positions."""
         assert self.progress is not None
         report, epoch, segment = self.progress.live, header["epoch"], header.get("segment", 0)
         if kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE):
@@ -477,7 +482,7 @@ class ResponseDecoder:
 
 @lru_cache(16)
 def _schema(serialized: bytes) -> pa.Schema:
-    """A reader gets the same one with each response."""
+    """Cached, because a reader gets the same one with each response."""
     return pa.ipc.read_schema(pa.py_buffer(serialized))
 
 
@@ -499,7 +504,7 @@ _OPTIONAL = ("part", "parts", "attempt", "segment")
 
 
 def _require_types(header: Mapping[str, Any]) -> None:
-    """Of an epoch. Raises KeyError, TypeError, ValueError."""
+    """Check the types in the header of an epoch. Raises KeyError, TypeError, ValueError."""
     for name, expected in _TYPES.items():
         value = header.get(name, 0) if name in _OPTIONAL else header[name]
         if type(value) is not expected:

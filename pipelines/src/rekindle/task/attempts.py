@@ -1,8 +1,8 @@
 """Numbers of tentative branches that no earlier process of a task has used, in a file on its disk.
 
 Readers prefer a later attempt to an earlier one of the same replica, so a restarted container must
-not begin at 1 again. Blocks of numbers are reserved: a write for each start, and for each
-BLOCK branches. Another pod has another incarnation, which is another replica to readers.
+not begin at 1 again. Numbers are reserved in blocks, so the file is written once at each start, and
+once for BLOCK branches. Another pod has another incarnation, which is another replica to readers.
 
 Design: docs/design/consistency.md#in-a-task.
 """
@@ -13,13 +13,13 @@ import logging
 from pathlib import Path
 
 BLOCK = 1 << 16
-"""Numbers of a block. A record has 32 bits for them, so there are as many blocks."""
+"""Numbers in a block. A record has 32 bits for a number, so there are 65,536 blocks."""
 
 _log = logging.getLogger(__name__)
 
 
 class AttemptFile:
-    """`first`: of this process. Used by one thread."""
+    """`first`: the first number of this process. Used by one thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,8 +28,8 @@ class AttemptFile:
         self.reserve(self.first)
 
     def reserve(self, attempt: int) -> None:
-        """Before a branch begins. A full disk does not stop it: readers may then prefer results of
-        an earlier process, until they are corrected."""
+        """To be called before a branch begins. If the disk is full, the branch begins anyway; then
+        readers may prefer results of an earlier process, until they are corrected."""
         if attempt < self._reserved:
             return
         self._reserved = attempt + BLOCK

@@ -1,8 +1,8 @@
 """The inputs of a task whose output may be tentative: the I/O around `BranchesCore`.
 
-Beside the reader of stable epochs, a partition has a live one while the core wants it; all are in
-one thread. What the core says of the output, UNDO and REC_DONE, is written here, under the lock of
-the core, so that it is in order with the epochs that the loop appends.
+Each upstream partition has a reader of stable epochs, and a live one while the core requests it;
+all readers are in one thread. UNDO and REC_DONE are written to the output here, under the lock of
+the core, so that they are in order with the epochs that the loop appends.
 
 Design: docs/design/consistency.md#in-a-task.
 """
@@ -50,7 +50,7 @@ from rekindle.topology.model import Input, Segment
 
 
 class BranchedInputs:
-    """`next_call` and what follows it are called by the engine's thread, the rest by any."""
+    """The methods below "the loop" are called by the engine's thread, the others by any."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class BranchedInputs:
         attempts: AttemptFile | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`check_size`: as of `StreamInputs`."""
+        """`check_size`: see `StreamInputs`."""
         self._changed = threading.Condition()
         self._core = BranchesCore(settings, next_epoch, watermark)
         self._segment = segment
@@ -97,7 +97,7 @@ class BranchedInputs:
         self._io.start()
 
     def attach(self, output: LiveOutput) -> None:
-        """`output`: what the task writes. Called before it can be Live."""
+        """`output`: the task's output. Called before the task can be Live."""
         self._output = output
 
     # -- readers ---------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class BranchedInputs:
         for reader in readers:
             reader.wake()
 
-    # -- what comes ------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def _arrived(self, channel: Channel, batch: EpochBatch, *, live: bool) -> None:
         with self._changed:
@@ -161,13 +161,13 @@ class BranchedInputs:
                 self._step(BatchReceived(channel, batch, live))
 
     def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
-        """A replica has said what it has."""
+        """A replica has reported which epochs it has."""
         with self._changed:
-            for event in self._reports.heard(channel, progress, live=live):
+            for event in self._reports.receive(channel, progress, live=live):
                 self._step(event)
 
     def update_partner(self, partner: Partner | None, boot: str) -> None:
-        """What a poll says of the other replica; `boot`: of this task."""
+        """The other replica's messages in a poll; `boot`: of this task."""
         with self._changed:
             self._apply(self._core.update_partner(partner, boot, self._clock()))
             if self._core.may_take:
@@ -179,7 +179,8 @@ class BranchedInputs:
             self._apply(self._core.become_live(self._clock()))
 
     def wait_for_heads(self) -> None:
-        """The task is not Live yet: an input that nobody answers for may be missing."""
+        """To be called while the task is not Live: it decides whether an input is missing, because
+        none of its replicas has responded for long."""
         with self._changed:
             heads = [reader.head for reader in self._readers.values()]
             self._apply(self._core.wait_for_heads(heads, self._clock()))
@@ -203,7 +204,7 @@ class BranchedInputs:
                     self._reports.live_ended(channel)
                     self._live_readers.pop(channel).close()
                 case ReadAgain():
-                    self._lacks_space = True  # its reader of stable epochs waits there
+                    self._lacks_space = True  # so that its reader of stable epochs is woken
                 case EmitUndo(from_epoch):
                     self._attached_output().undo(from_epoch)
                 case EmitReconciliationDone(through):
@@ -226,8 +227,8 @@ class BranchedInputs:
     # -- the loop --------------------------------------------------------------------------------
 
     def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken:
-        """What the loop does next; no epochs if there is nothing in time. Raises what has
-        failed."""
+        """What the loop processes next; no epochs at the timeout. Raises the first error of a
+        reader or of the core."""
         until = self._clock() + timeout_s
         with self._changed:
             while not self._core.may_take and not self._closed:
@@ -264,7 +265,7 @@ class BranchedInputs:
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         raise AssertionError("the loop takes calls, since an epoch may be tentative")
 
-    # -- what others ask -------------------------------------------------------------------------
+    # -- status and routes -----------------------------------------------------------------------
 
     def report(self, status: TaskStatus) -> None:
         """Update the status: whether output is tentative, and what is missing."""

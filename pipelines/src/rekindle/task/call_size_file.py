@@ -36,7 +36,7 @@ class CallSizeFile:
         self._path = directory / "attempt.json"  # the name that older releases read
         self._largest_succeeded = 0  # bytes
         self._written = False
-        self._thread: int | None = None  # that is in a call
+        self._thread: int | None = None  # of the newest call
 
     def interrupted(self) -> CallSize | None:
         """The call in which the task was killed; None if there was none."""
@@ -63,9 +63,9 @@ class CallSizeFile:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Meanwhile the call waits, perhaps for long, and uses no memory: a task that is killed
-        then was not killed because of its size. Does nothing in other threads than that of the
-        call."""
+        """A context in which the call waits, perhaps for long, and needs no memory: if the task is
+        killed then, the size of the call is not the reason. Does nothing in other threads than that
+        of the call."""
         size = self.interrupted() if self._written else None
         if size is None or self._thread != threading.get_ident():
             yield

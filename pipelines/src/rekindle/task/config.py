@@ -31,7 +31,7 @@ class BadEnvironment(RekindleError):
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
     """Identity, addresses, directories and topology of a task, from its environment. `data`: the
-    directory of all its files. `core.messages.TaskSettings`: what its core needs of them."""
+    directory of all its files. (`core.messages.TaskSettings` has the part that its core needs.)"""
 
     ref: TaskRef
     bind: str
@@ -59,12 +59,13 @@ class TaskConfig:
 
     @property
     def attempts_file(self) -> Path:
-        """Numbers of tentative branches that this pod has used."""
+        """The file with the numbers of tentative branches that this pod has used."""
         return self.data / "attempts" / self.uid / f"{self.segment.stream}-{self.ref.partition}"
 
     @property
     def tentative_directory(self) -> Path:
-        """Of tentative branches of the output log; a marked log is deleted with it."""
+        """Directory of the tentative branches of the output log. It is inside of the log's, so that
+        a log that is discarded is deleted with them."""
         return self.log_directory / "tentative"
 
     @property
@@ -72,7 +73,8 @@ class TaskConfig:
         return self.topology.spec.epoch_interval
 
     def consistency(self, first_attempt: int) -> ConsistencySettings:
-        """Of a task that reads streams. Live epochs are buffered, too, within the same memory."""
+        """The consistency settings of a task that reads streams. Epochs of live subscriptions are
+        buffered within the same memory, so a third of it is for them."""
         settings = consistency_settings(self.topology, self.segment, self.ref)
         read_ahead_bytes = self.memory.read_ahead_bytes * 2 // 3
         return replace(settings, first_attempt=first_attempt, read_ahead_bytes=read_ahead_bytes)
@@ -147,7 +149,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
 
 
 def consistency_settings(topology: Topology, segment: Segment, ref: TaskRef) -> ConsistencySettings:
-    """Of a task that reads streams, as the spec has them."""
+    """The consistency settings of a task that reads streams, from the spec."""
     max_delay_us, availability = topology.spec.max_delay, topology.spec.availability
     return ConsistencySettings(
         inputs=[partitions_read(i, ref.partition) for i in segment.inputs],

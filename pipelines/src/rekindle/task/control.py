@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class ControlServer:
-    """Binds in the constructor (raises OSError), then serves until `stop`. `identity`: whose token
-    polls must have; without a token in it, any poll is taken."""
+    """Binds in the constructor (raises OSError), then serves until `stop`. `identity`: polls must
+    have its token; if it has none, no token is required."""
 
     def __init__(
         self,

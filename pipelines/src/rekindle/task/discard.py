@@ -22,8 +22,8 @@ def mark(log: Path) -> None:
 
 
 def discard_marked(log: Path) -> bool:
-    """Delete the log if it is marked, and mark its files in sinks instead. Returns whether it was.
-    Raises OSError."""
+    """Delete the log if it is marked; then files that sinks have written from it are marked for
+    comparison. Returns whether it was marked. Raises OSError."""
     marker = _marker_of(log)
     if not marker.exists():
         return False

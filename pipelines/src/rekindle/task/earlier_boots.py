@@ -8,11 +8,11 @@ wrong epoch.
 
 A task without partners serves its log at once, because nobody else can. Where a computation differs
 from it, the log is discarded and the epoch is computed once more, from the checkpoint; two of the
-three results decide. A file in the log's directory keeps the results for the next boot. Where all
-three differ the task stays failed: nothing of the epoch, or after it, is served or written.
+three results decide. A file in the log's directory keeps the results for the next boot. If all
+three differ the task stays failed: neither the epoch nor a later one is served or written.
 
-Files that sinks have written from a log that may be wrong are compared; until all are, each boot
-begins again with that.
+Files that sinks have written from a log that may be wrong are compared with the new results. Until
+all of them have been compared, each boot compares them again.
 
 Design: docs/design/task.md#the-log-of-earlier-boots.
 """
@@ -32,12 +32,13 @@ from rekindle.task.discard import end_comparison, mark_comparison, must_compare
 _log = logging.getLogger(__name__)
 _RESULTS_FILE = "disputed.json"
 _RESULTS_BEFORE_DECISION = 2
-"""Number of different results of an epoch between which a third one decides."""
+"""So many different results of an epoch are stored before a further one decides between them."""
 
 
 class EarlierBoots:
     """Results of earlier boots after the restore point. `compare_from`: the first epoch of which
-    they may have written a wrong file; None: of none. `check` is called by the engine's thread."""
+    they may have written a wrong file; None: they have not. `check` is called by the engine's
+    thread."""
 
     def __init__(
         self,

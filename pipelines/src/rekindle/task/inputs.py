@@ -79,7 +79,7 @@ class SourceInputs:
         self._origin_us = origin_us
         self._epoch_interval_us = epoch_interval_us
         self._clock = clock
-        self._peeked: EpochInput | None = None
+        self._cut_ahead: EpochInput | None = None  # of epoch `_next`: it did not fit into the call
         self._calls = CallTimer()
         self._closed = threading.Event()
 
@@ -88,21 +88,21 @@ class SourceInputs:
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         if self.head() < self._next:
-            left_s = released_in_s(
+            wait_s = released_in_s(
                 self._next, self._clock(), self._origin_us, self._epoch_interval_us
             )
-            self._closed.wait(min(timeout_s, left_s))
+            self._closed.wait(min(timeout_s, wait_s))
         call = CallBuilder(bounds)
         while not call.full and self._next <= self.head():
             try:
-                self._peeked = self._peeked or self._cut()
+                self._cut_ahead = self._cut_ahead or self._cut()
             except Exception:
                 if not call.epochs:
                     raise
                 break  # the next call raises it again
-            if not call.add(self._peeked):
+            if not call.add(self._cut_ahead):
                 break
-            self._watermark, self._peeked = self._peeked.watermark, None
+            self._watermark, self._cut_ahead = self._cut_ahead.watermark, None
             self._next += 1
         return call.epochs
 
@@ -142,13 +142,13 @@ class StreamInputs:
         check_size: Callable[[str, int], None] = lambda what, size: None,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
-        """`check_size` is called with an epoch's name and the bytes that all its partitions have so
-        far; if it raises, the task fails before it receives them."""
+        """`check_size` is called with an epoch's name and the bytes of it that upstream partitions
+        have announced so far; if it raises, the task fails before it receives them."""
         reads = [partitions_read(i, partition) for i in segment.inputs]
         self._changed = threading.Condition()
         self._core = StreamsCore(reads, next_epoch, watermark, read_ahead_bytes)
         self._closed = False
-        self._check_epoch = check_size
+        self._check_epoch_size = check_size
         self._lacks_space = False  # whether a reader waits for buffer space
         self._io = IoThread("pulls", self._thread_died)
         self._readers: dict[tuple[str, int], list[PartitionReader]] = {}
@@ -187,7 +187,7 @@ class StreamInputs:
     def _check_size(self, channel: Channel, epoch: int, size: int) -> None:
         with self._changed:
             total = self._core.announced(channel, epoch, size)
-        self._check_epoch(f"epoch {epoch} of the upstream partitions together", total)
+        self._check_epoch_size(f"epoch {epoch} of the upstream partitions together", total)
 
     def _thread_died(self, reason: str) -> None:
         self._fail(RekindleError(f"{reason}; nothing is read any more, so the task starts again"))

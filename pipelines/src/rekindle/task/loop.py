@@ -60,8 +60,8 @@ from rekindle.task.inputs import Inputs
 from rekindle.task.state import TaskState
 
 RELEASED_BYTES = 4 << 20
-"""Arrow releases unused memory after calls larger than this; for small ones it would take too
-long."""
+"""After calls larger than this, Arrow's unused memory is released; after small ones that would take
+too long."""
 
 _log = logging.getLogger(__name__)
 _ENDS_CALL = (EngineRestarted, TentativeAppended, TentativeFailed)
@@ -85,7 +85,7 @@ class Branches(Protocol):
     """The inputs of a task whose output may be tentative, and the branches of its output."""
 
     def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken:
-        """No epochs unless something is there in time."""
+        """What the loop processes next; no epochs at the timeout."""
         ...
 
     def stable_processed(self, through: int) -> None: ...
@@ -134,7 +134,8 @@ class EpochLoop:
         self._earlier = earlier
         self._pending_request: LoopRequest | None = None
         self._completed = 0  # epochs of the call that was completed last
-        self._compared: EpochBatch | None = None  # compared already; its append is tried again
+        # The epoch whose append is in progress or is retried: it is compared only once.
+        self._compared: EpochBatch | None = None
 
     @property
     def state(self) -> TaskState:
@@ -161,10 +162,10 @@ class EpochLoop:
         return self._completed
 
     def _next_request(self) -> LoopRequest | None:
-        """What the core asks for, after its back-off; None if the task has to stop."""
+        """The core's next request, after its back-off; None if the task has to stop."""
         while self._pending_request is None:
             wake_at = self._core.wake_at
-            assert wake_at is not None, "the loop's core neither asks for anything nor waits"
+            assert wake_at is not None, "the loop's core has no request, and waits for nothing"
             now = time.monotonic()
             if wake_at > now and self._wait(wake_at - now):
                 return None
@@ -210,8 +211,8 @@ class EpochLoop:
     # -- requests --------------------------------------------------------------------------------
 
     def _perform(self, request: LoopRequest, timeout_s: float) -> LoopEvent:
-        """Do what the core asks for; how it ended. Raises permanent errors, StateLost among
-        them."""
+        """Perform a request of the core; returns its result. Raises permanent errors, StateLost
+        among them."""
         try:
             match request:
                 case TakeEpochs(bounds) if self._branches is not None:
@@ -251,10 +252,11 @@ class EpochLoop:
                 file.end(succeeded)
 
     def _process_tentative(self, call: ProcessEpochs) -> LoopEvent:
-        """Whatever is wrong with it, the stable version of the epoch may be another. Rows that it
-        drops do not count, and the size of later calls does not depend on it."""
+        """Any error is a TentativeFailed: the stable version of the epoch may have other rows. Rows
+        that are dropped here are not counted, and the call has no effect on the size of later
+        ones."""
         counts = {name: replace(rows) for name, rows in self._chain.dropped.items()}
-        self._status.dropped = counts  # a counter that falls would be a restart
+        self._status.dropped = counts  # Prometheus takes a counter that decreases for a restart
         try:
             return self._process(call, None)
         except StateLost:
@@ -277,7 +279,7 @@ class EpochLoop:
         return TentativeAppended()
 
     def _append(self, outputs: Sequence[EpochOutput]) -> EpochsAppended:
-        """Append all outputs; the event of the last one."""
+        """Append all outputs. Returns the event of the last one; the others are stepped here."""
         for output in outputs[:-1]:
             self._step(self._append_epoch(output))
         return self._append_epoch(outputs[-1])

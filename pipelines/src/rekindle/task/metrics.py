@@ -89,7 +89,7 @@ class TaskCollector(Collector):
         text = "Rows that windows dropped since the task was restored"
         counter = CounterMetricFamily("rekindle_task_dropped_rows", text, labels=labels)
         for operator, rows in self._status.dropped.items():
-            # `untimed`: their event time is NULL.
+            # The label `untimed`: rows whose event time is NULL.
             for reason, count in (("late", rows.late), ("untimed", rows.null_event_time)):
                 counter.add_metric([*self._labels.values(), operator, reason], count)
         return counter

@@ -1,4 +1,4 @@
-"""The shell of `PollCore`: keeps the newest poll, and responds.
+"""The I/O around `PollCore`: keeps the newest poll, and responds.
 
 Called by the control server's thread while the engine is busy, so nothing here blocks. The fence is
 written to the task's disk before the response, so that it survives a restart of the container.

@@ -1,9 +1,9 @@
 """The I/O around `SupervisorCore`: builds the components of one task, and ends them.
 
 Threads: this one (supervisor), the engine's loop, the control server, one for all readers, one for
-all connections of the stream server and at most three for what it reads, one for each sink, those
-of Arrow Flight if it has a stream sink, and the saver. Only the supervisor applies polls to the
-components.
+all connections of the stream server and at most three in which it reads the log, one for each sink,
+those of Arrow Flight if it has a stream sink, and the saver. Only the supervisor applies polls to
+the components.
 
 Design: docs/design/task.md.
 """
@@ -48,9 +48,9 @@ from rekindle.task.core.supervisor import (
     DiscardLog,
     EndProcess,
     FailureReported,
-    NoteCommitted,
     PollAccepted,
     ProcessPhase,
+    RecordCommitted,
     ReportDigests,
     RouteInputs,
     RunLoop,
@@ -101,7 +101,7 @@ class Running:
     saver: CheckpointSaver
     loop: EpochLoop
     loop_thread: threading.Thread
-    donor: StateDonor  # without partners too: it may get some while it runs
+    donor: StateDonor  # also if the task has no partners: it may get some while it runs
     branched: BranchedInputs | None = None  # the inputs, if output may be tentative
     output: LiveOutput | None = None
     stream_sinks: StreamSinks = field(kw_only=True)
@@ -113,7 +113,7 @@ class TaskRuntime:
     def __init__(self, config: TaskConfig) -> None:
         self._config = config
         self._stopping = False  # no Event: a signal handler must not take a lock
-        self._halt = threading.Event()  # for the engine's loop
+        self._halt = threading.Event()  # ends the engine's loop
         self._failed_permanently = False  # a restart would not help
         self._applied: PollRequest | None = None
         self._running: Running | None = None
@@ -163,7 +163,7 @@ class TaskRuntime:
         self._stopping = True
 
     def _server_died(self, reason: str) -> None:
-        """From the server's thread; the supervisor finds it."""
+        """Called by the server's thread; the supervisor's fails the task."""
         self._server_death = reason
 
     @property
@@ -178,7 +178,7 @@ class TaskRuntime:
             except Exception as error:
                 if self._core.ended:
                     raise
-                self._cannot_go_on(error)
+                self._fail_with(error)
         return self._exit_status
 
     def _step(self, event: SupervisorEvent) -> None:
@@ -188,7 +188,7 @@ class TaskRuntime:
     # -- events ----------------------------------------------------------------------------------
 
     def _next_events(self) -> Iterator[SupervisorEvent]:
-        """What has happened, after a short wait."""
+        """The events since the last call, after a short wait."""
         if not self._stopping:
             time.sleep(TICK_S)
         failed_before = self._core.phase in (ProcessPhase.REPORTING, ProcessPhase.STAYING)
@@ -202,7 +202,7 @@ class TaskRuntime:
             yield FailureReported()
         else:
             if (desired := self._new_poll()) is not None:
-                yield PollAccepted(self._follow_movement(desired))
+                yield PollAccepted(self._apply_movement(desired))
                 running = self._running
                 if running is not None and running.branched is not None:
                     running.branched.update_partner(desired.partner, self.status.boot_id)
@@ -211,12 +211,13 @@ class TaskRuntime:
                 yield StateMoved(moved.moved.state.epoch)
             yield self._progress()
 
-    def _follow_movement(self, desired: PollRequest) -> PollRequest:
-        """What of a poll the task may follow."""
+    def _apply_movement(self, desired: PollRequest) -> PollRequest:
+        """Apply the state movements of a poll. Returns the poll that the supervisor may apply."""
         running = self._running
         if running is not None and desired.movement is not None:
             running.donor.release(desired.movement.release)
-        return self._newcomer.follow(desired, running.log.base if running is not None else None)
+        log_base = running.log.base if running is not None else None
+        return self._newcomer.apply_poll(desired, log_base)
 
     def _movement_report(self) -> MovementReport:
         running = self._running
@@ -227,26 +228,27 @@ class TaskRuntime:
     def _progress(self) -> SupervisorEvent:
         running = self._running
         if self._core.phase is ProcessPhase.STARTING:
-            return self._go_on_starting()
+            return self._advance_start()
         if self._core.phase is not ProcessPhase.RUNNING or running is None:
             return Woken()
-        self._note_fetched(running)
+        self._update_fetched(running)
         self.status.update_phase()
         running.donor.tick()
         if running.branched is not None:
-            self._note_output(running.branched)
+            self._update_branches(running.branched)
         if running.earlier.compare_from is not None and running.sinks.all_compared():
             running.earlier.stop_comparing()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
 
-    def _note_output(self, branched: BranchedInputs) -> None:
+    def _update_branches(self, branched: BranchedInputs) -> None:
         if self.status.phase is TaskPhase.LIVE:
             branched.become_live()
         else:
             branched.wait_for_heads()
         branched.report(self.status)
 
-    def _note_fetched(self, running: Running) -> None:
+    def _update_fetched(self, running: Running) -> None:
+        """Whether all restored state has been fetched."""
         fetch = self._startup.fetch
         if self.status.restoring is not None and (fetch is None or fetch.complete):
             self.status.restoring = self.status.fetch = None
@@ -289,7 +291,7 @@ class TaskRuntime:
                 self.status.restored_from = self.status.moved_through = epoch
                 self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
                 self._startup.begin_moved(self._newcomer.installed)
-                self._newcomer.installed = None  # it would keep what the task drops from it
+                self._newcomer.installed = None  # it would keep runs that the task drops later
                 self._newcomer.stop()
             case RouteInputs(upstreams) if running is None:
                 self._startup.route(upstreams)
@@ -314,7 +316,7 @@ class TaskRuntime:
     def _apply_to(
         self,
         running: Running,
-        effect: RouteInputs | SetSinks | NoteCommitted | TruncateLog | RunLoop,
+        effect: RouteInputs | SetSinks | RecordCommitted | TruncateLog | RunLoop,
     ) -> None:
         match effect:
             case RouteInputs(upstreams):
@@ -324,7 +326,7 @@ class TaskRuntime:
                 running.sinks.assign(sinks)
                 running.stream_sinks.assign(through, sinks)
                 self.status.set_problem("stream sinks", running.stream_sinks.problem)
-            case NoteCommitted(point, refused):
+            case RecordCommitted(point, refused):
                 running.saver.commit(point)
                 running.saver.refuse(refused)
                 self.status.committed(point.epoch if point is not None else NO_EPOCH)
@@ -335,8 +337,8 @@ class TaskRuntime:
             case RunLoop():
                 running.loop_thread.start()
 
-    def _go_on_starting(self) -> Started | Woken:
-        if (prepared := self._startup.go_on()) is None:
+    def _advance_start(self) -> Started | Woken:
+        if (prepared := self._startup.advance()) is None:
             return Woken()
         self._running = self._with_components(prepared)
         return Started()
@@ -412,8 +414,8 @@ class TaskRuntime:
                 self._failed_permanently = isinstance(error, NotDeterministic)
                 self._fail(str(error) or repr(error), loop.state.epoch + 1)
 
-    def _cannot_go_on(self, error: Exception) -> None:
-        _log.error("the task cannot go on", exc_info=error)
+    def _fail_with(self, error: Exception) -> None:
+        _log.error("the task cannot continue", exc_info=error)
         refused = error.operator if isinstance(error, OperatorRefused) else None
         self._failed_permanently = isinstance(error, NotDeterministic)
         self._fail(str(error), refused=refused)
@@ -433,7 +435,7 @@ class TaskRuntime:
         started = time.monotonic()
         self._halt.set()
         if self._startup.fetch is not None:
-            self._startup.fetch.stop()  # the loop may wait for it
+            self._startup.fetch.stop()  # the loop may wait for state to be fetched
         if running is not None:
             if running.loop_thread.ident is not None:
                 running.loop_thread.join(end.loop_s)
@@ -448,7 +450,7 @@ class TaskRuntime:
             running.saver.stop(end.saver_s)
         self._newcomer.stop()
         self._server.stop()
-        # A JVM that does not respond must not block the exit of the process: it ends with it.
+        # A JVM that does not respond must not block the exit of this process, with which it ends.
         engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)
         engine.start()
         engine.join(2 * STOP_S)

@@ -57,12 +57,12 @@ class CheckpointSaver:
         self._reusable: tuple[str, Entry] | None = None  # the entry that was loaded last
         self._stopping = False
         self._worker = Worker("checkpoints", self._run)
-        self._worker.start()  # it uses all of the above
+        self._worker.start()  # last: its thread uses the attributes above
 
     @property
     def problem(self) -> str | None:
-        """What hinders saving. A save that waits for restored state is no problem: the part of the
-        task that fetches this state reports its own."""
+        """Why states are not saved. A save that waits for restored state is no problem here: the
+        part of the task that fetches it reports that."""
         slow = self._call_timer.problem if self._core.state_is_complete else None
         return self._core.problem or self._worker.problem or slow
 
@@ -76,21 +76,21 @@ class CheckpointSaver:
             self._step(EntryCommitted(committed))
 
     def state_incomplete(self) -> None:
-        """Some of the restored state is not here."""
+        """Some of the restored state has to be fetched."""
         self._step(StateIncomplete())
 
     def state_complete(self) -> None:
-        """All of it is here."""
+        """All of the restored state has been fetched."""
         self._step(StateComplete())
 
     def refuse(self, objects: frozenset[str]) -> None:
-        """These entries cannot be restored: they are not reported any more, and nothing of them is
-        reused."""
+        """These entries cannot be restored: they are not reported any more, and their objects are
+        not referred to again."""
         if objects:
             self._step(EntriesRefused(objects))
 
     def held(self, newest: State) -> tuple[Held, ...]:
-        """What checkpoints in progress keep beyond the newest state."""
+        """The snapshots of checkpoints in progress and of partners, with their memory."""
         with self._changed:
             return self._core.snapshots.held(newest)
 
@@ -104,7 +104,7 @@ class CheckpointSaver:
             self._core.snapshots.release(snapshot.name)
 
     def kept_bytes(self, snapshot: Snapshot, newest: TaskState) -> int:
-        """What it keeps beyond the newest state."""
+        """Memory that it keeps beyond the newest state."""
         held = self.held(newest.operators)
         return sum(h.nbytes for h in held if h.name == snapshot.name)
 
@@ -136,7 +136,7 @@ class CheckpointSaver:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Called again after an unexpected error (`Worker`): the save of that time is abandoned."""
+        """Called again after an unexpected error (`Worker`): the save in progress was abandoned."""
         with self._changed:
             if self._next_save is None:
                 self._step(SaveAbandoned())

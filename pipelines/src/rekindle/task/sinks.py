@@ -43,7 +43,7 @@ from rekindle.task.core.sink import (
 from rekindle.workers import CallTimer, Worker
 
 READ_BYTES = 8 << 20
-"""Bytes that one call of a sink reads of the log."""
+"""Bytes that one call of a sink reads from the log."""
 MAX_WAIT_S = 0.25
 """Longest wait for an epoch or a retry before the core is stepped again."""
 PAUSED_WAIT_S = 0.05
@@ -69,7 +69,7 @@ class SinkWriter:
         self._pending_call: SinkEffect | None = None
         self._stopping = threading.Event()
         self._worker = Worker(f"sink-{self._query}", self._run)
-        self._worker.start()  # it uses all of the above
+        self._worker.start()  # last: its thread uses the attributes above
 
     @property
     def problem(self) -> str | None:
@@ -110,14 +110,14 @@ class SinkWriter:
         return call
 
     def _wait(self) -> None:
-        """Until the core can go on, or for a short time."""
+        """Wait until the core can go on, or for a short time."""
         wake_at, awaited_epoch = self.core.wake_at, self.core.awaited_epoch
-        left_s = MAX_WAIT_S
+        wait_s = MAX_WAIT_S
         if wake_at is not None:
-            left_s = min(left_s, max(0.0, wake_at - time.monotonic()))
+            wait_s = min(wait_s, max(0.0, wake_at - time.monotonic()))
         if awaited_epoch is None:
-            self._stopping.wait(min(left_s, PAUSED_WAIT_S))
-        elif self._log.wait_for(awaited_epoch, left_s):
+            self._stopping.wait(min(wait_s, PAUSED_WAIT_S))
+        elif self._log.wait_for(awaited_epoch, wait_s):
             self.step(LogGrew(self._log.last))
             return
         self.step(Woken())

@@ -1,7 +1,7 @@
 """Prepares what a task needs before its first epoch: state, inputs, engine and log.
 
-`core.start` decides what is tried when. An attempt blocks only as long as the store or the source
-does; between attempts the supervisor follows polls.
+`core.start` decides the order and the retries. An attempt blocks only as long as the store or the
+source does; between attempts the supervisor applies polls.
 
 Design: docs/design/task.md#start.
 """
@@ -57,14 +57,15 @@ from rekindle.topology.spec import SourceSpec
 from rekindle.workers import CallTimer
 
 SLOW_START_S = 30.0
-"""After which a call of the start is reported. To prepare a large input takes longer."""
+"""A call of the start that takes longer is reported. Preparing a large input takes longer."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Arguments of the epoch loop after the start. `written_through`: what sinks certainly have."""
+    """Arguments of the epoch loop after the start. `written_through`: the newest epoch that sinks
+    certainly have."""
 
     state: TaskState
     inputs: Inputs
@@ -96,34 +97,34 @@ class Startup:
         self._calls = CallTimer(SLOW_START_S, why=why)
         status.startup_delay = lambda: self._calls.problem
         self._installed: Installed | None = None
-        self._installing = threading.Lock()  # held while another thread writes the log
+        self._installing = threading.Lock()  # held while a thread opens or writes the log
         self._begun = False
         self.fetch: Fetch | None = None
-        """What is not here of the restored state."""
+        """Of the restored state; None if nothing has to be fetched."""
 
     def begin(self, point: RestorePoint) -> None:
-        """Raises the error that prevents the start, as does `go_on`."""
+        """Raises the error that prevents the start, as does `advance`."""
         self._begun = True
         self._step(StartRequested(point))
 
     def begin_moved(self, installed: Installed) -> None:
-        """With a partner's state. Raises as `begin`."""
+        """Begin with a partner's state. Raises as `begin`."""
         self._begun = True
         self._state, self._installed = installed.moved.state, installed
         self._step(StateArrived())
 
     def install(self, stored: Path) -> Installed:
-        """Make state and log of what has arrived; by another thread. Raises NotMovable, DiskFull,
-        LogCorrupt, StoreError, OSError."""
+        """Install state and log from the pieces in a file; called by another thread. Raises
+        NotMovable, DiskFull, LogCorrupt, StoreError, OSError."""
         operators = [self._config.topology.nodes[n].id for n in self._config.segment.nodes]
-        found = install(stored, self._config.run_files, operators)  # while the engine starts
+        installation = install(stored, self._config.run_files, operators)  # the engine may start
         chain = self._engine.chain.result()
         with self._installing:
             log = self._open_log(chain)
             try:
                 directory = self._config.log_directory
-                earlier = found.write_log(log, directory, lambda: self._begun)
-                moved = Moved(found.state, found.base, found.digest(log))
+                earlier = installation.write_log(log, directory, lambda: self._begun)
+                moved = Moved(installation.state, installation.base, installation.digest(log))
             except BaseException:
                 log.close()
                 raise
@@ -135,8 +136,8 @@ class Startup:
         if self._inputs is not None:
             self._inputs.route(upstreams)
 
-    def go_on(self) -> Prepared | None:
-        """Try again what it is time for; the result, once all is there."""
+    def advance(self) -> Prepared | None:
+        """Retry a step that is due. Returns the result, once all steps have succeeded."""
         if self._waits_for_engine and self._engine.chain.done():
             self._waits_for_engine = False
             self._step(StepSucceeded())
@@ -193,7 +194,7 @@ class Startup:
         assert self._inputs is not None, "the inputs are open"
         state = replace(restored, operators=chain.align_state(restored.operators))
         moved, written_through = self._installed, state.epoch
-        self._state = self._installed = None  # they would keep what the task drops from it
+        self._state = self._installed = None  # they would keep runs that the task drops later
         if moved is not None:
             log, earlier, written_through = moved.log, moved.earlier, moved.moved.base - 1
         else:
@@ -208,8 +209,8 @@ class Startup:
 
     def _continue_log(self, chain: Chain, after: int) -> tuple[OutputLog, EarlierBoots]:
         log = self._open_log(chain)
-        partnerless = self._config.segment.replicas == 1
-        return log, continue_log(log, self._config.log_directory, after, partnerless)
+        has_no_partners = self._config.segment.replicas == 1
+        return log, continue_log(log, self._config.log_directory, after, has_no_partners)
 
     def _subscribe(self, state: TaskState) -> StreamInputs | BranchedInputs:
         config = self._config

@@ -47,8 +47,8 @@ class TaskStore:
         self.spill_prefix = f"{config.uid}/{spilled.prefix}"
 
     def restore(self, point: RestorePoint) -> tuple[TaskState, Fetch | None]:
-        """State and watermark at a restore point; empty if it has no object. What is not here yet
-        is fetched in the background. Raises StoreError, StateMismatch, DiskFull."""
+        """State and watermark at a restore point; empty if it has no object. The state's runs are
+        fetched in the background. Raises StoreError, StateMismatch, DiskFull."""
         if point.object is None:
             chained_digest = chained_digest_from(point.epoch)
             return TaskState(point.epoch, NO_WATERMARK, State(), chained_digest), None
@@ -59,10 +59,10 @@ class TaskStore:
                 entry.engine,
                 engine_version(),
             )
-        mine = {o: s for o, s in saved.operators.items() if o in self._operators}
+        own = {o: s for o, s in saved.operators.items() if o in self._operators}
         chained_digest = entry.chain or chained_digest_from(point.epoch)
         fetch.start()
-        return TaskState(point.epoch, entry.watermark, State(mine), chained_digest), fetch
+        return TaskState(point.epoch, entry.watermark, State(own), chained_digest), fetch
 
     def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
         return self._open_states().save(
@@ -102,7 +102,8 @@ class TaskStore:
         self._open_store().put(name, data)
 
     def get(self, name: str) -> bytes:
-        """Of a spilled log file. Raises ObjectMissing, if it is gone for good, StoreError."""
+        """The content of a spilled log file. Raises ObjectMissing if it does not exist any more,
+        StoreError."""
         return self._open_store().read(name)
 
     def delete(self, name: str) -> None:

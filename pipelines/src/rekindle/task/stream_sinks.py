@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rekindle.identity import Identity
 from rekindle.protocol import STREAM_SINK_PORT, SinkAssignment, TaskProblem
 from rekindle.stream_sinks.reading import ServedQuery
+from rekindle.stream_sinks.spilled import SpilledReads
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 
@@ -25,7 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 class StreamSinks:
-    """Used by the supervisor's thread. `problem`: why nothing is served."""
+    """The stream sinks of one task. Used by the supervisor's thread. `problem`: why nothing is
+    served."""
 
     def __init__(
         self, log: OutputLog, output: LiveOutput | None, address: str, identity: Identity
@@ -38,6 +40,7 @@ class StreamSinks:
         self._assigned: dict[str, SinkAssignment] = {}
         self._served: dict[str, ServedQuery] = {}
         self._server: StreamSinkServer | None = None
+        self._spilled = SpilledReads()
 
     def assign(self, through: int | None, sinks: Sequence[SinkAssignment]) -> None:
         """Serve these sinks, no epoch above `through` (None: all)."""
@@ -72,7 +75,13 @@ class StreamSinks:
         self._server.serve(self._served.values())
 
     def _query(self, assigned: SinkAssignment) -> ServedQuery:
-        return ServedQuery(assigned.query, self._log, self._output, assigned.from_epoch)
+        return ServedQuery(
+            assigned.query,
+            self._log,
+            self._output,
+            assigned.from_epoch,
+            spilled=self._spilled,
+        )
 
     def _open(self) -> bool:
         from rekindle.stream_sinks.server import StreamSinkServer

@@ -160,7 +160,7 @@ class KindCluster(Cluster):
         self._killed += [self.nodes.pop(name) for name in names]
 
     def add_node(self) -> str:
-        """Start the node that was killed first again, with its name and its disk."""
+        """Restart the node that was killed first, with its name and its disk."""
         if not self._killed:
             raise UnsupportedByCluster(
                 "kind cannot add a node to a cluster, and no killed node is left to start again"

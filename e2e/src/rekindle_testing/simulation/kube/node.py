@@ -114,7 +114,8 @@ class Node:
         if pod is None:
             pod = self.pods[uid] = self._make_pod(raw, self)
         status = _pod_status(raw, pod, self._scheduler.now)
-        self._server.objects.change(PODS, raw, status=status)
+        if status != raw.get("status"):
+            self._server.objects.change(PODS, raw, status=status)
 
     def _end(self, uid: str) -> None:
         if uid in self._ending:
@@ -146,11 +147,11 @@ def _node_json(name: str, kubelet: str, allocatable: Json, now: float) -> Json:
 
 def _pod_status(raw: Json, pod: SimulatedPod[Any], now: float) -> Json:
     before = raw.get("status") or {}
-    at = rfc3339(WALL_S + now)
     running = before.get("phase") == "Running" or pod.boot is not None
     ready = "True" if pod.is_ready else "False"
     known = next((c for c in before.get("conditions") or () if c["type"] == "Ready"), None)
     if known is None or known["status"] != ready:
+        at = rfc3339(WALL_S + now)
         known = {"type": "Ready", "status": ready, "lastTransitionTime": at}
     container = {
         "name": raw["spec"]["containers"][0]["name"],
@@ -160,7 +161,7 @@ def _pod_status(raw: Json, pod: SimulatedPod[Any], now: float) -> Json:
     }
     return {
         "phase": "Running" if running else "Pending",
-        "startTime": before.get("startTime", at),
+        "startTime": before.get("startTime") or rfc3339(WALL_S + now),
         "podIP": pod.address,
         "conditions": [known],
         **({"containerStatuses": [container]} if running else {}),

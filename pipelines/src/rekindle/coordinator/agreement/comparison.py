@@ -53,14 +53,15 @@ class UntrustedOutput:
 
 @dataclass(slots=True)
 class _Record:
-    """The results of one computation. `copied_through`: it has started from a partner's state after
-    this epoch; `may_copy`: no partner was found to be untrusted since its first response. `agreed`:
-    the newest epoch at which its result was that of each other computation; `witnessed`: that of
-    another one, and not both are copies of the same result; `committed`: that of a committed
-    checkpoint."""
+    """The results of one computation; `reported`: those of its last response. `copied_through`: it
+    has started from a partner's state after this epoch; `may_copy`: no partner was found to be
+    untrusted since its first response. The newest epochs at which its result was equal: to that of
+    each other computation (`agreed`); to another one, and two of the equal ones are no copies
+    (`witnessed`); to that of a committed checkpoint (`committed`)."""
 
     by: Computation
     digests: dict[int, EpochDigests]
+    reported: Mapping[int, EpochDigests] | None = None
     copied_through: int | None = None
     may_copy: bool = True
     agreed: dict[Computation, int] = field(default_factory=dict)
@@ -107,8 +108,7 @@ class DigestComparison:
         return found.boot if found is not None else None
 
     def witnessed(self, partition: Partition) -> int:
-        """The newest epoch on which two computations of a partition agreed of which none is a copy
-        of the other's result."""
+        """The newest epoch on which two computations of a partition agreed that are no copies."""
         return self._witnessed.get(partition, NO_EPOCH)
 
     def agree_through(self, one: Slot, other: Slot) -> int:
@@ -127,13 +127,15 @@ class DigestComparison:
 
     def configured(self, replicas: Mapping[Partition, int]) -> None:
         """The configured number of replicas of each partition. A single replica is not compared,
-        and its dispute cannot be decided: its results are accepted."""
+        unless it moves, and its dispute cannot be decided: its results are accepted."""
         self._replicas = replicas
         for records in self._records.values():
             for slot in [slot for slot in records if not self._is_compared(slot)]:
                 del records[slot]
         for partition in [p for p in self._disputes if replicas.get(p, 0) < 2]:
-            self._end(partition, DisputeEvent.NOT_COMPARED)
+            started = {*self._records.get(partition, {}), *self._restarts}
+            if self._is_alone(partition, started):
+                self._end(partition, DisputeEvent.NOT_COMPARED)
 
     def committed(self, by: Computation, epoch: int) -> None:
         """The newest committed checkpoint has the state that this computation saved after an epoch:
@@ -178,7 +180,9 @@ class DigestComparison:
             if by.slot in self._diverged and self._diverged[by.slot].incarnation != by.incarnation:
                 del self._diverged[by.slot]
             record = replicas[by.slot] = _Record(by, {})
-        known = record.digests
+        if record.reported is digests:
+            return []
+        record.reported, known = digests, record.digests
         merged = {e: found.with_missing(known.get(e)) for e, found in digests.items()}
         changed = [epoch for epoch, found in merged.items() if known.get(epoch) != found]
         known.update(merged)
@@ -211,10 +215,15 @@ class DigestComparison:
         return True
 
     def containment_inherited(
-        self, by: Computation, after: int, disputed: Mapping[int, EpochDigests]
+        self,
+        by: Computation,
+        after: int,
+        disputed: Mapping[int, EpochDigests],
+        listed: Iterable[Slot] = (),
     ) -> bool:
         """An older coordinator has contained the results of a boot after an epoch; `disputed`: the
-        boot's results of epochs about which replicas disagree. True if this is new."""
+        boot's results of epochs about which replicas disagree; `listed`: slots of the tasks that
+        exist. True if this is new."""
         if self._inherited.get(by.slot) == by:
             return False
         self._inherited[by.slot] = by
@@ -222,7 +231,7 @@ class DigestComparison:
         self._discard_copies(partition)
         if not disputed:
             self.discard([by])
-        elif partition in self._disputes or not self._has_partners(by.slot):
+        elif partition in self._disputes or not self._has_partners(by.slot, listed):
             return False
         else:
             epoch = min(disputed)
@@ -259,6 +268,7 @@ class DigestComparison:
         self._contradicted.pop(slot, None)
         self._inherited.pop(slot, None)
         self._restarts.pop(slot, None)
+        self._requested_at.pop(partition, None)  # it may have been the one that computes again
         dispute = self._disputes.get(partition)
         if dispute is not None and dispute.unresolved:
             others = tuple((by, digests) for by, digests in dispute.results if by.slot != slot)
@@ -267,11 +277,16 @@ class DigestComparison:
                 self._end(partition, DisputeEvent.PARTIES_GONE)
 
     def request_recomputation(
-        self, partition: Partition, alive: Sequence[Computation], now: float
+        self,
+        partition: Partition,
+        alive: Sequence[Computation],
+        now: float,
+        listed: Iterable[Slot] | None = None,
     ) -> None:
         """Restart one of `alive` (computations that respond), so that it computes a disputed
         partition again, unless one does so already. The highest index first, since the lowest one
-        saves checkpoints."""
+        saves checkpoints. `listed`: slots of the tasks that exist, whether they have started or
+        not; None: not known. If there is only one, nobody else will compute the partition again."""
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return
@@ -292,12 +307,31 @@ class DigestComparison:
             self._disputes[partition] = dispute.with_replaced(last)
             what = "replicas repeat different results; it is replaced, so that a third decides"
             self._mark_diverged(last.slot, last.incarnation, f"epoch {dispute.epoch}: {what}")
+        elif alive and listed is not None and self._is_alone(partition, listed):
+            self._settle_alone(dispute, alive[0])
 
     # --- private ---
 
-    def _has_partners(self, slot: Slot) -> bool:
-        replicas = 2 if self._replicas is None else self._replicas.get(partition_of(slot), 0)
-        return slot.index < replicas and replicas > 1
+    def _settle_alone(self, dispute: Dispute, by: Computation) -> None:
+        """Only one is left, and it has computed again. If it repeats itself, its results are
+        accepted, as those of any single replica; if not, a new incarnation of it decides."""
+        if by.slot not in dispute.contradicted:
+            self._end(dispute.partition, DisputeEvent.NOT_COMPARED)
+            return
+        self._disputes[dispute.partition] = dispute.with_replaced(by)
+        what = "its results contradict each other; it is replaced"
+        self._mark_diverged(by.slot, by.incarnation, f"epoch {dispute.epoch}: {what}")
+
+    def _is_alone(self, partition: Partition, slots: Iterable[Slot]) -> bool:
+        """Whether a partition has a single replica, and at most one of these is compared. Two are
+        in a planned move."""
+        if self._replicas is None or self._replicas.get(partition, 0) > 1:
+            return False
+        compared = {s for s in slots if partition_of(s) == partition and self._is_compared(s)}
+        return len(compared) < 2
+
+    def _has_partners(self, slot: Slot, listed: Iterable[Slot]) -> bool:
+        return self._is_compared(slot) and not self._is_alone(partition_of(slot), listed)
 
     def _is_compared(self, slot: Slot) -> bool:
         """Whether this slot is one of the configured replicas of its partition."""
@@ -348,7 +382,7 @@ class DigestComparison:
 
     def _witnesses(self, partition: Partition, group: Sequence[Result]) -> int:
         """How many of these equal results were computed independently: copies are not counted, but
-        a group is at least one."""
+        a group counts as one at least."""
         copies = sum(self._is_copy(partition, by) for by, _ in group)
         return max(1, len(group) - copies)
 

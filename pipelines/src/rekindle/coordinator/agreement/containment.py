@@ -14,7 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rekindle.coordinator.agreement.comparison import DigestComparison
 from rekindle.coordinator.agreement.disputes import Dispute
-from rekindle.coordinator.agreement.results import Computation, epoch_digests
+from rekindle.coordinator.agreement.results import (
+    Computation,
+    EpochDigests,
+    epoch_digests,
+    have_same_digests,
+)
 from rekindle.coordinator.checkpoints.committer import AGREEMENT_WAIT_EPOCHS, Committer
 from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
@@ -29,6 +34,7 @@ class Containment:
         self.comparison = DigestComparison()
         self._sinks_through: dict[Partition, int] = {}
         self._untrusted: set[Partition] = set()  # partitions with output that was untrusted
+        self._reported: dict[Slot, tuple[PollResponse, Mapping[int, EpochDigests]]] = {}
 
     # --- desired state of tasks ---
 
@@ -77,7 +83,8 @@ class Containment:
         by = Computation(slot, response.task.incarnation, response.boot_id)
         copied = response.movement.moved_through if response.movement is not None else None
         restored_from = response.restored_from if copied is None else None
-        changed = self.comparison.observed(by, epoch_digests(response), restored_from, copied)
+        digests = self._digests_in(slot, response)
+        changed = self.comparison.observed(by, digests, restored_from, copied)
         for done in response.checkpoints:
             if committer.has_committed(slot, done):
                 self.comparison.committed(by, done.epoch)
@@ -111,7 +118,8 @@ class Containment:
         by = Computation(slot, response.task.incarnation, response.boot_id)
         digests = epoch_digests(response)
         disputed = {epoch: digests[epoch] for epoch in contained.disputed if epoch in digests}
-        if not self.comparison.containment_inherited(by, contained.after, disputed):
+        listed = [task.slot for task in tasks]
+        if not self.comparison.containment_inherited(by, contained.after, disputed, listed):
             return False
         self._contain(tasks, graph, committer)
         return True
@@ -134,14 +142,15 @@ class Containment:
         self, tasks: Membership, is_suspected: TaskPredicate, now: float
     ) -> None:
         """Let disputed partitions be computed again."""
-        for partition in self.comparison.disputes:
+        listed = [task.slot for task in tasks]
+        for partition in list(self.comparison.disputes):
             alive = [
                 by
                 for task in tasks
                 if task.partition == partition and not is_suspected(task)
                 for by in _computations(task)
             ]
-            self.comparison.request_recomputation(partition, alive, now)
+            self.comparison.request_recomputation(partition, alive, now, listed)
 
     def committable_entries(
         self,
@@ -202,6 +211,14 @@ class Containment:
         return (*disputes, *sorted(conflicts))
 
     # --- private ---
+
+    def _digests_in(self, slot: Slot, response: PollResponse) -> Mapping[int, EpochDigests]:
+        """The same object as long as a replica reports the same: there are several polls an
+        epoch."""
+        known = self._reported.get(slot)
+        if known is None or not have_same_digests(known[0], response):
+            known = self._reported[slot] = (response, epoch_digests(response))
+        return known[1]
 
     def _contain(self, tasks: Membership, graph: Graph | None, committer: Committer) -> None:
         """Hold back all output and checkpoints that depend on untrusted epochs."""

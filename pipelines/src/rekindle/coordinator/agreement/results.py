@@ -56,6 +56,14 @@ class EpochDigests:
         return bool(mine == yours)
 
 
+def have_same_digests(one: PollResponse, other: PollResponse) -> bool:
+    return (
+        one.chained == other.chained
+        and one.digests == other.digests
+        and one.checkpoints == other.checkpoints
+    )
+
+
 def epoch_digests(response: PollResponse) -> dict[int, EpochDigests]:
     """The digests in a poll response, by epoch."""
     states = {done.epoch: done.digest for done in response.checkpoints}

@@ -320,13 +320,15 @@ class Committer:
             return self._first_manifest(inputs)
         assert self.newest is not None
         epoch = max(self.newest.epoch, self._complete_epoch(inputs))
+        waited = now - (self._last_progress_at or 0.0)
+        is_due = waited >= inputs.generation.checkpoint_interval_s
+        if epoch == self.newest.epoch and not is_due:
+            return None
         available = self._available(inputs, epoch)
         progressed = any(
             refs[0].epoch > self.newest.entries[p.key][0].epoch for p, refs in available.items()
         )
-        waited = now - (self._last_progress_at or 0.0)
-        is_due = waited >= inputs.generation.checkpoint_interval_s
-        if epoch == self.newest.epoch and not (progressed and is_due):
+        if epoch == self.newest.epoch and not progressed:
             return None
         kept = keep_entries(inputs.graph, available, self.newest.entries, inputs.progress)
         if any(self._saves_again(kept[p.key], p) for p in self._awaited(inputs)):

@@ -136,6 +136,7 @@ class ReportInputs:
     checkpoint_problems: tuple[CheckpointProblem, ...]
     store_id: str | None
     is_suspected: TaskPredicate
+    is_untrusted: TaskPredicate
 
 
 def build_report(inputs: ReportInputs, now: float) -> Report:
@@ -176,6 +177,7 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         pod=task.pod.name,
         phase=task.phase,
         suspected=suspected,
+        untrusted=True if inputs.is_untrusted(task) else None,
     )
     if task.suspected_since is not None:
         since = rfc3339(inputs.wall_s + task.suspected_since) if suspected else None

@@ -373,6 +373,8 @@ class Coordinator:
         return now - self._obsolete_since < STOP_TIMEOUT_S and still_writing(self.membership, graph)
 
     def _find_isolation(self, now: float) -> bool:
+        if not any(task.suspected for task in self.membership):
+            return False
         interval_s = self._generation.interval_s if self._generation else 1.0
         readable = readable_replicas(self._graph, self._replicas)
         return coordinator_is_isolated(self.membership, readable, interval_s, now)
@@ -382,8 +384,8 @@ class Coordinator:
         return [t.slot for t in self.membership if t.partition in consumers]
 
     def _partner_slots(self, slot: Slot) -> tuple[Slot, Slot]:
-        """The slots of the replica that stabilizes in turn with this one (`tasks.routes.partner`);
-        a planned move has two."""
+        """The slots of the replica that stabilizes in turn with this one (`tasks.routes.partner`):
+        two, because of planned moves."""
         other = replace(slot, replica=slot.index ^ 1)
         return other, other.alternate
 
@@ -418,6 +420,7 @@ class Coordinator:
             checkpoint_problems=self.checkpoint_problems(now),
             store_id=self.committer.store_id,
             is_suspected=self.is_suspected,
+            is_untrusted=lambda task: self.containment.comparison.is_untrusted(task.slot),
         )
 
     # --- desired state ---

@@ -117,6 +117,7 @@ def _task(task: TaskReport) -> Json:
         "silentSeconds": task.silent_s,
         "stableEpoch": task.stable_epoch,
         "durableEpoch": task.durable_epoch,
+        "untrusted": task.untrusted,
         "restoredFrom": task.restored_from,
         "problem": task.problem,
         "refused": task.refused,

@@ -49,7 +49,7 @@ async def store_id_from_status(api: KubeApi, settings: Settings) -> str | None:
 
 
 class StatusWriter:
-    """One write at a time; during a write only the latest report is kept."""
+    """One write at a time, with a pause after it; meanwhile only the latest report is kept."""
 
     def __init__(self, api: KubeApi, settings: Settings, feed: EventHandler) -> None:
         self._api, self._settings, self._feed = api, settings, feed
@@ -84,6 +84,7 @@ class StatusWriter:
             try:
                 await self._write(desired)
                 backoff.succeeded()
+                await asyncio.sleep(self._settings.report_pause_s)
                 continue
             except ApiError as error:
                 _log.warning("status: %s", error)

@@ -30,6 +30,9 @@ class Settings:
     poll_timeout_s: float = 1.0  # a frozen task blocks one call, which is then retried
     tick_s: float = 0.1
     generation_check_s: float = 1.0
+    # Between two writes of the report: each is a new version of the topology, and the operator
+    # writes its part of the status only if there is none between its read and its write.
+    report_pause_s: float = 0.2
     lease_renew_s: float = 1.0  # each renewal names the report that is still valid
     # While a task is suspected: the operator counts its silence up to the last renewal.
     lease_renew_suspecting_s: float = 0.5

@@ -97,6 +97,7 @@ class GenerationReader:
         self._query = {"labelSelector": selector}
         self._compiled: dict[int, Topology] = {}
         self._versions: dict[str, str] = {}
+        self._failure: str | None = None  # why the newest generation does not compile
 
     async def run(self) -> None:
         backoff = Backoff(API_BACKOFF)
@@ -115,28 +116,37 @@ class GenerationReader:
     async def _check(self) -> None:
         items = (await self._api.get(self._path, self._query))["items"]
         versions = {i["metadata"]["name"]: i["metadata"]["resourceVersion"] for i in items}
-        if versions == self._versions and self._compiled:
-            return
+        if versions == self._versions:
+            if self._failure is not None:
+                raise CompilationFailed(self._failure)
+            if self._compiled:
+                return
         found = generations_from(items, self._settings.topology_uid)
         if not found:
             raise ObjectError(
                 f"no ConfigMap with the label {names.LABEL_GENERATION} has this topology's UID; "
                 "the operator writes one for each generation: check that it runs"
             )
+        failure = None
         new = [number for number in found if number not in self._compiled]
         if new:
             compiled = await compile_specs([found[number] for number in new])
-            self._keep(dict(zip(new, compiled, strict=True)), newest=max(found))
+            failure = self._keep(dict(zip(new, compiled, strict=True)), newest=max(found))
         self._compiled = {n: t for n, t in self._compiled.items() if n in found}
-        self._versions = versions
+        self._versions, self._failure = versions, failure
+        if failure is not None:
+            raise CompilationFailed(failure)
         if self._compiled:
             self._feed(GenerationSeen(newest_generation(self._compiled)))
 
-    def _keep(self, compiled: Mapping[int, Topology | str], newest: int) -> None:
+    def _keep(self, compiled: Mapping[int, Topology | str], newest: int) -> str | None:
+        """Returns why the newest generation does not compile; None if it does."""
+        failure = None
         for number, topology in compiled.items():
             if isinstance(topology, Topology):
                 self._compiled[number] = topology
             elif number == newest:
-                raise CompilationFailed(topology)
+                failure = topology
             else:  # accepted by a less strict release: only its operator ids are missing
                 _log.warning("generation %d does not compile any more: %s", number, topology)
+        return failure

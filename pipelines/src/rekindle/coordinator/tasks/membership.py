@@ -216,8 +216,8 @@ class Membership:
         return (
             f"tasks and the image of the coordinator have stream protocols {protocols}, and cannot "
             f"read from each other ({len(older)} tasks have an older one: {listed}): a task that "
-            f"replaces a lost one cannot become Live. Set spec.suspend to true, and to false when "
-            f"all tasks have ended: then all start with one image, from the newest checkpoint"
+            f"replaces a lost one cannot become Live. Set spec.suspend to true, and back once all "
+            f"tasks have ended: then all start with one image, from the newest checkpoint"
         )
 
     def started(self) -> tuple[str, ...]:

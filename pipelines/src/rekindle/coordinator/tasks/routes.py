@@ -1,8 +1,9 @@
 """From which replicas a task reads each of its inputs, preferred first.
 
 Pure. Only trusted replicas that serve (CatchingUp, Live) are listed; suspected ones are last,
-because suspicion may be wrong. Among equals, replica i prefers replica i, which distributes the
-readers. A replica that lags behind a Live one is marked, so that readers leave it.
+because suspicion may be wrong. Among equals, replica i prefers replica i, under whichever of its
+numbers it runs, which distributes the readers. A replica that lags behind a Live one is marked, so
+that readers leave it.
 
 Design: docs/design/streams.md#reader, docs/design/replication.md#take-over.
 Paper: DPC (Balazinska et al. 2005), section 3.3.
@@ -42,7 +43,7 @@ def upstreams(
         Upstream(
             stream=graph.streams[upstream.segment],
             partition=upstream.index,
-            endpoints=_endpoints(replicas.get(upstream, []), slot.replica, is_suspected),
+            endpoints=_endpoints(replicas.get(upstream, []), slot.index, is_suspected),
         )
         for upstream in graph.inputs[partition_of(slot)]
     )
@@ -138,7 +139,8 @@ def _endpoints(tasks: list[Task], mine: int, is_suspected: TaskPredicate) -> tup
     def preference(task: Task) -> tuple[bool, bool, int, bool, int]:
         replica = task.slot.replica
         lag = sum(task.response.lag_s > s for s in _LAG_STEPS_S) if task.response else 0
-        return is_suspected(task), task.phase != TaskPhase.LIVE, lag, replica != mine, replica
+        is_other = task.slot.index != mine
+        return is_suspected(task), task.phase != TaskPhase.LIVE, lag, is_other, replica
 
     live = [
         t.response

@@ -1,4 +1,4 @@
-"""What an upstream replica keeps for newcomers, whatever floor it is given. Pure.
+"""The epochs that an upstream replica keeps for newcomers, although its floor is higher. Pure.
 
 A hold begins at the log's base when it is registered, and ends only when its session is released.
 So a delayed poll, with a floor from before the session, truncates nothing that the hold covers.

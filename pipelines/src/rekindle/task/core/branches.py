@@ -1,9 +1,9 @@
 """The inputs of a task whose output may be tentative: which epochs its loop takes. Pure.
 
-It stands between the consistency manager, which says what is processed on which branch, and the
-loop, which takes it when the engine has time. Until the task is Live for the first time nothing is
-tentative; nor for a while after a tentative epoch could not be processed, so that the stable branch
-gets the engine. What replicas say to each other before they stabilize goes by polls.
+The consistency manager decides what is processed on which branch; this core keeps it until the loop
+takes it. Until the task is Live for the first time nothing is tentative; nor for a while after a
+tentative epoch could not be processed, so that the stable branch gets the engine. Messages between
+replicas, before they stabilize, are carried by polls (`partner`).
 
 Design: docs/design/consistency.md#in-a-task.
 Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
@@ -42,17 +42,17 @@ from rekindle.task.core.loop import EpochsTaken, ForkDropped, TentativeTaken
 from rekindle.task.core.partner import PartnerMessages
 
 UNANSWERED_S = 30.0
-"""How long a task that was restored waits for an input before it is Live, if no replica of it
-answers; `maxDelay` if that is longer."""
+"""How long a restored task waits for an input of which no replica responds, before it becomes Live
+without it; `maxDelay` if that is longer."""
 RETRY_S = 10.0
-"""How long after a failed tentative epoch there are no others."""
+"""Time after a failed tentative epoch without other tentative epochs."""
 
 BranchEffect = EmitUndo | EmitReconciliationDone | ReadLive | StopLive | ReadAgain
 Taken = EpochsTaken | TentativeTaken | ForkDropped
 
 
 class BranchesCore:
-    """Of one task. `error`: why no more can be taken."""
+    """The inputs of one task. `error`: why no more can be taken."""
 
     def __init__(self, settings: ConsistencySettings, next_epoch: int, watermark: int) -> None:
         """`watermark`: after `next_epoch - 1`."""
@@ -60,14 +60,15 @@ class BranchesCore:
         self.partner = PartnerMessages()
         self._max_delay_s = settings.max_delay_s
         self._core = ConsistencyCore(replace(settings, max_delay_s=None), next_epoch, watermark)
-        self._call: ProcessStable | ProcessTentative | None = None  # not taken yet
-        self._forks = self._drops = False  # when it is taken
+        self._call: ProcessStable | ProcessTentative | None = None  # what `take` returns next
+        self._forks = False  # whether `_call` begins a fork
+        self._drops = False  # whether `take` returns ForkDropped first
         self._live = False
         self._was_restored = next_epoch > 0
-        self._began: float | None = None  # when it was first not Live
+        self._began: float | None = None  # the first time of `wait_for_heads`
         self._retry_at: float | None = None
 
-    # -- what others may know --------------------------------------------------------------------
+    # -- state for callers -----------------------------------------------------------------------
 
     @property
     def state(self) -> ConsistencyState:
@@ -83,16 +84,17 @@ class BranchesCore:
 
     @property
     def tentative_epoch(self) -> int | None:
-        """The newest one, if it is not corrected."""
+        """The newest tentative epoch, if it is not corrected."""
         return self._core.tentative_epoch
 
     @property
     def serves(self) -> bool:
-        """Whether it gives tentative results: since it is Live, unless one has failed just now."""
+        """Whether the task may have tentative results: once it has been Live, and not for RETRY_S
+        after one has failed."""
         return self._live and self._retry_at is None
 
     def is_served(self, now: float) -> bool:
-        """Whether the partner serves in place of this replica, by its promise."""
+        """Whether the partner has promised to serve in place of this replica."""
         return self._core.is_served(now)
 
     def suspends(self, now: float) -> bool:
@@ -141,32 +143,32 @@ class BranchesCore:
         return self.step(MaxDelayChanged(self._max_delay_s), now)
 
     def wait_for_heads(self, heads: Iterable[int], now: float) -> list[BranchEffect]:
-        """What its inputs have said while the task is not Live: the head of each channel, NO_EPOCH
-        if no replica has answered. Such an input is missing; what the others have is history. Not
-        for a task without a checkpoint, whose upstreams may have to start yet."""
-        x = self._max_delay_s
-        if self._live or x is None or not self._was_restored:
+        """Become Live without inputs whose replicas do not respond. `heads`: of each channel;
+        NO_EPOCH if no replica has responded. Ignored by a task that started without a checkpoint:
+        its upstreams may still have to start."""
+        max_delay_s = self._max_delay_s
+        if self._live or max_delay_s is None or not self._was_restored:
             return []
         self._began = now if self._began is None else self._began
-        answered = [head != NO_EPOCH for head in heads]
-        waited = now >= self._began + max(x, UNANSWERED_S)
-        if not waited or all(answered) or not any(answered):
+        responded = [head != NO_EPOCH for head in heads]
+        waited = now >= self._began + max(max_delay_s, UNANSWERED_S)
+        if not waited or all(responded) or not any(responded):
             return []
         return self.become_live(now)
 
     def leave_out(self, attempt: int, epoch: int, now: float) -> list[BranchEffect]:
-        """A tentative epoch could not be processed."""
+        """A tentative epoch could not be processed: go on without it."""
         self._retry_at = now + RETRY_S
         effects = self._step(MaxDelayChanged(None), now)
         return [*effects, *self.step(TentativeProcessed(attempt, epoch), now)]
 
     def update_partner(self, partner: Partner | None, boot: str, now: float) -> list[BranchEffect]:
-        """What a poll says of the other replica; `boot`: of this task. While this one gives no
-        tentative results, it is not asked to serve: the partner goes on without its answer."""
+        """The other replica's messages in a poll; `boot`: of this task. While this replica has no
+        tentative results, requests to serve are ignored: the partner goes on without an answer."""
         asks = partner.asks if partner is not None else None
         if partner is not None and asks is not None and asks.lease_s and not self.serves:
             partner = partner.model_copy(update={"asks": None})
-        events = self.partner.heard(partner, boot)
+        events = self.partner.receive(partner, boot)
         return [effect for event in events for effect in self.step(event, now)]
 
     def failed(self, error: Exception) -> None:
@@ -174,8 +176,8 @@ class BranchesCore:
         self.error = self.error or error
 
     def take(self, bounds: CallBounds) -> Taken | None:
-        """What is processed next; None if nothing is. Of complete epochs those of one call: the
-        others are taken again. Raises what has failed."""
+        """What is processed next; None if there is nothing. Only as many complete epochs as fit
+        into one call; the others are taken later. Raises `error`."""
         if self.error is not None:
             raise self.error
         if self._drops:
@@ -201,7 +203,7 @@ class BranchesCore:
                 case DropFork():
                     self._drops = True
                 case RequestPostponement() | EndPostponement() | AnswerPartner():
-                    self.partner.said(effect)
+                    self.partner.send(effect)
                 case _:
                     effects.append(effect)
         return effects

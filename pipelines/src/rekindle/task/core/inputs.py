@@ -83,12 +83,13 @@ class StreamsCore:
         self.error = self.error or error
 
     def announced(self, channel: Channel, epoch: int, size: int) -> int:
-        """A channel will have so many bytes of an epoch; the bytes of all that are announced for
-        it. The epoch is one piece in the end, and the pieces of it arrive at the same time."""
-        if epoch < self._union.next_epoch:  # it has been repeated, and is dropped
+        """A channel will deliver so many bytes of an epoch. Returns the bytes of the epoch that all
+        channels have announced: in the end they are merged, so all of them are in memory at a
+        time."""
+        if epoch < self._union.next_epoch:  # a repeated batch of a complete epoch, to be dropped
             return size
         sizes = self._announced.setdefault(epoch, {})
-        sizes[channel] = size  # again, if a call for it is repeated
+        sizes[channel] = size  # replaces the size of an earlier request
         return sum(sizes.values())
 
     def arrived(self, channel: Channel, batch: EpochBatch) -> None:
@@ -108,7 +109,7 @@ class StreamsCore:
         return self._union.has_buffer_space(channel) and self._ready_bytes < self._read_ahead_bytes
 
     def take(self, bounds: CallBounds) -> list[EpochInput]:
-        """The complete epochs of one call. Raises what has failed."""
+        """The complete epochs of one call. Raises `error`."""
         if self.error is not None:
             raise self.error
         taken = take_ready(self._ready, bounds)

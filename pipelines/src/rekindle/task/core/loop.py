@@ -2,13 +2,13 @@
 
 A call takes as many epochs as are complete, bounded in epochs, rows and bytes, and never goes
 beyond a checkpoint epoch. Its outputs are appended to the log one after another; only then is the
-state after it the task's state. What fails for a while is tried again after a back-off; what does
-not fit into memory is tried again in a smaller call, in an engine that was started again. Does not
-know the log, Spark or sinks.
+state after it the task's state. A transient failure is retried after a back-off; a call that does
+not fit into memory is retried as a smaller one, after a restart of the engine. Does not know the
+log, Spark or sinks.
 
-A tentative epoch is a call on a fork of the state: its result enters a branch of the log, and never
-the state, a checkpoint or a digest. If it fails for any reason, it is left out: the stable branch
-does not wait for it.
+A tentative epoch is a call on a fork of the state: its result is written to a branch of the log,
+and never enters the state, a checkpoint or a digest. If it fails for any reason, it is left out:
+the stable branch does not wait for it.
 
 Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls, docs/design/consistency.md.
 """
@@ -49,7 +49,8 @@ class EpochsTaken:
 
 @dataclass(frozen=True, slots=True)
 class TentativeTaken:
-    """An epoch to process on a tentative branch, which `forks`: begins with the newest state."""
+    """An epoch to process on a tentative branch. `forks`: it begins the branch, with the newest
+    state."""
 
     attempt: int
     epoch: EpochInput
@@ -69,14 +70,14 @@ class EpochsProcessed:
 
 @dataclass(frozen=True, slots=True)
 class EpochsAppended:
-    """The first of the outputs to append are in the log, one for each digest."""
+    """As many of the outputs as there are digests are in the log."""
 
     digests: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class TentativeAppended:
-    """The tentative epoch is in the branch of its attempt, or needed no longer."""
+    """The tentative epoch is in the branch of its attempt, or is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineDied:
-    """The engine died while nobody called it."""
+    """The engine died while it was idle."""
 
     message: str
 
@@ -168,7 +169,7 @@ class CallCompleted:
 
 @dataclass(frozen=True, slots=True)
 class TentativeCompleted:
-    """A tentative epoch is out; or it is not, and none will be for a while: `failed`."""
+    """A tentative epoch is in its branch; `failed`: it is not, and none will be for a while."""
 
     attempt: int
     epoch: int
@@ -266,8 +267,8 @@ class LoopCore:
         *,
         branches: bool = False,
     ) -> None:
-        """`branches`: epochs that were taken, and are not part of a call that had to be smaller,
-        are taken again, since a tentative epoch may go before them."""
+        """`branches`: epochs that were taken but did not fit into the call are not kept for the
+        next one, since a tentative epoch may come before them; they are taken again."""
         self._branches = branches
         self._tentative: TentativeTaken | None = None  # in the call
         self._fork: State | None = None  # of the tentative branch, while there is one
@@ -284,12 +285,12 @@ class LoopCore:
         self._waiting = True  # the request of the phase is to be made, at `_retry_at`
         self._failures = 0  # in a row
         self._retry_at = -math.inf
-        self._problems: set[str] = set()  # that are reported
-        self._failed_in_call = False  # whether that is why the engine restarts
+        self._problems: set[str] = set()  # subjects of the problems that are reported
+        self._failed_in_call = False  # whether the engine restarts because it failed in a call
 
     @property
     def wake_at(self) -> float | None:
-        """When `Woken` is due; None if nothing waits for a time."""
+        """When `Woken` is due; None if the core does not wait for a time."""
         return self._retry_at if self._waiting else None
 
     def step(self, event: LoopEvent, now: float) -> list[LoopEffect]:
@@ -321,7 +322,8 @@ class LoopCore:
                 return self._engine_failed(error)
             case EngineDied(message):
                 self._failed_in_call = False
-                return [self._report("engine", message), *self._leave_tentative(), *self._restart()]
+                report = self._report("engine", message)
+                return [report, *self._leave_out_tentative(), *self._restart()]
             case EngineRestarted():
                 recovered = [] if self._failed_in_call else self._recovered("engine")
                 return [*recovered, *self._next_call(now)]
@@ -357,9 +359,9 @@ class LoopCore:
 
     def _tentative_failed(self, message: str, now: float) -> list[LoopEffect]:
         report = self._report(_TENTATIVE, f"tentative results are left out: {message}")
-        return [report, *self._leave_tentative(), *self._next_call(now)]
+        return [report, *self._leave_out_tentative(), *self._next_call(now)]
 
-    def _leave_tentative(self) -> list[LoopEffect]:
+    def _leave_out_tentative(self) -> list[LoopEffect]:
         return self._end_tentative(failed=True) if self._tentative is not None else []
 
     def _tentative_completed(self, now: float) -> list[LoopEffect]:
@@ -397,23 +399,23 @@ class LoopCore:
     def _epochs_processed(
         self, outputs: Sequence[EpochOutput], operators: State
     ) -> list[LoopEffect]:
-        wanted, got = [e.epoch for e in self._call], [o.epoch for o in outputs]
-        if wanted != got:
-            problem = f"the engine returned epochs {got} for {wanted}: this is a bug"
+        requested, returned = [e.epoch for e in self._call], [o.epoch for o in outputs]
+        if requested != returned:
+            problem = f"the engine returned epochs {returned} for {requested}: this is a bug"
             return [GiveUp(RekindleError(problem))]
         self._operators = operators
         self._outputs.extend(outputs)
         self._enter(LoopPhase.APPENDING)
         if self._tentative is not None:
             return [AppendTentative(self._tentative.attempt, outputs[0])]
-        self._sizes.succeeded(wanted[-1])
+        self._sizes.succeeded(requested[-1])
         return [*self._recovered("engine"), AppendEpochs(outputs)]
 
     def _engine_failed(self, error: EngineUnavailable | OutOfMemory) -> list[LoopEffect]:
         if self._tentative is not None:
             self._failed_in_call = False
             report = self._report(_TENTATIVE, f"tentative results are left out: {error}")
-            return [report, *self._leave_tentative(), *self._restart()]
+            return [report, *self._leave_out_tentative(), *self._restart()]
         try:
             self._sizes.failed(self._call, error)
         except RekindleError as permanent:

@@ -88,7 +88,7 @@ class TaskRestored:
     """State, inputs, engine and log are ready; the log holds `log_base` to `log_last`. `complete`:
     none of the state has to be fetched; otherwise StateComplete follows. `written_through`: the
     newest epoch that sinks certainly have; None: that of the state. `compare_from`: the first epoch
-    of which an earlier boot may have written a wrong file; None: of none."""
+    of which an earlier boot may have written a wrong file; None: it has not."""
 
     state: TaskState
     log_base: int
@@ -108,7 +108,7 @@ class HeadAdvanced:
 @dataclass(frozen=True, slots=True)
 class HeadsChecked:
     """`heads`: the newest epoch that a replica of each channel has released, NO_EPOCH if none has
-    answered. Of a task whose output may be tentative, again and again."""
+    responded. Repeated; only for a task whose output may be tentative."""
 
     heads: tuple[int, ...]
 
@@ -148,7 +148,7 @@ class DonorEventReceived:
 
 
 InputEvent = BatchReceived | UpstreamReported
-"""Of a task whose output may be tentative; another one's inputs answer `TakeEpochs`."""
+"""Of a task whose output may be tentative; inputs of other tasks answer `TakeEpochs`."""
 
 TaskCoreEvent = (
     PollReceived

@@ -1,8 +1,8 @@
-"""What a task decides in state movements, whichever party it is. Pure.
+"""What a task decides in state movements, in each of its roles. Pure.
 
-A task that has no state is a newcomer: it follows orders, or a restore point if it has left its
-session. One that has state holds its log for the newcomers of its consumers, and may be a donor
-(`exchange.state_mover.donor`, which its shell steps where requests arrive).
+A task that has no state is a newcomer: it follows orders, or a restore point once it will not start
+from its session. A task that has state holds its log for the newcomers of its consumers, and may be
+a donor (`exchange.state_mover.donor`; its shell steps that core in the thread that gets requests).
 
 Design: docs/design/state-movement.md.
 """
@@ -31,8 +31,8 @@ from rekindle.topology.model import Slot
 
 
 class MovementPart:
-    """Of one boot of a task. `restores`: it follows restore points. `addresses`: of the donors in
-    its orders, also of earlier sessions, which have to hear that they are over."""
+    """State movements of one boot of a task. `restores`: it restores from a checkpoint.
+    `addresses`: of the donors in its orders; donors of earlier sessions too, for their Release."""
 
     def __init__(self, ref: TaskRef, boot: str, limits: NewcomerLimits | None = None) -> None:
         self.replica = Replica(Slot(ref.segment, ref.partition, ref.replica), ref.incarnation)
@@ -47,11 +47,13 @@ class MovementPart:
 
     @property
     def has_state(self) -> bool:
-        """Whether it starts from a restore point, or from what has moved here."""
+        """Whether it starts from a restore point, or from a partner's state."""
         return self.restores or self._newcomer.started
 
-    def follow(self, poll: PollRequest, log_base: int | None, now: float) -> list[NewcomerEffect]:
-        """A poll with the desired state. `log_base`: None before it has a log."""
+    def apply_poll(
+        self, poll: PollRequest, log_base: int | None, now: float
+    ) -> list[NewcomerEffect]:
+        """Apply a poll with a desired state. `log_base`: None before the task has a log."""
         directive = poll.movement or Directive()
         if log_base is not None:
             self._holds.update(directive.register, directive.release, log_base)
@@ -76,13 +78,14 @@ class MovementPart:
         return self._newcomer.step(event, now)
 
     def permitted(self, poll: PollRequest) -> PollRequest:
-        """Without a restore point that is not to be followed: a session may start the task."""
+        """The poll, without its restore point while the task may still start from a session."""
         if poll.restore is None or self.restores:
             return poll
         return poll.model_copy(update={"restore": None})
 
     def floor(self, floor: int) -> int:
-        """How far the log may be truncated, of a poll's floor."""
+        """The epoch through which the log may be truncated: a poll's floor, or less because of
+        holds."""
         return self._holds.floor(floor)
 
     def newcomer_report(self) -> NewcomerReport:

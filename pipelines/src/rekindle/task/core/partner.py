@@ -1,10 +1,9 @@
-"""What replicas of a partition say to each other before they stabilize, as the coordinator carries
-it. Pure.
+"""Messages between the replicas of a partition before they stabilize; polls carry them. Pure.
 
-Each response to a poll says what a task asks of its partner, and its newest answer; each poll says
-the partner's. Both are repeated until they change, so requests are numbered: one that is heard
-again is not answered again, and an answer to an older request, whose lease would be counted from
-the newer one, is ignored.
+Each poll response contains a task's newest request to its partner, and its newest answer; each poll
+contains those of the partner. Both are repeated until they change, so requests are numbered: a
+repeated request is not answered again, and an answer to an older request is ignored, since its
+lease would be counted from the newer one.
 
 Design: docs/design/consistency.md#replicas.
 Paper: DPC (Balazinska et al. 2005), section 3.4.
@@ -27,14 +26,15 @@ from rekindle.protocol import Partner, Postponement, PostponementAnswer
 
 
 class PartnerMessages:
-    """Of one task. `asks`, `answer`: for its responses."""
+    """The messages of one task. `asks`: its newest request, `answer`: its newest answer, for its
+    poll responses."""
 
     def __init__(self) -> None:
         self.asks: Postponement | None = None
         self.answer: PostponementAnswer | None = None
         self._partner: tuple[int, str] | None = None  # replica and boot
-        self._known: tuple[int, str] | None = None  # the newest one: it may be lost for a while
-        self._heard: Postponement | None = None  # of it, that was answered
+        self._last_partner: tuple[int, str] | None = None  # the same, also while it does not serve
+        self._received: Postponement | None = None  # the newest request of `_last_partner`
         self._waits = False  # for the answer to `asks`
 
     @property
@@ -42,7 +42,8 @@ class PartnerMessages:
         """Replica and boot of the partner; None if there is none that serves."""
         return self._partner
 
-    def said(self, effect: RequestPostponement | EndPostponement | AnswerPartner) -> None:
+    def send(self, effect: RequestPostponement | EndPostponement | AnswerPartner) -> None:
+        """Send a message with the next responses."""
         number = self.asks.number if self.asks is not None else 0
         match effect:
             case RequestPostponement(lease_s):
@@ -52,14 +53,14 @@ class PartnerMessages:
                 self.asks = Postponement(number=number + 1, lease_s=0.0)
                 self._waits = False
             case AnswerPartner(promised):
-                assert self._heard is not None, "it was asked"
-                assert self._partner is not None, "by its partner"
+                assert self._received is not None, "an answer follows a request"
+                assert self._partner is not None, "of the partner"
                 _, boot = self._partner
-                number = self._heard.number
+                number = self._received.number
                 self.answer = PostponementAnswer(boot=boot, number=number, promised=promised)
 
-    def heard(self, partner: Partner | None, boot: str) -> list[ConsistencyInput]:
-        """What a poll says of the partner; `boot`: of this task."""
+    def receive(self, partner: Partner | None, boot: str) -> list[ConsistencyInput]:
+        """The partner and its messages in a poll; `boot`: of this task."""
         events: list[ConsistencyInput] = []
         identity = None if partner is None else (partner.replica, partner.boot)
         if identity != self._partner:
@@ -68,17 +69,17 @@ class PartnerMessages:
             if identity is not None:
                 events.append(PartnerChanged(True))
             self._partner, self._waits = identity, False
-            if identity is not None and identity != self._known:
-                self._known, self._heard, self.answer = identity, None, None
-            if self.asks is not None:  # another partner need not promise what the first one had
+            if identity is not None and identity != self._last_partner:
+                self._last_partner, self._received, self.answer = identity, None, None
+            if self.asks is not None:  # a promise of the partner before does not count any more
                 self.asks = Postponement(number=self.asks.number + 1, lease_s=0.0)
         if partner is None:
             return events
         asks, answer = partner.asks, partner.answer
-        if asks is not None and asks != self._heard:
-            self._heard = asks
-            asked = PostponementRequested(partner.replica, asks.lease_s)
-            events.append(asked if asks.lease_s else PromiseEnded())
+        if asks is not None and asks != self._received:
+            self._received = asks
+            requested = PostponementRequested(partner.replica, asks.lease_s)
+            events.append(requested if asks.lease_s else PromiseEnded())
         own = self.asks
         if (
             answer is not None

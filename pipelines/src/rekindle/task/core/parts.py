@@ -1,5 +1,5 @@
-"""What `core.task.TaskCore` has instead of a process's log, readers and threads; tests and
-simulations alone use it. Pure."""
+"""What `core.task.TaskCore` has instead of a process's log, readers and threads. Used only by tests
+and simulations. Pure."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SaverAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a task has once it is restored. `branches`: if its output may be tentative."""
+    """What a task has once it is restored. `branches`: None if its output is never tentative."""
 
     log: LogPositions
     loop: LoopCore

@@ -24,7 +24,7 @@ class TaskEvent(StrEnum):
     """What changes a task's phase."""
 
     RESTORE_POINT_RECEIVED = "restore point received"
-    STARTED = "started"  # state, inputs and engine are there; the log is open to readers
+    STARTED = "started"  # state, inputs and engine are ready; the log is open to readers
     CAUGHT_UP = "caught up"
     FELL_BEHIND = "fell behind"
     STOP_REQUESTED = "stop requested"

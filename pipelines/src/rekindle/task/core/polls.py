@@ -48,7 +48,8 @@ class PollCore:
         return not poll.ask_only
 
     def contained(self) -> Contained | None:
-        """What the coordinator before had held back here; a new one does not know it."""
+        """What an earlier coordinator has held back here; reported to the current one, which does
+        not know it until it has sent a desired state."""
         desired = self.desired
         if desired is None or desired.fence == self.fence or desired.sinks_through is None:
             return None

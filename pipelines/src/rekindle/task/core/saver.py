@@ -10,10 +10,10 @@ of the committed one. Garbage collection keeps both, and the coordinator refuses
 objects are missing. Once it has refused one, nothing that was saved until then is reused: the next
 save has all of the state.
 
-An entry that was saved while some of the restored state was not here refers to objects that nobody
-has read since they were written. It is reported once they have been: they may be damaged, and older
-entries, which may be restored instead, are kept until it is committed. Does not know log, sinks or
-engine.
+An entry that was saved while some of the restored state was not fetched yet refers to objects that
+have not been read since they were written, and may be damaged. So it is reported only after they
+have been fetched: until it is committed, older entries are kept, from which a task could be
+restored instead. Does not know log, sinks or engine.
 
 Design: docs/design/task.md#epoch-loop, docs/design/checkpoints.md#what-is-reused.
 """
@@ -34,7 +34,7 @@ from rekindle.task.state import TaskState
 
 PENDING = 2
 """Limit of states that wait to be saved."""
-KEPT = 64
+MAX_REPORTED = 64
 """Limit of saved entries that are reported until they are committed."""
 _BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
 
@@ -62,12 +62,12 @@ class EntriesRefused:
 
 @dataclass(frozen=True, slots=True)
 class StateIncomplete:
-    """The task was restored, and some of its state is still in the store."""
+    """The task was restored, and some of its state has to be fetched from the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateComplete:
-    """All of it is here."""
+    """All of the restored state has been fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class SaverCore:
 
     @property
     def state_is_complete(self) -> bool:
-        """Whether a save does not wait for restored state."""
+        """Whether all restored state has been fetched, so that no save waits for it."""
         return self._complete
 
     @property
@@ -149,7 +149,7 @@ class SaverCore:
         match event:
             case StateReached(state):
                 if not self._is_covered(state.epoch):
-                    skipped += self._keep(state)
+                    skipped += self._enqueue(state)
             case EntryCommitted(point):
                 self._committed = point
                 while self._saved and self._saved[0].epoch <= point.epoch:
@@ -180,9 +180,9 @@ class SaverCore:
         self._saving = self._pending.popleft()
         return [SaveState(self._saving.state, self._reusable())]
 
-    def _keep(self, state: TaskState) -> list[SaverEffect]:
-        """Until it is saved. The oldest that wait are dropped for it; if the one that is being
-        saved keeps too much, it is skipped itself."""
+    def _enqueue(self, state: TaskState) -> list[SaverEffect]:
+        """Keep a state until it is saved. If there are too many snapshots, the oldest that wait are
+        dropped; if none waits, this state is skipped."""
         skipped: list[SaverEffect] = []
         while True:
             try:
@@ -198,7 +198,7 @@ class SaverCore:
         return skipped
 
     def _drop_oldest(self) -> int:
-        """Of those that wait; its epoch."""
+        """Drop the oldest snapshot that waits. Returns its epoch."""
         snapshot = self._pending.popleft()
         self.snapshots.release(snapshot.name)
         return snapshot.epoch
@@ -219,8 +219,8 @@ class SaverCore:
         return committed.object
 
     def _entries_refused(self, objects: frozenset[str]) -> None:
-        """What was saved until now may have the missing objects too, as may the save in progress;
-        each poll repeats what is refused."""
+        """Everything saved so far, and the save in progress, may refer to the missing objects.
+        (Each poll repeats its refused entries, so some are known already.)"""
         known = {done.object: done.epoch for done in self._saved}
         if self._committed is not None and self._committed.object is not None:
             known[self._committed.object] = self._committed.epoch
@@ -234,8 +234,8 @@ class SaverCore:
         self._failures, self.problem = 0, None
         if self._is_covered(done.epoch):
             return
-        if len(self._saved) == KEPT:
-            # Not the oldest, which is committed next: sinks must have its epochs first.
+        if len(self._saved) == MAX_REPORTED:
+            # Drop the newest. The oldest is committed first, once sinks have its epochs.
             self._saved.pop()
         self._saved.append(done)
 
@@ -252,6 +252,6 @@ class SaverCore:
         self._end_save()
 
     def _is_covered(self, epoch: int) -> bool:
-        """Whether a newer entry, or this one, is committed: a task that was restored from an older
-        one computes such epochs again."""
+        """Whether an entry of this epoch or a newer one is committed. (A task that was restored
+        from an older entry computes such epochs again.)"""
         return self._committed is not None and epoch <= self._committed.epoch

@@ -27,8 +27,8 @@ _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
 RETRY_CONFLICTS_S = 5.0
 """Seconds between checks of the conflicting files: they may have been deleted."""
 _PAUSE_FACTOR = 4
-"""The pause between checks is at least this many times as long as the last check: on a slow store
-checks of many files leave most of the thread's time to writing."""
+"""The pause between checks is at least this many times as long as the last check, so that on a slow
+store most of the thread's time is left for writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class SinkOpened:
 
 @dataclass(frozen=True, slots=True)
 class EpochWritten:
-    """An epoch of the call in progress is durable. `conflict`: of the sink after it."""
+    """An epoch of the call in progress is durable. `conflict`: of the sink, after this epoch."""
 
     epoch: int
     conflict: str | None = None
@@ -74,20 +74,20 @@ class ConflictsChecked:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """A call of the sink."""
+    """The call in progress has failed."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallAbandoned:
-    """The thread in the call has died; the call is made again."""
+    """The thread that made the call has died; the call is made again."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSink:
-    """Open the sink and read its newest epoch; those through `after` are there.
-    `read_first_epoch`: and its first one."""
+    """Open the sink and read its newest epoch; `after`: epochs through this one are known to be
+    durable. `read_first_epoch`: read its first epoch too."""
 
     after: int
     read_first_epoch: bool
@@ -155,7 +155,7 @@ class SinkCore:
 
     @property
     def awaited_epoch(self) -> int | None:
-        """The epoch that has to be in the log; None if the core waits for something else."""
+        """The epoch that the core waits for in the log; None if it waits for something else."""
         ready = self._call is None and not self._failures and self.may_write(self.next_epoch)
         return self.next_epoch if ready else None
 
@@ -251,8 +251,8 @@ class StartWriter:
 def assignment_changes(
     current: Mapping[str, SinkAssignment], wanted: Iterable[SinkAssignment]
 ) -> list[StopWriter | StartWriter]:
-    """What leads from the writers that run, by query, to the assigned ones. A writer that would
-    write to another place, or from another epoch on, is replaced."""
+    """The changes from `current`, the running writers by query, to the assigned ones. A writer that
+    would write to another place, or from another epoch on, is replaced."""
     assigned = {s.query: s for s in wanted}
     kept = {q for q, s in current.items() if q in assigned and s.writes_as(assigned[q])}
     stop = [StopWriter(q) for q in current if q not in kept]

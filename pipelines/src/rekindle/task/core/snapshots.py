@@ -1,9 +1,10 @@
-"""The states of epochs that somebody still needs, by name. Pure.
+"""The states of epochs that a holder still needs, by name. Pure.
 
-A state is immutable, so a snapshot is a reference. What it costs is the memory that it alone keeps:
-runs that the newest state has compacted, dropped or moved to a file since. That is bounded, in
-number and in bytes; whoever takes one more is refused, and decides what to release. Runs in files,
-and those that are not here, take no memory. Does not know what a holder does with it.
+A state is immutable, so a snapshot is a reference. Its cost is the memory that only it keeps: runs
+that the newest state has compacted, dropped or moved to a file since. Snapshots are bounded, in
+number and in bytes; if there are too many, `take` raises, and the caller decides what to release.
+Runs in files, and those that are not fetched yet, take no memory. Does not know what a holder does
+with a snapshot.
 
 Design: docs/decisions/0048-lazy-restore.md#named-snapshots.
 """
@@ -31,7 +32,7 @@ class Holder(StrEnum):
 
 
 class SnapshotsFull(RekindleError):
-    """One more snapshot would keep too much; names those that there are."""
+    """There are too many snapshots, or they keep too much memory; names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """`nbytes`: of the runs that it keeps in memory, and the newest state does not. Those that
-    snapshots share count for each."""
+    """A snapshot's memory. `nbytes`: of the runs that it keeps in memory and the newest state does
+    not. Runs that several snapshots share are counted for each."""
 
     name: str
     nbytes: int
@@ -67,7 +68,7 @@ class Snapshots:
         self._snapshots: dict[str, Snapshot] = {}
 
     def take(self, holder: Holder, state: TaskState) -> Snapshot:
-        """The task's newest state, until it is released. Raises SnapshotsFull."""
+        """Keep the task's newest state until it is released. Raises SnapshotsFull."""
         nbytes = sum(_beyond(self._snapshots.values(), state.operators).values())
         if len(self._snapshots) >= self._most or nbytes > self._most_bytes:
             raise SnapshotsFull(
@@ -85,11 +86,11 @@ class Snapshots:
         return self._snapshots.get(name)
 
     def release(self, name: str) -> None:
-        """The holder needs it no more. Does nothing if it was released."""
+        """The holder does not need it any more. Does nothing if it was released."""
         self._snapshots.pop(name, None)
 
     def held(self, newest: State) -> tuple[Held, ...]:
-        """All snapshots, oldest first, and what they keep beyond the newest state."""
+        """All snapshots, oldest first, with the memory that they keep beyond the newest state."""
         return tuple(
             Held(snapshot.name, sum(_beyond([snapshot], newest).values()))
             for snapshot in self._snapshots.values()
@@ -97,8 +98,8 @@ class Snapshots:
 
 
 def _beyond(snapshots: Iterable[Snapshot], newest: State) -> Mapping[int, int]:
-    """Bytes of the runs in memory that the newest state does not have, or has elsewhere; each
-    once."""
+    """Bytes of the runs of snapshots that are in memory and that the newest state does not refer
+    to; each run once, by its `id`."""
     kept = {id(run) for state in newest.operators.values() for run in state.runs()}
     return {
         id(run): run.nbytes

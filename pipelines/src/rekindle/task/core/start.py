@@ -1,7 +1,7 @@
 """What a task prepares before its first epoch, in order: state, inputs, engine. Pure.
 
 The checkpoint store or the source's files may be missing: the step is tried again after a back-off,
-and what it waits for is reported. The engine starts with the process, beside these steps.
+and what it waits for is reported. The engine starts with the process, in parallel to these steps.
 
 Design: docs/design/task.md#start.
 """
@@ -28,17 +28,17 @@ class StartRequested:
 
 @dataclass(frozen=True, slots=True)
 class StateArrived:
-    """State and log are here already: a partner gave them."""
+    """State and log are installed already: they came from a partner."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSucceeded:
-    """What the last effect asked for is there."""
+    """The last effect has succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """What the last effect asked for is missing, perhaps for a while."""
+    """The last effect has failed, because something is missing, perhaps for a while."""
 
     problem: TaskProblem
 
@@ -87,7 +87,7 @@ NEXT: Mapping[StartStep, StartStep] = {
 }
 
 _SUBJECTS = {StartStep.STATE: "restore", StartStep.INPUTS: "source"}
-"""Under which a missing part is reported."""
+"""The subject of the problem that a step reports; other steps report none."""
 
 
 class InvalidStart(RekindleError):

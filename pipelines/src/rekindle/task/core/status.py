@@ -41,7 +41,8 @@ KEPT_DIGESTS = 256
 """Number of newest epochs whose digests can be requested."""
 LIVE_WITHIN_EPOCHS = 2
 """A task that catches up becomes Live when it is at most so many epochs behind the head, and has
-fetched its state: what is only in the store may be lost, so that it would be no redundancy."""
+fetched all of its state: state that is only in the store may be lost, so a task without it would be
+no redundancy."""
 BEHIND_AFTER_EPOCHS = 10
 """A Live task becomes CatchingUp when it is more than so many epochs behind the head."""
 
@@ -112,7 +113,7 @@ class TaskStatus:
         self.restoring: str | None = None  # the entry of which state is still fetched
         self.fetch: FetchView | None = None  # while state is fetched
         self.startup_delay: Callable[[], str | None] | None = None  # why the start is slow, if so
-        self.snapshots: Callable[[], Sequence[Held]] | None = None  # with what each keeps in memory
+        self.snapshots: Callable[[], Sequence[Held]] | None = None  # and the memory of each
         self.movement: Callable[[], MovementReport] | None = None
         self.moved_through: int | None = None  # if it has started from a partner's state
         self.components: TaskComponents | None = None
@@ -129,7 +130,8 @@ class TaskStatus:
         self._computed: dict[int, tuple[str, str]] = {}  # digest and chained digest, oldest first
         self._requested: frozenset[int] = frozenset()
         self._committed = NO_EPOCH
-        self._contradiction: tuple[Contradiction, int] | None = None  # and what was committed then
+        # And the epoch of the newest committed checkpoint at that time.
+        self._contradiction: tuple[Contradiction, int] | None = None
         self._output: Mapping[str, object] = {}  # fields of responses
 
     # -- written ---------------------------------------------------------------------------------
@@ -183,8 +185,8 @@ class TaskStatus:
         self._requested = frozenset(epochs)
 
     def update_phase(self) -> None:
-        """Live within LIVE_WITHIN_EPOCHS of the head, once all of the state is here; then until
-        BEHIND_AFTER_EPOCHS behind it."""
+        """The task becomes Live within LIVE_WITHIN_EPOCHS of the head, once all of its state is
+        fetched, and stays so until it is more than BEHIND_AFTER_EPOCHS behind."""
         phase = self.phase
         if self.components is None or not phase.serves:
             return
@@ -233,7 +235,7 @@ class TaskStatus:
         return fetch.missing_bytes if fetch is not None else 0
 
     def snapshot_bytes(self) -> int:
-        """What checkpoints and state movements in progress keep beyond the newest state."""
+        """Memory that checkpoints and state movements keep beyond the newest state."""
         return sum(held.nbytes for held in self.snapshots()) if self.snapshots is not None else 0
 
     def epoch_p99_s(self) -> float:
@@ -258,11 +260,11 @@ class TaskStatus:
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
             movement=self.movement() if self.movement is not None else None,
-        ).model_copy(update=self._output)
+        )
         if components is None:
-            return base
+            return base.model_copy(update=self._output)
         computed = self._digests_to_report()
-        update = {
+        progress = {
             "stable_epoch": components.log.last,
             "head_epoch": components.inputs.head(),
             "log_base": components.log.base,
@@ -273,16 +275,13 @@ class TaskStatus:
             "unreadable": components.inputs.unreadable(),
             "log_bytes": components.log.local_bytes,
         }
-        return base.model_copy(update=update)
+        return base.model_copy(update={**self._output, **progress})
 
     def _digests_to_report(self) -> dict[int, tuple[str, str]]:
         known = self._computed.copy()  # the engine's thread adds to it
         newest = next(reversed(known), NO_EPOCH)
-        return {
-            e: both
-            for e, both in known.items()
-            if e > newest - REPORTED_DIGESTS or e in self._requested
-        }
+        epochs = {*range(newest - REPORTED_DIGESTS + 1, newest + 1), *self._requested}
+        return {epoch: known[epoch] for epoch in sorted(epochs) if epoch in known}
 
     def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
         problem = self._failure or next(iter(self._problems.copy().values()), None)

@@ -1,10 +1,10 @@
 """How a task starts, follows polls, fails and ends. Pure.
 
 A poll is level-triggered: the newest one that is not `ask_only` is the task's complete desired
-state. What it changes is applied once; what may leave the log also depends on what the sinks have
-written. A task that failed waits until a poll has reported that, and ends; one whose results differ
-each time stays, because its next boot would only fail again. A task that has to compute again
-discards its log and ends.
+state. Its changes are applied once; how far the log is truncated also depends on what the sinks
+have written. A task that failed waits until it has reported that in a poll response, and ends. If
+its results differ each time it stays, because its next boot would only fail again. A task that has
+to compute again discards its log and ends.
 
 Design: docs/design/task.md#passive, docs/design/task.md#failures.
 """
@@ -42,14 +42,14 @@ class PollAccepted:
 
 @dataclass(frozen=True, slots=True)
 class StateMoved:
-    """A partner's state after `epoch`, and its log, are here."""
+    """A partner's state after `epoch`, and its log, are installed."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """State, inputs, engine and log are there."""
+    """State, inputs, engine and log are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class RouteInputs:
 
 @dataclass(frozen=True, slots=True)
 class SetSinks:
-    """First limit the writers that there are to epochs through `through` (None: no limit), then
-    start and stop writers."""
+    """First limit the running writers to epochs through `through` (None: no limit), then start and
+    stop writers."""
 
     through: int | None
     sinks: Sequence[SinkAssignment]
@@ -113,7 +113,7 @@ class ReportDigests:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteCommitted:
+class RecordCommitted:
     """The partition's entry in the newest manifest; None if it has none. `refused`: entries of the
     partition that cannot be restored."""
 
@@ -135,7 +135,7 @@ class RunLoop:
 
 @dataclass(frozen=True, slots=True)
 class DiscardLog:
-    """What the log holds may be wrong: the next boot must not use it."""
+    """The log may be wrong: the next boot must not use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ SupervisorEffect = (
     | RouteInputs
     | SetSinks
     | ReportDigests
-    | NoteCommitted
+    | RecordCommitted
     | TruncateLog
     | RunLoop
     | DiscardLog
@@ -183,7 +183,7 @@ SupervisorEffect = (
 
 
 class ProcessPhase(StrEnum):
-    """How far the process of a task is."""
+    """The phase of a task's process."""
 
     WAITING = "waiting for a restore point, or for a partner's state"
     STARTING = "starting"
@@ -247,7 +247,7 @@ class SupervisorCore:
         return self._desired is not None and self._desired.saver
 
     def must_recompute(self, poll: PollRequest | None) -> bool:
-        """Whether a poll tells this boot to end, because what it computed may be wrong."""
+        """Whether a poll requires this boot to end, because its results may be wrong."""
         return poll is not None and poll.recompute == self._boot_id
 
     def step(self, event: SupervisorEvent, now: float) -> list[SupervisorEffect]:
@@ -261,7 +261,7 @@ class SupervisorCore:
                 return self._state_moved(epoch)
             case Started():
                 self._enter(ProcessPhase.RUNNING)
-                return [*self._follow(), RunLoop()]
+                return [*self._apply_desired(), RunLoop()]
             case SinksProgressed(durable):
                 return self._truncate(durable)
             case TaskFailed(permanent):
@@ -277,7 +277,7 @@ class SupervisorCore:
     def _poll_accepted(self, poll: PollRequest) -> list[SupervisorEffect]:
         self._desired = poll
         if self.must_recompute(poll) and self.phase is not ProcessPhase.REPORTING:
-            # Sinks stop before the running call ends: what it adds to the log may be wrong too.
+            # Sinks stop before the running call ends: its output in the log may be wrong too.
             return [DiscardLog(), StopSinks(), *self._end(flush_s=0.0)]
         match self.phase:
             case ProcessPhase.WAITING if poll.restore is not None:
@@ -286,7 +286,7 @@ class SupervisorCore:
             case ProcessPhase.STARTING:
                 return [RouteInputs(poll.upstreams)]  # inputs are read ahead
             case ProcessPhase.RUNNING:
-                return self._follow()
+                return self._apply_desired()
         return []
 
     def _state_moved(self, epoch: int) -> list[SupervisorEffect]:
@@ -296,8 +296,8 @@ class SupervisorCore:
         upstreams = self._desired.upstreams if self._desired is not None else ()
         return [StartMoved(epoch), RouteInputs(upstreams)]
 
-    def _follow(self) -> list[SupervisorEffect]:
-        """What the newest poll changes in a task that runs."""
+    def _apply_desired(self) -> list[SupervisorEffect]:
+        """Apply the newest desired state to a running task."""
         desired = self._desired
         if desired is None:
             return []
@@ -305,12 +305,12 @@ class SupervisorCore:
             RouteInputs(desired.upstreams),
             SetSinks(desired.sinks_through, desired.sinks),
             ReportDigests(desired.digests_of),
-            NoteCommitted(desired.committed, frozenset(desired.refused)),
+            RecordCommitted(desired.committed, frozenset(desired.refused)),
         ]
 
     def _truncate(self, durable: Sequence[int]) -> list[SupervisorEffect]:
-        """No sink may lose an epoch that it has not written. The same floor is applied again: the
-        log may have grown below it."""
+        """Truncate to the floor, but keep epochs that a sink has not written. The same floor is
+        applied again and again, because epochs below it may be appended after it came."""
         desired = self._desired
         if self.phase is not ProcessPhase.RUNNING or desired is None or desired.floor is None:
             return []

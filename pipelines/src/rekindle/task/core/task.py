@@ -1,10 +1,10 @@
 """All that one task decides, as one state machine: `TaskCore.step(event, now) -> effects`. Pure.
 
-It joins the cores of the supervisor, loop, saver, sinks, polls and status. The process of a task
-drives each of them from a thread of its own; a simulator drives all of them through this one. What
-is between them is here: the log grows and the sinks write it, the loop reaches a checkpoint and the
-saver saves it, sinks progress and the log is truncated. The inputs are outside: they answer
-`TakeEpochs`. Those of a task whose output may be tentative are here, in `branches`.
+It combines the cores of the supervisor, loop, saver, sinks, polls and status. The process of a task
+drives each of them from its own thread; a simulator drives all of them through this one. It
+connects them: when the log grows the sinks write it, when the loop reaches a checkpoint the saver
+saves it, when sinks progress the log is truncated. The inputs are outside: they answer
+`TakeEpochs`. The inputs of a task whose output may be tentative are inside, in `branches`.
 
 Design: docs/decisions/0045-task-core.md.
 """
@@ -117,8 +117,8 @@ from rekindle.task.core.supervisor import (
     DiscardLog,
     EndProcess,
     FailureReported,
-    NoteCommitted,
     PollAccepted,
+    RecordCommitted,
     ReportDigests,
     RouteInputs,
     RunLoop,
@@ -152,7 +152,7 @@ class TaskCore:
         self.parts: Parts | None = None
         self._settings = settings
         self._now = 0.0
-        self._take_request: TakeEpochs | None = None  # what the loop waits for, from the branches
+        self._take_request: TakeEpochs | None = None  # of the loop, which the branches answer
         self.status = TaskStatus(
             settings.ref,
             settings.boot_id,
@@ -261,7 +261,7 @@ class TaskCore:
 
     def _update_movement(self, poll: PollRequest) -> list[TaskEffect]:
         base = self.parts.log.base if self.parts is not None else None
-        effects = self._apply_newcomer_effects(self.movement.follow(poll, base, self._now))
+        effects = self._apply_newcomer_effects(self.movement.apply_poll(poll, base, self._now))
         if poll.movement is not None and poll.movement.release:
             effects += self._step_donor(SessionsReleased(poll.movement.release))
         return effects
@@ -306,8 +306,8 @@ class TaskCore:
             case ReportDigests(epochs):
                 self.status.request_digests(epochs)
                 return []
-            case NoteCommitted(point, refused):
-                return self._note_committed(point, refused)
+            case RecordCommitted(point, refused):
+                return self._record_committed(point, refused)
             case StopSinks():
                 if self.parts is not None:
                     self.parts.sinks.cores.clear()
@@ -322,7 +322,7 @@ class TaskCore:
                 return [effect]
         assert_never(effect)
 
-    def _note_committed(
+    def _record_committed(
         self, point: RestorePoint | None, refused: frozenset[str]
     ) -> list[TaskEffect]:
         self.status.committed(point.epoch if point is not None else NO_EPOCH)
@@ -465,7 +465,7 @@ class TaskCore:
         return self._apply_branch_effects(branches.become_live(self._now))
 
     def _check_heads(self, heads: Sequence[int]) -> list[TaskEffect]:
-        """An input that nobody answers for may be missing before the task is Live."""
+        """Let the branches decide, before the task is Live, whether an input is missing."""
         branches = self._branches()
         if branches is None:
             return []
@@ -473,7 +473,7 @@ class TaskCore:
 
     def _apply_branch_effects(self, branch_effects: Sequence[BranchEffect]) -> list[TaskEffect]:
         branches = self._branches()
-        assert branches is not None, "their effects are followed"
+        assert branches is not None, "these are effects of branches"
         names = self._settings.input_names
         missing = sorted({names[channel.input] for channel in branches.missing()})
         self.status.set_consistency(

@@ -1,8 +1,8 @@
-"""What the replicas of each channel have reported with their responses, as the consistency manager
-is told it. Pure.
+"""Turns the responses of the replicas of each channel into events of the consistency manager. Pure.
 
-The stable subscription says what a channel's upstream has, and how far it has corrected its output.
-The live one, if there is one, may read another replica, and adds its tentative epochs.
+Responses to the stable subscription contain what a channel's upstream has, and how far it has
+corrected its output. The live subscription, if there is one, may read another replica; its
+responses add that replica's tentative epochs.
 
 Design: docs/design/consistency.md#in-a-task.
 """
@@ -41,7 +41,7 @@ class _Upstream:
 
 
 class UpstreamReports:
-    """Of one task. `streams`: of each channel."""
+    """The responses to one task. `streams`: of each channel."""
 
     def __init__(self, streams: Mapping[Channel, str]) -> None:
         self._upstreams = {channel: _Upstream(stream) for channel, stream in streams.items()}
@@ -53,7 +53,7 @@ class UpstreamReports:
         upstream = self._upstreams[channel]
         upstream.is_live, upstream.live_tentative = False, NO_EPOCH
 
-    def heard(
+    def receive(
         self, channel: Channel, progress: StreamProgress, *, live: bool
     ) -> list[UpstreamReported | BatchReceived]:
         """A replica has responded; `live`: to the live subscription."""

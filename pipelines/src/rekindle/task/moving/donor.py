@@ -1,8 +1,8 @@
 """The I/O around `DonorCore`: pins state and log, reads chunks, answers newcomers.
 
-The core is stepped in the event loop of the server of streams, where requests arrive; what reads
-state or log is done in a thread of its own. The engine's loop is not involved: it is asked for its
-newest state, which is one reference. What answers hold in memory is bounded, whoever asks.
+The core is stepped in the event loop of the stream server, where requests arrive; state and log are
+read in another thread. The engine's loop is not involved: its newest state is one reference. The
+memory of answers is bounded, for all newcomers together.
 
 Design: docs/design/state-movement.md#donor.
 """
@@ -60,13 +60,13 @@ from rekindle.task.moving.pieces import NotMovable, Pieces
 from rekindle.task.state import TaskState
 
 ANSWER_S = 10.0
-"""How long a request waits for the donor's answer; then it is asked again."""
+"""How long a request waits for the donor's answer; then the newcomer repeats it."""
 PROGRESS_S = 0.5
-"""How often it is noted how much of the state has been read for an offer."""
+"""Interval in which the number of runs that were read for an offer is updated."""
 _log = logging.getLogger(__name__)
 
 _Key = tuple[Session, int | None]
-"""What a reply answers: the number of a chunk, or None for an offer."""
+"""The request that a reply answers: the number of a chunk, or None for an offer."""
 
 
 class SnapshotKeeper(Protocol):
@@ -79,13 +79,13 @@ class SnapshotKeeper(Protocol):
     def unpin(self, snapshot: Snapshot) -> None: ...
 
     def kept_bytes(self, snapshot: Snapshot, newest: TaskState) -> int:
-        """What it keeps beyond the newest state."""
+        """Memory that it keeps beyond the newest state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Pinned:
-    """What a session reads: the state, the log, and both cut into pieces (`task.moving.pieces`)."""
+    """What a session reads: the state, the log, and both as pieces (`task.moving.pieces`)."""
 
     snapshot: Snapshot
     log: LogPin
@@ -118,19 +118,19 @@ class StateDonor:
         self._pinned: dict[Session, _Pinned] = {}
         self._waiting: dict[_Key, list[asyncio.Future[NewcomerMessage]]] = {}
         self._reading: set[_Key] = set()
-        self._answers = 0  # with a chunk, or that will have one
-        self._max_answers = 2 * limits.sessions * limits.window
+        self._chunk_answers = 0  # that are being sent, or wait for their chunk
+        self._max_chunk_answers = 2 * limits.sessions * limits.window
         self._tasks: set[asyncio.Task[None]] = set()
         server.serve_state(self.answer)
 
     def tick(self) -> None:
-        """Called often, by the supervisor; of no consequence without a session."""
+        """Called often, by the supervisor; does nothing without a session."""
         if self.sessions:
             self._server.call(self._step, StateReached(self._state().epoch))
             self._server.call(self._step, LeaseChecked())
 
     def release(self, sessions: Sequence[Session]) -> None:
-        """The coordinator says that they are over."""
+        """The coordinator has released these sessions."""
         if sessions:
             self._server.call(self._step, SessionsReleased(sessions))
 
@@ -145,14 +145,14 @@ class StateDonor:
         if not isinstance(message, ChunkRequest):
             yield await self._answer(message)
             return
-        if self._answers >= self._max_answers:
+        if self._chunk_answers >= self._max_chunk_answers:
             yield Refusal(message.session, RefusalReason.BUSY)
             return
-        self._answers += 1
+        self._chunk_answers += 1
         try:
             yield await self._answer(message)
         finally:
-            self._answers -= 1
+            self._chunk_answers -= 1
 
     async def _answer(self, message: DonorMessage) -> NewcomerMessage | None:
         key = _key_of(message)
@@ -168,9 +168,9 @@ class StateDonor:
         except TimeoutError:
             return None
         finally:
-            left = self._waiting[key]
-            left.remove(waiting)
-            if not left:
+            others = self._waiting[key]
+            others.remove(waiting)
+            if not others:
                 del self._waiting[key]
 
     def _step(self, event: DonorCoreEvent) -> None:
@@ -194,7 +194,7 @@ class StateDonor:
                     self._reply(message)
 
     def _reply(self, message: NewcomerMessage) -> None:
-        """To all who have asked for it; a refusal ends the session, so it answers everything."""
+        """Answer all requests for this message; a refusal answers all requests of the session."""
         match message:
             case Preparing(session) | Offer(session):
                 keys: list[_Key] = [(session, None)]
@@ -216,14 +216,14 @@ class StateDonor:
             self._step(PinFailed(session, str(error)))
             return
         self._pinned[session] = pinned
-        found = pinned.pieces
-        self._step(SnapshotPinned(session, found.epoch, pinned.log.base, found.sizes, found.digest))
+        pieces, base = pinned.pieces, pinned.log.base
+        self._step(SnapshotPinned(session, pieces.epoch, base, pieces.sizes, pieces.digest))
 
     async def _read(self, session: Session, number: int, slices: tuple[Slice, ...]) -> None:
         try:
             pinned = self._pinned.get(session)
             if pinned is None:
-                return  # it has ended
+                return  # the session has ended
             data = await self._thread.run(partial(self._read_now, pinned, slices))
         except Exception as error:
             if not isinstance(error, (RekindleError, OSError)):
@@ -275,7 +275,7 @@ class StateDonor:
         if kept > SNAPSHOT_BYTES:
             raise RekindleError(
                 f"the state after epoch {pinned.snapshot.epoch} keeps {kept:,} bytes beside the "
-                f"newest one; at most {SNAPSHOT_BYTES:,} are kept for others"
+                f"newest one; at most {SNAPSHOT_BYTES:,} are kept for a partner"
             )
         return pinned.pieces.read(slices)
 

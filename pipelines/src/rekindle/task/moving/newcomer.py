@@ -1,10 +1,10 @@
-"""The I/O around a newcomer: asks the donor, stores what arrives on the disk, installs it.
+"""The I/O around a newcomer: sends requests to the donor, stores chunks on the disk, installs them.
 
-What arrives is in a file without a name, as runs of the state are: a process that is killed leaves
-nothing behind, and the volume's limit, which evicts pods, counts what has a name.
+Chunks are stored in an unlinked file, as runs of the state are: a process that is killed leaves
+nothing behind, and the file does not count for the volume's size limit, by which pods are evicted.
 
-Orders come from the supervisor's thread, answers from an event loop, results of the disk from a
-thread of its own; each steps the core, under a lock. Both threads begin with the first order.
+Orders come from the supervisor's thread, answers from an event loop, results of the disk from the
+disk's thread; each steps the core, under a lock. The last two threads start with the first order.
 
 Design: docs/design/state-movement.md#newcomer.
 """
@@ -77,7 +77,8 @@ class Installed:
 
 
 class StateNewcomer:
-    """Of one boot of a task. `installed`: what the task starts from, once it may."""
+    """The state movements to one boot of a task. `installed`: the state and log from which the task
+    may start; None until then."""
 
     def __init__(
         self,
@@ -87,8 +88,8 @@ class StateNewcomer:
         install: Callable[[Path], Installed],
         limits: NewcomerLimits | None = None,
     ) -> None:
-        """`directory`: for what arrives. `install` is called in the thread of the disk;
-        raises RekindleError, OSError."""
+        """`directory`: for chunks. `install` is called in the thread of the disk; raises
+        RekindleError, OSError."""
         self.installed: Installed | None = None
         limits = limits or NewcomerLimits()
         self._part = part
@@ -105,10 +106,11 @@ class StateNewcomer:
 
     # -- the supervisor ----------------------------------------------------------------------------
 
-    def follow(self, poll: PollRequest, log_base: int | None) -> PollRequest:
-        """A poll with the desired state; what of it the task may follow."""
+    def apply_poll(self, poll: PollRequest, log_base: int | None) -> PollRequest:
+        """Apply a poll with a desired state. Returns the poll that the supervisor may apply
+        (`MovementPart.permitted`)."""
         with self._lock:
-            self._perform(self._part.follow(poll, log_base, time.monotonic()))
+            self._perform(self._part.apply_poll(poll, log_base, time.monotonic()))
             return self._part.permitted(poll)
 
     def floor(self, floor: int) -> int:
@@ -116,13 +118,13 @@ class StateNewcomer:
             return self._part.floor(floor)
 
     def report(self) -> tuple[NewcomerReport | None, tuple[Hold, ...]]:
-        """For poll responses; the first one while the task has no state."""
+        """For poll responses. The first part is None once the task has state."""
         with self._lock:
             part = self._part
             return None if part.has_state else part.newcomer_report(), part.holds()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Nothing is asked for any more: the task has started, or ends."""
+        """End all requests: the task has started, or ends."""
         with self._lock:
             self._stopped = True
             io, self._io = self._io, None
@@ -134,7 +136,7 @@ class StateNewcomer:
                 closing.result(timeout_s)
         io.stop(timeout_s)
         self._disk.stop(timeout_s)
-        if not self._disk.alive:  # else the call in progress does it
+        if not self._disk.alive:  # otherwise the call in progress does it
             self._discard_all()
 
     # -- the core ----------------------------------------------------------------------------------
@@ -153,13 +155,13 @@ class StateNewcomer:
                 case InstallState(session, _):
                     self._start(self._install_state, session)
                 case DiscardState(session):
-                    _log.info("%s: what has arrived is discarded", session)
+                    _log.info("%s: the chunks that have arrived are discarded", session)
                     self._start(self._discard, session)
                 case StartFrom(session, epoch, base):
                     _log.info("%s: starts after epoch %d, log from %d", session, epoch, base)
 
     def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """In the event loop, in the order of calls."""
+        """Start a coroutine in the event loop, in the order of calls."""
         if self._stopped:
             return
         if self._io is None:
@@ -174,8 +176,8 @@ class StateNewcomer:
         task.add_done_callback(self._tasks.discard)
 
     def _died(self, reason: str) -> None:
-        """The coordinator sees no progress, and gives the session up."""
-        _log.error("%s; no state moves here any more", reason)
+        """The coordinator will see no progress, and give the session up."""
+        _log.error("%s; no state can be moved to this task any more", reason)
 
     # -- in the event loop -------------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class StateNewcomer:
     async def _ask(self, donor: Replica, address: str, message: DonorMessage) -> None:
         key = _key_of(message)
         if key in self._asking:
-            return  # its answer may still come
+            return  # the request is in progress
         self._asking.add(key)
         try:
             answer = await self._client.ask(address, donor.incarnation, message)
@@ -195,7 +197,7 @@ class StateNewcomer:
             answer = Refusal(message.session, RefusalReason.WRONG_RECIPIENT, str(error))
         except StreamUnavailable as error:
             _log.info("%s: %s", message.session, error)
-            return  # asked again
+            return  # the core repeats the request
         finally:
             self._asking.discard(key)
         if answer is not None:
@@ -218,7 +220,7 @@ class StateNewcomer:
             installed = await self._disk.run(partial(self._install_now, session))
         except Exception as error:
             if not isinstance(error, (RekindleError, OSError)):
-                _log.exception("%s: what arrived cannot be installed", session)
+                _log.exception("%s: state and log cannot be installed", session)
             self._step(StoringFailed(session, str(error) or repr(error)))
             return
         with self._lock:
@@ -238,15 +240,15 @@ class StateNewcomer:
 
     def _store_now(self, chunk: StoreChunk) -> None:
         if not chunk.number:
-            require_format(chunk.data)  # now, and not when all of it has come
+            require_format(chunk.data)  # now, rather than after the whole transfer
             self._discard_now(chunk.session)
             self._directory.mkdir(parents=True, exist_ok=True)
             self._files[chunk.session] = _unnamed_file(self._directory)
         file = self._files[chunk.session]
-        left, stored = shutil.disk_usage(self._directory).free, file.tell()
-        if left < stored + len(chunk.data):
+        free, stored = shutil.disk_usage(self._directory).free, file.tell()
+        if free < stored + len(chunk.data):
             raise OSError(
-                f"{left:,} bytes are left, and the {stored:,} bytes that have arrived have to be "
+                f"{free:,} bytes are free, and the {stored:,} bytes that have arrived have to be "
                 "written once more when they are installed"
             )
         file.write(chunk.data)
@@ -255,12 +257,12 @@ class StateNewcomer:
             self._discard_all()
 
     def _install_now(self, session: Session) -> Installed:
-        """The file may be closed then: what is still used of it is mapped."""
+        """The file is closed afterwards: parts of it that are still used are mapped in memory."""
         try:
             installed = self._install(Path(f"/dev/fd/{self._files[session].fileno()}"))
         finally:
             self._discard_now(session)
-        if self._stopped:  # nobody takes it
+        if self._stopped:  # the supervisor will not take it
             installed.log.close()
         return installed
 

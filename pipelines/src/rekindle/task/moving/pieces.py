@@ -1,4 +1,4 @@
-"""State and output log of a task as pieces, and how they become state and log again.
+"""Encodes state and output log of a task as pieces, and installs state and log from pieces.
 
 A transfer is one sequence of bytes: a header, the runs of the state, the epochs of the log. The
 header is JSON behind a prefix of 64 bytes: the layouts of the operators, which name runs by their
@@ -7,8 +7,8 @@ size is known before it is encoded. An epoch is a record of the log (`streams.re
 begin at multiples of 64 bytes, so that a mapped file of them gives aligned buffers.
 
 Runs and closed records never change, so the same bytes can be cut from them at any time. The digest
-is of what they mean: layouts, rows of runs, results of epochs. The newcomer computes it from what
-it has installed, not from what has arrived.
+is of contents, not of bytes: layouts, rows of runs, results of epochs. The newcomer computes it
+from the state and log that it has installed.
 
 Design: docs/design/state-movement.md#pieces, docs/decisions/0050-state-from-a-partner.md.
 """
@@ -45,19 +45,19 @@ from rekindle.task.state import TaskState
 
 MAGIC = b"RKSM"
 FILE_BYTES = 8 << 20
-"""Of runs that the newcomer writes to one file."""
+"""The newcomer writes runs of about so many bytes to one file."""
 READ_BYTES = 4 << 20
 _PREFIX = struct.Struct("<4sIQ")
 _ALIGN = records.ALIGN
 
 
 class NotMovable(RekindleError):
-    """State that cannot be given, or that arrived and cannot be used; says why."""
+    """State that cannot be sent, or received state that cannot be used; says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a newcomer has installed: the state, and in its log the epochs from `base` on."""
+    """What a newcomer has installed: the state, and the epochs from `base` on in its log."""
 
     state: TaskState
     base: int
@@ -65,8 +65,8 @@ class Moved:
 
 
 class Pieces:
-    """What a donor gives: `state`, and the epochs `base` to `state.epoch` of `log`, of which
-    nothing may be truncated. `sizes`: of each piece, in order; `digest`: of all."""
+    """What a donor sends: `state`, and the epochs `base` to `state.epoch` of `log`, which must not
+    be truncated meanwhile. `sizes`: of each piece, in order; `digest`: of all."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class Pieces:
         StoreError."""
         parts: list[bytes | memoryview] = []
         first_epoch = 1 + len(self._runs)
-        for cut in slices:
-            if cut.piece < first_epoch:
-                piece = memoryview(self._header if not cut.piece else self._run(cut.piece - 1))
-                parts.append(piece[cut.offset : cut.offset + cut.nbytes])
-        epochs = [cut for cut in slices if cut.piece >= first_epoch]
+        for part in slices:
+            if part.piece < first_epoch:
+                piece = memoryview(self._header if not part.piece else self._run(part.piece - 1))
+                parts.append(piece[part.offset : part.offset + part.nbytes])
+        epochs = [part for part in slices if part.piece >= first_epoch]
         if epochs:
             parts += self._epochs(epochs, self._base - first_epoch)
         return b"".join(parts)
@@ -119,30 +119,30 @@ class Pieces:
         return self._encoded[1]
 
     def _epochs(self, slices: Sequence[Slice], offset: int) -> Iterator[memoryview]:
-        """`offset`: of epochs' numbers to those of their pieces."""
-        wanted = {cut.piece + offset: cut for cut in slices}
+        """`offset`: the number of an epoch minus that of its piece."""
+        wanted = {part.piece + offset: part for part in slices}
         epoch = min(wanted)
         while (first := epoch) in wanted:
             for found in self._log.read_encoded(epoch, READ_BYTES):
-                cut = wanted.get(epoch)
-                if cut is None:
+                part = wanted.get(epoch)
+                if part is None:
                     return
-                yield from _cut(found, cut.offset, cut.nbytes)
+                yield from _record_bytes(found, part.offset, part.nbytes)
                 epoch += 1
             if epoch == first:
                 raise BelowFloor(f"the log does not hold epoch {epoch} any more")
 
 
 def install(stored: Path, files: RunFiles | None, operators: Iterable[str]) -> Installation:
-    """Begin to use what has arrived. Raises NotMovable."""
+    """Decode the pieces in a file. Raises NotMovable."""
     with pa.memory_map(str(stored)) as file:
         data = file.read_buffer()
     return Installation(data, files, frozenset(operators))
 
 
 class Installation:
-    """State of the operators of a chain, whose runs are written to `files`, and the epochs of a
-    log. `data`: all pieces."""
+    """The state and log in pieces that have arrived. `data`: all pieces; `files`: where runs are
+    written; `operators`: ids of the chain."""
 
     def __init__(self, data: pa.Buffer, files: RunFiles | None, operators: frozenset[str]) -> None:
         self._data = data
@@ -163,15 +163,17 @@ class Installation:
         except (LookupError, TypeError, ValueError, pa.ArrowException, OSError) as error:
             raise NotMovable(f"what arrived cannot be read: {error!r}") from error
         if unknown := sorted(states.keys() - operators):
-            raise NotMovable(f"state of operators {', '.join(unknown)}, which are not of this task")
+            names = ", ".join(unknown)
+            raise NotMovable(f"it has state of operators {names}, which this task does not have")
         self._log_at = at
 
     def write_log(
         self, log: OutputLog, directory: Path, is_over: Callable[[], bool]
     ) -> EarlierBoots:
-        """Write the epochs to this task's log, in `directory`, in the place of what it holds.
-        Raises NotMovable, also if an earlier boot had another result: which one is right is decided
-        by computing it again, from a checkpoint. `is_over`: whether the log is wanted no more."""
+        """Replace the content of this task's log, in `directory`, by these epochs. Raises
+        NotMovable, also if an earlier boot had another result: then the epoch has to be computed
+        again, from a checkpoint, to decide which result is right. `is_over`: whether the log is no
+        longer needed."""
         own = log.results(self.base)
         for epoch, result in self._results():
             if own.get(epoch, result) != result:
@@ -191,7 +193,7 @@ class Installation:
         return earlier
 
     def _results(self) -> Iterator[tuple[int, Result]]:
-        """As the records say. Raises NotMovable."""
+        """The results in the records' headers. Raises NotMovable."""
         view, at = memoryview(self._data), self._log_at
         for epoch in range(self.base, self.state.epoch + 1):
             try:
@@ -202,7 +204,7 @@ class Installation:
             at = record.end
 
     def epochs(self, log: OutputLog) -> Iterator[EpochBatch]:
-        """The epochs for `log`, in order; their rows have the digests that they should. Raises
+        """The epochs for `log`, in order; the digests of their rows are checked. Raises
         NotMovable."""
         no_rows = log.schema.empty_table()
         view, at = memoryview(self._data), self._log_at
@@ -217,16 +219,15 @@ class Installation:
             except (DamagedRecord, pa.ArrowException, OSError) as error:
                 raise NotMovable(f"epoch {epoch} cannot be read: {error}") from error
             if digest_table(rows) != record.digest:
-                raise NotMovable(f"epoch {epoch} has other rows than its digest says")
-            mark, digest = record.watermark, record.digest
-            yield EpochBatch(log.stream, log.partition, epoch, mark, rows, digest)
+                raise NotMovable(f"the rows of epoch {epoch} do not match its digest")
+            watermark, digest = record.watermark, record.digest
+            yield EpochBatch(log.stream, log.partition, epoch, watermark, rows, digest)
             at = record.end
         if at != len(view):
             raise NotMovable(f"{len(view) - at} bytes follow the last epoch")
 
     def digest(self, log: OutputLog) -> str:
-        """Of the state as it is here now, and of what `log` has of these epochs. Raises
-        LogCorrupt."""
+        """The digest of the installed state, and of these epochs in `log`. Raises LogCorrupt."""
         found = log.results(self.base)
         epochs = range(self.base, self.state.epoch + 1)
         content = _describe(self.state, self.base)
@@ -236,15 +237,17 @@ class Installation:
 
 def _runs_of(state: State) -> dict[RunId, Run]:
     """All runs of a state, each once, in an order that follows from the state."""
-    return {run.id: run for _, of in sorted(state.operators.items()) for run in of.runs()}
+    operators = sorted(state.operators.items())
+    return {run.id: run for _, operator_state in operators for run in operator_state.runs()}
 
 
 def _describe(state: TaskState, base: int) -> dict[str, Any]:
-    """All but the rows."""
+    """The state and its position, without rows."""
     numbers = {run: number for number, run in enumerate(_runs_of(state.operators))}
+    operators = sorted(state.operators.operators.items())
 
-    def describe(of: OperatorState) -> dict[str, Any]:
-        return layout.encode(of, lambda run: (0, numbers[run.id]), ())
+    def describe(operator_state: OperatorState) -> dict[str, Any]:
+        return layout.encode(operator_state, lambda run: (0, numbers[run.id]), ())
 
     return {
         "stateFormat": STATE_FORMAT,
@@ -252,7 +255,7 @@ def _describe(state: TaskState, base: int) -> dict[str, Any]:
         "epoch": state.epoch,
         "watermark": state.watermark,
         "chain": state.chained_digest,
-        "operators": {o: describe(of) for o, of in sorted(state.operators.operators.items())},
+        "operators": {name: describe(operator_state) for name, operator_state in operators},
         "base": base,
     }
 
@@ -264,8 +267,8 @@ def _header(content: Mapping[str, Any], lengths: Sequence[int]) -> bytes:
 
 
 def require_format(data: pa.Buffer | bytes) -> int:
-    """The length of the header that begins these bytes, of which there are enough. Raises
-    NotMovable, if they are of another release."""
+    """The length of the header at the begin of these bytes, of which there are enough. Raises
+    NotMovable, if they have the format of another release."""
     magic, found, length = _PREFIX.unpack_from(data)
     if magic != MAGIC or found != MOVEMENT_FORMAT:
         raise NotMovable(
@@ -278,10 +281,10 @@ def require_format(data: pa.Buffer | bytes) -> int:
 def _read_header(data: pa.Buffer) -> tuple[dict[str, Any], int]:
     """The header, and where the runs begin. Raises NotMovable."""
     if data.size < _ALIGN:
-        raise NotMovable(f"{data.size} bytes are no state")
+        raise NotMovable(f"{data.size} bytes are too few for a header")
     length = require_format(data)
     if length > data.size - _ALIGN:
-        raise NotMovable(f"a header of {length} bytes in {data.size} bytes")
+        raise NotMovable(f"the header has {length} bytes, of {data.size} bytes in all")
     try:
         content = json.loads(data.slice(_ALIGN, length).to_pybytes())
         state_format, engine = content["stateFormat"], content["engine"]
@@ -339,7 +342,7 @@ def _length(table: pa.Table) -> int:
 
 
 def _encode(table: pa.Table) -> pa.Buffer:
-    """Padded."""
+    """The table as an Arrow IPC stream, padded."""
     encoded = pa.allocate_buffer(_padded(_length(table)))
     memoryview(encoded).cast("B")[-_ALIGN:] = bytes(_ALIGN)
     with pa.FixedSizeBufferWriter(encoded) as sink:
@@ -357,8 +360,8 @@ def _decode(data: pa.Buffer) -> pa.Table:
     return pa.ipc.open_stream(data).read_all().combine_chunks()
 
 
-def _cut(epoch: EncodedEpoch, offset: int, nbytes: int) -> Iterator[memoryview]:
-    """Bytes of an epoch's record, from `offset` on."""
+def _record_bytes(epoch: EncodedEpoch, offset: int, nbytes: int) -> Iterator[memoryview]:
+    """`nbytes` bytes of an epoch's record, from `offset` on."""
     length = 0 if epoch.payload is None else epoch.payload.size
     record = Record(
         RecordKind.STABLE, 0, epoch.epoch, 1, epoch.watermark, epoch.digest, 0, length, 0

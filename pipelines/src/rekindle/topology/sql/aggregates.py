@@ -117,24 +117,24 @@ def type_problems(item: Aggregate, columns: Iterable[Field]) -> list[Problem]:
     """Problems of types that are known not to be supported; the engine finds the others."""
     fields = list(columns)
     found = [
-        not_a_number(_sql(call), type_to_ddl(kind))
+        not_a_number(_sql(call), type_to_ddl(data_type))
         for call in _outermost_calls(item.expression)
         if (argument := _argument_of_sum(call)) is not None
-        for kind in infer_types([argument], fields)
-        if kind is not None and not can_be_summed(kind)
+        for data_type in infer_types([argument], fields)
+        if data_type is not None and not can_be_summed(data_type)
     ]
     found += [
         Problem(
             "",
             NOT_SUPPORTED_YET,
-            f"{_sql(call)} compares values of the type {type_to_ddl(kind)}, "
+            f"{_sql(call)} compares values of the type {type_to_ddl(data_type)}, "
             "which is not supported yet",
             "compare a field or an element of it",
         )
         for call in _outermost_calls(item.expression)
         if (argument := _argument_of_min_max(call)) is not None
-        for kind in infer_types([argument], fields)
-        if kind is not None and is_nested(kind)
+        for data_type in infer_types([argument], fields)
+        if data_type is not None and is_nested(data_type)
     ]
     name = unsupported_type(item.expression, fields)
     if name is not None and not found:
@@ -143,16 +143,16 @@ def type_problems(item: Aggregate, columns: Iterable[Field]) -> list[Problem]:
     return found
 
 
-def not_a_number(call: str, kind: str) -> Problem:
-    what = f"{call} adds values of the type {kind}, which are not numbers"
+def not_a_number(call: str, type_name: str) -> Problem:
+    what = f"{call} adds values of the type {type_name}, which are not numbers"
     hint = "write it as a number: CAST(x AS DOUBLE) of a text, unix_micros(x) of a time"
     return Problem("", "NotANumber", what, hint)
 
 
-def can_be_summed(kind: DataType | None) -> bool:
+def can_be_summed(data_type: DataType | None) -> bool:
     """False for strings: Spark casts them to DOUBLE, and avg would count those that are not
     numbers."""
-    return is_integer(kind) or is_floating(kind) or isinstance(kind, Decimal)
+    return is_integer(data_type) or is_floating(data_type) or isinstance(data_type, Decimal)
 
 
 def _argument_of_sum(call: exp.Expr) -> exp.Expr | None:
@@ -288,13 +288,13 @@ def _check_item(item: exp.Expr) -> list[Problem]:
     tree = item.unalias()
     if isinstance(tree, exp.Star) or (isinstance(tree, exp.Column) and tree.name == "*"):
         return [Problem("", "InvalidAggregate", "* is not an aggregate", _example())]
-    for kind, what in (
+    for node_class, what in (
         (exp.Window, "analytic functions (OVER)"),
         (exp.Query, "subqueries"),
         (exp.UDTF, "table-generating functions (explode)"),
         (exp.Explode, "table-generating functions (explode)"),
     ):
-        if tree.find(kind):
+        if tree.find(node_class):
             return [Problem("", "InvalidAggregate", f"{_sql(tree)}: {what} cannot be used here")]
     found = [f for call in _outermost_calls(tree) for f in _check_call(call)]
     inside = {id(c) for call in _outermost_calls(tree) for c in call.find_all(exp.Column)}

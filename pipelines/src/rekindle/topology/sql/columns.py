@@ -99,8 +99,8 @@ def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
     If types are unknown, Spark checks this later."""
     found = []
     for cast in select.find_all(exp.Cast):
-        nested = [kind for kind in cast.to.find_all(exp.DataType) if kind is not cast.to]
-        if any(is_timestamp(kind) for kind in nested) and _has_string(_type_of(cast.this, visible)):
+        nested = (part for part in cast.to.find_all(exp.DataType) if part is not cast.to)
+        if any(map(is_timestamp, nested)) and _has_string(_type_of(cast.this, visible)):
             what = (
                 f"{cast.sql(dialect=DIALECT)} casts strings to TIMESTAMP, and those without a date"
             )
@@ -114,10 +114,10 @@ def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
 def _compared_strings(node: exp.Expr, visible: VisibleColumns) -> Iterator[Problem]:
     """Problems of strings that Spark casts to TIMESTAMP because they are compared with one."""
     sides = {side: _type_of(side, visible) for side in node.iter_expressions()}
-    if not any(kind is Scalar.TIMESTAMP for kind in sides.values()):
+    if not any(data_type is Scalar.TIMESTAMP for data_type in sides.values()):
         return
-    for side, kind in sides.items():
-        if kind is Scalar.STRING and may_lack_date(side):
+    for side, data_type in sides.items():
+        if data_type is Scalar.STRING and may_lack_date(side):
             text = side.sql(dialect=DIALECT)
             what = (
                 f"{text} is implicitly cast to TIMESTAMP, and gets the current date if it has none"
@@ -125,14 +125,14 @@ def _compared_strings(node: exp.Expr, visible: VisibleColumns) -> Iterator[Probl
             yield Problem("", "NonDeterministic", what, f"write CAST({text} AS TIMESTAMP)")
 
 
-def _has_string(kind: DataType | None) -> bool:
-    match kind:
+def _has_string(data_type: DataType | None) -> bool:
+    match data_type:
         case Array(element):
             return _has_string(element)
         case Struct(fields):
             return any(_has_string(field.type) for field in fields)
         case _:
-            return kind is Scalar.STRING
+            return data_type is Scalar.STRING
 
 
 def unknown_columns(tree: exp.Expr, columns: Iterable[Field]) -> list[Problem]:
@@ -152,17 +152,19 @@ def _missing(visible: VisibleColumns, parts: list[str]) -> list[Problem]:
         names = [f.name for f in visible.columns]
         return [Problem("", "UnknownColumn", what, nearest(parts[-1], names))]
     field, rest = target
-    kind = field.type
+    data_type = field.type
     for part in rest:
-        if not isinstance(kind, Struct):
+        if not isinstance(data_type, Struct):
             return []
-        inner = {f.name.lower(): f for f in kind.fields}
+        inner = {f.name.lower(): f for f in data_type.fields}
         if part.lower() not in inner:
             what = f"column {field.name} has no field {part}"
             return [
-                Problem("", "UnknownColumn", what, nearest(part, [f.name for f in kind.fields]))
+                Problem(
+                    "", "UnknownColumn", what, nearest(part, [f.name for f in data_type.fields])
+                )
             ]
-        kind = inner[part.lower()].type
+        data_type = inner[part.lower()].type
     return []
 
 
@@ -231,12 +233,12 @@ def _unsupported_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]
     """Problems of a type that is known not to be supported; the engine finds the others."""
     if item.is_star or isinstance(item, exp.Aliases) or _generated_names(item.unalias()):
         return []
-    kind = unsupported_type(_with_names_of(item.unalias(), visible), visible.columns)
-    if kind is None:
+    type_name = unsupported_type(_with_names_of(item.unalias(), visible), visible.columns)
+    if type_name is None:
         return []
     text = item.unalias().sql(dialect=DIALECT)
-    what = f"{text} has the type {kind}, which is not supported yet"
-    return [Problem("", NOT_SUPPORTED_YET, what, hint_for(kind))]
+    what = f"{text} has the type {type_name}, which is not supported yet"
+    return [Problem("", NOT_SUPPORTED_YET, what, hint_for(type_name))]
 
 
 def _item_columns(
@@ -264,8 +266,8 @@ def _qualified_star(item: exp.Column, visible: VisibleColumns) -> list[Field] | 
     if len(parts) == 1 and parts[0].lower() in visible.tables:
         return _without(visible.tables[parts[0].lower()], item.this)
     target = visible.find(parts)
-    kind = _field_type(target[0].type, target[1]) if target is not None else None
-    return list(kind.fields) if isinstance(kind, Struct) else None
+    data_type = _field_type(target[0].type, target[1]) if target is not None else None
+    return list(data_type.fields) if isinstance(data_type, Struct) else None
 
 
 def _without(fields: list[Field], star: exp.Star) -> list[Field]:
@@ -276,8 +278,8 @@ def _without(fields: list[Field], star: exp.Star) -> list[Field]:
 def _generated_names(tree: exp.Expr) -> tuple[str, ...] | None:
     """Spark's names of a generator function's columns; () if they depend on its argument, None if
     the expression is not a generator."""
-    for kind, names in _GENERATED.items():
-        if isinstance(tree, kind):
+    for generator, names in _GENERATED.items():
+        if isinstance(tree, generator):
             return names
     return () if isinstance(tree, exp.UDTF | exp.Inline) else None
 
@@ -307,9 +309,9 @@ def _with_names_of(tree: exp.Expr, visible: VisibleColumns) -> exp.Expr:
     return tree
 
 
-def _field_type(kind: DataType | None, parts: list[str]) -> DataType | None:
+def _field_type(data_type: DataType | None, parts: list[str]) -> DataType | None:
     for part in parts:
-        if not isinstance(kind, Struct):
+        if not isinstance(data_type, Struct):
             return None
-        kind = {f.name.lower(): f.type for f in kind.fields}.get(part.lower())
-    return kind
+        data_type = {f.name.lower(): f.type for f in data_type.fields}.get(part.lower())
+    return data_type

@@ -70,10 +70,10 @@ class _Token:
     quoted: bool = False
 
 
-def hint_for(kind: str) -> str:
+def hint_for(type_name: str) -> str:
     """What to use instead of an unsupported type, given Spark's name of it."""
     hints = _UNSUPPORTED_TYPE_HINTS.items()
-    return next((hint for name, hint in hints if kind.lower().startswith(name)), "")
+    return next((hint for name, hint in hints if type_name.lower().startswith(name)), "")
 
 
 def ddl_to_schema(ddl: str) -> Schema:
@@ -180,9 +180,9 @@ class _Parser:
             what = f"types are nested more than {_MAX_DEPTH} deep at column {column}"
             raise InvalidSql([Problem("", TOO_DEEP, what, "use separate columns, or a STRING")])
         self._depth += 1
-        kind = self._struct() if name == "struct" else self._array()
+        data_type = self._struct() if name == "struct" else self._array()
         self._depth -= 1
-        return kind
+        return data_type
 
     def _array(self) -> DataType:
         self._expect("<")

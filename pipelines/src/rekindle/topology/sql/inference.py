@@ -48,8 +48,8 @@ _MAX_NODES = 500
 one thread. The types of larger expressions are unknown until Spark determines them."""
 
 
-def is_timestamp(kind: exp.DataType) -> bool:
-    return kind.this in (_Type.TIMESTAMP, _Type.TIMESTAMPLTZ, _Type.TIMESTAMPTZ)
+def is_timestamp(data_type: exp.DataType) -> bool:
+    return data_type.this in (_Type.TIMESTAMP, _Type.TIMESTAMPLTZ, _Type.TIMESTAMPTZ)
 
 
 def infer_types(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> list[DataType | None]:
@@ -63,8 +63,8 @@ def unsupported_type(expression: exp.Expr, columns: Iterable[Field]) -> str | No
     tree = _innermost_of_same_type(item.unalias())
     if _is_interval(tree):
         return "INTERVAL"
-    kinds = [] if tree.type is None else list(tree.type.find_all(exp.DataType))
-    named = next((kind for kind in kinds if kind.this in _REFUSED), None)
+    data_types = [] if tree.type is None else list(tree.type.find_all(exp.DataType))
+    named = next((data_type for data_type in data_types if data_type.this in _REFUSED), None)
     if named is None or _has_interval_inside(tree):
         return None
     return "TIMESTAMP_NTZ" if named.this is _Type.TIMESTAMPNTZ else str(named.sql(dialect=DIALECT))
@@ -106,12 +106,12 @@ def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> lis
     for name in by_name:
         for column in used[name]:
             column.set("table", exp.to_identifier(_TABLE))
-    typed = {name: kind for name, kind in by_name.items() if kind is not None}
+    typed = {name: data_type for name, data_type in by_name.items() if data_type is not None}
     if not typed:
         some = ((f.name.lower(), f.type) for f in fields if f.type is not None)
         typed = dict(islice(some, 1))
     if typed:
-        known = {name: _sqlglot_type(kind).copy() for name, kind in typed.items()}
+        known = {name: _sqlglot_type(data_type).copy() for name, data_type in typed.items()}
         schema = MappingSchema({_TABLE: known}, dialect=DIALECT)
         with contextlib.suppress(SqlglotError, ValueError, KeyError):
             annotate_types(select, schema=schema, dialect=DIALECT)
@@ -120,9 +120,9 @@ def _annotated(expressions: Iterable[exp.Expr], columns: Iterable[Field]) -> lis
 
 
 @functools.lru_cache(maxsize=256)
-def _sqlglot_type(kind: DataType) -> exp.DataType:
+def _sqlglot_type(data_type: DataType) -> exp.DataType:
     """As a MappingSchema parses it, with names of fields in lower case."""
-    parsed = exp.DataType.from_str(type_to_ddl(kind), dialect=DIALECT)
+    parsed = exp.DataType.from_str(type_to_ddl(data_type), dialect=DIALECT)
     normalized: exp.DataType = parsed.transform(_SPARK.normalize_identifier, copy=False)
     return normalized
 
@@ -139,27 +139,27 @@ def _type_of(item: exp.Expr) -> DataType | None:
             return Scalar.TIMESTAMP
         case exp.DateTrunc():
             return Scalar.DATE
-    kind = tree.type
-    if kind is None or kind.this in (_Type.UNKNOWN, _Type.NULL):
+    data_type = tree.type
+    if data_type is None or data_type.this in (_Type.UNKNOWN, _Type.NULL):
         return None
-    if kind.this in _TIMES and _has_interval_inside(tree):
+    if data_type.this in _TIMES and _has_interval_inside(tree):
         return None
     computed = not isinstance(tree, exp.Column | exp.Cast)
-    if computed and (kind.this in _DIFFERS_FROM_SPARK or _is_doubtful(tree, kind)):
+    if computed and (data_type.this in _DIFFERS_FROM_SPARK or _is_doubtful(tree, data_type)):
         return None
-    text = "STRING" if kind.this in exp.DataType.TEXT_TYPES else kind.sql(dialect=DIALECT)
+    text = "STRING" if data_type.this in exp.DataType.TEXT_TYPES else data_type.sql(dialect=DIALECT)
     try:
         return ddl_to_schema(f"c {text}").fields[0].type
     except InvalidSql:
         return None
 
 
-def _is_doubtful(tree: exp.Expr, kind: exp.DataType) -> bool:
+def _is_doubtful(tree: exp.Expr, data_type: exp.DataType) -> bool:
     """Whether the type may depend on a part whose type differs between sqlglot and Spark."""
     if any(_is_binary(node) for node in tree.find_all(exp.DPipe)):
         return True
     parts = tree.walk(prune=lambda node: isinstance(node, exp.Cast))
-    return kind.this not in _INDEPENDENT_OF_PARTS and any(_differs(node) for node in parts)
+    return data_type.this not in _INDEPENDENT_OF_PARTS and any(_differs(node) for node in parts)
 
 
 def _differs(node: exp.Expr) -> bool:

@@ -1,7 +1,8 @@
-"""What one call is sent: the frames of its epochs, read from a log and divided into shares in lots.
+"""The frames of a response: epochs are read from a log, divided into shares and encoded, in
+batches.
 
-Each lot is taken when the one before it is on its way, so that a slow reader makes nothing wait in
-memory. The loop itself reads only what is probably in memory; what takes longer is done in threads:
+A batch is read when the one before it has been sent, so that a slow reader keeps little in memory.
+The event loop itself reads only epochs that are probably in memory. The rest is done in threads:
 shares and older epochs in one, large epochs in another, files in the store in a third.
 
 Knows neither HTTP nor identities.
@@ -43,38 +44,42 @@ from rekindle.table_memory import object_bytes
 SERVE_BYTES = 112 << 20
 """Memory for readers, by default."""
 _SPLIT_CACHE_SHARE = 1 / 7
-_HELD_SHARE = 4 / 7
-"""What all responses may hold, or one epoch. The rest is the log's, for fetched files."""
+_RESPONSES_SHARE = 4 / 7
+"""The part of the memory that all responses may reserve; a larger epoch is sent alone. The rest is
+used by logs, for fetched files."""
 PORTION_BYTES = 1 << 20
-LOT_BYTES = 128 << 10
-"""Small epochs are read, divided and sent in lots of this size."""
+"""Older epochs that are sent without a share are read in portions of this size."""
+BATCH_BYTES = 128 << 10
+"""Small epochs are read, divided and sent in batches of this size."""
 LARGE_BYTES = 4 << 20
-"""Larger epochs have a thread of their own."""
+"""Larger epochs are read and divided in a separate thread."""
 _CALL_SPLIT_SHARE = 1 / 4
-"""Of the cache, splits of one call, or one: the others that read these epochs find them there."""
+"""A call ends after so large a part of the cache of splits, or one split, so that other calls that
+read the same epochs still find their splits in the cache."""
 ROUND_S = 0.25
-"""Within this, the thread of shares turns to each call that waits for it."""
+"""The thread of shares works for each waiting call once within this time."""
 
-Lot = list[tuple[bytes, pa.Buffer | None]]
-"""Frames with their payloads. An empty one: what comes next takes longer."""
+Frames = list[tuple[bytes, pa.Buffer | None]]
+"""A batch of frames with their payloads. An empty batch: the next one takes longer, so frames that
+are ready should be sent."""
 
 
 class _Read(Protocol):
-    """Epochs of a log, as `OutputLog.read_local`."""
+    """Reads epochs of a log: `OutputLog.read_local`, or `read_fetched` of one file."""
 
     def __call__(
         self, epoch: int, max_bytes: int, max_epochs: int = ..., /, *, at_least_one: bool = ...
     ) -> list[EncodedEpoch]: ...
 
 
-class EpochLots:
-    """Of all calls of a server; within one event loop."""
+class ResponseFrames:
+    """The frames of all responses of a server; used within one event loop."""
 
     def __init__(self, memory_bytes: int = SERVE_BYTES) -> None:
         cached_bytes = int(_SPLIT_CACHE_SHARE * memory_bytes)
         self._call_split_bytes = int(_CALL_SPLIT_SHARE * cached_bytes)
         self._splits = SplitCache(cached_bytes)
-        self._budget = MemoryBudget(int(_HELD_SHARE * memory_bytes))
+        self._budget = MemoryBudget(int(_RESPONSES_SHARE * memory_bytes))
         self._rows_thread = CallThread("stream-rows")
         self._large_thread = CallThread("stream-large")
         self._store_calls = StoreCalls()
@@ -84,77 +89,80 @@ class EpochLots:
         for thread in (self._rows_thread, self._large_thread, self._store_calls):
             thread.stop(timeout_s)
 
-    async def read(self, log: OutputLog, request: ReadRequest) -> AsyncGenerator[Lot]:
-        """The lots of a call. The first one has an epoch, if there is one. Raises BelowFloor,
+    async def read(self, log: OutputLog, request: ReadRequest) -> AsyncGenerator[Frames]:
+        """The batches of a call. The first one has an epoch, if there is one. Raises BelowFloor,
         LogCorrupt, StoreError."""
-        lots = self._read(_Call(log, request, self._call_split_bytes))
-        async with contextlib.aclosing(lots):
-            async for lot in lots:
-                yield lot
+        batches = self._read(_Call(log, request, self._call_split_bytes))
+        async with contextlib.aclosing(batches):
+            async for frames in batches:
+                yield frames
 
-    async def read_live(self, output: LiveOutput, request: ReadRequest) -> AsyncGenerator[Lot]:
-        """As `read`, of a live request: all kinds in their order."""
+    async def read_live(self, output: LiveOutput, request: ReadRequest) -> AsyncGenerator[Frames]:
+        """As `read`, for a live request: batches of all kinds in their order."""
         call, from_epoch = _Call(output.log, request, self._call_split_bytes), request.from_epoch
         position = position_in(output, request)
         while not call.full and (following := output.next(position, from_epoch)) is not None:
             run, log = following
             if run.is_control:
                 yield [(control_frame(run.kind, run.first, run.segment), None)]
-                call.took(None)
+                call.add_sent(None)
                 position = Position(run.segment + 1, NO_EPOCH)
                 continue
-            call.turn_to(log, run)
-            lots = self._read(call)
+            call.begin_run(log, run)
+            batches = self._read(call)
             try:
-                async with contextlib.aclosing(lots):
-                    async for lot in lots:
-                        yield lot
+                async with contextlib.aclosing(batches):
+                    async for frames in batches:
+                        yield frames
             except BelowFloor:
                 if run.kind is BatchKind.STABLE:
                     raise
-                # Tentative epochs were dropped meanwhile: the reader goes on behind them.
+                # Tentative epochs were dropped meanwhile: the reader continues after them.
             read_any = call.epoch > run.first
             if read_any:
                 from_epoch = call.epoch - (run.kind is BatchKind.TENTATIVE)
             gone = not read_any and not call.full
             position = Position(run.segment, run.last + 1 if gone else call.epoch)
 
-    async def _read(self, call: _Call) -> AsyncGenerator[Lot]:
+    async def _read(self, call: _Call) -> AsyncGenerator[Frames]:
         log = call.log
         while not call.complete:
             if (spilled := log.spilled(call.epoch)) is not None:
                 name, size = spilled
                 if call.begun:
                     yield []
-                async with self._budget.reserve(name, 2 * size):  # as it is, and divided
+                async with self._budget.reserve(name, 2 * size):  # the file, and its shares
                     fetched = log.fetched(name)
                     if fetched is None:
                         fetched = await self._store_calls.run(partial(log.fetch, name), name)
                     while not call.complete and log.spilled(call.epoch) == spilled:
-                        lots = self._next_lots(
+                        batches = self._next_batches(
                             call, partial(log.read_fetched, fetched), reserved=True
                         )
-                        async with contextlib.aclosing(lots):
-                            async for lot in lots:
-                                yield lot
+                        async with contextlib.aclosing(batches):
+                            async for frames in batches:
+                                yield frames
                 call.portion.clear()
             elif call.epoch <= log.last:
-                lots = self._next_lots(call, log.read_local, reserved=False)
-                async with contextlib.aclosing(lots):
-                    async for lot in lots:
-                        yield lot
+                batches = self._next_batches(call, log.read_local, reserved=False)
+                async with contextlib.aclosing(batches):
+                    async for frames in batches:
+                        yield frames
             else:
                 return
 
-    async def _next_lots(self, call: _Call, read: _Read, *, reserved: bool) -> AsyncGenerator[Lot]:
-        """At least one, unless the epoch is gone. `reserved`: its memory is reserved already."""
+    async def _next_batches(
+        self, call: _Call, read: _Read, *, reserved: bool
+    ) -> AsyncGenerator[Frames]:
+        """At least one batch, unless the epoch was truncated. `reserved`: its memory is reserved
+        already."""
         if call.share is not None:
             slice_s = min(SLICE_S, ROUND_S / (1 + len(self._rows_thread)))
             small = partial(self._small_shares, call, read, slice_s)
-            if lot := await self._rows_thread.run(small):
-                yield lot
+            if frames := await self._rows_thread.run(small):
+                yield frames
                 return
-        elif call.log.is_recent(call.epoch) and (portion := read(call.epoch, LOT_BYTES)):
+        elif call.log.is_recent(call.epoch) and (portion := read(call.epoch, BATCH_BYTES)):
             yield call.take(portion)
             return
         thread = self._rows_thread
@@ -166,21 +174,21 @@ class EpochLots:
             portion = await thread.run(partial(read, call.epoch, 0, 1, at_least_one=True))
         share = call.share
         if share is None or not portion or (payload := portion[0].payload) is None:
-            if lot := call.take(portion):
-                yield lot
+            if frames := call.take(portion):
+                yield frames
             return
-        lots = self._large_share(call, share, portion[0], payload, thread, reserved)
-        async with contextlib.aclosing(lots):
-            async for lot in lots:
-                yield lot
+        batches = self._large_share(call, share, portion[0], payload, thread, reserved)
+        async with contextlib.aclosing(batches):
+            async for frames in batches:
+                yield frames
 
-    def _small_shares(self, call: _Call, read: _Read, slice_s: float) -> Lot:
-        """Shares of the next small epochs: at least one, and as many as the time allows. What was
-        read and is not divided yet is kept for the next slice."""
+    def _small_shares(self, call: _Call, read: _Read, slice_s: float) -> Frames:
+        """Shares of the next small epochs: at least one, and as many as the time allows. Epochs
+        that were read and are not divided yet are kept in `call.portion`."""
         assert call.share is not None
         ends_at = time.monotonic() + slice_s
-        lot: Lot = []
-        portion = call.portion or read(call.epoch, LOT_BYTES)[::-1]
+        frames: Frames = []
+        portion = call.portion or read(call.epoch, BATCH_BYTES)[::-1]
         while portion and not call.complete:
             epoch, watermark, digest, payload, _ = portion.pop()
             rows, checksum, split_bytes = None, 0, 0
@@ -189,12 +197,12 @@ class EpochLots:
                 split_bytes = divided.nbytes
                 rows, checksum = _encode(divided[call.share.index])
             frame = epoch_frame(epoch, watermark, digest, rows, checksum, marks=call.marks)
-            lot.append((frame, rows))
-            call.took(rows, split_bytes)
+            frames.append((frame, rows))
+            call.add_sent(rows, split_bytes)
             if time.monotonic() >= ends_at:
                 break
         call.portion = portion
-        return lot
+        return frames
 
     async def _large_share(
         self,
@@ -204,9 +212,9 @@ class EpochLots:
         payload: pa.Buffer,
         thread: CallThread,
         reserved: bool,
-    ) -> AsyncGenerator[Lot]:
-        """The share of one epoch, in parts; each is encoded when the one before it is on its
-        way."""
+    ) -> AsyncGenerator[Frames]:
+        """The share of one epoch, in parts; each is encoded when the one before it has been
+        sent."""
         epoch, watermark, digest, *_ = encoded
         key, size = _split_key(call.log, share, epoch), payload.size
         if call.begun:
@@ -220,9 +228,9 @@ class EpochLots:
             count = len(parts)
             for number in range(count):
                 rows, checksum = await thread.run(partial(_encode, parts.pop(0)))
-                if reservation is not None and not parts:  # nothing else of the epoch
+                if reservation is not None and not parts:  # the last part
                     self._budget.shrink(reservation, 0 if rows is None else rows.size)
-                call.took(rows, 0 if number else split_bytes, epochs=number + 1 == count)
+                call.add_sent(rows, 0 if number else split_bytes, epochs=number + 1 == count)
                 frame = epoch_frame(
                     epoch, watermark, digest, rows, checksum, number, count, call.marks
                 )
@@ -236,14 +244,16 @@ class EpochLots:
 
 
 def _portion(call: _Call, read: _Read) -> list[EncodedEpoch]:
-    """The next epochs, or a single one that is not too large either."""
-    if call.share is None and (portion := read(call.epoch, min(PORTION_BYTES, call.left))):
+    """The next epochs of at most PORTION_BYTES, or one of at most LARGE_BYTES; none if it is
+    larger."""
+    if call.share is None and (portion := read(call.epoch, min(PORTION_BYTES, call.bytes_left))):
         return portion
     return read(call.epoch, LARGE_BYTES, 1)
 
 
 def position_in(output: LiveOutput, request: ReadRequest) -> Position | None:
-    """Where a live request goes on; None if it begins, as it does in another process."""
+    """The position from which a live request continues; None if it begins, or if its position is in
+    the output of another process."""
     at = request.live
     return Position(at.segment, at.epoch) if at is not None and at.boot == output.boot else None
 
@@ -253,64 +263,64 @@ def _split_key(log: OutputLog, share: Share, epoch: int) -> Hashable:
 
 
 class _Call:
-    """What a call has been sent, and whether that is all. `left`: of the memory that its reader may
-    need for the epochs."""
+    """The progress of one response, and whether it is complete. `bytes_left`: memory that its
+    reader may still need for further epochs."""
 
     def __init__(self, log: OutputLog, request: ReadRequest, split_bytes: int) -> None:
         self.log = log
         self.share = request.share
         self.epoch = request.from_epoch  # the next one
-        self.left = request.max_bytes
-        self.through: int | None = None  # the last one of a run; None: all that there are
-        self.marks: Mapping[str, Any] | None = None  # of the frames
-        self.full = False  # nothing else may be sent
-        self.complete = False  # or nothing else of this run
+        self.bytes_left = request.max_bytes
+        self.through: int | None = None  # the last epoch of a run; None: all of the log
+        self.marks: Mapping[str, Any] | None = None  # additional fields of the frames
+        self.full = False  # no further epoch may be sent
+        self.complete = False  # no further epoch of this run, or at all, is to be sent
         self.portion: list[EncodedEpoch] = []
-        """Epochs that have been read to be divided, the next one last."""
+        """Epochs that have been read and not divided yet, the next one last."""
         self._object_bytes = object_bytes(len(log.schema))
         self._epochs = 0
         self._split_bytes_left = split_bytes
 
     @property
     def begun(self) -> bool:
-        """Whether it has been sent an epoch."""
+        """Whether an epoch has been sent."""
         return self._epochs > 0
 
-    def turn_to(self, log: OutputLog, run: Run) -> None:
-        """The next epochs are of another branch."""
+    def begin_run(self, log: OutputLog, run: Run) -> None:
+        """The next epochs are those of a run."""
         self.log, self.epoch, self.through = log, run.first, run.last
         self.marks = live_marks(run.kind, run.attempt, run.segment)
         self.complete = self.full
         self.portion.clear()
 
-    def take(self, portion: list[EncodedEpoch]) -> Lot:
-        """The frames of epochs that are sent as they are."""
-        lot: Lot = []
+    def take(self, portion: list[EncodedEpoch]) -> Frames:
+        """The frames of epochs that are sent without a share, as they are in the log."""
+        frames: Frames = []
         for epoch, watermark, digest, payload, checksum in portion:
-            if self._epochs and self.left < self._bytes(payload):
+            if self._epochs and self.bytes_left < self._reader_bytes(payload):
                 self.complete = self.full = True
             if self.complete:
                 break
             frame = epoch_frame(epoch, watermark, digest, payload, checksum, marks=self.marks)
-            lot.append((frame, payload))
-            self.took(payload)
-        return lot
+            frames.append((frame, payload))
+            self.add_sent(payload)
+        return frames
 
-    def took(self, payload: pa.Buffer | None, split_bytes: int = 0, *, epochs: int = 1) -> None:
+    def add_sent(self, payload: pa.Buffer | None, split_bytes: int = 0, *, epochs: int = 1) -> None:
         """An epoch is sent, or with `epochs=0` a part of it; `split_bytes`: of its split."""
-        self.left -= self._bytes(payload)
+        self.bytes_left -= self._reader_bytes(payload)
         self._split_bytes_left -= split_bytes
         self.epoch += epochs
         self._epochs += epochs
         if self._epochs == READ_EPOCHS or (
-            self._epochs and min(self.left, self._split_bytes_left) <= 0
+            self._epochs and min(self.bytes_left, self._split_bytes_left) <= 0
         ):
             self.complete = self.full = True
         elif self.through is not None and self.epoch > self.through:
             self.complete = True
 
-    def _bytes(self, payload: pa.Buffer | None) -> int:
-        """Without rows an epoch costs its reader hardly anything."""
+    def _reader_bytes(self, payload: pa.Buffer | None) -> int:
+        """Memory that the reader needs for an epoch; an epoch without rows needs little."""
         return records.ALIGN if payload is None else int(payload.size) + self._object_bytes
 
 
@@ -323,7 +333,7 @@ def _encode(rows: pa.Table) -> tuple[pa.Buffer | None, int]:
 
 
 def _parts(rows: pa.Table) -> list[pa.Table]:
-    """A large share is not copied at once."""
+    """The rows of a share in parts of bounded size, so that a large one is not copied at once."""
     if rows.nbytes <= MAX_PART_BYTES:
         return [rows]
     most = max(1, rows.num_rows * MAX_PART_BYTES // rows.nbytes)
