@@ -11,7 +11,7 @@ from typing import Any
 from rekindle import names
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import Settings, Timing
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator import CoordinatorSurroundings
 from rekindle_testing.simulation.coordinator_api import NAMESPACE, TOPOLOGY, compiled
@@ -47,6 +47,12 @@ _OPERATOR_START_S = (0.5, 4.0)
 _NODE_REMOVED_S = (5.0, 30.0)
 _TASK_CPU_M, _TASK_MEMORY = 500, 1 << 30
 _COORDINATOR_CPU_M, _COORDINATOR_MEMORY = 300, 600 << 20
+
+
+SETTINGS = Settings(
+    timing=Timing(rebalance_settle_s=4.0, rebalance_timeout_s=8.0, rebalance_retry_s=4.0)
+)
+"""Moves to emptier nodes begin and fail within the time of a simulation."""
 
 
 class SimulatedCluster:
@@ -201,7 +207,7 @@ class SimulatedCluster:
             self.scheduler,
             self.network,
             self.server,
-            Settings(),
+            SETTINGS,
             host,
             skew_s,
             self.operator_checks.writes,

@@ -320,7 +320,7 @@ def update_rebalancing(
 def _retry_at(failed: RebalancingEntry, timing: Timing) -> float:
     """The longer it took, the later: what fails again and again costs little."""
     failed_at = parse_time(failed.failed_at)
-    took_s = failed_at - parse_time(failed.started_at)
+    took_s = min(failed_at - parse_time(failed.started_at), timing.rebalance_timeout_s)
     return failed_at + max(timing.rebalance_retry_s, _RETRY_FACTOR * took_s)
 
 
