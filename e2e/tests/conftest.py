@@ -1,5 +1,5 @@
 """Fixtures of tests on the embedded cluster: one control plane, and nodes for each test; and one
-cluster of kubelets for all tests that need no other."""
+cluster of process nodes and one of kubelets for all tests that need no other."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNod
 from rekindle_testing.harness.any_cluster import UnsupportedByCluster
 
 if TYPE_CHECKING:
+    from rekindle_testing.harness.any_cluster import Cluster
     from rekindle_testing.harness.cluster import EmbeddedCluster
 
 _FAILED = pytest.StashKey[bool]()
@@ -24,16 +25,19 @@ _FAILED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on the shared kubelets come last, so that no other cluster is beside them."""
-    items.sort(key=_is_on_shared_kubelets)
+    """Tests on shared clusters come last, so that no other cluster is beside them."""
+    items.sort(key=_shared_cluster)
 
 
-def _is_on_shared_kubelets(item: pytest.Item) -> bool:
+def _shared_cluster(item: pytest.Item) -> int:
+    """0: none, 1: process nodes, 2: kubelets."""
     if not isinstance(item, pytest.Function):
-        return False
+        return 0
     callspec = getattr(item, "callspec", None)
     on_kubelets = callspec is not None and callspec.params.get("cluster_type") == "kubelet"
-    return on_kubelets or "kubelet_cluster" in item.fixturenames
+    if on_kubelets or "kubelet_cluster" in item.fixturenames:
+        return 2
+    return int("shared_cluster" in item.fixturenames)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,15 +108,51 @@ def pods(control_plane: ControlPlane) -> Iterator[Pods]:
 
 
 @pytest.fixture(scope="session")
-def kubelet_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    """Five kubelets at Kubernetes' own timings, with Rekindle and the input of the flights example.
+def process_clusters() -> Iterator[contextlib.ExitStack]:
+    """Ends what `process_cluster` has started."""
+    with contextlib.ExitStack() as running:
+        yield running
 
-    A test leaves five nodes behind; only those of the last file, test_operator_loss.py, need not.
-    """
+
+@pytest.fixture(scope="session")
+def process_cluster(
+    process_clusters: contextlib.ExitStack, tmp_path_factory: pytest.TempPathFactory
+) -> EmbeddedCluster:
+    """Five process nodes, with Rekindle and the input of the flights example."""
+    from cluster_types import flights_cluster
+
+    from rekindle_testing.harness.nodes import ProcessNodes
+
+    directory = tmp_path_factory.mktemp("process-nodes")
+    return process_clusters.enter_context(flights_cluster(directory, ProcessNodes(), nodes=5))
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """With Rekindle and the input of the flights example. All modules share one that is embedded,
+    and each begins with all its nodes."""
+    from cluster_types import cluster_of_type, prepare_flights
+
+    if cluster_type in ("process", "kubelet"):
+        embedded: EmbeddedCluster = request.getfixturevalue(f"{cluster_type}_cluster")
+        embedded.restore()
+        yield embedded
+        return
+    with cluster_of_type(cluster_type, request, prepare_flights) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kubelet_cluster(
+    process_clusters: contextlib.ExitStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedCluster]:
+    """Five kubelets at Kubernetes' own timings, with Rekindle and the input of the flights example;
+    no process nodes are beside them."""
     from cluster_types import DEFAULT_TIMINGS, LEASE_S, flights_cluster, kubelet_nodes
 
     from rekindle_testing.harness.nodes import NodeResources
 
+    process_clusters.close()
     kind, directory = kubelet_nodes(LEASE_S), tmp_path_factory.mktemp("kubelets")
     resources = NodeResources(cpu="2", memory="8Gi")
     with flights_cluster(

@@ -1,8 +1,7 @@
 """Failures on clusters of every kind: real control plane, real Spark, real kills.
 
 After every failure comes the same question: did the sinks get, row by row, what a run without
-failures would have written? All tests of a kind of nodes share one cluster, those of a class one
-topology.
+failures would have written? All tests of a class share one topology.
 """
 
 from __future__ import annotations
@@ -14,12 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from cluster_types import (
-    cluster_of_type,
-    every_cluster_type,
-    every_cluster_type_long,
-    prepare_flights,
-)
+from cluster_types import every_cluster_type, every_cluster_type_long
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
@@ -41,9 +35,8 @@ ADDED = "all-flown"  # the query that an edit adds
 
 
 @pytest.fixture(scope="module")
-def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with cluster_of_type(cluster_type, request, prepare_flights) as cluster:
-        yield cluster
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 @pytest.fixture(scope="module")

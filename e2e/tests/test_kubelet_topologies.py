@@ -50,7 +50,7 @@ BACK_WITHIN_S = 40.0
 
 @pytest.fixture(scope="module")
 def cluster(kubelet_cluster: EmbeddedCluster) -> EmbeddedCluster:
-    kubelet_cluster.delete_lost_nodes()
+    kubelet_cluster.restore()
     return kubelet_cluster
 
 

@@ -6,11 +6,10 @@ of two. The coordinator and the operator's replicas move as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster_types import cluster_of_type, every_cluster_type, prepare_flights, storms
+from cluster_types import every_cluster_type, storms
 
 from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.oracle import Reference
@@ -28,9 +27,8 @@ _DRAIN_S = 240
 
 
 @pytest.fixture(scope="module")
-def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with cluster_of_type(cluster_type, request, prepare_flights) as cluster:
-        yield cluster
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 def test_draining_every_node_in_turn_stops_no_query(

@@ -37,6 +37,7 @@ def fault(
 
 
 BY_FORCE = 1  # `other` of an eviction
+LOSES_POD = 30  # `other` of a fault of a party of a state movement: at once
 CHAIN, DIAMOND, NOT_READY_SOON = 9, 0, 36
 """Seeds of small clusters. In the last one, nodes are NotReady after 8 s without heartbeats."""
 STABLE_ONLY = {CHAIN: Variant(topologies.CHAIN), DIAMOND: Variant(topologies.DIAMOND)}
@@ -140,8 +141,20 @@ def test_lost_replicas_get_their_state_from_partners() -> None:
 
 
 def test_all_kinds_of_faults_are_drawn() -> None:
-    kinds = {fault.kind for seed in range(30) for fault in draw_faults(Scheduler(seed).random)}
+    kinds = {fault.kind for seed in range(100) for fault in draw_faults(Scheduler(seed).random)}
     assert kinds == set(FaultKind)
+
+
+def test_overlapping_faults_end_with_the_last() -> None:
+    kinds = (FaultKind.API_DOWN, FaultKind.API_ERRORS, FaultKind.STORE_DOWN, FaultKind.SINKS_DOWN)
+    faults = [fault(kind, at, 2.0) for kind in kinds for at in (1.0, 2.0)]
+    cluster = (simulation := Simulation(0, faults)).cluster
+    lasting = (cluster.server.down, cluster.server.fails, cluster.store.down, cluster.sinks.down)
+    simulation.scheduler.run_until(3.5)
+    assert all(lasting)
+    simulation.scheduler.run_until(4.5)
+    assert not any(lasting)
+    cluster.end()
 
 
 def test_one_fault_may_stay() -> None:
@@ -187,6 +200,7 @@ EVICTED_AGAIN = [
     fault(FaultKind.EVICT_TASK, at, 1.0, target, BY_FORCE)
     for at, target in ((16.0, 2), (25.0, 3), (34.5, 2), (44.0, 3), (53.5, 2))
 ]
+DONOR_IS_LOST = [fault(FaultKind.STRIKE_DONOR, 18.0, 5.0, target=0, other=LOSES_POD)]
 LATER = Variant(topologies.CHAIN, 2.0)
 SUSPENDS = Variant(topologies.CHAIN, 2.0, during_stabilization="Suspend")
 STABLE = Variant(topologies.CHAIN)
@@ -209,6 +223,7 @@ STABLE = Variant(topologies.CHAIN)
         ("a replica that has promised to serve begins to correct", SLOW_REPLICAS, SUSPENDS),
         ("a state is moved under another epoch", EVICTED, STABLE),
         ("a copy counts as a witness", EVICTED_AGAIN, STABLE),
+        ("a movement is never given up", DONOR_IS_LOST, STABLE),
     ],
 )
 def test_bugs_in_tentative_results_and_moved_states_are_found(

@@ -95,6 +95,28 @@ def test_selectors_name_labels_and_values() -> None:
     assert not matches(pod("a"), "other")
 
 
+def test_a_watch_whose_version_has_expired_goes_on_after_a_list() -> None:
+    scheduler = Scheduler(0)
+    server = ApiServer(scheduler, Network(scheduler))
+    seen: list[str] = []
+    told: list[bool] = []
+    watch = server.watch(
+        Process(scheduler, "client"),
+        PODS,
+        0,
+        lambda event: seen.append(event.raw["metadata"]["name"]),
+        expired=lambda: told.append(True),
+    )
+    server.expire_watches("client")
+    server.objects.add(PODS, pod("a"))
+    scheduler.run_until(5.0)
+    assert (seen, told) == ([], [True])
+    watch.resume(server.objects.version)
+    server.objects.add(PODS, pod("b"))
+    scheduler.run_until(10.0)
+    assert (seen, told) == (["b"], [True])
+
+
 def test_a_watch_goes_on_where_it_was_interrupted() -> None:
     scheduler = Scheduler(0)
     server = ApiServer(scheduler, network := Network(scheduler))

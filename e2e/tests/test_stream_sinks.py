@@ -9,13 +9,12 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from cluster_types import cluster_of_type, every_cluster_type_long, prepare_flights, storms
+from cluster_types import every_cluster_type_long, storms
 
 from rekindle.connectors.files_sink import parse_name
 from rekindle_testing.harness.any_cluster import Cluster
@@ -30,9 +29,8 @@ Rows = dict[tuple[int, int], list[str]]  # by partition and epoch, as JSON
 
 
 @pytest.fixture(scope="module")
-def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with cluster_of_type(cluster_type, request, prepare_flights) as cluster:
-        yield cluster
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 def streamed(name: str) -> dict[str, Any]:

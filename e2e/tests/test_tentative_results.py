@@ -7,11 +7,11 @@ Design: docs/design/consistency.md.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
-from cluster_types import cluster_of_type, every_cluster_type, prepare_flights
+from cluster_types import every_cluster_type
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
@@ -54,9 +54,8 @@ def resource() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with cluster_of_type(cluster_type, request, prepare_flights) as cluster:
-        yield cluster
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 def _state(run: Run) -> str:

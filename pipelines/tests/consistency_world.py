@@ -8,6 +8,7 @@ a client sees them. Events are in a heap; nothing here is random.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from collections import Counter
@@ -85,7 +86,7 @@ class Record:
     @property
     def batch(self) -> EpochBatch:
         is_data = self.kind in (BatchKind.STABLE, BatchKind.TENTATIVE)
-        rows = pa.table({"n": [self.value]}, schema=SCHEMA) if is_data else NO_ROWS
+        rows = rows_of(self.value) if is_data else NO_ROWS
         return EpochBatch(
             "s", 0, self.epoch, self.epoch, rows, str(self.value), self.kind, self.attempt
         )
@@ -116,6 +117,11 @@ class Stream:
             callback()
 
 
+@functools.lru_cache(1 << 12)
+def rows_of(value: int) -> pa.Table:
+    return pa.table({"n": [value]}, schema=SCHEMA)
+
+
 def fold(state: int, epoch: EpochInput) -> int:
     for table in epoch.inputs:
         for value in table["n"].to_pylist():
@@ -138,9 +144,16 @@ class Link:
     live_at: int = 0
     reported: tuple[int, int] = (NO_EPOCH, NO_EPOCH)
     delivering: bool = False
+    due_at: float = -1.0  # of a call that `deliver_now` has scheduled and that was not made yet
 
     def grew(self) -> None:
         self.world.at(self.world.now + self.latency_s, self.deliver)
+
+    def deliver_now(self) -> None:
+        """After a step of the task, which may have space now."""
+        if not (self.delivering or self.cut or self.due_at == self.world.now):
+            self.due_at = self.world.now
+            self.world.at(self.due_at, self.deliver)
 
     def read_live(self, from_epoch: int) -> None:
         self.live_from = from_epoch
@@ -152,6 +165,7 @@ class Link:
 
     def deliver(self) -> None:
         """All that has come through, and that the task has space for."""
+        self.due_at = -1.0
         if self.cut or self.delivering:
             return
         self.delivering = True
@@ -163,8 +177,9 @@ class Link:
         return record.at + self.latency_s <= self.world.now + 1e-9
 
     def _report(self) -> bool:
-        newest = [r.epoch for r in self.stream.stable[-4:] if self._is_here(r)]
-        report = (max(newest, default=self.reported[0]), self.stream.tentative)
+        last = reversed(self.stream.stable[-4:])
+        newest = next((r.epoch for r in last if self._is_here(r)), self.reported[0])
+        report = (newest, self.stream.tentative)
         if report == self.reported:
             return False
         self.reported = report
@@ -219,18 +234,22 @@ class Task:
     def step(self, event: ConsistencyInput) -> None:
         for effect in self.core.step(event, self.world.now):
             self._perform(effect)
+        if isinstance(event, BatchReceived):
+            self.note_buffered()
+        for link in self.links.values():
+            link.deliver_now()
+        wake_at = self.core.wake_at
+        if wake_at is not None and wake_at != self.woken_at:
+            self.woken_at = wake_at
+            self.world.at(wake_at, partial(self.step, Woken()))
+
+    def note_buffered(self) -> None:
+        """After a batch: nothing else makes more of them."""
         epochs, size = self.core.buffered()
         self.most_buffered = (
             max(epochs, self.most_buffered[0]),
             max(size, self.most_buffered[1]),
         )
-        for link in self.links.values():
-            if not link.delivering and not link.cut:
-                self.world.at(self.world.now, link.deliver)
-        wake_at = self.core.wake_at
-        if wake_at is not None and wake_at != self.woken_at:
-            self.woken_at = wake_at
-            self.world.at(wake_at, partial(self.step, Woken()))
 
     def _perform(self, effect: ConsistencyEffect) -> None:
         now = self.world.now
@@ -420,7 +439,7 @@ def failure_free(chain: Chain, epochs: int) -> list[list[int]]:
     for epoch in range(epochs):
         value = epoch * 7
         for k in range(chain.tasks):
-            tables = [pa.table({"n": [v]}, schema=SCHEMA) for v in (value, epoch * 7 + k + 1)]
+            tables = [rows_of(v) for v in (value, epoch * 7 + k + 1)]
             value = states[k] = fold(states[k], EpochInput(epoch, epoch - 1, epoch, tuple(tables)))
             streams[k].append(value)
     return streams

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 from consistency_world import (
     SCHEMA,
     Chain,
@@ -21,6 +20,7 @@ from consistency_world import (
     Task,
     World,
     fold,
+    rows_of,
 )
 
 from rekindle.consistency.messages import (
@@ -127,14 +127,10 @@ class JoinedTask(Task):
             self._perform_effect(effect)
         if self.task.parts is None:
             return
-        epochs, size = self.branches.buffered()
-        self.most_buffered = (
-            max(epochs, self.most_buffered[0]),
-            max(size, self.most_buffered[1]),
-        )
+        if isinstance(event, BatchReceived):
+            self.note_buffered()
         for link in self.links.values():
-            if not link.delivering and not link.cut:
-                self.world.at(self.world.now, link.deliver)
+            link.deliver_now()
         wake_at = self.task.wake_at
         if wake_at is not None and wake_at > self.world.now and wake_at != self.woken_at:
             self.woken_at = wake_at
@@ -199,10 +195,6 @@ class JoinedTask(Task):
         self._append(BatchKind.TENTATIVE, output.epoch, value_of(output), effect.attempt)
         self.forks[effect.attempt] = self.result
         self.send(TentativeAppended())
-
-
-def rows_of(value: int) -> pa.Table:
-    return pa.table({"n": [value]}, schema=SCHEMA)
 
 
 def value_of(output: EpochOutput) -> int:

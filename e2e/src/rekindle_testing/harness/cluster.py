@@ -18,7 +18,8 @@ from typing import Any
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.harness.any_cluster import Cluster
+from rekindle_testing.fixtures.api_fields import name_of
+from rekindle_testing.harness.any_cluster import RELEASE, Cluster
 from rekindle_testing.harness.nodes import Node, NodeKind, NodeResources, ProcessNodes
 from rekindle_testing.progress import OnProgress, no_progress
 
@@ -140,6 +141,28 @@ class EmbeddedCluster(Cluster):
         }
         if lost := sorted(found - self.nodes.keys()):
             self.kubectl("delete", "nodes", *lost)
+
+    def restore(self) -> None:
+        """For the next user: as many nodes as at the start, all Ready and schedulable, nothing of
+        those that are gone, and every replica of the operator and its watchdog."""
+        ready = {
+            name_of(node)
+            for node in self.core.list_node().items
+            if any(c.type == "Ready" and c.status == "True" for c in node.status.conditions or ())
+        }
+        self.kill_nodes([name for name in self.nodes if name not in ready])
+        joining = [self.launch_node() for _ in range(self._node_count - len(self.nodes))]
+        self.delete_lost_nodes()
+        # The garbage collector of pods would take a minute.
+        for pod in self.core.list_pod_for_all_namespaces().items:
+            if pod.spec.node_name and pod.spec.node_name not in self.nodes:
+                self.delete_pod(pod)
+        for node in joining:
+            node.wait_ready()
+        self.kubectl("uncordon", *self.nodes)
+        for owner in (f"deployment/{RELEASE}", f"daemonset/{RELEASE}-watchdog"):
+            wait = ("rollout", "status", owner, "-n", self.operator_namespace)
+            self.kubectl(*wait, "--timeout=90s", timeout_s=100)
 
     def kill_processes(self, pod: Any) -> None:
         for pid in self.processes(pod):

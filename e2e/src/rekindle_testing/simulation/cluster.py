@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil
@@ -11,7 +12,7 @@ from typing import Any
 from rekindle import names
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import Settings, Timing
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator import CoordinatorSurroundings
 from rekindle_testing.simulation.coordinator_api import NAMESPACE, TOPOLOGY, compiled
@@ -47,6 +48,12 @@ _OPERATOR_START_S = (0.5, 4.0)
 _NODE_REMOVED_S = (5.0, 30.0)
 _TASK_CPU_M, _TASK_MEMORY = 500, 1 << 30
 _COORDINATOR_CPU_M, _COORDINATOR_MEMORY = 300, 600 << 20
+
+
+SETTINGS = Settings(
+    timing=Timing(rebalance_settle_s=4.0, rebalance_timeout_s=8.0, rebalance_retry_s=4.0)
+)
+"""Moves to emptier nodes begin and fail within the time of a simulation."""
 
 
 class SimulatedCluster:
@@ -86,6 +93,7 @@ class SimulatedCluster:
         self.api_calm = Calm(scheduler)  # of the API server, and of operators' connections to it
         self._operators_skew_s = operators_skew_s
         self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
+        self._drained: Counter[str] = Counter()
         self._hosts = 0
         self._pods_per_node = ceil(len(self.topology.slots()) / nodes) + 1
         self._tasks = Surroundings(
@@ -201,7 +209,7 @@ class SimulatedCluster:
             self.scheduler,
             self.network,
             self.server,
-            Settings(),
+            SETTINGS,
             host,
             skew_s,
             self.operator_checks.writes,
@@ -236,14 +244,23 @@ class SimulatedCluster:
         if raw is not None:
             self.server.objects.remove(NODES, raw)
 
-    def cordon(self, node: Node, cordoned: bool) -> None:
+    def _cordon(self, node: Node, cordoned: bool) -> None:
         raw = self.server.objects.find(NODES, node.name, "")
         if raw is not None:
             self.server.objects.change(NODES, raw, spec={"unschedulable": cordoned})
 
-    def drain(self, node: Node) -> None:
-        """Cordon a node. The budget refuses evictions, so the operator moves the pods."""
-        self.cordon(node, True)
+    def drain(self, node: Node) -> Callable[[], None]:
+        """Cordon a node. The budget refuses evictions, so the operator moves the pods. Returns what
+        ends it."""
+        self._drained[node.name] += 1
+        self._cordon(node, True)
+
+        def end() -> None:
+            self._drained[node.name] -= 1
+            if not self._drained[node.name]:
+                self._cordon(node, False)
+
+        return end
 
     def evict(self, pod: SimulatedPod[Any], by_force: bool = False) -> None:
         """`by_force`: its object is gone before its kubelet has ended it."""

@@ -19,6 +19,7 @@ class Disk:
     last: int = NO_EPOCH
     fence: int = NO_EPOCH
     discard: bool = False
+    unreadable: bool = False  # the next access for a state movement fails
     attempts: int = 1  # the first number of a tentative branch that no boot may have used
 
     def start_at(self, epoch: int, keep: bool) -> None:
@@ -41,6 +42,10 @@ class Disk:
             self.values[epoch] = value
             self.last = epoch
         return self.values.get(epoch, value)
+
+    def access_fails(self) -> bool:
+        failed, self.unreadable = self.unreadable, False
+        return failed
 
     def truncate(self, floor: int) -> None:
         for epoch in range(self.base, min(floor, self.last) + 1):

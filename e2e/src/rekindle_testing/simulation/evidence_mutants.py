@@ -1,4 +1,5 @@
-"""Bugs that are planted in what a process believes of its inputs."""
+"""Bugs that are planted in what a process believes: of its inputs, of older processes, of answers
+that it has not got."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from rekindle.coordinator.checkpoints import retention
+from rekindle.coordinator.checkpoints.committer import Committer
+from rekindle.streams.reader_core import ReaderCore
 from rekindle.streams.sunion import SUnion
+from rekindle_operator import live_check
+from rekindle_operator.cluster.reports import ReportAges
 from rekindle_testing.simulation.planting import Mutant, replaced
 
 _AHEAD_EPOCHS = 4
@@ -32,9 +37,55 @@ def _received_before_it_is(progress_of: Any) -> Any:
     return staticmethod(wrong)
 
 
+def _ignores_fence(manifest_read: Any) -> Any:
+    def wrong(self: Committer, manifest: Any, now: float, store_id: Any = None) -> Any:
+        if manifest is not None:
+            manifest = replace(manifest, fence=min(manifest.fence, self._fence))
+        return manifest_read(self, manifest, now, store_id)
+
+    return wrong
+
+
+def _founds_again(store_failed: Any) -> Any:
+    """A store that does not respond has no manifest."""
+    return lambda self, message, now: self.manifest_read(None, now)
+
+
+def _stays(call_failed: Any) -> Any:
+    """A reader goes on to read the replica that has failed."""
+
+    def wrong(self: ReaderCore, event: Any, now: float) -> Any:
+        self._ended(event.call)
+        return []
+
+    return wrong
+
+
+def _believes_cache(preconditions_of: Any) -> Any:
+    return lambda decisions, snapshot: []
+
+
+def _ageless(as_of: Any) -> Any:
+    """A report is as fresh as anything can be."""
+
+    def wrong(self: ReportAges, topologies: Any, leases: Any) -> Mapping[str, float]:
+        return dict.fromkeys(as_of(self, topologies, leases), float("inf"))
+
+    return wrong
+
+
 EVIDENCE_MUTANTS: Mapping[str, Mutant] = {
     "watermarks follow the order of arrival": replaced(SUnion, "add", _watermark_by_arrival),
     "epochs count as received before they are": replaced(
         retention.Progress, "of", _received_before_it_is
     ),
+    "a coordinator ignores the fence of its successor": replaced(
+        Committer, "manifest_read", _ignores_fence
+    ),
+    "a store that does not respond is empty": replaced(Committer, "store_failed", _founds_again),
+    "a reader stays at the replica that failed": replaced(ReaderCore, "_call_failed", _stays),
+    "nothing is read before it is deleted": replaced(
+        live_check, "preconditions_of", _believes_cache
+    ),
+    "reports have no age": replaced(ReportAges, "as_of", _ageless),
 }

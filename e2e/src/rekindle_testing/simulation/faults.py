@@ -12,14 +12,17 @@ from functools import partial
 from random import Random
 
 from rekindle_testing.simulation.cluster import OPERATORS, SimulatedCluster
+from rekindle_testing.simulation.movements import Movements
 from rekindle_testing.simulation.network import API, SINKS, STORE
+from rekindle_testing.simulation.pod import TaskPod
 
 FAULTS_S = 60.0
 """When the last group of faults begins."""
 GROUP_S = 3.0
 LONGEST_S = 25.0
-_SLOWNESS = 30.0
-_ERROR_SHARE = 0.4
+_LOOK_S = 0.1
+_LONGEST_STRIKE_S = 2.5
+"""After the begin of a session that one of its parties fails in."""
 
 
 Struck = tuple[str, Callable[[], None] | None]
@@ -31,9 +34,12 @@ class FaultKind(StrEnum):
     STOP_TASK = "a task's container is killed, and starts only later"
     CRASH_ENGINE = "a task's engine dies"
     SLOW_TASK = "a task's engine is slow"
+    FAIL_TASK = "a task's next call fails for good"
     FAIL_TENTATIVE = "a task's next tentative epoch fails"
     FREEZE_TASK = "a task is frozen"
     EVICT_TASK = "a task is evicted, or its pod deleted by force"
+    STRIKE_DONOR = "a replica is lost, and who gives its successor state fails meanwhile"
+    STRIKE_NEWCOMER = "a replica is lost, and its successor fails before it has got state"
     KILL_NODE = "a node dies, and another one comes"
     REBOOT_NODE = "a node restarts, with its disks"
     FREEZE_NODE = "a node is frozen"
@@ -55,6 +61,7 @@ class FaultKind(StrEnum):
     API_DOWN = "the API server is down"
     API_ERRORS = "the API server refuses and fails"
     STALL_WATCHES = "the watches of an operator are stalled"
+    EXPIRE_WATCHES = "the versions of an operator's watches have expired"
     CRASH_OPERATOR = "the operator that leads is killed"
     FREEZE_OPERATOR = "the operator that leads is frozen"
     PARTITION_OPERATOR = "a network partition between the operator that leads and the API server"
@@ -227,8 +234,7 @@ class Injector:
                 pod.restart(fault.seconds)
                 return key, None
             case FaultKind.SLOW_TASK:
-                pod.slowness = _SLOWNESS
-                return key, lambda: setattr(pod, "slowness", 1.0)
+                return key, pod.slow.begin()
             case FaultKind.CRASH_ENGINE if pod.boot is not None:
                 pod.boot.crash_engine()
                 return key, None
@@ -238,10 +244,68 @@ class Injector:
             case FaultKind.FREEZE_TASK:
                 pod.freeze()
                 return key, pod.thaw
+            case FaultKind.FAIL_TASK:
+                pod.call_fails = True
+                if fault.other % 4 == 0:
+                    self._cluster.evict(pod)  # it fails while it ends, or before that
+                return key, None
             case FaultKind.EVICT_TASK:
                 self._cluster.evict(pod, by_force=bool(fault.other % 2))
                 return key, None
+            case FaultKind.STRIKE_DONOR | FaultKind.STRIKE_NEWCOMER:
+                return self._strike_movement(fault)
         return None
+
+    def _strike_movement(self, fault: Fault) -> Struck:
+        """Lose a replica that has a partner; then let a party of the session fail that moves the
+        partner's state to its successor."""
+        cluster, movements = self._cluster, Movements(self._cluster)
+        slots = movements.replaceable()
+        if not slots:
+            return "no replica has a Live partner", None
+        lost = cluster.pods[slots[fault.target % len(slots)]]
+        cluster.evict(lost, by_force=True)
+        donates = fault.kind is FaultKind.STRIKE_DONOR
+        over_at, ends = self._scheduler.now + fault.seconds, list[Callable[[], None]]()
+
+        def strike() -> None:
+            party = movements.donor_for(lost.slot) if donates else movements.newcomer(lost.slot)
+            if party is not None:
+                self._log(f"{fault.kind}: {party.slot.key} incarnation {party.incarnation}")
+                ends.append(self._strike_party(party, fault.other))
+
+        def look() -> None:
+            found = movements.donor_for(lost.slot) if donates else movements.newcomer(lost.slot)
+            if found is not None:
+                self._scheduler.after((fault.other % 10) * _LONGEST_STRIKE_S / 10, strike)
+            elif self._scheduler.now < over_at:
+                self._scheduler.after(_LOOK_S, look)
+
+        def end() -> None:
+            for end_strike in ends:
+                end_strike()
+
+        look()
+        return f"{lost.slot.key} incarnation {lost.incarnation}", end
+
+    def _strike_party(self, party: TaskPod, how: int) -> Callable[[], None]:
+        """Returns what ends it."""
+        cluster, nothing = self._cluster, lambda: None
+        match how // 10 % 6:
+            case 0:
+                party.restart()
+            case 1:
+                party.freeze()
+                return party.thaw
+            case 2:
+                cluster.evict(party)
+            case 3:
+                cluster.evict(party, by_force=True)
+            case 4:
+                party.disk.unreadable = True
+            case 5 if (coordinator := cluster.coordinator) is not None:
+                coordinator.restart()
+        return nothing
 
     def _strike_node(self, fault: Fault) -> Struck | None:
         cluster = self._cluster
@@ -258,8 +322,7 @@ class Injector:
                 node.freeze()
                 return node.name, node.thaw
             case FaultKind.DRAIN_NODE:
-                cluster.drain(node)
-                return node.name, lambda: cluster.cordon(node, False)
+                return node.name, cluster.drain(node)
             case FaultKind.ADD_NODE:
                 cluster.add_node()
                 return "", None
@@ -290,24 +353,24 @@ class Injector:
         cluster, server = self._cluster, self._cluster.server
         match fault.kind:
             case FaultKind.STORE_DOWN:
-                cluster.store.down = True
-                return STORE, lambda: setattr(cluster.store, "down", False)
+                return STORE, cluster.store.down.begin()
             case FaultKind.SINKS_DOWN:
-                cluster.sinks.down = True
-                return SINKS, lambda: setattr(cluster.sinks, "down", False)
+                return SINKS, cluster.sinks.down.begin()
             case FaultKind.EDIT_REPLICAS:
                 return "", cluster.edit("operators", fault.target, replicas=2)
             case FaultKind.EDIT_PRIORITY:
                 return "", cluster.edit("queries", fault.target, priority=fault.other)
             case FaultKind.API_DOWN:
-                server.down = True
-                return API, lambda: setattr(server, "down", False)
+                return API, server.down.begin()
             case FaultKind.API_ERRORS:
-                server.error_share = _ERROR_SHARE
-                return API, lambda: setattr(server, "error_share", 0.0)
+                return API, server.fails.begin()
             case FaultKind.STALL_WATCHES:
                 host = OPERATORS[fault.target % len(OPERATORS)]
                 server.stall(host, fault.seconds)
+                return host, None
+            case FaultKind.EXPIRE_WATCHES:
+                host = OPERATORS[fault.target % len(OPERATORS)]
+                server.expire_watches(host)
                 return host, None
         return self._strike_coordinator(fault) or self._strike_operator(fault)
 

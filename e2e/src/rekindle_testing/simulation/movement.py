@@ -40,6 +40,7 @@ NEWCOMER = NewcomerLimits(
 )
 _DISK_S = (0.001, 0.2)
 """The least and the most time that an access of the disk takes."""
+_PIN_S = (_DISK_S, _DISK_S, (0.2, 3.0))
 _TIMEOUT_S = 3.0
 
 
@@ -113,7 +114,8 @@ class SimulatedMover:
             case newcomers.StartFrom():
                 raise AssertionError("the core starts the task")
             case donors.PinSnapshot(session):
-                self._later(partial(self._pin, session))
+                delay_s = self._scheduler.between(*self._scheduler.random.choice(_PIN_S))
+                self._process.after(delay_s, partial(self._pin, session))
             case donors.UnpinSnapshot(session):
                 self._pinned.pop(session, None)
             case donors.ReadChunk(session, number, slices):
@@ -135,6 +137,9 @@ class SimulatedMover:
         self._network.call(self._process, host, message, ended, _TIMEOUT_S)
 
     def _store(self, session: Session, number: int, data: bytes) -> None:
+        if self._disk.access_fails():
+            self._not_stored(session)
+            return
         chunks = self._stored.setdefault(session, [])
         assert len(chunks) == number, "chunks are stored in order"
         chunks.append(data)
@@ -144,9 +149,15 @@ class SimulatedMover:
         chunks = self._stored.get(session)
         if chunks is None:
             return  # discarded
+        if self._disk.access_fails():
+            self._not_stored(session)
+            return
         self.installed = MovedState.of(b"".join(chunks).decode())
         digest = self.installed.digest
         self._step(NewcomerEventReceived(newcomers.StateInstalled(session, digest)))
+
+    def _not_stored(self, session: Session) -> None:
+        self._step(NewcomerEventReceived(newcomers.StoringFailed(session, "the disk failed")))
 
     # -- the donor ---------------------------------------------------------------------------------
 
@@ -168,6 +179,9 @@ class SimulatedMover:
                 reply(message)
 
     def _pin(self, session: Session) -> None:
+        if self._disk.access_fails():
+            self._step(DonorEventReceived(donors.PinFailed(session, "the disk failed")))
+            return
         state, disk = self._newest(), self._disk
         log = {e: value for e, value in disk.values.items() if e <= state.epoch}
         moved = MovedState(state, disk.base, log)
@@ -180,6 +194,10 @@ class SimulatedMover:
     def _read(self, session: Session, number: int, slices: Sequence[Slice]) -> None:
         lines = self._pinned.get(session)
         if lines is None:
+            return
+        if self._disk.access_fails():
+            unreadable = donors.ChunkUnreadable(session, number, "the disk failed")
+            self._step(DonorEventReceived(unreadable))
             return
         data = b"".join(lines[s.piece][s.offset : s.offset + s.nbytes] for s in slices)
         self._step(DonorEventReceived(donors.ChunkRead(session, number, data)))

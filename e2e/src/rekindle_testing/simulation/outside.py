@@ -20,6 +20,7 @@ from rekindle.protocol import CheckpointDone
 from rekindle.task.state import TaskState
 from rekindle_testing.simulation.late import done_though_failed
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
+from rekindle_testing.simulation.overlapping import Overlapping
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 from rekindle_testing.simulation.values import FoldedState, hash_of
 
@@ -37,7 +38,7 @@ class Outside:
     def __init__(self, scheduler: Scheduler, host: str) -> None:
         self.host = host
         self.process: Process | None = Process(scheduler, host)
-        self.down = False
+        self.down = Overlapping()
         self._scheduler = scheduler
 
     def serve(self, request: Callable[[], Any], reply: Reply) -> None:

@@ -9,6 +9,7 @@ from rekindle.topology.model import Segment, Slot
 from rekindle_testing.simulation.coordinator import CoordinatorProcess, CoordinatorSurroundings
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
+from rekindle_testing.simulation.overlapping import Overlapping
 from rekindle_testing.simulation.scheduler import Process
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.task import TaskProcess
@@ -44,6 +45,7 @@ class SimulatedPod(ABC, Generic[B]):
         self._kubelet = kubelet
         self._network = network
         self._gone = False
+        self._stopping = False
         self._freezes = 0
         self._down_s = 0.0
         network.servers[address] = self
@@ -75,7 +77,7 @@ class SimulatedPod(ABC, Generic[B]):
         kubelet.after(down_s + kubelet.scheduler.between(*delay_s), self._start)
 
     def _start(self) -> None:
-        if self._gone:
+        if self._gone or self._stopping:
             return
         self.boot = self.make_boot()
         self.boot.process.on_death(self._ended)
@@ -84,7 +86,7 @@ class SimulatedPod(ABC, Generic[B]):
 
     def _ended(self) -> None:
         self.boot = None
-        if not self._gone:
+        if not (self._gone or self._stopping):
             down_s, self._down_s = self._down_s, 0.0
             self._start_after(down_s, _RESTART_S)
 
@@ -105,6 +107,10 @@ class SimulatedPod(ABC, Generic[B]):
         if not self._freezes and self.boot is not None:
             self.boot.process.thaw()
 
+    def stop(self) -> None:
+        """SIGTERM. Its container does not start again."""
+        self._stopping = True
+
     def remove(self) -> None:
         """The pod ends, with its disk."""
         self._gone = True
@@ -115,8 +121,9 @@ class SimulatedPod(ABC, Generic[B]):
 
 
 class TaskPod(SimulatedPod[TaskProcess]):
-    """`skew_s`: how far the clock of its node is ahead. `slowness`: of its engine.
-    `tentative_fails`: whether its next tentative epoch does."""
+    """`skew_s`: how far the clock of its node is ahead. `slow`: its engine.
+    `tentative_fails`: whether its next tentative epoch does; `call_fails`: whether its next call of
+    the engine or of a restore does, for good."""
 
     def __init__(
         self,
@@ -135,11 +142,17 @@ class TaskPod(SimulatedPod[TaskProcess]):
         self.segment = segment
         self.incarnation = incarnation
         self.skew_s = skew_s
-        self.slowness = 1.0
+        self.slow = Overlapping()
         self.tentative_fails = False
+        self.call_fails = False
         self.disk = Disk()
         self.boots = 0
         self._surroundings = surroundings
+
+    def stop(self) -> None:
+        super().stop()
+        if self.boot is not None:
+            self.boot.stop()
 
     def make_boot(self) -> TaskProcess:
         self.boots += 1

@@ -15,7 +15,7 @@ from rekindle.coordinator.model import Partition
 from rekindle.protocol import ConsistencyState
 from rekindle.topology.model import Slot
 from rekindle_testing.simulation.checks import Violation
-from rekindle_testing.simulation.cluster import SimulatedCluster
+from rekindle_testing.simulation.cluster import SETTINGS, SimulatedCluster
 from rekindle_testing.simulation.coverage import Cell, counted
 from rekindle_testing.simulation.faults import Fault, Injector, draw_cuts, draw_faults
 from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
@@ -28,8 +28,12 @@ from rekindle_testing.simulation.topologies import TOPOLOGIES as SPECS
 
 _WRONG_CLOCKS, _WRONG_CLOCK_S = 0.2, 70.0
 """The share of seeds in which the operators' clocks are off, and how far."""
-_QUIET_S = 90.0
+_REBALANCED = 0.3
+"""The share of the other seeds in which tasks move to emptier nodes."""
+_QUIET_S, _QUIET_WITH_MOVES_S = 90.0, 240.0
 """Within so many seconds after the last fault all has to be done."""
+_NEXT_MOVE_S = 4.0
+"""Once tasks have settled, a move begins within so many seconds, or there is none to make."""
 _BEHIND_EPOCHS = 4
 _QUIESCENT_S = 10.0
 """For so long nothing may change any more."""
@@ -73,9 +77,13 @@ class Simulation:
         self._was_stable: set[Slot] = set()
         self.scheduler = Scheduler(seed)
         has_wrong_clocks = Random(f"skew {seed}").random() < _WRONG_CLOCKS
+        # By clocks that are off, tasks would not settle in a simulation.
+        self._rebalances = not has_wrong_clocks and Random(f"moves {seed}").random() < _REBALANCED
+        spec = variant.spec | ({"recovery": {"rebalance": True}} if self._rebalances else {})
+        self._pods_changed_at = 0.0
         self.cluster = SimulatedCluster(
             self.scheduler,
-            variant.spec,
+            spec,
             nodes,
             variant.buffered_epochs,
             _WRONG_CLOCK_S if has_wrong_clocks else 0.0,
@@ -86,6 +94,7 @@ class Simulation:
 
     def _log_pods(self, plural: str, event: ApiEvent) -> None:
         if plural == PODS and event.type in (ADDED, DELETED):
+            self._pods_changed_at = self.scheduler.now
             self._log(f"pod {event.raw['metadata']['name']} {event.type.lower()}")
 
     def _log(self, text: str) -> None:
@@ -134,14 +143,15 @@ class Simulation:
         healed_at = self.scheduler.now
         self._was_stable.clear()
         left, done_at = self.not_done(), healed_at
-        while self.scheduler.now < healed_at + (_QUIET_S if left else LATEST_S):
+        quiet_s = _QUIET_WITH_MOVES_S if self._rebalances else _QUIET_S
+        while self.scheduler.now < healed_at + (quiet_s if left else LATEST_S):
             self.scheduler.run_until(self.scheduler.now + 0.5)
             left = self.not_done()
             if left:
                 done_at = self.scheduler.now
         done_after = done_at - healed_at
         if left:
-            return f"not done {_QUIET_S:g} s after the last fault: {'; '.join(left)}", done_after
+            return f"not done {quiet_s:g} s after the last fault: {'; '.join(left)}", done_after
         self._log("all is done")
         before = self._pod_uids()
         self.scheduler.run_until(self.scheduler.now + _QUIESCENT_S)
@@ -211,6 +221,11 @@ class Simulation:
             left.append(f"the topology is {status.get('phase')}")
         states = {q["name"]: q["state"] for q in status.get("queries") or ()}
         left += [f"query {name} is {state}" for name, state in states.items() if state != "Live"]
+        settle_s = SETTINGS.timing.rebalance_settle_s + _NEXT_MOVE_S
+        if self._rebalances and self.scheduler.now - self._pods_changed_at < settle_s:
+            left.append("a task may be about to move")
+        if "rebalancing" in status:
+            left.append("a move to an emptier node is in progress, or has failed lately")
         conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
         wanted = {"Redundant": "True", "Recovering": "False"}
         left += [

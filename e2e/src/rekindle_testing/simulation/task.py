@@ -24,7 +24,7 @@ from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
 from rekindle.errors import ObjectMissing
-from rekindle.exchange.state_mover.donor import DonorEffect
+from rekindle.exchange.state_mover.donor import DonorEffect, DonorStopping
 from rekindle.exchange.state_mover.messages import ChunkRequest, OfferRequest, Release
 from rekindle.exchange.state_mover.newcomer import NewcomerEffect
 from rekindle.protocol import (
@@ -53,6 +53,7 @@ from rekindle.task.core.loop import (
 from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,
+    DonorEventReceived,
     HeadAdvanced,
     LogTruncated,
     PollReceived,
@@ -72,7 +73,13 @@ from rekindle.task.core.start import (
     StepFailed,
     StepSucceeded,
 )
-from rekindle.task.core.supervisor import DiscardLog, EndProcess, RouteInputs, TruncateLog
+from rekindle.task.core.supervisor import (
+    DiscardLog,
+    EndProcess,
+    RouteInputs,
+    StopRequested,
+    TruncateLog,
+)
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
 from rekindle_testing.simulation.inputs import (
@@ -104,6 +111,8 @@ _TICK_S = 0.1
 _ENGINE_START_S = (0.5, 3.0)
 _ENGINE_RESTART_S = (0.5, 2.0)
 _CALL_S = (0.005, 0.15)
+_FAILED_CALL_S = (0.005, 2.0)
+_SLOWNESS = 30.0
 _APPEND_S = (0.0005, 0.004)
 _TAKE_TIMEOUT_S = 0.25
 _SAVE_DEADLINE_S = 5.0
@@ -196,6 +205,10 @@ class TaskProcess:
     def crash_engine(self) -> None:
         """The next call of the engine fails."""
         self._engine_crashes = True
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.process.do(lambda: self.step(StopRequested()))
 
     # -- serving ---------------------------------------------------------------------------------
 
@@ -294,7 +307,7 @@ class TaskProcess:
             case DiscardLog():
                 self._disk.discard = True
             case EndProcess(loop_s=loop_s):
-                self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self.pod.restart)
+                self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self._end)
             case SkipState():
                 pass
             case _ if isinstance(effect, NewcomerEffect | DonorEffect):
@@ -303,6 +316,10 @@ class TaskProcess:
                 self.tentative.perform(effect)
             case _:
                 raise TypeError(f"simulated tasks do not know {effect}")
+
+    def _end(self) -> None:
+        self.step(DonorEventReceived(DonorStopping()))
+        self.pod.restart()
 
     def _newest_state(self) -> TaskState:
         assert self.core.parts is not None
@@ -321,6 +338,8 @@ class TaskProcess:
             self.step(StepSucceeded())
             return
         name = point.object
+        if self._fails_for_good():
+            return
 
         def ended(result: TaskState | Exception | None) -> None:
             if isinstance(result, Exception):
@@ -395,13 +414,16 @@ class TaskProcess:
         operators, epochs = call.operators, call.epochs
         assert isinstance(operators, FoldedState)
         self.tentative.processing(call)
+        if not call.attempt and self._fails_for_good():
+            return
         if self._engine_crashes:
             self._engine_crashes = False
             failed = EngineFailed(EngineUnavailable("the engine died", -9))
             self._later(_CALL_S, failed)
             return
         least_s, most_s = _CALL_S
-        slow_s = least_s * self.pod.slowness, most_s * self.pod.slowness
+        slowness = _SLOWNESS if self.pod.slow else 1.0
+        slow_s = least_s * slowness, most_s * slowness
         fold, outputs = operators.fold, []
         for epoch in epochs:
             fold = fold_input(self.partition, fold, epoch)
@@ -411,6 +433,13 @@ class TaskProcess:
             self._later(slow_s, TentativeFailed("an operator failed"))
         else:
             self._later(slow_s, EpochsProcessed(outputs, FoldedState(fold=fold)))
+
+    def _fails_for_good(self) -> bool:
+        """Whether the call that begins now fails in a way that is not tried again."""
+        fails, self.pod.call_fails = self.pod.call_fails, False
+        if fails:
+            self._later(_FAILED_CALL_S, CallFailedPermanently(RuntimeError("an operator failed")))
+        return fails
 
     def _append(self, outputs: deque[EpochOutput]) -> None:
         def append_next() -> None:

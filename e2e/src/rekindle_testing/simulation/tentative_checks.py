@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rekindle.consistency.messages import ConsistencySettings
-from rekindle.protocol import ConsistencyState, Postponement
+from rekindle.protocol import ConsistencyState, Postponement, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import LoopPhase, ProcessEpochs
@@ -169,13 +169,15 @@ class TentativeChecks:
         """Whether nobody promises that results come in time: the task was not Live yet, its engine
         is slow or down, it is frozen, or the policy does not."""
         now, parts = self.now, self._task.core.parts
-        if self._task.pod.slowness > 1.0:
+        if self._task.pod.slow:
             self._slow_until = now + _SLOW_CALL_S
         is_down = parts is None or parts.loop.phase is LoopPhase.RESTARTING
         was_frozen = now > self._ticked_at + _PAUSE_S
         suspends = self.branches.suspends(now)
         self._suspended_ticks = self._suspended_ticks + 1 if suspends else 0
-        gives_none = not self.branches.serves or self._task.core.supervisor.ended
+        core = self._task.core
+        has_failed = core.status.phase is TaskPhase.FAILED
+        gives_none = not self.branches.serves or core.supervisor.ended or has_failed
         return is_down or was_frozen or gives_none or now < self._slow_until or suspends
 
     def breaks_promise(self, asked_at: float) -> bool:

@@ -13,6 +13,7 @@ from rekindle.consistency.live_union import LiveUnion
 from rekindle.consistency.messages import EmitReconciliationDone, EmitUndo, Policy
 from rekindle.consistency.partners import Partners, Permission
 from rekindle.protocol import ConsistencyState
+from rekindle.streams.replica_choice import ReplicaChoice
 from rekindle.task.core import branches
 from rekindle.task.core.loop import AppendEpochs, AppendTentative, LoopCore
 from rekindle_testing.simulation.planting import Mutant, replaced
@@ -114,6 +115,10 @@ def _finite_at_once(replace_settings: Any) -> Any:
     return lambda settings, **changes: settings
 
 
+def _never_better(is_better: Any) -> Any:
+    return lambda self, endpoint, current, now: False
+
+
 TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "UNDO is forgotten": replaced(ConsistencyCore, "_stabilize", _without(EmitUndo)),
     "UNDO begins an epoch too late": replaced(ConsistencyCore, "_stabilize", _undoes_too_late),
@@ -138,4 +143,7 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "corrections never begin": replaced(ConsistencyCore, "_try_to_stabilize", _never_corrects),
     "a correction begins an epoch too late": replaced(Inputs, "ready", _skips_epoch),
     "a task is tentative before it is Live": replaced(branches, "replace", _finite_at_once),
+    "a reader stays with a replica whose output is tentative": replaced(
+        ReplicaChoice, "_is_better", _never_better
+    ),
 }

@@ -84,7 +84,7 @@ def moves_in_progress(
             old = numbered[1 - at]
             move = _move_of(state, old)
             if move is not None:
-                why = _why_given_up(context, state) or _trouble(context, replicas)
+                why = _why_given_up(context, state, replicas)
                 if why:
                     given_up.append(GivenUp(state, why))
                 else:
@@ -108,9 +108,15 @@ def _move_of(state: SlotState, old: SlotState) -> RebalancingMove | None:
     return RebalancingMove(old.pod.name, source, target)
 
 
-def _why_given_up(context: ReconcileContext, successor: SlotState) -> str:
-    """Why the successor itself cannot go on; empty if it can."""
+def _why_given_up(
+    context: ReconcileContext, successor: SlotState, replicas: Iterable[NumberedStates]
+) -> str:
+    """Why a move does not go on; empty if it does. One that has failed stays so while its successor
+    cannot be deleted yet."""
     assert successor.pod is not None
+    entry = context.last_status.rebalancing
+    if entry is not None and entry.failed_at and _is_of(entry, successor):
+        return entry.message
     timeout_s = context.pass_inputs.timing.rebalance_timeout_s
     if successor.loss is not None:
         return f"its successor is lost: {successor.loss.value}"
@@ -118,7 +124,13 @@ def _why_given_up(context: ReconcileContext, successor: SlotState) -> str:
         return f"its successor has no node: {problem}"
     if context.pass_inputs.now - successor.pod.created_at >= timeout_s:
         return f"its successor has not taken over within {timeout_s:.0f} s"
-    return ""
+    return _trouble(context, replicas)
+
+
+def _is_of(entry: RebalancingEntry, state: SlotState) -> bool:
+    """Whether its pod is the successor of that move."""
+    incarnation = state.pod.incarnation if state.pod is not None else None
+    return (state.slot.key, incarnation) == (entry.slot, entry.incarnation)
 
 
 def _trouble(context: ReconcileContext, replicas: Iterable[NumberedStates]) -> str:
@@ -296,8 +308,7 @@ def update_rebalancing(
     if old.failed_at:
         return old if now < _retry_at(old, context.pass_inputs.timing) else None
     for state in states:
-        is_of_slot = state.slot.key == old.slot and not state.is_successor
-        if is_of_slot and state.pod is not None and state.pod.incarnation == old.incarnation:
+        if _is_of(old, state) and not state.is_successor:
             if replica_state(context, state) is ReplicaState.LIVE:
                 return None
             why = "the task is lost, and its successor takes its place"
@@ -309,7 +320,7 @@ def update_rebalancing(
 def _retry_at(failed: RebalancingEntry, timing: Timing) -> float:
     """The longer it took, the later: what fails again and again costs little."""
     failed_at = parse_time(failed.failed_at)
-    took_s = failed_at - parse_time(failed.started_at)
+    took_s = min(failed_at - parse_time(failed.started_at), timing.rebalance_timeout_s)
     return failed_at + max(timing.rebalance_retry_s, _RETRY_FACTOR * took_s)
 
 

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, merge_rows
-from rekindle.table_memory import memory_bytes
 
 
 @dataclass(slots=True)
@@ -31,11 +30,11 @@ class _Inbox:
     def put(self, batch: EpochBatch) -> None:
         self.drop(batch.epoch)
         self.batches[batch.epoch] = batch
-        self.bytes += memory_bytes(batch.rows)
+        self.bytes += batch.memory_bytes
 
     def drop(self, epoch: int) -> None:
         batch = self.batches.pop(epoch, None)
-        self.bytes -= memory_bytes(batch.rows) if batch is not None else 0
+        self.bytes -= batch.memory_bytes if batch is not None else 0
 
 
 class LiveUnion:

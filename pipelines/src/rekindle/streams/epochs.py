@@ -37,7 +37,7 @@ class BatchKind(StrEnum):
     RECONCILIATION_DONE = "REC_DONE"  # as DPC calls it: all corrections are sent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochBatch:
     """One epoch of one partition of one stream.
 
@@ -55,6 +55,11 @@ class EpochBatch:
     digest: str
     kind: BatchKind = BatchKind.STABLE
     attempt: int = 0
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """Bytes of memory, about. Cached: each buffer adds it, and subtracts it again."""
+        return memory_bytes(self.rows)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from rekindle.errors import Diverged, RekindleError
 from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
-from rekindle.table_memory import memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class SUnion:
             _require_equal(known, batch)
             return []
         inbox.batches[batch.epoch] = batch
-        inbox.bytes += memory_bytes(batch.rows)
+        inbox.bytes += batch.memory_bytes
         self._missing -= batch.epoch == self.next_epoch
         complete = []
         while not self._missing:
@@ -113,7 +112,7 @@ class SUnion:
         watermarks = []
         for channel, inbox in self._inboxes.items():
             batch = inbox.batches.pop(epoch)
-            inbox.bytes -= memory_bytes(batch.rows)
+            inbox.bytes -= batch.memory_bytes
             tables[channel.input].append(batch.rows)
             watermarks.append(batch.watermark)
         self._watermark = max(before, min(watermarks))

@@ -121,6 +121,7 @@ class Node:
         if uid in self._ending:
             return
         self._ending.add(uid)
+        self.pods[uid].stop()
 
         def end() -> None:
             self._ending.discard(uid)

@@ -2,7 +2,8 @@
 
 A watch delivers events of one kind in order. While the server or the connection is down, or the
 watch is stalled, it delivers nothing; afterwards it goes on where it was, as a client does that
-opens its watch again at the last version.
+opens its watch again at the last version. If that version has expired (410), the client has to list
+all objects, and goes on after the list.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from rekindle_testing.simulation.kube.objects import (
 )
 from rekindle_testing.simulation.late import done_though_failed
 from rekindle_testing.simulation.network import API, Network, Reply
+from rekindle_testing.simulation.overlapping import Overlapping
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
 _CALL_S = (0.002, 0.03)
 _CLOSED_AFTER_S = 8.0
+_ERROR_SHARE = 0.4
 """A client closes a watch that was silent for so long, and opens it again."""
 _REOPEN_S = 5.0
 
@@ -30,14 +33,14 @@ Deliver = Callable[[ApiEvent], None]
 
 
 class ApiServer:
-    """`down`: it does not respond. `error_share`: of requests that fail. `stalled_until`: until
-    when the open watches of a host deliver nothing."""
+    """`down`: it does not respond. `fails`: it answers a share of the requests with errors.
+    `stalled_until`: until when the open watches of a host deliver nothing."""
 
     def __init__(self, scheduler: Scheduler, network: Network) -> None:
         self.process: Process | None = Process(scheduler, API)
         self.objects = ApiObjects(lambda: scheduler.now, self._changed)
-        self.down = False
-        self.error_share = 0.0
+        self.down = Overlapping()
+        self.fails = Overlapping()
         self.stalled_until: dict[str, float] = {}
         self.observers: list[Callable[[str, ApiEvent], None]] = []
         self._scheduler = scheduler
@@ -50,7 +53,7 @@ class ApiServer:
             self._done_though_failed(request)
             return
         delay_s = self._scheduler.between(*_CALL_S)
-        if self._scheduler.random.random() < self.error_share:
+        if self._scheduler.random.random() < (_ERROR_SHARE if self.fails else 0.0):
             self._fail(request, reply, delay_s)
         else:
             self._scheduler.after(delay_s, lambda: reply(self.objects.respond(request)))
@@ -77,11 +80,21 @@ class ApiServer:
         deliver: Deliver,
         responded: Callable[[], None] = lambda: None,
         selector: str = "",
-    ) -> None:
-        """`responded` is called whenever the client hears of the server."""
-        found = Watch(self, process, plural, after_version, deliver, responded, selector)
+        expired: Callable[[], None] | None = None,
+    ) -> Watch:
+        """`responded` is called whenever the client hears of the server; `expired`: when its
+        version is no longer known; None: that never happens."""
+        found = Watch(self, process, plural, after_version, deliver, responded, selector, expired)
         self._watches.append(found)
         process.every(_REOPEN_S, found.send_later)
+        return found
+
+    def expire_watches(self, host: str) -> None:
+        """The versions of a host's watches have expired."""
+        for watch in self._watches:
+            if watch.process.host == host and watch.expired is not None:
+                watch.is_expired = True
+                watch.send_later()
 
     def _changed(self, plural: str, event: ApiEvent) -> None:
         for observe in self.observers:
@@ -110,7 +123,8 @@ class ApiServer:
 
 @dataclass(slots=True)
 class Watch:
-    """`version`: of the last event that was sent."""
+    """`version`: of the last event that was sent. `is_closed`: the client has been told that its
+    version has expired."""
 
     server: ApiServer
     process: Process
@@ -119,8 +133,16 @@ class Watch:
     deliver: Deliver
     responded: Callable[[], None]
     selector: str
+    expired: Callable[[], None] | None = None
     position: int = field(default=0)
     is_due: bool = field(default=False)
+    is_expired: bool = field(default=False)
+    is_closed: bool = field(default=False)
+
+    def resume(self, version: int) -> None:
+        """The client has a list of this version."""
+        self.version, self.is_expired, self.is_closed = version, False, False
+        self.send_later()
 
     def send_later(self) -> None:
         if not self.is_due:
@@ -130,11 +152,15 @@ class Watch:
     def _send(self) -> None:
         self.is_due = False
         host = self.process.host
-        if self.process.dead:
+        if self.process.dead or self.is_closed:
             return
         if not self.server.reaches(host) or self.server.is_stalled(host):
             self.is_due = True
             self.server.after(0.5, self._send)
+            return
+        if self.is_expired and self.expired is not None:
+            self.is_closed = True
+            self.process.do(self.expired)
             return
         log = self.server.objects.events[self.plural]
         events, self.position = log[self.position :], len(log)

@@ -128,9 +128,7 @@ class OperatorReplica:
             self._control.sleep(_LIST_RETRY_S)
         for plural, mirror in self.cache.mirrors.items():
             self._watch(plural, mirror)
-        self._server.watch(
-            self.process, TOPOLOGIES, self.cache.listed_at[TOPOLOGIES], self._topology_changed
-        )
+        self._open_watch(TOPOLOGIES, self._topology_changed, self.cache.replace_topologies)
         self.process.every(_PROBE_TICK_S, self._probe)
         self._loop.run()
 
@@ -141,13 +139,41 @@ class OperatorReplica:
             else:
                 mirror.put(event.raw)
 
-        self._server.watch(
+        def replace_all(items: list[Json], version: int) -> None:
+            mirror.replace(items, version)
+            mirror.record_response()
+
+        self._open_watch(plural, deliver, replace_all, mirror.record_response)
+
+    def _open_watch(
+        self,
+        plural: str,
+        deliver: Callable[[ApiEvent], None],
+        replace_all: Callable[[list[Json], int], None],
+        responded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`replace_all`: takes over a list and its version."""
+
+        def list_again() -> None:
+            api = SimulatedClient(self.process, self._network, lambda: program)
+            while (listed := self.cache.list_all(plural, api)) is None:
+                program.sleep(_LIST_RETRY_S)
+            replace_all(*listed)
+            watch.resume(listed[1])
+
+        def expired() -> None:
+            nonlocal program
+            program = Program(self.process, list_again)
+
+        program: Program
+        watch = self._server.watch(
             self.process,
             plural,
             self.cache.listed_at[plural],
             deliver,
-            mirror.record_response,
+            responded,
             names.LABEL_TOPOLOGY if plural in _SELECTED else "",
+            expired,
         )
 
     def _topology_changed(self, event: ApiEvent) -> None:
@@ -237,11 +263,13 @@ class _Cache(ClusterCache):
             mirror.record_response()
         return True
 
-    def list_all(self, plural: str) -> tuple[list[Json], int] | None:
-        """None if the call failed."""
+    def list_all(
+        self, plural: str, api: SimulatedClient | None = None
+    ) -> tuple[list[Json], int] | None:
+        """None if the call failed. `api`: that of the control loop if None."""
         query = [("labelSelector", names.LABEL_TOPOLOGY)] if plural in _SELECTED else []
         try:
-            found = call(self._api, "GET", _PATHS[plural], query=query)
+            found = call(api or self._api, "GET", _PATHS[plural], query=query)
         except (ApiException, HTTPError):
             return None
         assert found is not None
