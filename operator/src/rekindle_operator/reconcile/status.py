@@ -49,6 +49,9 @@ from rekindle_operator.topology_status import (
 )
 
 _COORDINATOR_FIELD = "dataPlane"
+_MAX_WAITING_FOR_CHARS = 1024
+"""As in the CRD: the API server would refuse the whole status, and with it each replacement whose
+incarnation it reserves."""
 _PER_EPOCH = ("lag", "checkpoint")
 # `stableEpoch` of a query: durable in its sink; of an operator: stable in its log.
 _PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
@@ -192,11 +195,14 @@ def _observed_phase(
 
 
 def _query(query: QueryHealth) -> QueryEntry:
+    waiting_for = query.waiting_for
+    if len(waiting_for) > _MAX_WAITING_FOR_CHARS:
+        waiting_for = f"{waiting_for[: _MAX_WAITING_FOR_CHARS - 4]} ..."
     return QueryEntry(
         name=query.name,
         priority=query.priority,
         state=query.state,
-        waiting_for=query.waiting_for,
+        waiting_for=waiting_for,
         durable_epoch=query.durable_epoch,
         lag="" if query.lag_s is None else f"{query.lag_s:.1f}s",
     )
