@@ -133,6 +133,15 @@ def test_a_task_is_live_once_all_of_its_state_is_fetched() -> None:
     assert made.response().phase == "Live"
 
 
+def test_a_task_that_ends_does_not_start_any_more() -> None:
+    task_core = core()
+    task_core.step(PollReceived(poll()), 0.0)
+    (end,) = task_core.step(StopRequested(), 1.0)
+    assert isinstance(end, EndProcess)
+    assert task_core.step(TaskRestored(TaskState(-1, 0, State()), 0, -1), 2.0) == []
+    assert task_core.response().phase == "Stopping"
+
+
 def test_a_lower_fence_changes_nothing() -> None:
     task_core = core()
     task_core.step(PollReceived(poll(4, restore=None)), 0.0)
