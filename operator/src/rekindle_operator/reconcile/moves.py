@@ -100,8 +100,8 @@ def problem_of(context: ReconcileContext, successor: SlotState) -> str:
         return "" if is_new else successor.refusal or "no node takes it"
     if successor.refusal:
         return successor.refusal
-    since = pod.gate_opened_at if pod.gate_opened_at is not None else pod.created_at
-    if context.pass_inputs.now - since < LATE_S:
+    pass_inputs = context.pass_inputs
+    if pass_inputs.snapshot.ungated_s(pod, pass_inputs.now) < LATE_S:
         return ""
     report = context.report.task(successor.slot.key, pod.incarnation)
     if report is not None and report.untrusted:
@@ -192,7 +192,8 @@ def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
         return uncreated is not None and uncreated.attempts >= _REFUSED_FOR_LONG
     if successor.phase not in (SlotPhase.GATED, SlotPhase.OPEN):
         return False
-    is_old = context.pass_inputs.now - pod.created_at >= WITHOUT_NODE_S
+    pass_inputs = context.pass_inputs
+    is_old = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now) >= WITHOUT_NODE_S
     is_gated = successor.phase is SlotPhase.GATED
     return (is_gated and is_old) or pod.failed_placements >= _UNBOUND_FOR_LONG
 
