@@ -230,7 +230,7 @@ def test_a_newer_fence_of_a_task_ends_the_coordinator() -> None:
     task = world.tasks[BOTH]
     task.fence = 7
     world.feed(world.response_of(task))
-    assert world.gave_up
+    assert world.step_downs
 
 
 def test_an_unreachable_store_loses_no_checkpoint() -> None:

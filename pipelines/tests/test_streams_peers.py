@@ -110,7 +110,7 @@ def healthy(tmp_path: Path) -> Iterator[str]:
     server.stop()
 
 
-def test_a_silent_peer_is_left_and_its_connection_closed(healthy: str) -> None:
+def test_a_silent_peer_is_abandoned_and_its_connection_closed(healthy: str) -> None:
     before = native_threads()
     peer = Peer(lambda connected: None)
     before |= native_threads()
@@ -172,7 +172,7 @@ def test_a_connection_may_end_anywhere(healthy: str, reset: bool, share: float) 
     peer.close()
 
 
-def test_a_peer_that_sends_without_end_is_left(healthy: str) -> None:
+def test_a_peer_that_sends_without_end_is_abandoned(healthy: str) -> None:
     sent = 0
 
     def act(connected: socket.socket) -> None:
@@ -206,7 +206,7 @@ PROGRAM = """
 
 
 @pytest.mark.process
-def test_a_frozen_process_is_left(healthy: str, tmp_path: Path) -> None:
+def test_a_frozen_process_is_abandoned(healthy: str, tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "frozen")],
         cwd=Path(__file__).parent,
