@@ -26,7 +26,8 @@ from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.table_memory import memory_bytes
 
-LOT_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+"""Of epochs that are read from the log at a time."""
 PART_BYTES = 1 << 20
 """Of rows in one message, or a single row: clients in Go refuse more than 4 MiB by default."""
 MAX_EPOCHS = 4096
@@ -205,7 +206,7 @@ class Call:
     def _read(self, log: OutputLog, epoch: int, last: int) -> Iterator[EpochBatch]:
         while epoch <= last and not self._full:
             try:
-                with self._served.spilled.read(log, epoch, LOT_BYTES) as read:
+                with self._served.spilled.read(log, epoch, READ_BYTES) as read:
                     if not read:
                         return
                     for batch in read:
