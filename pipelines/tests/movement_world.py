@@ -422,7 +422,8 @@ class Coordinator:
 
     def would_take_over(self, node: Node) -> bool:
         """Whether this boot of a replica counts as redundancy."""
-        return self.core.would_take_over(node.replica) and self.observed.get(node.replica) == node.boot
+        is_observed = self.observed.get(node.replica) == node.boot
+        return is_observed and self.core.would_take_over(node.replica)
 
     def views(self) -> ReplicaViews:
         world = self.world
