@@ -254,7 +254,7 @@ def test_a_task_of_an_earlier_release_is_named() -> None:
     server.shutdown()
 
 
-def test_a_reader_of_an_earlier_release_is_refused_in_words(server: StreamServer) -> None:
+def test_a_reader_of_an_earlier_release_gets_a_message(server: StreamServer) -> None:
     client = flight.FlightClient(f"grpc://{ADDRESS}:{server.port}")
     with pytest.raises(flight.FlightError, match=r"http1\.x|HTTP"):
         client.do_get(flight.Ticket(b"{}"), flight.FlightCallOptions(timeout=5)).read_all()
