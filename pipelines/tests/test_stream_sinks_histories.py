@@ -183,7 +183,7 @@ def test_tickets_are_read_as_they_are_written(ticket: Ticket) -> None:
         ),
     ).map(lambda message: json.dumps(message).encode())
 )
-def test_any_other_bytes_are_refused_in_words(content: bytes) -> None:
+def test_any_other_bytes_are_refused_with_a_message(content: bytes) -> None:
     error = None
     try:
         parse_ticket(content)
