@@ -107,7 +107,7 @@ def test_a_task_starts_with_the_first_restore_point() -> None:
     assert task_core.response().phase == "CatchingUp"
 
 
-def test_a_task_says_of_which_entry_state_is_missing() -> None:
+def test_a_task_reports_the_entry_whose_state_it_fetches() -> None:
     made, point = core(), RestorePoint(epoch=3, object="entry")
     made.step(PollReceived(poll(restore=point, saver=True)), 0.0)
     assert made.response().restoring == "entry"
