@@ -308,6 +308,18 @@ def test_a_pod_whose_object_is_gone_is_killed(node: ProcessNode, pods: Pods) -> 
     wait_for("its processes are gone", lambda: len(node.pids) == before, 5)
 
 
+def test_a_pod_whose_object_is_gone_uses_no_capacity(node: ProcessNode, pods: Pods) -> None:
+    """As on a kubelet, while its processes still end: the plan and the scheduler see only
+    objects."""
+    most = {"requests": {"cpu": "1500m"}}
+    pods.create("deaf", on(node, "trap '' TERM; while :; do sleep 1; done", resources=most))
+    pods.wait_ready("deaf")
+    pods.delete("deaf", grace_s=0)
+    pods.create("next", on(node, "sleep 600", resources=most))
+    pod = pods.wait("next", "ran or was refused", lambda p: p["status"]["phase"] != "Pending")
+    assert pod["status"]["phase"] == "Running", pod["status"]
+
+
 def test_a_late_write_does_not_change_a_new_pod_of_that_name(
     control_plane: ControlPlane, pods: Pods, tmp_path: Path
 ) -> None:
