@@ -155,6 +155,7 @@ class EmbeddedCluster(Cluster):
         self.delete_lost_nodes()
         # The garbage collector of pods would take a minute.
         for pod in self.core.list_pod_for_all_namespaces().items:
+            assert pod.spec is not None
             if pod.spec.node_name and pod.spec.node_name not in self.nodes:
                 self.delete_pod(pod)
         for node in joining:
