@@ -1,4 +1,4 @@
-"""A status replaces only the one of which it was decided."""
+"""A status replaces only the one from which it was decided."""
 
 from __future__ import annotations
 
