@@ -124,14 +124,20 @@ def test_ages_count_from_when_this_process_saw_a_change(
     """The API server's clock, and the kubelet's, are years behind."""
     stamp = "2001-01-01T00:00:00Z"
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": stamp}
-    node = {"metadata": {"name": "a", "uid": "a"}, "status": {"conditions": [ready]}}
-    meta = {"name": "t-0", "namespace": "default", "uid": "p", "creationTimestamp": stamp}
+    node_meta = {"name": "a", "uid": "a"}
+    meta: dict[str, Any] = {
+        "name": "t-0",
+        "namespace": "default",
+        "uid": "p",
+        "creationTimestamp": stamp,
+    }
     meta |= {"labels": {LABEL_TOPOLOGY: "t", LABEL_ROLE: ROLE_TASK}}
 
     def put(version: int, gates: list[dict[str, str]], status: str) -> None:
         versioned = {"resourceVersion": str(version)}
         ready["status"] = status
-        cluster.nodes.put(copy.deepcopy({**node, "metadata": node["metadata"] | versioned}))
+        node = {"metadata": node_meta | versioned, "status": {"conditions": [ready]}}
+        cluster.nodes.put(copy.deepcopy(node))
         cluster.pods.put({"metadata": meta | versioned, "spec": {"schedulingGates": gates}})
         cluster.snapshot()
         clock.now += 5

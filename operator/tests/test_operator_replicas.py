@@ -120,6 +120,6 @@ def test_the_age_of_a_replica_counts_from_when_this_process_saw_it() -> None:
     assert [a.name for a in deleted(new, bound_s=12)] == ["b"]
 
 
-def test_replicas_are_stamped_when_they_have_a_node() -> None:
+def test_the_phase_of_a_replica_begins_when_it_has_a_node() -> None:
     (bound, free) = peer("b", "up"), replace(peer("c", "up"), node=None)
     assert set(phase_times({}, [bound, free], NOW)) == {bound.uid}

@@ -147,7 +147,7 @@ def test_an_odd_request_is_answered(
         ),
     ],
 )
-def test_a_wrong_request_is_refused_in_words_without_a_stack(
+def test_a_wrong_request_is_refused_without_a_stack_trace(
     log: OutputLog, server: StreamServer, change: dict[str, object], words: str,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -303,7 +303,7 @@ def test_a_connection_that_is_closed_before_it_is_made_does_not_stay(
     eventually(lambda: not server._http._transports)
 
 
-def test_a_reader_too_many_is_refused_in_words(
+def test_a_reader_too_many_is_refused_with_a_message(
     log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server._http, "limits", Connections(8, 2))

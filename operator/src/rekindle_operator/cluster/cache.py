@@ -275,10 +275,12 @@ class ClusterCache:
                 ref, message, self._clock(), predecessor_lost_at
             )
 
-    def remember_unsuitable(self, shape: str, node: str, node_uid: str, pod_uid: str) -> None:
+    def remember_unsuitable(
+        self, shape: str, node: str, node_uid: str, pod_uid: str, is_temporary: bool
+    ) -> None:
         with self._lock:
             self._unsuitable = self._unsuitable.with_refusal(
-                shape, node, node_uid, pod_uid, self._clock()
+                shape, node, node_uid, pod_uid, self._clock(), is_temporary=is_temporary
             )
 
     def remember_create_attempt(

@@ -3,7 +3,7 @@ gets a successor on another one, and stays until the successor has taken over. P
 
 The successor is the same replica under its other number (`Slot.alternate`), so both run at once and
 are two ordinary replicas for everybody else: the successor gets its state from the one that runs.
-Which of the two the topology counts on follows from the pods and the report alone.
+Which of the two counts as the replica follows from the pods and the report alone.
 
 Design: docs/design/planned-moves.md.
 Paper: Flux (Shah et al. 2004), sections 3.4 and 5.3.
@@ -143,7 +143,7 @@ def _choose(
     partners: Mapping[Partition, Sequence[SlotState]],
     gates_are_open: bool,
 ) -> tuple[SlotState, SlotState]:
-    """The one that the topology counts on, and the other one."""
+    """The one that counts as the replica, and the other one."""
     old, new = pair
     if old.pod is None or (new.pod is None and new.uncreated_pod is None):
         return old, new
