@@ -3,8 +3,8 @@
 It is a bounded cache, not a source of truth: lost epochs are computed again with the same bits, so
 it is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
 opened, a torn tail or a flipped bit, truncates the log there; for damage that is found later,
-`damage` is set and the owner reopens the log, unless it is in what no consumer needs any more: that
-is dropped. It does not know network or engine. The caller
+`damage` is set and the owner reopens the log. If no consumer needs any more what is damaged, that
+is dropped instead. It does not know network or engine. The caller
 decides what is truncated; an epoch above the floor is never removed (invariant I5): over
 budget, whole files are spilled to the checkpoint store, or appends fail.
 
@@ -13,6 +13,7 @@ Design: docs/design/streams.md#output-log.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import threading
@@ -37,7 +38,15 @@ from rekindle.streams import records
 from rekindle.streams.branches import Branch
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
-from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
+from rekindle.streams.log_files import (
+    LogFile,
+    forget_floor,
+    load_log_files,
+    new_log_file,
+    read_floor,
+    read_outline,
+    write_floor,
+)
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch, Reading, View
 from rekindle.streams.records import DamagedRecord, Record, RecordKind
 from rekindle.streams.retention import file_bytes as file_bytes_with
@@ -133,15 +142,25 @@ class OutputLog:
         self._no_rows = schema.empty_table()
         self._stable: Branch[LogFile] = Branch(0)
         directory.mkdir(parents=True, exist_ok=True)
-        files, damage = load_log_files(directory, with_spilled=spill is not None)
-        if damage:
-            _log.warning(
-                "output log truncated: %s; the epochs from there are computed again", damage
-            )
-        if files:
-            self._stable.restart_at(files[0].first)
-        for file in files:
+        loaded = load_log_files(
+            directory, with_spilled=spill is not None, floor=read_floor(directory)
+        )
+        # Consumers that start again, as this process does, may have another one.
+        forget_floor(directory)
+        for file in loaded.files:
+            if file is loaded.files[0]:
+                self._stable.restart_at(file.first)
             self._stable.add(file)
+        for damage in loaded.dropped:
+            _log.warning(
+                "output log: %s; no consumer in the topology needs what is lost: the log begins "
+                "with epoch %d now",
+                *(damage, self.base),
+            )
+        if loaded.cut:
+            _log.warning(
+                "output log truncated: %s; the epochs from there are computed again", loaded.cut
+            )
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -366,7 +385,7 @@ class OutputLog:
         """Epochs at or below `floor` are no longer needed: remove the files that have no others,
         and none that is pinned."""
         with self._writing:
-            self._floor = max(self._floor, floor)
+            risen, self._floor = floor > self._floor, max(self._floor, floor)
             floor = self._unpinned(floor)
             with self._changed:
                 gone = self._stable.drop_through(
@@ -374,6 +393,9 @@ class OutputLog:
                 )
                 self._notify()
             self._remove_files(gone)
+            if risen and self.base <= self._floor:
+                with contextlib.suppress(OSError):  # it spares what is only retained, no more
+                    write_floor(self._directory, self._floor)
         self._remove_spilled(gone)
 
     def retain(self, retain_bytes: int) -> None:
