@@ -368,6 +368,20 @@ def test_a_single_tentative_input_is_processed_and_corrected() -> None:
     assert done == [DropFork(1), EmitReconciliationDone(0), StopLive(channel)]
 
 
+def test_tentative_input_that_is_corrected_already_is_not_hurried() -> None:
+    """Its upstream was tentative for a moment: the stable version can be read."""
+    first, second = Channel(0, 0), Channel(1, 0)
+    settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=3.0)
+    manager = ConsistencyCore(settings, 0, -1)
+    manager.step(UpstreamReported(first, -1, 0), 0.0)
+    manager.step(received(0, BatchKind.TENTATIVE, live=True), 0.1)
+    manager.step(UpstreamReported(first, 0, -1), 0.5)
+    stable = Record(0.0, BatchKind.STABLE, 0).batch
+    assert manager.step(BatchReceived(second, stable), 0.6) == []
+    assert isinstance(manager.step(received(0), 0.7)[0], ProcessStable)
+    assert manager.state is ConsistencyState.STABLE
+
+
 def test_stabilization_ends_after_the_fork_is_passed() -> None:
     """Epoch 1 is tentative, not overdue, and not corrected: REC_DONE would come too early."""
     here, late = Channel(0, 0), Channel(1, 0)

@@ -158,9 +158,11 @@ class Inputs:
         return any(self.is_awaited(c, epoch) and not s.failed for c, s in self.channels.items())
 
     def is_tentative(self, epoch: int) -> bool:
-        """Whether all channels have delivered the epoch, and some of them a tentative version."""
+        """Whether all channels have delivered the epoch, and some of them a tentative version that
+        their upstream has not corrected yet."""
         return not any(self.is_awaited(c, epoch) for c in self.channels) and any(
-            self.live.is_tentative(c, epoch) for c in self.channels
+            self.live.is_tentative(c, epoch) and state.stable < epoch
+            for c, state in self.channels.items()
         )
 
     def fail_awaited(self, epoch: int) -> None:
