@@ -75,10 +75,14 @@ class LiveOutput:
         stable = self.log.last
         with self._lock:
             position = position or self._history.begin(from_epoch, stable)
-            span = self._history.next(position, from_epoch, stable)
-            if span is None:
-                return None
-            return span, self._branches[span.attempt] if span.attempt else self.log
+            while (span := self._history.next(position, from_epoch, stable)) is not None:
+                if not span.attempt:
+                    return span, self.log
+                branch = self._branches[span.attempt]
+                if span.first >= branch.base:
+                    return span, branch
+                self._history.begin_at(span.attempt, branch.base)  # a read has found damage
+            return None
 
     def has(self, position: Position) -> bool:
         """Whether the order of the output from a position on is known."""

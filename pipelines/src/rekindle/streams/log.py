@@ -488,19 +488,20 @@ class OutputLog:
     def _unreadable(
         self, file: LogFile, what: str, epoch: int, damage: DamagedRecord | ObjectMissing
     ) -> RekindleError:
-        """The error of `what`, through `epoch`, which cannot be read. If no consumer needs that,
-        what is retained through this file is dropped; otherwise the log ends before the damage when
-        it is opened the next time."""
+        """The error of `what`, through `epoch`, which cannot be read. If no consumer needs that, as
+        none needs a tentative epoch, what is there through this file is dropped; otherwise the log
+        ends before the damage when it is opened the next time."""
         where = file.spilled or file.path
         verb = "is missing with" if isinstance(damage, ObjectMissing) else "is damaged in"
         what = f"{what} of stream {self.stream}/{self.partition} {verb}"
         with self._writing:
-            if epoch > self._floor:
+            floor = self.last if self.attempt else self._floor
+            if epoch > floor:
                 return self._damaged(file, f"{what} {where} ({damage})")
             gone: list[LogFile] = []
             with self._changed:
                 if file in self._stable.extents:
-                    gone = self._stable.begin_at(min(file.last, self._floor) + 1)
+                    gone = self._stable.begin_at(min(file.last, floor) + 1)
                     self._notify()
                 base = self._stable.base
             self._remove_files(gone)
@@ -510,8 +511,7 @@ class OutputLog:
             *(what, where, damage, base),
         )
         return BelowFloor(
-            f"{what} what is kept for readers outside of the topology; the log begins with epoch "
-            f"{base} now"
+            f"{what} what no consumer in the topology needs; the log begins with epoch {base} now"
         )
 
     def _damaged(self, file: LogFile, found: str) -> LogCorrupt:
