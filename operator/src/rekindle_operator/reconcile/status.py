@@ -48,6 +48,7 @@ from rekindle_operator.topology_status import (
     read_topology_status,
 )
 
+_RESERVATIONS = ("slots", "generations")
 _COORDINATOR_FIELD = "dataPlane"
 _MAX_WAITING_FOR_CHARS = 1024
 """As in the CRD: the API server would refuse the whole status, and with it each replacement whose
@@ -153,6 +154,12 @@ def operator_fields(status: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in status.items()
         if key != _COORDINATOR_FIELD and value not in (None, {}, [])
     }
+
+
+def only_reservations(last: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+    """The last status, with what pods and generation records wait for of the one that was decided:
+    for a status that the API server refuses."""
+    return operator_fields({**last, **{k: v for k, v in decided.items() if k in _RESERVATIONS}})
 
 
 def without_per_epoch_fields(status: Mapping[str, Any]) -> dict[str, Any]:
