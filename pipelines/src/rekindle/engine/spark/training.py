@@ -28,8 +28,8 @@ from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 
 DUMP_TIMEOUT_S = 1800.0
-"""Writing the archive takes 15 s on a quiet machine, at the JVM's exit; on one whose cores are taken
-by others, minutes. A JVM that is killed earlier has done all of it in vain."""
+"""Writing the archive takes 15 s on a quiet machine, at the JVM's exit; where others use the cores,
+minutes. A JVM that is killed earlier has done all of it in vain."""
 
 _TOPOLOGY = """
 checkpoint: {store: "file:///tmp/x"}
