@@ -110,6 +110,17 @@ def test_a_topology_without_a_status_shows_its_spec() -> None:
     assert {t.phase for q in view.queries for s in q.segments for t in s.tasks} == {""}
 
 
+def test_a_task_that_has_moved_is_shown_under_its_new_number_alone() -> None:
+    observed = Observed("running")
+    (storms,) = (p for p in observed.pods if p["metadata"]["name"].startswith("flights-storms-"))
+    storms["metadata"]["labels"]["rekindle.dev/replica"] = "8"
+    for task in observed.topology["status"]["dataPlane"]["tasks"]:
+        if task["pod"] == storms["metadata"]["name"]:
+            task["slot"] = f"{task['slot'].rpartition('/')[0]}/8"
+    (line,) = (s for s in view_of(observed).queries[1].segments if s.name == "storms")
+    assert [(t.name, t.phase) for t in line.tasks] == [("0/8", "Live")]
+
+
 def test_tasks_are_shown_if_the_spec_does_not_compile() -> None:
     view = view_of(Observed("lost"), compiled=False)
     assert [q.segments for q in view.queries] == [(), (), ()]

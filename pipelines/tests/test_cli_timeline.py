@@ -11,6 +11,7 @@ from cluster_documents import FakeApiServer, Observed, served
 
 from rekindle.cli import main
 from rekindle.timeline.api_objects import Timeline, read_timeline
+from rekindle.timeline.picture import label_positions
 
 
 def timeline_of(observed: Observed, since: datetime | None = None) -> Timeline:
@@ -114,6 +115,11 @@ def test_the_command_writes_the_picture(
         assert main(["timeline", "flights", *where, "-o", str(out)]) == 0
     assert capsys.readouterr().out.startswith(f"{out}: 3 queries, seconds since the topology")
     assert out.read_bytes()[:5] in (b"<?xml", b"\x89PNG\r")
+
+
+def test_labels_of_marks_at_one_time_are_side_by_side() -> None:
+    assert label_positions([10, 10, 11, 50], 100) == [10, 11.5, 13, 50]
+    assert label_positions([], 100) == []
 
 
 def test_since_is_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,7 +155,12 @@ def _segments(
     }
     newest = _newest_pods(pods)
     if topology is not None:
-        known = [slot.key for slot in topology.slots()]
+        present = {*reports, *newest}
+        known = [
+            slot.key
+            for slot in topology.slots()
+            if slot.key in present or slot.alternate.key not in present  # else it has moved
+        ]
         segment_names = {s.id: s.name for s in topology.segments}
     else:
         known, segment_names = [key for key in incarnations if key.count("/") == 2], {}

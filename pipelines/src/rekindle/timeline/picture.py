@@ -5,6 +5,7 @@ Needs Matplotlib, which the extra `cli` installs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -24,6 +25,18 @@ COLOURS = {
 _MARK_COLOURS = {"lost": "#c62828", "joined": "#1565c0", "note": "#757575"}
 
 
+_LABEL_WIDTH = 0.015
+"""Of a slanted line of text, as a part of the axis."""
+
+
+def label_positions(times: Sequence[float], width: float) -> list[float]:
+    """Where the labels of marks at these ascending times begin, so that none covers another."""
+    found: list[float] = []
+    for time in times:
+        found.append(max(time, found[-1] + _LABEL_WIDTH * width) if found else time)
+    return found
+
+
 def draw(
     history: History, path: Path, title: str, axis_label: str = "seconds since kubectl apply"
 ) -> None:
@@ -37,10 +50,12 @@ def draw(
         for change, end in zip(changes, ends, strict=True):
             colour = COLOURS.get(change.state, "#000000")
             axes.barh(row, end - change.at_s, left=change.at_s, height=0.55, color=colour)
-    for event in history.events:
+    events = sorted(history.events, key=lambda event: event.at_s)
+    labels = label_positions([event.at_s for event in events], history.ended_s)
+    for event, label_at in zip(events, labels, strict=True):
         axes.axvline(event.at_s, color=_MARK_COLOURS[event.kind], linewidth=1, linestyle="--")
         axes.annotate(
-            event.text, (event.at_s, -0.65), rotation=30, fontsize=7, va="bottom",
+            event.text, (label_at, -0.65), rotation=30, fontsize=7, va="bottom",
             color=_MARK_COLOURS[event.kind], annotation_clip=False,
         )  # fmt: skip
     axes.set_yticks(range(len(queries)), queries)
