@@ -234,7 +234,7 @@ def _epoch_row(
     ):
         found = percentiles(latencies(computed, tasks.origin_s, EPOCH_S, since, until))
         figures |= {f"{when} p50 s": round(found.p50, 3), f"{when} p99 s": round(found.p99, 3)}
-    figures["longest between two s"] = round(partner.longest_pause_s(movement.killed), 3)
+    figures["longest pause s"] = round(partner.longest_pause_s(movement.killed), 3)
     return Row(f"{megabytes} MB: epochs of the partner", figures)
 
 

@@ -19,7 +19,7 @@ from rekindle_testing.console.sockets import (
     serve,
 )
 
-HERE = str(os.getpid())
+CLUSTER = str(os.getpid())  # clusters are named by their process ids
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def shout(line: str) -> str:
 def test_a_command_gets_a_response(directory: Path) -> None:
     responded: list[bool] = []
     with serve(directory, shout, lambda: responded.append(True)):
-        assert running_clusters(directory) == [HERE]
-        assert send_command(directory, HERE, "kill node-1") == (True, "KILL NODE-1")
-        assert send_command(directory, HERE, "bad") == (False, "it is bad")
+        assert running_clusters(directory) == [CLUSTER]
+        assert send_command(directory, CLUSTER, "kill node-1") == (True, "KILL NODE-1")
+        assert send_command(directory, CLUSTER, "bad") == (False, "it is bad")
     assert running_clusters(directory) == []
     assert len(responded) >= 2
 

@@ -83,7 +83,7 @@ def test_a_crd_of_the_same_release_is_used(
         ({"get storageclass nfs": ""}, "no StorageClass nfs"),
     ],
 )
-def test_a_cluster_that_would_not_do_is_refused(
+def test_an_unsuitable_cluster_is_refused(
     cluster: ExistingCluster,
     monkeypatch: pytest.MonkeyPatch,
     change: dict[str, Any],

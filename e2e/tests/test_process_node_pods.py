@@ -231,9 +231,9 @@ def test_an_unknown_image_names_existing_ones(node: ProcessNode, pods: Pods) -> 
 def test_readiness_follows_its_http_probe(node: ProcessNode, pods: Pods, tmp_path: Path) -> None:
     spec = serving(
         node,
-        readinessProbe=http("/signs/up", failureThreshold=1),
-        volumes=[{"name": "signs", "hostPath": {"path": str(tmp_path)}}],
-        volumeMounts=[{"name": "signs", "mountPath": "/signs"}],
+        readinessProbe=http("/flags/up", failureThreshold=1),
+        volumes=[{"name": "flags", "hostPath": {"path": str(tmp_path)}}],
+        volumeMounts=[{"name": "flags", "mountPath": "/flags"}],
     )
     pods.create("moody", spec)
     wait_for(
@@ -308,6 +308,18 @@ def test_a_pod_whose_object_is_gone_is_killed(node: ProcessNode, pods: Pods) -> 
     wait_for("its processes are gone", lambda: len(node.pids) == before, 5)
 
 
+def test_a_pod_whose_object_is_gone_uses_no_capacity(node: ProcessNode, pods: Pods) -> None:
+    """As on a kubelet, while its processes still end: the plan and the scheduler see only
+    objects."""
+    most = {"requests": {"cpu": "1500m"}}
+    pods.create("deaf", on(node, "trap '' TERM; while :; do sleep 1; done", resources=most))
+    pods.wait_ready("deaf")
+    pods.delete("deaf", grace_s=0)
+    pods.create("next", on(node, "sleep 600", resources=most))
+    pod = pods.wait("next", "ran or was refused", lambda p: p["status"]["phase"] != "Pending")
+    assert pod["status"]["phase"] == "Running", pod["status"]
+
+
 def test_a_late_write_does_not_change_a_new_pod_of_that_name(
     control_plane: ControlPlane, pods: Pods, tmp_path: Path
 ) -> None:
@@ -370,19 +382,19 @@ def test_kubectl_reads_the_tail_the_previous_log_and_follows_to_the_end(
     def logs(*options: str) -> str:
         return control_plane.kubectl("logs", "twice", *options)
 
-    # The first attempt leaves a mark and fails; the second ends at a sign.
+    # The first attempt writes a file and fails; the second ends when another file exists.
     script = """
-    if ! [ -e /signs/failed ]; then touch /signs/failed; echo first; exit 1; fi
+    if ! [ -e /flags/failed ]; then touch /flags/failed; echo first; exit 1; fi
     echo second; echo waits
-    while ! [ -e /signs/end ]; do sleep 0.05; done
+    while ! [ -e /flags/end ]; do sleep 0.05; done
     echo ends
     """
     spec = on(
         node,
         script,
         restartPolicy="OnFailure",
-        volumes=[{"name": "signs", "hostPath": {"path": str(tmp_path)}}],
-        volumeMounts=[{"name": "signs", "mountPath": "/signs"}],
+        volumes=[{"name": "flags", "hostPath": {"path": str(tmp_path)}}],
+        volumeMounts=[{"name": "flags", "mountPath": "/flags"}],
     )
     pods.create("twice", spec)
     pods.wait("twice", "was restarted", lambda p: container_status_of(p)["restartCount"] == 1)

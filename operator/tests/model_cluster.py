@@ -18,6 +18,12 @@ from rekindle import names
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.containers import creating_containers_since, failing_since
 from rekindle_operator.cluster.convert import generation_record_view
+from rekindle_operator.cluster.first_seen import (
+    pod_times,
+    readiness_times,
+    seen_at,
+    ungated_at,
+)
 from rekindle_operator.cluster.model import (
     DryRunResult,
     LeaseView,
@@ -86,6 +92,8 @@ class ModelCluster(ModelState):
     def snapshot(self) -> Snapshot:
         pods = self.pods()
         self.phases = phase_times(self.phases, pods, self.now)
+        self.pod_times = pod_times(self.pod_times, pods, self.now)
+        self.readiness_times = readiness_times(self.readiness_times, self.nodes.values(), self.now)
         self.failing = failing_since(self.failing, pods, self.now)
         self.creating_containers = creating_containers_since(
             self.creating_containers, pods, self.now
@@ -101,6 +109,9 @@ class ModelCluster(ModelState):
             kubelet_probes=self.kubelet_probes(),
             pod_probes=self.pod_probes(pods),
             phase_since={uid: phase.since for uid, phase in self.phases.items()},
+            pods_seen_at=seen_at(self.pod_times),
+            pods_ungated_at=ungated_at(self.pod_times),
+            readiness_seen_at={uid: t.seen_at for uid, t in self.readiness_times.items()},
             quarantined=dict(self.quarantined),
             dry_runs=dict(self.dry_runs),
             uncreated_pods=self.uncreated_pods.by_ref,
@@ -275,9 +286,9 @@ class ModelCluster(ModelState):
                     self.events.append(action)
             case QuarantineNode(node, at):
                 self.quarantined[node] = at
-            case AvoidNode(shape, node, node_uid, pod_uid):
+            case AvoidNode(shape, node, node_uid, pod_uid, is_temporary=is_temporary):
                 self.unsuitable = self.unsuitable.with_refusal(
-                    shape, node, node_uid, pod_uid, self.now
+                    shape, node, node_uid, pod_uid, self.now, is_temporary=is_temporary
                 )
             case EnsureAccess() | EnsureBudget() | CreateTokenSecret():
                 pass
@@ -313,7 +324,7 @@ class ModelCluster(ModelState):
         meta |= {
             "uid": f"uid-{self.next_version()}",
             "resourceVersion": str(self.next_version()),
-            "creationTimestamp": rfc3339(self.now),
+            "creationTimestamp": rfc3339(self.now + self.others_skew_s),
         }
         self.raw_pods[meta["name"]] = manifest
 
@@ -324,7 +335,7 @@ class ModelCluster(ModelState):
         if grace_s == 0 or not raw["spec"].get("nodeName"):
             del self.raw_pods[name]
         else:
-            raw["metadata"]["deletionTimestamp"] = rfc3339(self.now)
+            raw["metadata"]["deletionTimestamp"] = rfc3339(self.now + self.others_skew_s)
             raw["metadata"]["resourceVersion"] = str(self.next_version())
 
     def patch_pod(self, name: str, patch: Iterable[Mapping[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from rekindle import names
 from rekindle.identity import STREAM_PROTOCOL
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.convert import pod_view, topology_view
+from rekindle_operator.cluster.first_seen import PodTimes, ReadinessTime
 from rekindle_operator.cluster.model import (
     DryRunResult,
     IncarnationRef,
@@ -38,6 +39,7 @@ KUBERNETES_GRACE_S = 50.0  # after which a node without heartbeats is not Ready
 class ModelState:
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
+        self.others_skew_s = 0.0  # how far the clocks of API server and kubelets are ahead
         self.settings = Settings()
         self.version = 0
         self.raw_pods: dict[str, dict[str, Any]] = {}
@@ -80,6 +82,8 @@ class ModelState:
         self.reports_lost = False  # coordinators cannot write; their Leases are still renewed
         self.report_times: dict[str, float] = {}  # by uid: when its report was last known true
         self.phases: Mapping[str, PhaseTime] = {}
+        self.pod_times: Mapping[str, PodTimes] = {}
+        self.readiness_times: Mapping[str, ReadinessTime] = {}
         self.stalled: dict[str, tuple[Any, ...]] = {}  # kind -> what its watch has delivered so far
 
     # --- changes ---------------------------------------------------------------
@@ -93,7 +97,7 @@ class ModelState:
             uid=f"uid-{name}-{version}",
             version=version,
             ready=True,
-            ready_since=self.now,
+            ready_since=self.now + self.others_skew_s,
             cordoned=False,
             taints=more.get("taints", ()),
             labels={"kubernetes.io/hostname": name, **more.get("labels", {})},
@@ -127,7 +131,10 @@ class ModelState:
         for name in nodes:
             version = self.next_version()
             self.nodes[name] = replace(
-                self.nodes[name], ready=ready, ready_since=self.now, version=version
+                self.nodes[name],
+                ready=ready,
+                ready_since=self.now + self.others_skew_s,
+                version=version,
             )
 
     def stall(self, *kinds: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 from kubernetes import client
 
-from rekindle.names import LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
+from rekindle.names import GATE, LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
 from rekindle.protocol import CheckpointProblemKind
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import IncarnationRef
@@ -115,6 +116,42 @@ def test_silence_of_a_kubelet_does_not_count_either(cluster: ClusterCache, clock
     clock.now += 5
     cluster.reset_timers()
     assert cluster.snapshot().kubelet_probes["uid-a"].unanswered_since == clock.now
+
+
+def test_ages_count_from_when_this_process_saw_a_change(
+    cluster: ClusterCache, clock: Clock
+) -> None:
+    """The API server's clock, and the kubelet's, are years behind."""
+    stamp = "2001-01-01T00:00:00Z"
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": stamp}
+    node_meta = {"name": "a", "uid": "a"}
+    meta: dict[str, Any] = {
+        "name": "t-0",
+        "namespace": "default",
+        "uid": "p",
+        "creationTimestamp": stamp,
+    }
+    meta |= {"labels": {LABEL_TOPOLOGY: "t", LABEL_ROLE: ROLE_TASK}}
+
+    def put(version: int, gates: list[dict[str, str]], status: str) -> None:
+        versioned = {"resourceVersion": str(version)}
+        ready["status"] = status
+        node = {"metadata": node_meta | versioned, "status": {"conditions": [ready]}}
+        cluster.nodes.put(copy.deepcopy(node))
+        cluster.pods.put({"metadata": meta | versioned, "spec": {"schedulingGates": gates}})
+        cluster.snapshot()
+        clock.now += 5
+
+    put(1, [{"name": GATE}], "True")
+    put(2, [], "True")
+    put(3, [], "False")
+    found = cluster.snapshot()
+    assert (found.pods_seen_at, found.pods_ungated_at) == ({"p": 1000.0}, {"p": 1005.0})
+    assert found.readiness_seen_at == {"a": 1010.0}
+    cluster.reset_timers()
+    found = cluster.snapshot()
+    assert found.pods_seen_at == found.pods_ungated_at == {"p": 1015.0}, "it was not watched"
+    assert found.readiness_seen_at == {"a": 1010.0}, "a quarantine goes on"
 
 
 def test_tasks_of_other_namespaces_only_use_capacity(clock: Clock) -> None:

@@ -283,7 +283,7 @@ def test_a_working_coordinator_that_is_lost_in_a_roll_is_not_kept(
     assert "flights-coordinator-1" not in running.raw_pods
 
 
-def test_a_roll_across_stream_protocols_is_refused_in_words(running: ModelCluster) -> None:
+def test_a_roll_across_stream_protocols_is_refused_with_a_message(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
     request_rollout(running)
     running.stream_conflict = [2, 3]  # as the coordinator of the new image reports

@@ -25,8 +25,8 @@ from rekindle_operator.settings import Timing
 TIMING = Timing()
 
 
-class Watch:
-    """An operator that probes the kubelets of `nodes`, each with one task, on its own clock.
+class ProbingOperator:
+    """It probes the kubelets of `nodes`, each with one task, on its own clock.
 
     A kubelet of `delays` responds after so many seconds, while it lives and can be reached.
     """
@@ -113,14 +113,14 @@ def test_a_node_whose_kubelet_responds_is_not_lost(
 ) -> None:
     """Whatever its task does, whatever response gets lost, however late the operator and the
     suspicion are, and whoever else has died."""
-    watch = Watch(delays, suspected_s)
-    watch.run(9.0)
-    names = list(watch.nodes)
-    watch.silent_tasks = {names[i]: watch.now for i in silent if i < len(names)}
-    watch.freeze(names[-1])
+    operator = ProbingOperator(delays, suspected_s)
+    operator.run(9.0)
+    names = list(operator.nodes)
+    operator.silent_tasks = {names[i]: operator.now for i in silent if i < len(names)}
+    operator.freeze(names[-1])
     for number, after_s in enumerate(ticks):
         missed = names[1] if number == missed_at else ""
-        assert watch.tick(after_s, missed) <= {names[-1]}
+        assert operator.tick(after_s, missed) <= {names[-1]}
 
 
 @settings(deadline=None)
@@ -128,86 +128,86 @@ def test_a_node_whose_kubelet_responds_is_not_lost(
 def test_dead_nodes_with_single_tasks_are_lost_in_time(
     delays: list[float], ticks_before: int, dead: int
 ) -> None:
-    watch = Watch(delays)
-    watch.run(1.5 + ticks_before * TICK_S)
-    others = list(watch.nodes)[1:]  # one of them lives, and so does the operator's own
+    operator = ProbingOperator(delays)
+    operator.run(1.5 + ticks_before * TICK_S)
+    others = list(operator.nodes)[1:]  # one of them lives, and so does the operator's own
     victims = set(others[: min(dead, len(others) - 1)])
-    watch.freeze(*victims)
-    assert watch.run(2.75) == set()
-    watch.run(1.75)
-    assert watch.lost() == victims
+    operator.freeze(*victims)
+    assert operator.run(2.75) == set()
+    operator.run(1.75)
+    assert operator.lost() == victims
 
 
 @settings(deadline=None)
 @given(_DELAYS, st.sets(st.integers(0, 4), min_size=1))
 def test_the_kubelet_of_its_own_node_proves_nothing(delays: list[float], silent: set[int]) -> None:
-    watch = Watch(delays)
-    watch.run(2.0)
-    watch.isolated = True
-    names = list(watch.nodes)
-    watch.silent_tasks = {names[i]: watch.now for i in silent if i < len(names)}
-    assert watch.run(9.0) == set()
+    operator = ProbingOperator(delays)
+    operator.run(2.0)
+    operator.isolated = True
+    names = list(operator.nodes)
+    operator.silent_tasks = {names[i]: operator.now for i in silent if i < len(names)}
+    assert operator.run(9.0) == set()
 
 
 def test_a_hundred_nodes_that_die_at_once_are_lost_in_time() -> None:
-    watch = Watch([0.0] * 110)
-    watch.run(4.0)
+    operator = ProbingOperator([0.0] * 110)
+    operator.run(4.0)
     victims = {f"n{i}" for i in range(10, 110)}
-    watch.freeze(*victims)
-    watch.run(4.5)
-    assert watch.lost() == victims
+    operator.freeze(*victims)
+    operator.run(4.5)
+    assert operator.lost() == victims
 
 
 def test_a_clock_that_was_set_back_makes_no_kubelet_silent() -> None:
-    watch = Watch([0.0, 1.0, 0.0])
-    watch.run(2.0)
-    watch.now -= 60
-    watch.silent_tasks = {"n1": watch.now - 5}
-    assert watch.run(9.0) == set()
+    operator = ProbingOperator([0.0, 1.0, 0.0])
+    operator.run(2.0)
+    operator.now -= 60
+    operator.silent_tasks = {"n1": operator.now - 5}
+    assert operator.run(9.0) == set()
 
 
 def test_a_reset_timer_counts_from_then_on() -> None:
-    watch = Watch([0.0] * 3)
-    watch.run(2.0)
-    watch.freeze("n1")
-    watch.run(2.5)
-    watch.probes.reset_timers(watch.now)
-    assert watch.run(1.25) == set()
-    assert watch.run(1.0) == {"n1"}
+    operator = ProbingOperator([0.0] * 3)
+    operator.run(2.0)
+    operator.freeze("n1")
+    operator.run(2.5)
+    operator.probes.reset_timers(operator.now)
+    assert operator.run(1.25) == set()
+    assert operator.run(1.0) == {"n1"}
 
 
 def test_tasks_lost_together_need_no_responding_task() -> None:
-    watch = Watch([0.0] * 4)
-    del watch.pods["n0"], watch.pods["n3"]
-    watch.run(1.5)
-    watch.freeze("n1", "n2")
-    watch.run(4.5)
-    assert watch.lost() == {"n1", "n2"}
+    operator = ProbingOperator([0.0] * 4)
+    del operator.pods["n0"], operator.pods["n3"]
+    operator.run(1.5)
+    operator.freeze("n1", "n2")
+    operator.run(4.5)
+    assert operator.lost() == {"n1", "n2"}
 
 
 def test_a_kubelet_that_never_responded_is_no_signal() -> None:
-    watch = Watch([0.0] * 3)
-    watch.dead = {"n1"}
-    watch.run(5.0)
-    watch.freeze("n1")
-    assert watch.run(9.0) == set()
+    operator = ProbingOperator([0.0] * 3)
+    operator.dead = {"n1"}
+    operator.run(5.0)
+    operator.freeze("n1")
+    assert operator.run(9.0) == set()
 
 
 def test_a_kubelet_silent_long_before_is_no_signal() -> None:
-    watch = Watch([0.0] * 3)
-    watch.run(2.0)
-    watch.dead = {"n1"}
-    watch.run(40.0)
-    watch.freeze("n1")
-    assert watch.run(9.0) == set()
+    operator = ProbingOperator([0.0] * 3)
+    operator.run(2.0)
+    operator.dead = {"n1"}
+    operator.run(40.0)
+    operator.freeze("n1")
+    assert operator.run(9.0) == set()
 
 
 def test_a_responding_task_keeps_its_node() -> None:
-    watch = Watch([0.0] * 3)
-    watch.run(2.0)
-    watch.dead = {"n1"}
-    watch.silent_tasks = {"n2": watch.now}
-    assert watch.run(9.0) == set()
+    operator = ProbingOperator([0.0] * 3)
+    operator.run(2.0)
+    operator.dead = {"n1"}
+    operator.silent_tasks = {"n2": operator.now}
+    assert operator.run(9.0) == set()
 
 
 def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:

@@ -231,9 +231,11 @@ def test_a_task_never_accepted_by_a_silent_kubelet_is_replaced() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     snapshot = world({**ALL, "a": never}, {})
     assessment = assess_nodes(snapshot, NOW, TIMING)
-    waiting = replace(snapshot.pods[0], ready=False, was_ready=False, created_at=NOW - 6)
+    waiting = replace(snapshot.pods[0], ready=False, was_ready=False)
     taken = replace(waiting, accepted_by_kubelet=True)
-    young = replace(waiting, created_at=NOW - 2)
+    young = replace(waiting, uid="young")
+    since = {waiting.uid: NOW - 6, young.uid: NOW - 2}
+    snapshot = replace(snapshot, pods_ungated_at=since)
     losses = [loss_of_pod(p, assessment, snapshot, NOW, TIMING) for p in (waiting, taken, young)]
     assert losses == [Loss.UNBOUND, None, None]
 

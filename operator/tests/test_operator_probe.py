@@ -1,4 +1,4 @@
-"""What counts as a kubelet's sign of life, over real sockets."""
+"""What counts as a response of a kubelet, over real sockets."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def probe(endpoint: Endpoint, within_s: float = 5.0) -> bool:
     return asyncio.run(kubelet_responds(endpoint, unverified_tls(), within_s))
 
 
-def test_a_handshake_is_a_sign_of_life(serve: Serve, server_tls: ssl.SSLContext) -> None:
+def test_a_handshake_is_a_response(serve: Serve, server_tls: ssl.SSLContext) -> None:
     assert probe(serve(shake_hands(server_tls)))
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_refusal_of_clients_without_a_certificate_is_one_too(
+def test_a_refusal_of_the_client_certificate_is_a_response(
     serve: Serve, server_tls: ssl.SSLContext, newest: ssl.TLSVersion
 ) -> None:
     server_tls.verify_mode, server_tls.maximum_version = ssl.CERT_REQUIRED, newest
@@ -98,7 +98,7 @@ def test_a_refusal_of_clients_without_a_certificate_is_one_too(
         server_tls.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED
 
 
-def test_an_open_port_that_sends_nothing_is_no_sign_of_life(serve: Serve) -> None:
+def test_an_open_port_that_sends_nothing_is_no_response(serve: Serve) -> None:
     """What the kernel does for a process that is frozen."""
     done = threading.Event()
     try:

@@ -6,6 +6,7 @@ created before its incarnation is reserved.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from flights_example import flights_spec, with_replicas
@@ -19,7 +20,8 @@ from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
-_SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), (4000, 8 << 30)])
+_LARGE = (4000, 8 << 30)
+_SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), _LARGE])
 _NODES = st.sampled_from("abcd")
 _STEPS = st.lists(
     st.one_of(
@@ -30,6 +32,7 @@ _STEPS = st.lists(
         st.tuples(st.just("pass"), st.sampled_from([0.5, 2.0, 4.0, 11.0, 70.0])),
         st.tuples(st.just("bind"), st.booleans()),
         st.tuples(st.just("suspend"), st.booleans()),
+        st.tuples(st.just("cordon"), _NODES),
         st.tuples(st.just("second"), st.sampled_from(["Progressive", "Blocking"])),
         st.tuples(st.just("drop"), st.integers(0, 40)),
         st.tuples(st.just("quota"), st.sampled_from([None, 0, 5, 9])),
@@ -68,6 +71,10 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
         case ("second", mode) if "second" not in cluster.topologies:
             spec = flights_spec() | {"recovery": {"mode": mode}}
             cluster.add_topology("second", spec)
+        case ("cordon", name) if name in cluster.nodes:
+            view = cluster.nodes[name]
+            fresh = replace(view, cordoned=not view.cordoned, version=cluster.next_version())
+            cluster.nodes[name] = fresh
         case ("drop", number) if cluster.raw_pods:
             cluster.raw_pods.pop(sorted(cluster.raw_pods)[number % len(cluster.raw_pods)])
         case _:
@@ -106,6 +113,28 @@ def test_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
         _check_no_slot_is_on_a_lost_node(cluster)
         _check_capacity(cluster)
     _check_no_single_task_query_fits(cluster)
+
+
+@settings(
+    max_examples=scaled_examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(steps=_STEPS, skew_s=st.sampled_from([-3600.0, -20.0, 20.0, 3600.0]))
+@example(
+    steps=[("add", "a", _LARGE), ("add", "b", _LARGE), ("cordon", "a"), ("bind", False)],
+    skew_s=-3600.0,
+)
+def test_clocks_of_other_machines_decide_nothing(steps: Any, skew_s: float) -> None:
+    clusters = ModelCluster(), ModelCluster()
+    clusters[1].others_skew_s = skew_s
+    for cluster in clusters:
+        cluster.add_topology("flights", flights_spec())
+        cluster.settle()
+    for step in (*steps, ("pass", 3.0), ("pass", 3.0), ("pass", 70.0)):
+        for cluster in clusters:
+            _do(cluster, step)
+            cluster.settle()
+        exact, skewed = ({p.name: p.node for p in c.pods()} for c in clusters)
+        assert exact == skewed, step
 
 
 @settings(

@@ -1,7 +1,8 @@
-"""A status replaces only the one of which it was decided."""
+"""A status replaces only the one from which it was decided."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from model_cluster import ModelCluster
 
 from rekindle_operator.loop import decide
 from rekindle_operator.reconcile.actions import TopologyActions, WriteStatus
+from rekindle_testing.waiting import wait_for
 
 
 @pytest.fixture
@@ -92,6 +94,30 @@ def test_many_reports_delay_the_status_within_limits(
     generation = model.topologies["flights"].generation
     assert (model.status()["observedGeneration"] == generation) is written
     assert len(operator.api.calls_of("PATCH", "/status")) - before <= 8
+
+
+def test_a_slow_status_costs_no_incarnation(
+    operator: ModelOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass ends before the write does, so the pod waits for the next one."""
+    model, call_api, written = operator.model, operator.api.call_api, threading.Event()
+
+    def call(method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+        if method == "PATCH" and "/status" in url:
+            written.wait(10.0)
+        return call_api(method, url, *args, **kwargs)
+
+    monkeypatch.setattr(operator.api, "call_api", call)
+    lost = min(model.tasks())
+    del model.raw_pods[lost]
+    before = reserved(model)
+    operator.run_pass()
+    assert reserved(model) == before
+    written.set()
+    wait_for("the status", lambda: reserved(model) != before, 10.0)
+    operator.run(1.0)
+    assert sum(reserved(model).values()) == sum(before.values()) + 1
+    assert len(model.tasks()) == 8
 
 
 def _with_more_partitions() -> list[dict[str, object]]:

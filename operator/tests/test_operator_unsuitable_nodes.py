@@ -19,13 +19,15 @@ PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}
 
 
 class RefusingCluster(ModelCluster):
-    """`ports_taken`: nodes that the scheduler refuses; `broken`: nodes where nothing starts."""
+    """`ports_taken`: nodes that the scheduler refuses; `broken`: nodes where nothing starts;
+    `full`: nodes whose kubelets refuse tasks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ports_taken: set[str] = set()
         self.scheduler_message = "node(s) didn't have free ports for the requested pod ports"
         self.broken: dict[str, dict[str, Any]] = {}  # node -> state of the container there
+        self.full: set[str] = set()
 
     def _bind(self, raw: dict[str, Any], pod: PodView) -> bool:
         if pod.role == "task" and pod.required_node in self.ports_taken:
@@ -39,6 +41,8 @@ class RefusingCluster(ModelCluster):
             container = {"name": "task", "ready": False, "state": self.broken[node]}
             raw["status"] = {"phase": "Pending", "containerStatuses": [container]}
             self.stuck.add(pod.name)
+        if bound and node in self.full and pod.role == "task":
+            raw["status"] = {"phase": "Failed", "reason": "OutOfcpu", "message": "not enough cpu"}
         return bound
 
     def run_for(self, seconds: float) -> None:
@@ -82,6 +86,34 @@ def test_a_node_without_capacity_is_not_unsuitable(cluster: RefusingCluster, mes
     cluster.run_for(6.0)
     cluster.ports_taken = set()
     cluster.run_for(30.0)
+    assert cluster.status()["phase"] == "Running"
+
+
+def _lose_a_task_on_a_full_node(cluster: RefusingCluster, nodes: str) -> str:
+    """Its node runs something that has no object any more."""
+    for name in nodes:
+        cluster.add_node(name)
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+    lost = next(p for p in cluster.tasks().values() if p.node == "b")
+    cluster.full = {"b"}
+    del cluster.raw_pods[lost.name]
+    cluster.settle()
+    return lost.name
+
+
+def test_a_pod_that_a_full_kubelet_refuses_goes_elsewhere_at_once(cluster: RefusingCluster) -> None:
+    lost = _lose_a_task_on_a_full_node(cluster, "abc")
+    assert cluster.status()["phase"] == "Running"
+    assert f"{lost[:-2]}-3" in cluster.tasks()
+
+
+def test_a_full_node_is_tried_again_soon(cluster: RefusingCluster) -> None:
+    _lose_a_task_on_a_full_node(cluster, "ab")
+    assert cluster.status()["phase"] != "Running", "the other node has its partner"
+    cluster.full = set()
+    cluster.pass_time(6.0)
+    cluster.settle()
     assert cluster.status()["phase"] == "Running"
 
 
@@ -240,6 +272,16 @@ def test_memory_of_refusals_decays_and_doubles() -> None:
     again = memory.with_refusal("s", "a", "node", "pod2", 400.0)
     assert again.by_shape(_UIDS, 900.0) == {"s": frozenset("a")}
     assert again.by_shape(_UIDS, 1001.0) == {}
+
+
+def test_a_temporary_refusal_neither_shortens_nor_doubles_another_one() -> None:
+    memory = UnsuitableNodes({}).with_refusal("s", "a", "node", "pod1", 0.0, is_temporary=True)
+    assert memory.by_shape(_UIDS, 4.0) == {"s": frozenset("a")}
+    assert memory.by_shape(_UIDS, 6.0) == {}
+    memory = memory.with_refusal("s", "a", "node", "pod2", 10.0)
+    memory = memory.with_refusal("s", "a", "node", "pod3", 20.0, is_temporary=True)
+    assert memory.by_shape(_UIDS, 309.0) == {"s": frozenset("a")}
+    assert memory.by_shape(_UIDS, 311.0) == {}
 
 
 def test_a_node_made_anew_under_the_same_name_is_another_node() -> None:

@@ -59,7 +59,7 @@ class World:
         self.tasks: dict[Slot, SimulatedTask] = {}
         self.incarnations: dict[Slot, int] = {}
         self.fence = 0
-        self.gave_up: list[str] = []
+        self.step_downs: list[str] = []
         self.reports: list[dict[str, Any]] = []  # as written to `status.dataPlane`
         self.zombie: Coordinator | None = None
         self.held: list[tuple[Coordinator, Effect]] = []
@@ -139,7 +139,7 @@ class World:
                     if who is self.zombie:
                         self.zombie = None
                     else:
-                        self.gave_up.append(reason)
+                        self.step_downs.append(reason)
                 case CollectGarbage() | PollNow() | ApplyStatus() | LogMovement():
                     pass
 

@@ -420,9 +420,10 @@ class Coordinator:
         for replica in pods:
             self._poll(replica, floors)
 
-    def counts(self, node: Node) -> bool:
+    def would_take_over(self, node: Node) -> bool:
         """Whether this boot of a replica counts as redundancy."""
-        return self.core.counts(node.replica) and self.observed.get(node.replica) == node.boot
+        is_observed = self.observed.get(node.replica) == node.boot
+        return is_observed and self.core.would_take_over(node.replica)
 
     def views(self) -> ReplicaViews:
         world = self.world
@@ -720,7 +721,7 @@ class World:
                 reads = DONOR.window * (DONOR.sessions + 2)
                 if len(node.pinned) > DONOR.sessions + 1 or node.reading > reads:
                     self.violations.append(f"{node.slot.key} keeps too much as a donor")
-            if node.epoch is None and self.coordinator.counts(node):
+            if node.epoch is None and self.coordinator.would_take_over(node):
                 self.violations.append(f"{node.slot.key} counts without state")
 
     def _check_memory(self, node: Node) -> None:

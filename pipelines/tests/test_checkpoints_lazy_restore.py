@@ -1,4 +1,4 @@
-"""A state that is restored before its runs are here: the same results, whatever arrives when."""
+"""A state that is used before its runs are fetched: the same results, whatever arrives when."""
 
 from __future__ import annotations
 
@@ -614,7 +614,7 @@ def test_nothing_is_fetched_of_a_state_that_is_lost() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from("tpcfex")), max_size=60))
 def test_each_object_is_fetched_once(steps: list[tuple[int, str]]) -> None:
-    """By one thread at a time, whatever fails and is preferred, and in the end all are here."""
+    """By one thread at a time, whatever fails and is preferred, and in the end all are fetched."""
     queue, now, flying = FetchQueue(dict.fromkeys("abcde", 1)), 0.0, set[str]()
     fetched: list[str] = []
 

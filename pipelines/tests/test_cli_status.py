@@ -281,6 +281,25 @@ def test_a_missing_kubeconfig_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert "(give --kubeconfig, or set KUBECONFIG)" in err
 
 
+@pytest.mark.parametrize("code", [429, 500, 503])
+def test_watching_goes_on_after_an_error_that_passes(
+    api: FakeApiServer, config: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A busy API server, one that restarts, or the load balancer before it."""
+    pods = "/api/v1/namespaces/default/pods"
+
+    def fail_once(number: int) -> None:
+        api.refuses = {pods: code} if number == 2 else {}
+        if number == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    api.on_topology_read = fail_once
+    exit_code = main(["status", "flights", *config, "--watch", "--interval", "0.1"])
+    assert exit_code == 128 + signal.SIGTERM, capsys.readouterr().err
+    failed = "the API server returned an error: you may not read this; the status below is out of"
+    assert capsys.readouterr().out.replace("\n", " ").count(failed) == 1
+
+
 @pytest.mark.process
 def test_watching_shows_each_change_until_ctrl_c(
     api: FakeApiServer, config: list[str], tmp_path: Path

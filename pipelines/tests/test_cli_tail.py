@@ -110,7 +110,7 @@ def test_a_reader_goes_on_at_the_next_replica() -> None:
     assert [ticket for _, ticket in replicas.calls[1:]] == ["after 1"] * 2
 
 
-def test_a_replica_that_stalls_is_left() -> None:
+def test_a_replica_that_stalls_is_abandoned() -> None:
     replicas = Replicas(a=[received("END", 1)], b=[])
     reader = replicas.reader()
     list(reader.step())

@@ -215,7 +215,7 @@ def test_the_first_manifest_of_a_coordinator_fences_the_older_one() -> None:
     before = list(world.store)
     assert before[-1].fence == 2
     world.complete_checkpoint(zombie)
-    assert world.zombie is None, "it read the higher fence and gave up"
+    assert world.zombie is None, "it read the higher fence and stepped down"
     assert world.store == before
 
 
@@ -230,7 +230,7 @@ def test_a_newer_fence_of_a_task_ends_the_coordinator() -> None:
     task = world.tasks[BOTH]
     task.fence = 7
     world.feed(world.response_of(task))
-    assert world.gave_up
+    assert world.step_downs
 
 
 def test_an_unreachable_store_loses_no_checkpoint() -> None:
@@ -273,7 +273,7 @@ def test_a_quiet_topology_reports_at_most_every_two_seconds() -> None:
     assert len(world.reports) - before <= (world.now - began) / 2.0 + 1
 
 
-def test_problems_of_the_edge_are_reported_until_they_end() -> None:
+def test_problems_of_the_shell_are_reported_until_they_end() -> None:
     world = started()
     world.feed(ProblemChanged("generation", "topology.json is broken"))
     assert "topology.json is broken" in world.reports[-1]["problems"]

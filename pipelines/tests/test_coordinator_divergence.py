@@ -436,8 +436,8 @@ def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit
 OLD, NEW = Computation(Slot("left", 0, 0), 1, "a"), Computation(Slot("left", 0, 8), 1, "a")
 
 
-def again(by: Computation, boot: str) -> Computation:
-    return Computation(by.slot, by.incarnation, boot)
+def again(computation: Computation, boot: str) -> Computation:
+    return Computation(computation.slot, computation.incarnation, boot)
 
 
 def disputed_move() -> DigestComparison:
@@ -450,12 +450,12 @@ def disputed_move() -> DigestComparison:
     return comparison
 
 
-def left_alone(by: Computation) -> DigestComparison:
+def left_alone(computation: Computation) -> DigestComparison:
     """The other one is gone, so that one computes again."""
     comparison = disputed_move()
-    comparison.forget(OLD.slot if by is NEW else NEW.slot)
-    comparison.request_recomputation(LEFT, [by], 0.0, [by.slot])
-    assert comparison.boot_to_restart(by.slot) == "a"
+    comparison.forget(OLD.slot if computation is NEW else NEW.slot)
+    comparison.request_recomputation(LEFT, [computation], 0.0, [computation.slot])
+    assert comparison.boot_to_restart(computation.slot) == "a"
     return comparison
 
 
@@ -468,15 +468,17 @@ def test_in_a_move_a_third_computation_decides() -> None:
     assert comparison.diverged.keys() == {NEW.slot}
 
 
-@pytest.mark.parametrize(("by", "result"), [(OLD, "right"), (NEW, "wrong")])
-def test_one_that_is_left_and_repeats_itself_is_accepted(by: Computation, result: str) -> None:
-    comparison = left_alone(by)
-    comparison.observed(again(by, "b"), chained(["d0", result]))
+@pytest.mark.parametrize(("computation", "result"), [(OLD, "right"), (NEW, "wrong")])
+def test_one_that_is_left_and_repeats_itself_is_accepted(
+    computation: Computation, result: str
+) -> None:
+    comparison = left_alone(computation)
+    comparison.observed(again(computation, "b"), chained(["d0", result]))
     assert comparison.disputes, "its result is none of another replica"
-    comparison.request_recomputation(LEFT, [again(by, "b")], 1.0, [by.slot])
+    comparison.request_recomputation(LEFT, [again(computation, "b")], 1.0, [computation.slot])
     assert not comparison.disputes
     assert not comparison.diverged
-    assert not comparison.is_untrusted(by.slot)
+    assert not comparison.is_untrusted(computation.slot)
 
 
 def test_one_that_is_left_and_agrees_with_the_other_one_has_diverged() -> None:
@@ -496,8 +498,8 @@ def test_one_that_is_left_and_contradicts_itself_is_replaced() -> None:
 
 def test_nobody_is_accepted_while_another_one_is_to_start() -> None:
     comparison = disputed_move()
-    for by, result in ((NEW, "wrong"), (OLD, "right")):
-        comparison.observed(again(by, "b"), chained(["d0", result]))
+    for computation, result in ((NEW, "wrong"), (OLD, "right")):
+        comparison.observed(again(computation, "b"), chained(["d0", result]))
     both = [again(OLD, "b"), again(NEW, "b")]
     comparison.request_recomputation(LEFT, both, 1.0, [OLD.slot, NEW.slot])
     assert comparison.diverged.keys() == {NEW.slot}

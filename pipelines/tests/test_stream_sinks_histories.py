@@ -72,12 +72,12 @@ class Reader:
         any_rows = False
         parts: list[pa.RecordBatch] = []
         for rows, metadata in Call(replica.served, parse_ticket(self.ticket.encode())).messages():
-            told = json.loads(metadata)
-            kind, epoch = told["kind"], told["epoch"]
-            self.ticket = told["next"]
+            message = json.loads(metadata)
+            kind, epoch = message["kind"], message["epoch"]
+            self.ticket = message["next"]
             any_rows = any_rows or kind != "END"
             parts.append(rows)
-            if told["part"] + 1 < told["parts"]:
+            if message["part"] + 1 < message["parts"]:
                 if random.random() < 0.1:
                     break  # the connection is lost
                 continue
@@ -183,7 +183,7 @@ def test_tickets_are_read_as_they_are_written(ticket: Ticket) -> None:
         ),
     ).map(lambda message: json.dumps(message).encode())
 )
-def test_any_other_bytes_are_refused_in_words(content: bytes) -> None:
+def test_any_other_bytes_are_refused_with_a_message(content: bytes) -> None:
     error = None
     try:
         parse_ticket(content)

@@ -79,7 +79,7 @@ def call(client: Any, ticket: str | dict[str, Any]) -> list[tuple[dict[str, Any]
     return list(received(client, ticket if isinstance(ticket, str) else json.dumps(ticket)))
 
 
-def told(messages: list[tuple[dict[str, Any], pa.RecordBatch]]) -> list[tuple[str, int, int]]:
+def summary(messages: list[tuple[dict[str, Any], pa.RecordBatch]]) -> list[tuple[str, int, int]]:
     return [(m["kind"], m["epoch"], rows.num_rows) for m, rows in messages]
 
 
@@ -87,12 +87,12 @@ def test_a_client_reads_what_is_kept_and_goes_on(task: Task) -> None:
     task.append(0, 1)
     client = connect(task)
     first = call(client, {"query": "delays"})
-    assert told(first) == [("STABLE", 0, 3), ("STABLE", 1, 3), ("END", 1, 0)]
+    assert summary(first) == [("STABLE", 0, 3), ("STABLE", 1, 3), ("END", 1, 0)]
     assert first[1][1].schema == SCHEMA
     assert pa.Table.from_batches([first[1][1]]).equals(batch(1).rows)
     task.append(2)
-    assert told(call(client, first[-1][0]["next"])) == [("STABLE", 2, 3), ("END", 2, 0)]
-    assert told(call(client, first[0][0]["next"]))[0] == ("STABLE", 1, 3)
+    assert summary(call(client, first[-1][0]["next"])) == [("STABLE", 2, 3), ("END", 2, 0)]
+    assert summary(call(client, first[0][0]["next"]))[0] == ("STABLE", 1, 3)
 
 
 def test_a_call_waits_for_what_comes(task: Task) -> None:
@@ -100,16 +100,16 @@ def test_a_call_waits_for_what_comes(task: Task) -> None:
     client = connect(task)
     ticket = call(client, {"query": "delays"})[-1][0]["next"]
     threading.Timer(0.2, lambda: task.append(1)).start()
-    assert told(call(client, ticket))[0] == ("STABLE", 1, 3)
+    assert summary(call(client, ticket))[0] == ("STABLE", 1, 3)
     began = time.monotonic()
-    assert told(call(client, {"query": "delays", "from_epoch": 9})) == [("END", 8, 0)]
+    assert summary(call(client, {"query": "delays", "from_epoch": 9})) == [("END", 8, 0)]
     assert 0.9 < time.monotonic() - began < 5
 
 
 def test_epochs_without_rows_are_not_sent(task: Task) -> None:
     task.append(*range(50), rows=0)
     task.append(50)
-    assert told(call(connect(task), {"query": "delays"})) == [("STABLE", 50, 3), ("END", 50, 0)]
+    assert summary(call(connect(task), {"query": "delays"})) == [("STABLE", 50, 3), ("END", 50, 0)]
 
 
 def test_a_call_ends_after_its_bytes(task: Task) -> None:
@@ -154,7 +154,7 @@ def test_an_epoch_below_the_floor_is_refused_with_the_floor(task: Task) -> None:
         call(connect(task), {"query": "delays", "from_epoch": base - 1})
     assert json.loads(refused.value.extra_info) == {"error": "BelowFloor", "oldest": base}
     assert "Traceback" not in str(refused.value)
-    assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", base, 3)
+    assert summary(call(connect(task), {"query": "delays"}))[0] == ("STABLE", base, 3)
 
 
 @pytest.mark.parametrize("asked_from", [0, 10])
@@ -174,7 +174,7 @@ def test_damage_to_retained_rows_is_refused_with_the_floor(
     assert json.loads(refused.value.extra_info) == {"error": "BelowFloor", "oldest": 21}
     assert "Traceback" not in str(refused.value)
     assert task.log.damage is None
-    assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", 21, 3)
+    assert summary(call(connect(task), {"query": "delays"}))[0] == ("STABLE", 21, 3)
 
 
 def test_the_client_knows_why_it_is_refused(task: Task) -> None:
@@ -194,7 +194,7 @@ def test_the_client_knows_why_it_is_refused(task: Task) -> None:
 def test_nothing_is_sent_about_which_replicas_disagree(task: Task) -> None:
     task.append(*range(5))
     task.query.through = 2
-    assert told(call(connect(task), {"query": "delays"}))[-1] == ("END", 2, 0)
+    assert summary(call(connect(task), {"query": "delays"}))[-1] == ("END", 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_queries_are_listed_with_what_is_kept(task: Task) -> None:
     assert info.schema == SCHEMA
     assert json.loads(info.app_metadata)["newest"] == 4
     again = connect(task).get_flight_info(info.descriptor, OPTIONS)
-    assert told(call(connect(task), again.endpoints[0].ticket.ticket.decode()))[0][1] == 0
+    assert summary(call(connect(task), again.endpoints[0].ticket.ticket.decode()))[0][1] == 0
 
 
 def test_tentative_epochs_come_and_are_corrected(task: Task) -> None:
@@ -244,34 +244,34 @@ def test_tentative_epochs_come_and_are_corrected(task: Task) -> None:
     found = call(client, {"query": "delays", "tentative": True})
     task.answer(1, 2)
     found += call(client, found[-1][0]["next"])
-    assert told(found)[-3:] == [("TENTATIVE", 1, 2), ("TENTATIVE", 2, 2), ("END", 0, 0)]
+    assert summary(found)[-3:] == [("TENTATIVE", 1, 2), ("TENTATIVE", 2, 2), ("END", 0, 0)]
     task.correct(1, 2)
     corrected = call(client, found[-1][0]["next"])
-    assert told(corrected) == [
+    assert summary(corrected) == [
         ("UNDO", 1, 0),
         ("STABLE", 1, 3),
         ("STABLE", 2, 3),
         ("REC_DONE", 2, 0),
         ("END", 2, 0),
     ]
-    assert told(call(client, stable_only))[:-1] == [("STABLE", 1, 3), ("STABLE", 2, 3)]
+    assert summary(call(client, stable_only))[:-1] == [("STABLE", 1, 3), ("STABLE", 2, 3)]
 
 
 def test_a_reader_goes_on_at_another_replica(task: Task, tmp_path: Path) -> None:
     task.append(0)
     task.answer(1, 2)
     found = call(connect(task), {"query": "delays", "tentative": True})
-    assert told(found)[-2] == ("TENTATIVE", 2, 2)
+    assert summary(found)[-2] == ("TENTATIVE", 2, 2)
     other = Task(tmp_path / "other", tentative=True)
     try:
         other.append(0)
         other.answer(1, 2, 3)
         client = connect(other)
         after = call(client, found[-1][0]["next"])
-        assert told(after) == [("TENTATIVE", 3, 2), ("END", 0, 0)]
+        assert summary(after) == [("TENTATIVE", 3, 2), ("END", 0, 0)]
         other.output.undo(1)
         other.append(1, 2, 3)
-        kinds = [kind for kind, _, _ in told(call(client, after[-1][0]["next"]))]
+        kinds = [kind for kind, _, _ in summary(call(client, after[-1][0]["next"]))]
         assert kinds == ["UNDO", "STABLE", "STABLE", "STABLE", "REC_DONE", "END"]
     finally:
         other.server.stop()
@@ -286,7 +286,7 @@ def test_a_forgotten_position_is_corrected_first(task: Task) -> None:
     task.answer(4, attempt=2)
     task.output.truncate(3)  # all consumers of the topology have these
     found = call(client, ticket)
-    assert told(found) == [
+    assert summary(found) == [
         ("UNDO", 1, 0),
         ("STABLE", 1, 3),
         ("STABLE", 2, 3),
@@ -307,7 +307,7 @@ def test_a_position_of_another_boot_is_corrected_first(task: Task, tmp_path: Pat
         restarted.answer(4)
         restarted.output.truncate(3)
         found = call(connect(restarted), ticket)
-        assert told(found) == [
+        assert summary(found) == [
             ("UNDO", 1, 0),
             ("STABLE", 1, 3),
             ("STABLE", 2, 3),
@@ -338,7 +338,7 @@ def test_what_is_forgotten_during_a_call_is_not_skipped(
         return following(position, from_epoch)
 
     monkeypatch.setattr(task.output, "next", truncated_before)
-    assert [kind for kind, _, _ in told(call(client, ticket))][:2] == ["UNDO", "STABLE"]
+    assert [kind for kind, _, _ in summary(call(client, ticket))][:2] == ["UNDO", "STABLE"]
 
 
 def test_a_ticket_of_a_part_asks_for_the_whole_epoch(task: Task) -> None:
@@ -351,7 +351,7 @@ def test_a_ticket_of_a_part_asks_for_the_whole_epoch(task: Task) -> None:
         parts = [m for m, _ in found if (m["kind"], m["epoch"]) == (kind, epoch)]
         assert len(parts) > 2
         for part in parts[:-1]:
-            again = told(call(client, part["next"]))
+            again = summary(call(client, part["next"]))
             assert again[0][:2] == (kind, epoch)
             assert sum(rows for at, e, rows in again if (at, e) == (kind, epoch)) == 200_000
 
@@ -366,7 +366,7 @@ def test_many_idle_readers_of_one_address_starve_nobody(task: Task) -> None:
         try:
             with connect(task) as client:
                 ticket = call(client, ticket)[-1][0]["next"]  # nothing comes
-                found.append(told(call(client, ticket)))
+                found.append(summary(call(client, ticket)))
         except Exception as error:
             found.append(error)
 
@@ -374,7 +374,7 @@ def test_many_idle_readers_of_one_address_starve_nobody(task: Task) -> None:
     for reader in readers:
         reader.start()
     time.sleep(1.5)  # within their second calls, if all are served
-    assert told(call(connect(task), {"query": "delays"}))[0] == ("STABLE", 0, 3)
+    assert summary(call(connect(task), {"query": "delays"}))[0] == ("STABLE", 0, 3)
     task.append(1)
     for reader in readers:
         reader.join(20)

@@ -38,8 +38,8 @@ def messages(served: ServedQuery, epoch: int) -> Messages:
 
 
 def epochs(found: Iterator[Message]) -> list[int]:
-    told = [json.loads(metadata) for _, metadata in found]
-    return [message["epoch"] for message in told if message["kind"] == "STABLE"]
+    parsed = [json.loads(metadata) for _, metadata in found]
+    return [metadata["epoch"] for metadata in parsed if metadata["kind"] == "STABLE"]
 
 
 def test_spilled_epochs_are_read(log: OutputLog) -> None:

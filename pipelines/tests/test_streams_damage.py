@@ -275,7 +275,7 @@ def test_a_flipped_bit_anywhere_is_noticed(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 3))
-def test_any_bytes_are_refused_in_words(garbage: bytes, after: int) -> None:
+def test_any_bytes_are_refused_with_a_message(garbage: bytes, after: int) -> None:
     made = decoder()
     with contextlib.suppress(StreamUnavailable):
         made.feed(b"".join(response()[:after]) + garbage)

@@ -192,8 +192,8 @@ def test_a_task_without_tentative_output_responds_to_live_calls(tmp_path: Path) 
     assert response.progress.live is None
 
 
-def test_its_messages_are_as_before(live: Live) -> None:
-    """Of a task without tentative output, so that older readers find nothing new."""
+def test_messages_without_tentative_output_have_no_new_fields(live: Live) -> None:
+    """Readers of older releases do not know them."""
     assert "live" not in ReadRequest("s", 0, 0, 1).message(OWN)
     assert StreamProgress(0, 4, 5).header() == {"base": 0, "last": 4, "released": 5}
     header = json.loads(epoch_frame(3, 7, "d", None, 0)[8:])

@@ -13,7 +13,7 @@ from log_parts import batch, open_log
 
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import BatchKind, EpochBatch
-from rekindle.streams.live_history import MAX_SEGMENTS, LiveHistory, Position
+from rekindle.streams.live_history import MAX_SPANS, LiveHistory, Position
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.wire import LiveReport
@@ -62,15 +62,15 @@ class Reader:
     def read(self, history: LiveHistory, stable: int, at_most: int) -> None:
         for _ in range(at_most):
             self.position = self.position or history.begin(self.from_epoch, stable)
-            run = history.next(self.position, self.from_epoch, stable)
-            if run is None:
+            span = history.next(self.position, self.from_epoch, stable)
+            if span is None:
                 return
-            self.got.append(Record(run.kind, run.first, run.attempt))
-            if run.is_control:
-                self.position = Position(run.segment + 1, -1)
+            self.got.append(Record(span.kind, span.first, span.attempt))
+            if span.is_control:
+                self.position = Position(span.number + 1, -1)
             else:
-                self.position = Position(run.segment, run.first + 1)
-                self.from_epoch = run.first + (run.kind is BatchKind.STABLE)
+                self.position = Position(span.number, span.first + 1)
+                self.from_epoch = span.first + (span.kind is BatchKind.STABLE)
 
 
 def expected(records: list[Record]) -> list[Record]:
@@ -135,7 +135,7 @@ def test_a_late_reader_hears_that_all_is_corrected(seed: int) -> None:
     assert not tentative
 
 
-def test_a_task_without_failures_has_no_segments() -> None:
+def test_a_task_without_failures_has_no_spans() -> None:
     history = LiveHistory()
     reader = Reader(7)
     reader.read(history, stable=9, at_most=10)
@@ -143,22 +143,22 @@ def test_a_task_without_failures_has_no_segments() -> None:
     assert history.attempts() == frozenset()
 
 
-def test_segments_are_bounded_and_a_reader_goes_on_behind_them() -> None:
+def test_spans_are_bounded_and_a_reader_goes_on_behind_them() -> None:
     history, reader = LiveHistory(), Reader(0)
     reader.read(history, 0, 1)
-    for epoch in range(1, MAX_SEGMENTS):
+    for epoch in range(1, MAX_SPANS):
         history.append(BatchKind.TENTATIVE, epoch, epoch - 1, epoch)
         history.append(BatchKind.UNDO, epoch, epoch - 1)
-    reader.read(history, MAX_SEGMENTS - 1, 10 * MAX_SEGMENTS)
-    assert reader.got[-1] == Record(BatchKind.STABLE, MAX_SEGMENTS - 1)
-    assert len(reader.got) < MAX_SEGMENTS + 10
+    reader.read(history, MAX_SPANS - 1, 10 * MAX_SPANS)
+    assert reader.got[-1] == Record(BatchKind.STABLE, MAX_SPANS - 1)
+    assert len(reader.got) < MAX_SPANS + 10
 
 
 def test_a_position_of_another_process_begins_again() -> None:
     history = LiveHistory()
-    run = history.next(Position(90, 4), 3, stable=5)
-    assert run is not None
-    assert (run.kind, run.first, run.last) == (BatchKind.STABLE, 3, 5)
+    span = history.next(Position(90, 4), 3, stable=5)
+    assert span is not None
+    assert (span.kind, span.first, span.last) == (BatchKind.STABLE, 3, 5)
 
 
 # --- with logs ---
@@ -179,15 +179,15 @@ def all_of(live: LiveOutput, from_epoch: int = 0) -> list[EpochBatch | tuple[Bat
     found: list[EpochBatch | tuple[BatchKind, int]] = []
     position: Position | None = None
     while (following := live.next(position, from_epoch)) is not None:
-        run, log = following
-        if run.is_control:
-            found.append((run.kind, run.first))
-            position = Position(run.segment + 1, -1)
+        span, log = following
+        if span.is_control:
+            found.append((span.kind, span.first))
+            position = Position(span.number + 1, -1)
             continue
-        (read, *_) = log.read(run.first, 0)
+        (read, *_) = log.read(span.first, 0)
         found.append(read)
-        from_epoch = run.first + (run.kind is BatchKind.STABLE)
-        position = Position(run.segment, run.first + 1)
+        from_epoch = span.first + (span.kind is BatchKind.STABLE)
+        position = Position(span.number, span.first + 1)
     return found
 
 

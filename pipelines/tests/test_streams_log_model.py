@@ -264,7 +264,7 @@ def test_the_index_of_a_full_log_is_sparse(tmp_path: Path) -> None:
     assert entries <= len(log._stable.extents) + log.local_bytes / (16 << 10)
 
 
-def test_a_log_of_the_previous_format_is_refused_in_words(
+def test_a_log_of_the_previous_format_is_refused_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     header = b'{"epoch":0,"watermark":0,"digest":"00","rows":0}'.ljust(108)
@@ -275,7 +275,7 @@ def test_a_log_of_the_previous_format_is_refused_in_words(
     assert log.append(batch(0))
 
 
-def test_an_index_of_the_previous_format_is_refused_in_words(
+def test_an_index_of_the_previous_format_is_refused_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "000000000000.spilled").write_text('{"name": "a", "index": []}')

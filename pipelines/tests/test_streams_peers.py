@@ -110,7 +110,7 @@ def healthy(tmp_path: Path) -> Iterator[str]:
     server.stop()
 
 
-def test_a_silent_peer_is_left_and_its_connection_closed(healthy: str) -> None:
+def test_a_silent_peer_is_abandoned_and_its_connection_closed(healthy: str) -> None:
     before = native_threads()
     peer = Peer(lambda connected: None)
     before |= native_threads()
@@ -172,7 +172,7 @@ def test_a_connection_may_end_anywhere(healthy: str, reset: bool, share: float) 
     peer.close()
 
 
-def test_a_peer_that_sends_without_end_is_left(healthy: str) -> None:
+def test_a_peer_that_sends_without_end_is_abandoned(healthy: str) -> None:
     sent = 0
 
     def act(connected: socket.socket) -> None:
@@ -206,7 +206,7 @@ PROGRAM = """
 
 
 @pytest.mark.process
-def test_a_frozen_process_is_left(healthy: str, tmp_path: Path) -> None:
+def test_a_frozen_process_is_abandoned(healthy: str, tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "frozen")],
         cwd=Path(__file__).parent,
@@ -254,7 +254,7 @@ def test_a_task_of_an_earlier_release_is_named() -> None:
     server.shutdown()
 
 
-def test_a_reader_of_an_earlier_release_is_refused_in_words(server: StreamServer) -> None:
+def test_a_reader_of_an_earlier_release_gets_a_message(server: StreamServer) -> None:
     client = flight.FlightClient(f"grpc://{ADDRESS}:{server.port}")
     with pytest.raises(flight.FlightError, match=r"http1\.x|HTTP"):
         client.do_get(flight.Ticket(b"{}"), flight.FlightCallOptions(timeout=5)).read_all()

@@ -77,7 +77,7 @@ def test_the_only_replica_is_read_although_suspected() -> None:
     assert ReplicaChoice(5, 3).step(endpoints(A, suspected=A), 0) == [SwitchReplica(A, 5)]
 
 
-def test_a_stalled_replica_is_left() -> None:
+def test_a_stalled_replica_is_abandoned() -> None:
     made = choice(A, B)
     assert made.step(EpochsReceived(A, ()), 2.9) == []
     assert made.step(EpochsReceived(A, ()), 3) == [SwitchReplica(B, 5)]
@@ -106,7 +106,7 @@ def test_a_lagging_replica_is_kept_after_recent_failures() -> None:
     assert made.step(EpochsReceived(B, (7,)), stalled + 1) == [DeliverEpochs((7,))]
 
 
-def test_a_removed_replica_is_left() -> None:
+def test_a_removed_replica_is_abandoned() -> None:
     assert choice(A, B).step(endpoints(B), 1) == [SwitchReplica(B, 5)]
     assert choice(A).step(endpoints(), 1) == [SwitchReplica(None, 5)]
 

@@ -147,7 +147,7 @@ def test_an_odd_request_is_answered(
         ),
     ],
 )
-def test_a_wrong_request_is_refused_in_words_without_a_stack(
+def test_a_wrong_request_is_refused_without_a_stack_trace(
     log: OutputLog, server: StreamServer, change: dict[str, object], words: str,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -216,12 +216,12 @@ def test_connections_are_bounded_and_the_idle_ones_go_first() -> None:
     for name in "abcde":
         limits.opened(name, "1", 0.0)
     for name in "abc":
-        assert limits.admitted(name) == []
+        assert limits.admitted(name, 0.0) == []
     limits.idle("b", 1.0)
-    closed = limits.admitted("d")
+    closed = limits.admitted("d", 1.0)
     assert closed is not None
     assert [c.connection for c in closed] == ["b"]
-    assert limits.admitted("e") is None  # all others are in use
+    assert limits.admitted("e", 1.0) is None  # all others are in use
     assert [c.connection for c in limits.expired(10.0)] == ["e"]
     limits.idle("a", 10.0)
     assert [c.connection for c in limits.expired(10.0 + connections.IDLE_S)] == ["a"]
@@ -240,15 +240,29 @@ def test_the_address_with_most_connections_loses_the_oldest() -> None:
     for name, peer in (("a", "reader"), ("b", "stranger"), ("c", "stranger"), ("d", "stranger")):
         limits.opened(name, peer, 0.0)
     assert limits.full
+    late = connections.GRACE_S
     for _ in range(connections.MAX_CHECKS):
-        assert not limits.make_room()  # they may be about to send a request
-    (closed,) = limits.make_room()
+        assert not limits.make_room(late)  # the server may not have read their requests
+    (closed,) = limits.make_room(late)
     assert (closed.connection, closed.peer) == ("b", "stranger")
     assert not limits.full
-    limits.opened("e", "reader", 0.0)
-    limits.admitted("a")
-    assert [limits.make_room()[0].connection for _ in range(2)] == ["c", "d"]
-    assert not limits.make_room()
+    limits.opened("e", "reader", late)
+    limits.admitted("a", late)
+    assert not limits.make_room(2 * late - 0.1)
+    assert [limits.make_room(2 * late)[0].connection for _ in range(2)] == ["c", "d"]
+    assert not limits.make_room(2 * late)
+
+
+def test_readers_on_a_busy_machine_have_time_for_their_requests() -> None:
+    """They connect at one moment, and send one request after another."""
+    limits: Connections[int] = Connections(max_unadmitted=8)
+    for reader in range(8):
+        limits.opened(reader, "1", 0.0)
+    for reader in range(8):
+        began = 0.5 * reader
+        for check in range(2 * connections.MAX_CHECKS):
+            assert not limits.make_room(began + check * 0.025)
+        assert limits.admitted(reader, began + 0.5) == []
 
 
 @pytest.mark.parametrize("paused_s", [0.0, 1.0])
@@ -289,7 +303,7 @@ def test_a_connection_that_is_closed_before_it_is_made_does_not_stay(
     eventually(lambda: not server._http._transports)
 
 
-def test_a_reader_too_many_is_refused_in_words(
+def test_a_reader_too_many_is_refused_with_a_message(
     log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server._http, "limits", Connections(8, 2))

@@ -107,7 +107,7 @@ def test_a_task_starts_with_the_first_restore_point() -> None:
     assert task_core.response().phase == "CatchingUp"
 
 
-def test_a_task_says_of_which_entry_state_is_missing() -> None:
+def test_a_task_reports_the_entry_whose_state_it_fetches() -> None:
     made, point = core(), RestorePoint(epoch=3, object="entry")
     made.step(PollReceived(poll(restore=point, saver=True)), 0.0)
     assert made.response().restoring == "entry"
@@ -131,6 +131,15 @@ def test_a_task_is_live_once_all_of_its_state_is_fetched() -> None:
     assert made.response().phase.serves
     made.step(StateComplete(), 0.0)
     assert made.response().phase == "Live"
+
+
+def test_a_task_that_ends_does_not_start_any_more() -> None:
+    task_core = core()
+    task_core.step(PollReceived(poll()), 0.0)
+    (end,) = task_core.step(StopRequested(), 1.0)
+    assert isinstance(end, EndProcess)
+    assert task_core.step(TaskRestored(TaskState(-1, 0, State()), 0, -1), 2.0) == []
+    assert task_core.response().phase == "Stopping"
 
 
 def test_a_lower_fence_changes_nothing() -> None:

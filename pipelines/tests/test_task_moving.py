@@ -302,7 +302,7 @@ GOOD = {"topology": "uid-a", "protocol": 3, "oldest": 3, "incarnation": 1}
         (b"x" * 70_000, 413, "at most"),
     ],
 )
-def test_requests_of_others_are_refused_in_words(
+def test_requests_of_others_are_refused_with_a_message(
     donor: Donor, content: Any, status: int, message: str
 ) -> None:
     found, body = ask(donor.server.port, content)

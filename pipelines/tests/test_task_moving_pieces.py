@@ -328,7 +328,7 @@ def bytes_of(pieces: Pieces) -> bytes:
         (lambda data: data.replace(b"spark", b"storm"), "use images of one release"),
     ],
 )
-def test_what_is_not_state_of_this_release_is_refused_in_words(
+def test_what_is_not_state_of_this_release_is_refused_with_a_message(
     tmp_path: Path, change: Any, message: str
 ) -> None:
     data = change(bytes_of(some_pieces(tmp_path)))

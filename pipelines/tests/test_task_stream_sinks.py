@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.flight as flight
 import pytest
 from log_parts import batch, open_log
-from test_stream_sinks_server import IDENTITY, call, told
+from test_stream_sinks_server import IDENTITY, call, summary
 
 from rekindle.protocol import STREAM_SINK_PORT, SinkAssignment
 from rekindle.streams.live_output import LiveOutput
@@ -54,8 +54,8 @@ def test_what_is_offered_changes_while_readers_go_on(task: Task) -> None:
     found = call(client, {"query": "delays"})
     task.assign(tentative=True, retain="1Mi")
     task.log.append(batch(1))
-    assert told(call(client, found[-1][0]["next"]))[0] == ("STABLE", 1, 3)
-    assert told(call(client, {"query": "delays", "tentative": True}))[0] == ("STABLE", 0, 3)
+    assert summary(call(client, found[-1][0]["next"]))[0] == ("STABLE", 1, 3)
+    assert summary(call(client, {"query": "delays", "tentative": True}))[0] == ("STABLE", 0, 3)
     task.assign()
     with pytest.raises(flight.FlightServerError, match="tentative: true"):
         call(client, {"query": "delays", "tentative": True})
@@ -73,7 +73,7 @@ def test_a_reader_that_waits_goes_on_after_an_edit(task: Task) -> None:
 
     timer = threading.Timer(0.3, edit_and_append)
     timer.start()
-    assert told(call(client, ticket))[-1][0] == "END"
+    assert summary(call(client, ticket))[-1][0] == "END"
     timer.join()
 
 

@@ -80,7 +80,8 @@ class _Queue:
 
 
 class Dispatcher:
-    """`on_skipped` gets each action that is not executed because one that it depends on failed."""
+    """`on_skipped` gets each action that is not executed: one that it depends on failed, or the
+    pass ended before it could start. Not Events, which are kept."""
 
     def __init__(
         self,
@@ -117,8 +118,7 @@ class Dispatcher:
             while not self._is_over():
                 self._changed.wait(self._stall_s / 4)
                 self._start_actions()  # a call that hangs since then frees its place
-            self._keep_events()
-            self._queue = _Queue()
+            self._end_pass()
             self._decided = {}
 
     def _start_pass(self, actions: list[ScheduledAction]) -> None:
@@ -143,12 +143,19 @@ class Dispatcher:
         all_hang = all(now - r.since >= self._stall_s for r in self._running.values())
         return all_hang and (not self._queue or self._next() is None)
 
-    def _keep_events(self) -> None:
-        events = [s for s in self._queue if s.order is ActionOrder.EMIT_EVENTS]
-        for action in events:
-            if len(self._events) == _MAX_EVENTS:
-                logger.warning("too many Events are queued; dropped: %s", self._events[0].key)
-            self._events.append(replace(action, after=()))
+    def _end_pass(self) -> None:
+        """What a skipped action depends on may still be done."""
+        for action in self._queue:
+            if action.order is ActionOrder.EMIT_EVENTS:
+                self._keep_event(action)
+            else:
+                self._on_skipped(action)
+        self._queue = _Queue()
+
+    def _keep_event(self, action: ScheduledAction) -> None:
+        if len(self._events) == _MAX_EVENTS:
+            logger.warning("too many Events are queued; dropped: %s", self._events[0].key)
+        self._events.append(replace(action, after=()))
 
     # --- with the lock --------------------------------------------------------
 

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kubernetes.client import V1Node
+
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fixtures.api_fields import name_of
@@ -145,16 +147,14 @@ class EmbeddedCluster(Cluster):
     def restore(self) -> None:
         """For the next user: as many nodes as at the start, all Ready and schedulable, nothing of
         those that are gone, and every replica of the operator and its watchdog."""
-        ready = {
-            name_of(node)
-            for node in self.core.list_node().items
-            if any(c.type == "Ready" and c.status == "True" for c in node.status.conditions or ())
-        }
+        nodes = self.core.list_node().items
+        ready = {name_of(node) for node in nodes if _is_ready(node)}
         self.kill_nodes([name for name in self.nodes if name not in ready])
         joining = [self.launch_node() for _ in range(self._node_count - len(self.nodes))]
         self.delete_lost_nodes()
         # The garbage collector of pods would take a minute.
         for pod in self.core.list_pod_for_all_namespaces().items:
+            assert pod.spec is not None
             if pod.spec.node_name and pod.spec.node_name not in self.nodes:
                 self.delete_pod(pod)
         for node in joining:
@@ -221,3 +221,8 @@ def _command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def _is_ready(node: V1Node) -> bool:
+    conditions = (node.status.conditions if node.status is not None else None) or ()
+    return any(c.type == "Ready" and c.status == "True" for c in conditions)

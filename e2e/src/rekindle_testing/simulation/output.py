@@ -69,26 +69,26 @@ class SimulatedOutput:
         assert at is not None
         from_epoch = request.from_epoch
         is_known = at.boot == self._boot
-        position = Position(at.segment, at.epoch) if is_known else None
+        position = Position(at.span, at.epoch) if is_known else None
         items: list[OutputItem] = []
         while len(items) < READ_EPOCHS:
             position = position or history.begin(from_epoch, disk.last)
-            run = history.next(position, from_epoch, disk.last)
-            if run is None:
+            span = history.next(position, from_epoch, disk.last)
+            if span is None:
                 break
-            if run.is_control:
-                items.append(OutputItem(run.kind, run.first))
-                position = Position(run.segment + 1, NO_EPOCH)
+            if span.is_control:
+                items.append(OutputItem(span.kind, span.first))
+                position = Position(span.number + 1, NO_EPOCH)
                 continue
-            values = self._branches[run.attempt] if run.attempt else disk.values
-            if run.first not in values:
+            values = self._branches[span.attempt] if span.attempt else disk.values
+            if span.first not in values:
                 return None
-            last = min(run.last, run.first + READ_EPOCHS - len(items) - 1)
+            last = min(span.last, span.first + READ_EPOCHS - len(items) - 1)
             items += [
-                OutputItem(run.kind, epoch, values[epoch], run.attempt)
-                for epoch in range(run.first, last + 1)
+                OutputItem(span.kind, epoch, values[epoch], span.attempt)
+                for epoch in range(span.first, last + 1)
             ]
-            from_epoch = last + (run.kind is BatchKind.STABLE)
-            position = Position(run.segment, last + 1)
+            from_epoch = last + (span.kind is BatchKind.STABLE)
+            position = Position(span.number, last + 1)
         live = LivePosition(self._boot, *position) if items and position is not None else None
         return tuple(items), live

@@ -91,7 +91,6 @@ class Simulation:
         # By clocks that are off, tasks would not settle in a simulation.
         self._rebalances = not has_wrong_clocks and Random(f"moves {seed}").random() < _REBALANCED
         spec = variant.spec | ({"recovery": {"rebalance": True}} if self._rebalances else {})
-        self._pods_changed_at = 0.0
         self.cluster = SimulatedCluster(
             self.scheduler,
             spec,
@@ -105,7 +104,6 @@ class Simulation:
 
     def _log_pods(self, plural: str, event: ApiEvent) -> None:
         if plural == PODS and event.type in (ADDED, DELETED):
-            self._pods_changed_at = self.scheduler.now
             self._log(f"pod {event.raw['metadata']['name']} {event.type.lower()}")
 
     def _log(self, text: str) -> None:
@@ -154,8 +152,13 @@ class Simulation:
         healed_at = self.scheduler.now
         self._was_stable.clear()
         left, done_at = self.not_done(), healed_at
-        quiet_s = _QUIET_WITH_MOVES_S if self._rebalances else _QUIET_S
-        while self.scheduler.now < healed_at + (quiet_s if left else LATEST_S):
+        quiet_s, settle_s = _QUIET_S, 0.0
+        if self._rebalances:
+            quiet_s = _QUIET_WITH_MOVES_S
+            settle_s = SETTINGS.timing.rebalance_settle_s + _NEXT_MOVE_S
+        while self.scheduler.now < (
+            healed_at + quiet_s if left else max(healed_at + LATEST_S, done_at + settle_s)
+        ):
             self.scheduler.run_until(self.scheduler.now + 0.5)
             if self.cluster.checks.of_wrong_results is not None:
                 self.cluster.checks.of_wrong_results.delete_named_files()
@@ -236,9 +239,6 @@ class Simulation:
             left.append(f"the topology is {status.get('phase')}")
         states = {q["name"]: q["state"] for q in status.get("queries") or ()}
         left += [f"query {name} is {state}" for name, state in states.items() if state != "Live"]
-        settle_s = SETTINGS.timing.rebalance_settle_s + _NEXT_MOVE_S
-        if self._rebalances and self.scheduler.now - self._pods_changed_at < settle_s:
-            left.append("a task may be about to move")
         if "rebalancing" in status:
             left.append("a move to an emptier node is in progress, or has failed lately")
         conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}

@@ -37,6 +37,14 @@ from rekindle_operator.cluster.convert import (
     topology_view,
 )
 from rekindle_operator.cluster.failures import ActionFailures
+from rekindle_operator.cluster.first_seen import (
+    PodTimes,
+    ReadinessTime,
+    pod_times,
+    readiness_times,
+    seen_at,
+    ungated_at,
+)
 from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.model import (
     DryRunResult,
@@ -96,6 +104,8 @@ class ClusterCache:
         self._uncreated_pods = UncreatedPods({})
         self._unsuitable = UnsuitableNodes({})
         self._phases: Mapping[str, PhaseTime] = {}
+        self._pod_times: Mapping[str, PodTimes] = {}
+        self._readiness_times: Mapping[str, ReadinessTime] = {}
         self._failing_since: dict[str, float] = {}
         self._creating_containers_since: dict[str, float] = {}
         self._timers_reset_at = 0.0
@@ -265,10 +275,12 @@ class ClusterCache:
                 ref, message, self._clock(), predecessor_lost_at
             )
 
-    def remember_unsuitable(self, shape: str, node: str, node_uid: str, pod_uid: str) -> None:
+    def remember_unsuitable(
+        self, shape: str, node: str, node_uid: str, pod_uid: str, is_temporary: bool
+    ) -> None:
         with self._lock:
             self._unsuitable = self._unsuitable.with_refusal(
-                shape, node, node_uid, pod_uid, self._clock()
+                shape, node, node_uid, pod_uid, self._clock(), is_temporary=is_temporary
             )
 
     def remember_create_attempt(
@@ -290,12 +302,15 @@ class ClusterCache:
 
     def reset_timers(self) -> None:
         """The API server did not respond or this process was paused: silence until now proves
-        nothing."""
+        nothing, nor that nothing has changed."""
         with self._lock:
-            self._timers_reset_at = self._clock()
-            self._silent_since = dict.fromkeys(self._silent_since, self._timers_reset_at)
-            self.kubelet_probes.reset_timers(self._timers_reset_at)
-            self.pod_probes.reset_timers(self._timers_reset_at)
+            self._timers_reset_at = now = self._clock()
+            self._silent_since = dict.fromkeys(self._silent_since, now)
+            self._failing_since = dict.fromkeys(self._failing_since, now)
+            self._creating_containers_since = dict.fromkeys(self._creating_containers_since, now)
+            self._phases, self._pod_times = {}, {}
+            self.kubelet_probes.reset_timers(now)
+            self.pod_probes.reset_timers(now)
 
     def _pods_failing_since(self, pods: tuple[PodView, ...]) -> Mapping[str, float]:
         with self._lock:
@@ -313,6 +328,16 @@ class ClusterCache:
         with self._lock:
             self._phases = phase_times(self._phases, pods, self._clock())
             return {uid: phase.since for uid, phase in self._phases.items()}
+
+    def _pods_seen(self, pods: tuple[PodView, ...]) -> Mapping[str, PodTimes]:
+        with self._lock:
+            self._pod_times = pod_times(self._pod_times, pods, self._clock())
+            return self._pod_times
+
+    def _readiness_seen_at(self, nodes: tuple[NodeView, ...]) -> Mapping[str, float]:
+        with self._lock:
+            self._readiness_times = readiness_times(self._readiness_times, nodes, self._clock())
+            return {uid: time.seen_at for uid, time in self._readiness_times.items()}
 
     def _uncreated_pods_without(
         self, pods: tuple[PodView, ...]
@@ -338,6 +363,7 @@ class ClusterCache:
         if self._namespace is not None:
             # Tasks of another operator only use capacity, as all other pods do.
             pods = tuple(p if p.namespace == self._namespace else p.as_foreign() for p in pods)
+        seen = self._pods_seen(pods)
         return Snapshot(
             topologies=topologies,
             pods=pods,
@@ -357,6 +383,9 @@ class ClusterCache:
             uncreated_pods=self._uncreated_pods_without(pods),
             unsuitable=self._unsuitable.by_shape({n.name: n.uid for n in nodes}, self._clock()),
             phase_since=self._pods_in_phase_since(pods),
+            pods_seen_at=seen_at(seen),
+            pods_ungated_at=ungated_at(seen),
+            readiness_seen_at=self._readiness_seen_at(nodes),
             failing_since=self._pods_failing_since(pods),
             creating_containers_since=self._pods_creating_containers_since(pods),
         )

@@ -120,7 +120,6 @@ def pod_view(raw: Json) -> PodView:
         container_error=container_error(status),
         creating_containers=is_creating_containers(spec, status),
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
-        gate_opened_at=_number(annotations.get(names.ANNOTATION_OPENED)),
         required_node=None if bound else required_node(spec.get("affinity")),
         failed_placements=_integer(annotations.get(names.ANNOTATION_FAILED_PLACEMENTS)),
         placement_failure=_failure_message(status) if bound else _scheduler_message(status),

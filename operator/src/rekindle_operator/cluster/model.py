@@ -58,13 +58,13 @@ class NodeView:
     uid: str
     version: int
     ready: bool
-    ready_since: float  # last change of the Ready condition
+    ready_since: float  # last change of the Ready condition, by its kubelet's clock
     cordoned: bool
     taints: tuple[Taint, ...]
     labels: Mapping[str, str]
     allocatable: ResourceAmounts
     kubelet: Endpoint | None = None  # as its status reports it
-    created_at: float = 0.0
+    created_at: float = 0.0  # by an API server's clock
 
     @property
     def zone(self) -> str:
@@ -79,7 +79,7 @@ class PodView:
     name: str
     uid: str
     version: int
-    created_at: float
+    created_at: float  # by an API server's clock
     phase: str  # Pending | Running | Succeeded | Failed | Unknown
     node: str | None
     requests: ResourceAmounts
@@ -102,7 +102,6 @@ class PodView:
     container_error: str = ""  # why its containers do not run
     creating_containers: bool = False  # its node has created none yet, and no error is known
     gates: tuple[str, ...] = ()
-    gate_opened_at: float | None = None
     required_node: str | None = None  # the node that an open gate requires
     failed_placements: int = 0
     """Earlier incarnations that were not bound, or that a kubelet refused."""
@@ -263,12 +262,28 @@ class Snapshot:
     uncreated_pods: Mapping[IncarnationRef, UncreatedPod] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
     phase_since: Mapping[str, float] = field(default_factory=dict)  # by uid: `cluster.phase_times`
+    # By uid: `cluster.first_seen`.
+    pods_seen_at: Mapping[str, float] = field(default_factory=dict)
+    pods_ungated_at: Mapping[str, float] = field(default_factory=dict)
+    readiness_seen_at: Mapping[str, float] = field(default_factory=dict)  # of nodes
     # By the pod's uid; `failing`: its containers have errors, see `cluster.containers`.
     failing_since: Mapping[str, float] = field(default_factory=dict)
     creating_containers_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action
     missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster: paths (`crd_fields`)
+
+    def pod_age_s(self, pod: PodView, now: float) -> float:
+        """Since it was first seen."""
+        return now - self.pods_seen_at.get(pod.uid, now)
+
+    def ungated_s(self, pod: PodView, now: float) -> float:
+        """Since it was first seen without scheduling gates; 0 while it has some."""
+        return now - self.pods_ungated_at.get(pod.uid, now)
+
+    def readiness_age_s(self, node: NodeView, now: float) -> float:
+        """Since the last change of its Ready condition was seen."""
+        return now - self.readiness_seen_at.get(node.uid, now)
 
 
 def record_digest(text: str) -> str:

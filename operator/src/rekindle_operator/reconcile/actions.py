@@ -161,13 +161,15 @@ class QuarantineNode:
 @dataclass(frozen=True, slots=True)
 class AvoidNode:
     """Remember that a node did not bind, admit or start a pod of this shape. Such pods
-    avoid it for a while (`cluster.unsuitable`); the node itself is not changed."""
+    avoid it for a while (`cluster.unsuitable`); the node itself is not changed. `is_temporary`: its
+    kubelet had no capacity, which may be free in a moment."""
 
     shape: str
     node: str
     node_uid: str
     pod_uid: str
     why: str
+    is_temporary: bool = False
 
 
 Action = (

@@ -14,6 +14,7 @@ from rekindle_operator.recovery.losses import Loss, LossAssessment
 from rekindle_operator.recovery.pack import NodeCapacity, PodToPlace
 
 # Reasons that the plan considers too, or that are temporary: another pod took the capacity first.
+# A kubelet's count for a moment: it knows what has no object any more, which the plan does not.
 _EXPECTED_REFUSALS = (
     "Insufficient",
     "Too many pods",
@@ -42,9 +43,11 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
                 node, why = pod.node, "tasks on it are silent while its kubelet responds"
             case _:
                 continue
-        is_permanent = bool(why) and not any(text in why for text in _EXPECTED_REFUSALS)
-        if node is not None and node in losses.usable_nodes and is_permanent:
-            found.append(AvoidNode(pod.shape, node, losses.usable_nodes[node].uid, pod.uid, why))
+        is_temporary = any(text in why for text in _EXPECTED_REFUSALS)
+        counts = bool(why) and (not is_temporary or state.loss is Loss.REFUSED)
+        if node is not None and node in losses.usable_nodes and counts:
+            node_uid = losses.usable_nodes[node].uid
+            found.append(AvoidNode(pod.shape, node, node_uid, pod.uid, why, is_temporary))
     return found
 
 

@@ -24,8 +24,8 @@ from rekindle_operator.reconcile.health import (
     Health,
     ReplicaState,
     replica_state,
-    required,
     stale_report_message,
+    without_successors,
 )
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
@@ -223,7 +223,7 @@ def _available(context: ReconcileContext, health: Health) -> Condition:
 
 
 def _redundant(context: ReconcileContext, states: Sequence[SlotState]) -> Condition:
-    replicas = [(s, replica_state(context, s)) for s in required(states)]
+    replicas = [(s, replica_state(context, s)) for s in without_successors(states)]
     not_missing = (ReplicaState.LIVE, ReplicaState.UNKNOWN)
     missing = [s.name for s, state in replicas if state not in not_missing]
     if missing or not states:

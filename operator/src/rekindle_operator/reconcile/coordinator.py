@@ -209,7 +209,8 @@ def _holder(pods: Sequence[PodView], lease: LeaseView | None) -> PodView | None:
 def _is_old(context: ReconcileContext, pod: PodView) -> bool:
     """It should have been scheduled."""
     pass_inputs = context.pass_inputs
-    return pass_inputs.now - pod.created_at >= pass_inputs.timing.scheduling_timeout_s
+    age_s = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now)
+    return age_s >= pass_inputs.timing.scheduling_timeout_s
 
 
 def _lease(context: ReconcileContext) -> LeaseView | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rekindle_operator.reconcile.context import ReconcileContext, draining_nodes
 from rekindle_operator.reconcile.coordinator import waiting_drain_of_coordinator
-from rekindle_operator.reconcile.health import ReplicaState, replica_state, required
+from rekindle_operator.reconcile.health import ReplicaState, replica_state, without_successors
 from rekindle_operator.reconcile.moves import is_on, problem_of
 from rekindle_operator.reconcile.slots import SlotState
 
@@ -29,7 +29,7 @@ def waiting_drains(context: ReconcileContext, states: Sequence[SlotState]) -> li
         return []
     successors = {s.slot.alternate: s for s in states if s.is_successor}
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for state in required(states):
+    for state in without_successors(states):
         if not is_on(state, draining) or state.pod is None or state.pod.node is None:
             continue
         if why := _why(context, state, successors.get(state.slot)):

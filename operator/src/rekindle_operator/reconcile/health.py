@@ -128,18 +128,19 @@ def health_of(
     }
     queries = context.running.topology.spec.queries if context.running else ()
     all_over_limit = "" in over_namespace_limit
+    counted = without_successors(states)
     return Health(
         queries=tuple(
             _query(context, q, states, partitions, all_over_limit or q.name in over_namespace_limit)
             for q in queries
         ),
-        live=sum(replica_state(context, s) is ReplicaState.LIVE for s in required(states)),
-        slots=len(required(states)),
+        live=sum(replica_state(context, s) is ReplicaState.LIVE for s in counted),
+        slots=len(counted),
     )
 
 
-def required(states: Iterable[SlotState]) -> list[SlotState]:
-    """Of the replicas that the spec has, without successors in planned moves."""
+def without_successors(states: Iterable[SlotState]) -> list[SlotState]:
+    """The replicas that the spec requires: successors in planned moves come in addition."""
     return [s for s in states if not s.is_successor]
 
 
@@ -189,7 +190,7 @@ def still_needed(
 ) -> list[PodView]:
     """The surplus replicas that no replica which stays may replace."""
     staying: dict[Partition, list[SlotState]] = defaultdict(list)
-    for state in required(states):
+    for state in without_successors(states):
         staying[state.slot.segment, state.slot.partition].append(state)
     return [
         pod

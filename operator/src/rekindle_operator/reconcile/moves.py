@@ -3,7 +3,7 @@ gets a successor on another one, and stays until the successor has taken over. P
 
 The successor is the same replica under its other number (`Slot.alternate`), so both run at once and
 are two ordinary replicas for everybody else: the successor gets its state from the one that runs.
-Which of the two the topology counts on follows from the pods and the report alone.
+Which of the two counts as the replica follows from the pods and the report alone.
 
 Design: docs/design/planned-moves.md.
 Paper: Flux (Shah et al. 2004), sections 3.4 and 5.3.
@@ -100,8 +100,8 @@ def problem_of(context: ReconcileContext, successor: SlotState) -> str:
         return "" if is_new else successor.refusal or "no node takes it"
     if successor.refusal:
         return successor.refusal
-    since = pod.gate_opened_at if pod.gate_opened_at is not None else pod.created_at
-    if context.pass_inputs.now - since < LATE_S:
+    pass_inputs = context.pass_inputs
+    if pass_inputs.snapshot.ungated_s(pod, pass_inputs.now) < LATE_S:
         return ""
     report = context.report.task(successor.slot.key, pod.incarnation)
     if report is not None and report.untrusted:
@@ -143,7 +143,7 @@ def _choose(
     partners: Mapping[Partition, Sequence[SlotState]],
     gates_are_open: bool,
 ) -> tuple[SlotState, SlotState]:
-    """The one that the topology counts on, and the other one."""
+    """The one that counts as the replica, and the other one."""
     old, new = pair
     if old.pod is None or (new.pod is None and new.uncreated_pod is None):
         return old, new
@@ -192,7 +192,8 @@ def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
         return uncreated is not None and uncreated.attempts >= _REFUSED_FOR_LONG
     if successor.phase not in (SlotPhase.GATED, SlotPhase.OPEN):
         return False
-    is_old = context.pass_inputs.now - pod.created_at >= WITHOUT_NODE_S
+    pass_inputs = context.pass_inputs
+    is_old = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now) >= WITHOUT_NODE_S
     is_gated = successor.phase is SlotPhase.GATED
     return (is_gated and is_old) or pod.failed_placements >= _UNBOUND_FOR_LONG
 

@@ -27,19 +27,14 @@ _NOT_READY_S = 10.0
 def delete_lost_operator_replicas(
     snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
 ) -> list[DeletePod]:
-    """To be deleted, so that the Deployment creates new ones. Ages are by this process's clock
-    where it has seen the pod get its node: with a skew of seconds each new replica would be deleted
-    at once."""
+    """To be deleted, so that the Deployment creates new ones. An age counts from when this process
+    saw the pod get its node."""
     peers = [p for p in snapshot.pods if p.node is not None and _is_peer(p, settings)]
     not_ready = _silently_not_ready(snapshot, losses, now, settings)
     return [
         DeletePod(p.namespace, p.name, p.uid, p.version, 0, why)
         for p in peers
-        if (
-            why := _why_lost(
-                p, losses, not_ready, now - snapshot.phase_since.get(p.uid, p.created_at)
-            )
-        )
+        if (why := _why_lost(p, losses, not_ready, now - snapshot.phase_since.get(p.uid, now)))
     ]
 
 
@@ -47,16 +42,14 @@ def _silently_not_ready(
     snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
 ) -> frozenset[str]:
     """Nodes that have been NotReady for a while, and whose kubelets do not respond or are not
-    probed. Empty if no other node could take a replica, or if NotReady is known to be wrong. The
-    time is measured with the clock of the control plane: if it is behind, a replica is deleted
-    too early, which costs a start."""
+    probed. Empty if no other node could take a replica, or if NotReady is known to be wrong."""
     if losses.problem or not losses.usable_nodes:
         return frozenset()
     return frozenset(
         n.name
         for n in snapshot.nodes
         if not n.ready
-        and now - n.ready_since >= _NOT_READY_S
+        and snapshot.readiness_age_s(n, now) >= _NOT_READY_S
         and not responds_now(n, snapshot, now, settings.timing)
     )
 

@@ -240,9 +240,10 @@ def _priority(plan_input: PlanInput, query: QuerySpec) -> int:
 def _has_waited_long(plan_input: PlanInput, candidates: Iterable[PodCandidate]) -> bool:
     """So long that spare replicas may use the capacity that was reserved for these."""
     pass_inputs = plan_input.context.pass_inputs
-    reserved_s = pass_inputs.timing.capacity_reservation_s
+    snapshot, reserved_s = pass_inputs.snapshot, pass_inputs.timing.capacity_reservation_s
     return all(
-        c.pod is not None and pass_inputs.now - c.pod.created_at >= reserved_s for c in candidates
+        c.pod is not None and snapshot.pod_age_s(c.pod, pass_inputs.now) >= reserved_s
+        for c in candidates
     )
 
 

@@ -122,7 +122,8 @@ def _why_given_up(
         return f"its successor is lost: {successor.loss.value}"
     if successor.phase is not SlotPhase.BOUND and (problem := problem_of(context, successor)):
         return f"its successor has no node: {problem}"
-    if context.pass_inputs.now - successor.pod.created_at >= timeout_s:
+    pass_inputs = context.pass_inputs
+    if pass_inputs.snapshot.pod_age_s(successor.pod, pass_inputs.now) >= timeout_s:
         return f"its successor has not taken over within {timeout_s:.0f} s"
     return _trouble(context, replicas)
 
@@ -180,9 +181,10 @@ def may_begin(context: ReconcileContext, states: Sequence[SlotState]) -> bool:
 def _is_settled(context: ReconcileContext, state: SlotState) -> bool:
     if state.phase is not SlotPhase.BOUND or state.pod is None or state.is_successor:
         return False
-    age_s = context.pass_inputs.now - state.pod.created_at
+    pass_inputs = context.pass_inputs
+    age_s = pass_inputs.snapshot.pod_age_s(state.pod, pass_inputs.now)
     is_live = replica_state(context, state) is ReplicaState.LIVE
-    return is_live and age_s >= context.pass_inputs.timing.rebalance_settle_s
+    return is_live and age_s >= pass_inputs.timing.rebalance_settle_s
 
 
 def begin_move(
@@ -260,7 +262,7 @@ def node_loads(pass_inputs: PassInputs, capacity: Capacity) -> NodeLoads:
     now, settle_s = pass_inputs.now, pass_inputs.timing.rebalance_settle_s
 
     def is_settled(node: NodeView) -> bool:
-        return now - node.ready_since >= settle_s
+        return pass_inputs.snapshot.readiness_age_s(node, now) >= settle_s
 
     targets = {name for name, node in capacity.nodes.items() if is_settled(node.node)}
     return NodeLoads(capacity, _leaving(pass_inputs.snapshot), targets)

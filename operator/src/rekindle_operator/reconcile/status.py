@@ -28,7 +28,7 @@ from rekindle_operator.reconcile.health import (
     QueryHealth,
     ReplicaState,
     replica_state,
-    required,
+    without_successors,
 )
 from rekindle_operator.reconcile.phases import (
     BEFORE_RUNNING,
@@ -209,7 +209,7 @@ def _operators(
         return []
     found = []
     for segment in context.running.topology.segments:
-        slots = [s for s in required(states) if s.slot.segment == segment.id]
+        slots = [s for s in without_successors(states) if s.slot.segment == segment.id]
         ready = sum(replica_state(context, s) is ReplicaState.LIVE for s in slots)
         epochs = [
             task.stable_epoch

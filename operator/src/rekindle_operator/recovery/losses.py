@@ -115,7 +115,9 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     quarantined = {
         name
         for name, at in snapshot.quarantined.items()
-        if name in nodes and now - at < timing.quarantine_s and nodes[name].ready_since <= at
+        if name in nodes
+        and now - at < timing.quarantine_s
+        and snapshot.readiness_seen_at.get(nodes[name].uid, at) <= at
     } - (evidence.alive_nodes | kubelet_responds)
     with_credible_report = [
         p
@@ -204,18 +206,21 @@ def loss_of_pod(
     """Why the newest pod of a slot is to be replaced; None: it stays."""
     if pod.terminating:
         return Loss.TERMINATING
-    if pod.ended and (pod.was_ready or now - _opened_at(pod) >= timing.refusal_max_age_s):
+    ungated_s = snapshot.ungated_s(pod, now)
+    if pod.ended and (pod.was_ready or ungated_s >= timing.refusal_max_age_s):
         return Loss.FAILED
     if assessment.is_on_lost_node(pod):
         return Loss.NODE
-    if assessment.awaits_unresponsive_kubelet(pod) and _has_timed_out(pod, now, timing):
+    if assessment.awaits_unresponsive_kubelet(pod) and _has_timed_out(pod, ungated_s, timing):
         return Loss.UNBOUND
     if pod.ended:
         return (
-            Loss.REFUSED if pod.failed_placements == 0 or _has_timed_out(pod, now, timing) else None
+            Loss.REFUSED
+            if pod.failed_placements == 0 or _has_timed_out(pod, ungated_s, timing)
+            else None
         )
     if pod.node is None:
-        return _loss_of_open(pod, assessment, now, timing)
+        return _loss_of_open(pod, assessment, ungated_s, timing)
     timeout_s = (
         timing.node_silent_s
         if assessment.is_unreachable_by_coordinator(pod)
@@ -228,7 +233,7 @@ def loss_of_pod(
 
 
 def _loss_of_open(
-    pod: PodView, assessment: LossAssessment, now: float, timing: Timing
+    pod: PodView, assessment: LossAssessment, ungated_s: float, timing: Timing
 ) -> Loss | None:
     if pod.gates or pod.required_node is None:
         return None
@@ -236,23 +241,19 @@ def _loss_of_open(
         return None
     if pod.required_node not in assessment.usable_nodes:
         return Loss.UNBOUND
-    return Loss.UNBOUND if _has_timed_out(pod, now, timing) else None
+    return Loss.UNBOUND if _has_timed_out(pod, ungated_s, timing) else None
 
 
-def _has_timed_out(pod: PodView, now: float, timing: Timing) -> bool:
+def _has_timed_out(pod: PodView, ungated_s: float, timing: Timing) -> bool:
     """A pod that scheduler or kubelet keep refusing (a missing claim, a sysctl) is retried less and
     less often."""
     timeout_s = growing_timeout(timing.scheduling_timeout_s).wait_s(pod.failed_placements + 1)
-    return now - _opened_at(pod) >= timeout_s
+    return ungated_s >= timeout_s
 
 
 def growing_timeout(first_s: float) -> BackoffPolicy:
     """How long a pod may take until it is replaced: twice as long with each attempt."""
     return BackoffPolicy(first_s, longest_s=16 * first_s)
-
-
-def _opened_at(pod: PodView) -> float:
-    return pod.gate_opened_at if pod.gate_opened_at is not None else pod.created_at
 
 
 def is_burst(lost_at: Mapping[str, float], now: float, window_s: float, threshold: int) -> bool:

@@ -206,7 +206,7 @@ def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: 
     fixed = {
         "containers": [{"name": CONTAINER, "env": env}],
         "schedulingGates": [{"name": names.GATE}],
-        "affinity": {"podAntiAffinity": {_REQUIRED: [_not_with_other_replicas(view, slot)]}},
+        "affinity": {"podAntiAffinity": {_REQUIRED: [_anti_affinity_term(view, slot)]}},
     }
     return merge(spec, fixed)
 
@@ -223,7 +223,7 @@ def _memory(spec: Manifest) -> list[Manifest]:
     return [{"name": "REKINDLE_MEMORY", "value": str(int(parse_quantity(text)))}]
 
 
-def _not_with_other_replicas(view: TopologyView, slot: Slot) -> Manifest:
+def _anti_affinity_term(view: TopologyView, slot: Slot) -> Manifest:
     """Excludes nodes of other replicas of the partition, not of older incarnations of itself, under
     either number."""
     return {

@@ -56,12 +56,12 @@ instead of its name.)"""
 
 @dataclass(slots=True)
 class _RemoteObject:
-    """An object whose runs are fetched. Objects are fetched in the order of `closes_at`, the first
-    live pane of their runs."""
+    """An object whose runs are fetched. Objects are fetched in the order of `first_pane`, the
+    earliest live pane of their runs: its windows close first."""
 
     nbytes: int
     awaited: dict[int, AwaitedRun] = field(default_factory=dict)
-    closes_at: int = END_OF_PANES
+    first_pane: int = END_OF_PANES
 
 
 class StateStore:
@@ -179,7 +179,7 @@ class StateStore:
                 else:
                     runs = self._remote_runs(operator_layout, names, objects, fetch, expected)
                 states[operator] = layout.decode(operator_layout, runs)
-        closing = sorted(expected.items(), key=lambda item: item[1].closes_at)
+        closing = sorted(expected.items(), key=lambda item: item[1].first_pane)
         fetch.expect({name: (remote.awaited, remote.nbytes) for name, remote in closing})
         self._remember(entry.epoch, entry.objects)
         return State(states), fetch
@@ -200,7 +200,7 @@ class StateStore:
             run = runs[at, batch] = RemoteRun(awaited)
             remote = expected.setdefault(name, _RemoteObject(objects[at].nbytes))
             remote.awaited[batch] = awaited
-            remote.closes_at = min(remote.closes_at, facts.extent[0])
+            remote.first_pane = min(remote.first_pane, facts.extent[0])
             self._record_places(name, {batch: run})
         return runs
 
@@ -222,7 +222,7 @@ class StateStore:
 
     @contextmanager
     def _layout_errors(self, entry: Entry, operator: str) -> Iterator[None]:
-        """As StoreError."""
+        """Raises errors of decoding as StoreError."""
         try:
             yield
         except (LookupError, TypeError, ValueError, pa.ArrowInvalid) as e:

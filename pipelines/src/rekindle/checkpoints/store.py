@@ -1,8 +1,8 @@
 """The checkpoint store: objects by name on any fsspec URL, created once and never replaced.
 
-All durable state of Rekindle is here. The store's root gets a marker when it is first opened. If
-the root is moved away later, every call fails with StoreError until it is back, and nothing is
-written to a directory that replaced it. Credentials come from the environment (`AWS_*`).
+It has all durable state of Rekindle. The store's root gets a marker when it is first opened. If the
+root is moved away later, every call fails with StoreError until it is back, and nothing is written
+to a directory that replaced it. Credentials come from the environment (`AWS_*`).
 
 Design: docs/design/checkpoints.md#the-store.
 """

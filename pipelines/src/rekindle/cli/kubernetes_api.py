@@ -30,7 +30,7 @@ _TIMEOUT_S = (5.0, 10.0)
 
 
 class ApiUnavailable(RekindleError):
-    """The API server did not respond in time; a retry may succeed."""
+    """The API server did not respond in time, or had an error that passes; a retry may succeed."""
 
 
 class ApiError(RekindleError):
@@ -142,7 +142,11 @@ class ClusterReader:
             server = self.api.configuration.host
             raise ApiUnavailable(f"{server} does not respond: {_cause(error)}") from error
         if not 200 <= response.status <= 299:
-            raise ApiError(response.status, f"the API server returned an error: {_message(text)}")
+            message = f"the API server returned an error: {_message(text)}"
+            # It is busy (429), or it or a proxy before it has failed.
+            if response.status == 429 or response.status >= 500:
+                raise ApiUnavailable(message)
+            raise ApiError(response.status, message)
         return dict(json.loads(text))
 
 

@@ -5,7 +5,7 @@ asks counts it from when it sent the request, the partner from when it received 
 lease ends earlier for the replica that relies on it. Of two that ask at the same time, the one with
 the lower index goes first. After a timeout without an answer, a replica stabilizes anyway.
 
-Design: docs/design/consistency.md#replicas.
+Design: docs/design/consistency.md#one-partner-stabilizes-at-a-time.
 Paper: DPC (Balazinska et al. 2005), section 3.4.
 """
 

@@ -37,8 +37,8 @@ class NoLongerKept(BelowFloor):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a reader is told: epochs of kind STABLE or TENTATIVE have `rows`; UNDO and REC_DONE name
-    an epoch; END ends a call. `ticket`: asks for what follows."""
+    """What a reader receives: epochs of kind STABLE or TENTATIVE have `rows`; UNDO and REC_DONE
+    name an epoch; END ends a call. `ticket`: asks for what follows."""
 
     kind: str
     epoch: int
@@ -65,9 +65,9 @@ def _whole_epochs(reader: Any) -> Iterator[Received]:
     parts: list[pa.RecordBatch] = []
     for chunk in reader:
         try:
-            told = json.loads(chunk.app_metadata.to_pybytes())
-            kind, epoch, ticket = told["kind"], int(told["epoch"]), str(told["next"])
-            is_whole = told["part"] + 1 == told["parts"]
+            metadata = json.loads(chunk.app_metadata.to_pybytes())
+            kind, epoch, ticket = metadata["kind"], int(metadata["epoch"]), str(metadata["next"])
+            is_whole = metadata["part"] + 1 == metadata["parts"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OSError(f"what it sends is not of a stream sink ({error!r})") from None
         parts.append(chunk.data)

@@ -1,4 +1,4 @@
-"""What a reader outside of the topology has, and what it has to be told before it gets more. Pure.
+"""What a reader outside of the topology has, and which UNDO and REC_DONE it needs first. Pure.
 
 A reader of tentative results holds tentative epochs until their stable versions come. It may have
 read them at another replica, or before a restart, whose order of output nobody has any more. So

@@ -21,12 +21,13 @@ from rekindle.stream_sinks.cursor import Control, Cursor
 from rekindle.stream_sinks.spilled import SpilledReads, TooManySpilledReads
 from rekindle.stream_sinks.ticket import At, Ticket
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
-from rekindle.streams.live_history import Position, Run
+from rekindle.streams.live_history import Position, Span
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.table_memory import memory_bytes
 
-LOT_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+"""Of epochs that are read from the log at a time."""
 PART_BYTES = 1 << 20
 """Of rows in one message, or a single row: clients in Go refuse more than 4 MiB by default."""
 MAX_EPOCHS = 4096
@@ -34,7 +35,7 @@ MAX_EPOCHS = 4096
 
 
 class Message(NamedTuple):
-    """`rows` with what a reader is told about them, as JSON."""
+    """`rows`, and their metadata as JSON."""
 
     rows: pa.RecordBatch
     metadata: str
@@ -113,7 +114,7 @@ class Call:
         self._position: Position | None = None
         at, output = ticket.at, self._output
         if at is not None and output is not None and at.boot == output.boot:
-            self._position = Position(at.segment, at.epoch)
+            self._position = Position(at.span, at.epoch)
         self._ticket = ticket
         self._left = ticket.max_bytes
         self._epochs = 0
@@ -123,15 +124,15 @@ class Call:
 
     def has_more(self) -> bool:
         """Whether it has anything to send now."""
-        return self._next_run() is not None
+        return self._next_span() is not None
 
     def messages(self, *, with_rows: bool = True) -> Iterator[Message]:
         """At least one, the last of which is of the kind END."""
         self._require_kept()
         yield from self._corrected()
-        while with_rows and not self._full and (found := self._next_run()) is not None:
-            yield from self._run(*found)
-        yield self._told("END", self._cursor.stable - 1)
+        while with_rows and not self._full and (found := self._next_span()) is not None:
+            yield from self._span(*found)
+        yield self._message("END", self._cursor.stable - 1)
 
     @property
     def _full(self) -> bool:
@@ -146,12 +147,12 @@ class Call:
                 f"from another replica, or set from_epoch to {served.oldest}"
             )
 
-    def _next_run(self) -> tuple[Run, OutputLog] | None:
+    def _next_span(self) -> tuple[Span, OutputLog] | None:
         """Stable epochs first, out of the log; then, for tentative results, the order of the
         output from there on."""
         log = self._served.log
         stable, newest = self._cursor.stable, self._served.newest
-        of_log = Run(BatchKind.STABLE, 0, -1, stable, newest), log
+        of_log = Span(BatchKind.STABLE, 0, -1, stable, newest), log
         if self._position is None and stable <= newest:
             return of_log
         if self._output is None:
@@ -160,52 +161,52 @@ class Call:
         if self._position is not None and not self._output.has(self._position):
             # Forgotten, perhaps since the call began: what is stable comes out of the log first.
             self._position = None
-            return self._next_run()
+            return self._next_span()
         if found is None or found[0].kind is not BatchKind.STABLE:
             return found
-        run, _ = found
-        if run.first > stable:  # the order of what is between is forgotten
+        span, _ = found
+        if span.first > stable:  # the order of what is between is forgotten
             self._position = None
             return of_log if stable <= newest else None
-        run = replace(run, last=min(run.last, newest))
-        return (run, log) if run.first <= run.last else None
+        span = replace(span, last=min(span.last, newest))
+        return (span, log) if span.first <= span.last else None
 
-    def _run(self, run: Run, log: OutputLog) -> Iterator[Message]:
-        if run.kind is BatchKind.UNDO:
-            controls, self._cursor = self._cursor.undo(run.first)
-            self._position = Position(run.segment + 1, NO_EPOCH)
+    def _span(self, span: Span, log: OutputLog) -> Iterator[Message]:
+        if span.kind is BatchKind.UNDO:
+            controls, self._cursor = self._cursor.undo(span.first)
+            self._position = Position(span.number + 1, NO_EPOCH)
             yield from map(self._control, controls)
-        elif run.kind is BatchKind.RECONCILIATION_DONE:
-            self._position = Position(run.segment + 1, NO_EPOCH)
+        elif span.kind is BatchKind.RECONCILIATION_DONE:
+            self._position = Position(span.number + 1, NO_EPOCH)
             yield from self._reconciliation_done()
-        elif run.kind is BatchKind.TENTATIVE:
-            yield from self._tentative(run, log)
+        elif span.kind is BatchKind.TENTATIVE:
+            yield from self._tentative(span, log)
         else:
-            yield from self._stable(run, log)
+            yield from self._stable(span, log)
 
-    def _stable(self, run: Run, log: OutputLog) -> Iterator[Message]:
-        for batch in self._read(log, run.first, run.last):
+    def _stable(self, span: Span, log: OutputLog) -> Iterator[Message]:
+        for batch in self._read(log, span.first, span.last):
             controls, self._cursor = self._cursor.before_stable(batch.epoch)
             yield from map(self._control, controls)
-            at = Position(run.segment, batch.epoch + 1) if run.segment >= 0 else self._position
+            at = Position(span.number, batch.epoch + 1) if span.number >= 0 else self._position
             yield from self._rows(batch, self._cursor.after_stable(batch.epoch), at)
             yield from self._corrected()
 
-    def _tentative(self, run: Run, log: OutputLog) -> Iterator[Message]:
-        first = self._cursor.first_tentative(run.first)
+    def _tentative(self, span: Span, log: OutputLog) -> Iterator[Message]:
+        first = self._cursor.first_tentative(span.first)
         try:
-            for batch in self._read(log, first, run.last):
-                at = Position(run.segment, batch.epoch + 1)
+            for batch in self._read(log, first, span.last):
+                at = Position(span.number, batch.epoch + 1)
                 yield from self._rows(batch, self._cursor.after_tentative(batch.epoch), at)
         except BelowFloor:  # dropped meanwhile: the reader goes on behind them
-            self._position = Position(run.segment, run.last + 1)
-        if first > run.last:
-            self._position = Position(run.segment, run.last + 1)
+            self._position = Position(span.number, span.last + 1)
+        if first > span.last:
+            self._position = Position(span.number, span.last + 1)
 
     def _read(self, log: OutputLog, epoch: int, last: int) -> Iterator[EpochBatch]:
         while epoch <= last and not self._full:
             try:
-                with self._served.spilled.read(log, epoch, LOT_BYTES) as read:
+                with self._served.spilled.read(log, epoch, READ_BYTES) as read:
                     if not read:
                         return
                     for batch in read:
@@ -237,13 +238,13 @@ class Call:
         for number, rows in enumerate(parts):
             if number + 1 == len(parts):
                 self._cursor, self._position = after, at
-            yield self._told(batch.kind, batch.epoch, rows, number, len(parts))
+            yield self._message(batch.kind, batch.epoch, rows, number, len(parts))
         self._cursor, self._position = after, at
 
     def _control(self, control: Control) -> Message:
-        return self._told(control.kind, control.epoch)
+        return self._message(control.kind, control.epoch)
 
-    def _told(
+    def _message(
         self,
         kind: str,
         epoch: int,
@@ -254,13 +255,18 @@ class Call:
         output, position = self._output, self._position
         at = None
         if output is not None and position is not None:
-            at = At(output.boot, position.segment, position.epoch)
+            at = At(output.boot, position.span, position.epoch)
         ticket = replace(
             self._ticket, partition=self._served.log.partition, cursor=self._cursor, at=at
         )
-        told = {"kind": str(kind), "epoch": epoch, "part": part, "parts": parts}
-        metadata = json.dumps(told | {"next": ticket.encode()})
-        return Message(self._no_rows[0] if rows is None else rows, metadata)
+        metadata = {
+            "kind": str(kind),
+            "epoch": epoch,
+            "part": part,
+            "parts": parts,
+            "next": ticket.encode(),
+        }
+        return Message(self._no_rows[0] if rows is None else rows, json.dumps(metadata))
 
 
 def _parts(rows: pa.Table) -> list[pa.RecordBatch]:

@@ -226,7 +226,7 @@ def _encoded(first: Message, others: Iterator[Message]) -> Iterator[tuple[Any, p
 
 def _info(served: ServedQuery) -> Any:
     """Where reading begins, and what is kept."""
-    told = {
+    metadata = {
         "query": served.query,
         "partition": served.log.partition,
         "oldest": served.oldest,
@@ -238,7 +238,7 @@ def _info(served: ServedQuery) -> Any:
         served.log.schema,
         flight.FlightDescriptor.for_path(served.query),
         [flight.FlightEndpoint(ticket, [])],
-        app_metadata=json.dumps(told).encode(),
+        app_metadata=json.dumps(metadata).encode(),
     )
 
 

@@ -1,4 +1,4 @@
-"""A bound for what calls hold of spilled files, whoever reads slowly.
+"""A bound for the memory in which calls hold epochs of spilled files, however slow readers are.
 
 Epochs of local files are sent from the log's mapped files and need no memory. A spilled file is
 fetched; a call that held it until a slow reader has taken its rows would hold all of it. So one
@@ -25,7 +25,7 @@ WAIT_S = 1.0
 
 
 class TooManySpilledReads(RekindleError):
-    """Others hold as much as may be held; a retry may succeed."""
+    """Other calls hold as much as is allowed; a retry may succeed."""
 
 
 class SpilledReads:

@@ -27,7 +27,7 @@ class At:
     """A position in the output of the process `boot`: `rekindle.streams.live_history.Position`."""
 
     boot: str
-    segment: int
+    span: int
     epoch: int
 
 
@@ -56,7 +56,7 @@ class Ticket:
         if self.wait_s != MAX_WAIT_S:
             message["wait_s"] = self.wait_s
         if self.at is not None:
-            message["at"] = [self.at.boot, self.at.segment, self.at.epoch]
+            message["at"] = [self.at.boot, self.at.span, self.at.epoch]
         if self.cursor is not None and self.cursor.held is not None:
             message["held"] = list(self.cursor.held)
         if self.cursor is not None and self.cursor.correcting != NO_EPOCH:

@@ -2,17 +2,20 @@
 
 A connection is *admitted* with its first valid request, which needs the topology's token. Until
 then it has a fixed deadline, which received bytes do not extend, and the number of such connections
-is limited. At the limit, no other is accepted until `make_room` was called a few times, each after
-the server has read what it had received: all readers of a task may connect at one moment, and their
-requests are received by then. Then connections that still have sent no request are closed: the
-oldest ones of the address that has most of them, so that a client that opens thousands loses only
-its own. An admitted connection has to begin its next request before it has been idle for too long.
+is limited. At the limit, no other is accepted until some time has passed without a valid request of
+any connection, and `make_room` was called a few times, each after the server has read what it had
+received: all readers of a task may connect at one moment, those on a busy machine send their
+requests a second later, and a server that was paused has not read them yet. Then connections that
+still have sent no request are closed: the oldest ones of the address that has most of them, so that
+a client that opens thousands loses only its own. An admitted connection has to begin its next
+request before it has been idle for too long.
 
 Design: docs/design/streams.md#edges.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -23,8 +26,11 @@ IDLE_S = 30.0
 """Timeout from the end of a response to the next complete request."""
 MAX_UNADMITTED = 512
 MAX_ADMITTED = 2048
+GRACE_S = 2.0
+"""An unadmitted connection may be closed to make room so long after it began, and after the last
+valid request of any."""
 MAX_CHECKS = 10
-"""An unadmitted connection may be closed after so many calls of `make_room`."""
+"""And after so many calls of `make_room`."""
 
 C = TypeVar("C")
 
@@ -55,8 +61,9 @@ class Connections(Generic[C]):
         self._max_unadmitted = max_unadmitted
         self.max_admitted = max_admitted
         self._peers: dict[C, str] = {}
-        self._unadmitted: dict[C, float] = {}  # deadlines, the oldest connection first
+        self._unadmitted: dict[C, float] = {}  # when they began, the oldest first
         self._checks: dict[C, int] = {}  # of those: calls of `make_room`
+        self._admitted_at = -math.inf  # the latest of them
         self._idle: dict[C, float] = {}  # admitted ones; deadlines, idle the longest first
 
     def __len__(self) -> int:
@@ -76,21 +83,29 @@ class Connections(Generic[C]):
 
     def opened(self, connection: C, peer: str, now: float) -> None:
         self._peers[connection] = peer
-        self._unadmitted[connection] = now + HANDSHAKE_S
+        self._unadmitted[connection] = now
         self._checks[connection] = 0
 
-    def make_room(self) -> list[Close[C]]:
+    def make_room(self, now: float) -> list[Close[C]]:
         """The connections to close while it is `full`. To be called repeatedly, each time after the
         server has read what it had received."""
         for connection in self._checks:
             self._checks[connection] += 1
+        if now - self._admitted_at < GRACE_S:
+            return []
         counts = Counter(self._peers[c] for c in self._unadmitted)
         most = max(counts, key=lambda peer: counts[peer], default="")
-        old = [c for c, n in self._checks.items() if n > MAX_CHECKS and self._peers[c] == most]
+        old = [
+            c
+            for c, opened_at in self._unadmitted.items()
+            if self._peers[c] == most
+            and self._checks[c] > MAX_CHECKS
+            and now - opened_at >= GRACE_S
+        ]
         reason = f"{len(self._unadmitted)} at once have sent no valid request in time"
         return [self._close(c, reason) for c in old[: -(-self._max_unadmitted // 4)]]
 
-    def admitted(self, connection: C) -> list[Close[C]] | None:
+    def admitted(self, connection: C, now: float) -> list[Close[C]] | None:
         """A connection has sent a valid request. Returns the connections to close to make room for
         it; None if it cannot be admitted, because the maximum is in use."""
         if connection not in self._peers or connection not in self._unadmitted:
@@ -102,6 +117,7 @@ class Connections(Generic[C]):
                 return None
             closed.append(self._close(next(iter(self._idle)), ""))
         del self._unadmitted[connection], self._checks[connection]
+        self._admitted_at = now
         return closed
 
     def idle(self, connection: C, now: float) -> None:
@@ -117,7 +133,7 @@ class Connections(Generic[C]):
 
     def expired(self, now: float) -> list[Close[C]]:
         """The connections to close because their deadlines have passed."""
-        late = [c for c, deadline in self._unadmitted.items() if deadline <= now]
+        late = [c for c, opened_at in self._unadmitted.items() if opened_at + HANDSHAKE_S <= now]
         idle = [c for c, deadline in self._idle.items() if deadline <= now]
         reason = f"no valid request within {HANDSHAKE_S:g} s"
         return [self._close(c, reason) for c in late] + [self._close(c, "") for c in idle]

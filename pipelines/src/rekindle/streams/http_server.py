@@ -135,7 +135,7 @@ class HttpServer(web.Server):
             return
         if self.limits.full:
             self._loop.call_later(CHECK_S, self._resume)  # first, in case the next line raises
-            self._close(self.limits.make_room())
+            self._close(self.limits.make_room(self._loop.time()))
         else:
             self._loop.add_reader(self._listening, self._accept)
 
@@ -158,7 +158,7 @@ class HttpServer(web.Server):
 
     def admit(self, http: web.BaseRequest) -> bool:
         """The connection has sent a valid request. Returns whether it may be served."""
-        closed = self.limits.admitted(http.protocol)
+        closed = self.limits.admitted(http.protocol, self._loop.time())
         self._close(closed or [])
         return closed is not None
 

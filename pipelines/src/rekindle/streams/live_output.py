@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import BatchKind, EpochBatch
-from rekindle.streams.live_history import LiveHistory, Position, Run
+from rekindle.streams.live_history import LiveHistory, Position, Span
 from rekindle.streams.log import OutputLog
 from rekindle.streams.records import NO_DIGEST
 from rekindle.streams.wire import LiveReport
@@ -69,16 +69,16 @@ class LiveOutput:
         with self._lock:
             return self._local_bytes()
 
-    def next(self, position: Position | None, from_epoch: int) -> tuple[Run, OutputLog] | None:
+    def next(self, position: Position | None, from_epoch: int) -> tuple[Span, OutputLog] | None:
         """What follows a position of a reader (None: it begins), and the log that has the epochs;
         None if there is nothing yet."""
         stable = self.log.last
         with self._lock:
             position = position or self._history.begin(from_epoch, stable)
-            run = self._history.next(position, from_epoch, stable)
-            if run is None:
+            span = self._history.next(position, from_epoch, stable)
+            if span is None:
                 return None
-            return run, self._branches[run.attempt] if run.attempt else self.log
+            return span, self._branches[span.attempt] if span.attempt else self.log
 
     def has(self, position: Position) -> bool:
         """Whether the order of the output from a position on is known."""

@@ -26,7 +26,7 @@ from rekindle.exchange.shuffle import Split, SplitCache, split
 from rekindle.streams import records
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.streams.io_thread import SLICE_S, CallThread
-from rekindle.streams.live_history import Position, Run
+from rekindle.streams.live_history import Position, Span
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch
@@ -102,27 +102,27 @@ class ResponseFrames:
         call, from_epoch = _Call(output.log, request, self._call_split_bytes), request.from_epoch
         position = position_in(output, request)
         while not call.full and (following := output.next(position, from_epoch)) is not None:
-            run, log = following
-            if run.is_control:
-                yield [(control_frame(run.kind, run.first, run.segment), None)]
+            span, log = following
+            if span.is_control:
+                yield [(control_frame(span.kind, span.first, span.number), None)]
                 call.add_sent(None)
-                position = Position(run.segment + 1, NO_EPOCH)
+                position = Position(span.number + 1, NO_EPOCH)
                 continue
-            call.begin_run(log, run)
+            call.begin_span(log, span)
             batches = self._read(call)
             try:
                 async with contextlib.aclosing(batches):
                     async for frames in batches:
                         yield frames
             except BelowFloor:
-                if run.kind is BatchKind.STABLE:
+                if span.kind is BatchKind.STABLE:
                     raise
                 # Tentative epochs were dropped meanwhile: the reader continues after them.
-            read_any = call.epoch > run.first
+            read_any = call.epoch > span.first
             if read_any:
-                from_epoch = call.epoch - (run.kind is BatchKind.TENTATIVE)
+                from_epoch = call.epoch - (span.kind is BatchKind.TENTATIVE)
             gone = not read_any and not call.full
-            position = Position(run.segment, run.last + 1 if gone else call.epoch)
+            position = Position(span.number, span.last + 1 if gone else call.epoch)
 
     async def _read(self, call: _Call) -> AsyncGenerator[Frames]:
         log = call.log
@@ -255,7 +255,7 @@ def position_in(output: LiveOutput, request: ReadRequest) -> Position | None:
     """The position from which a live request continues; None if it begins, or if its position is in
     the output of another process."""
     at = request.live
-    return Position(at.segment, at.epoch) if at is not None and at.boot == output.boot else None
+    return Position(at.span, at.epoch) if at is not None and at.boot == output.boot else None
 
 
 def _split_key(log: OutputLog, share: Share, epoch: int) -> Hashable:
@@ -271,10 +271,10 @@ class _Call:
         self.share = request.share
         self.epoch = request.from_epoch  # the next one
         self.bytes_left = request.max_bytes
-        self.through: int | None = None  # the last epoch of a run; None: all of the log
+        self.through: int | None = None  # the last epoch of a span; None: all of the log
         self.marks: Mapping[str, Any] | None = None  # additional fields of the frames
         self.full = False  # no further epoch may be sent
-        self.complete = False  # no further epoch of this run, or at all, is to be sent
+        self.complete = False  # no further epoch of this span, or at all, is to be sent
         self.portion: list[EncodedEpoch] = []
         """Epochs that have been read and not divided yet, the next one last."""
         self._object_bytes = object_bytes(len(log.schema))
@@ -286,10 +286,10 @@ class _Call:
         """Whether an epoch has been sent."""
         return self._epochs > 0
 
-    def begin_run(self, log: OutputLog, run: Run) -> None:
-        """The next epochs are those of a run."""
-        self.log, self.epoch, self.through = log, run.first, run.last
-        self.marks = live_marks(run.kind, run.attempt, run.segment)
+    def begin_span(self, log: OutputLog, span: Span) -> None:
+        """The next epochs are those of a span."""
+        self.log, self.epoch, self.through = log, span.first, span.last
+        self.marks = live_marks(span.kind, span.attempt, span.number)
         self.complete = self.full
         self.portion.clear()
 

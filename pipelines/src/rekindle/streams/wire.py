@@ -8,8 +8,8 @@ rows, and empty if there are none. A large epoch may come in `parts`, each a sep
 last frame marks the end of the response, since a connection may break anywhere.
 
 A *live* request is for all output of a task that may be tentative, in its order. Its frames have a
-`kind` and a `segment`, from which the next call continues: the number of a run of epochs of one
-branch, or of an UNDO or REC_DONE, in the task's output (unrelated to segments of a topology). There
+`kind` and a `segment`, from which the next call continues: the number of a span of the task's
+output (`live_history`), not a segment of a topology; peers of older releases know that name. There
 may be gaps between epochs, and UNDO and REC_DONE are frames without rows. A task of an older
 release responds with stable epochs only; a request that is not live gets only stable epochs.
 
@@ -108,12 +108,15 @@ class MessageIdentity:
 
 @dataclass(frozen=True, slots=True)
 class LivePosition:
-    """The position from which a live reader continues: an epoch in a segment of the output of one
+    """The position from which a live reader continues: an epoch in a span of the output of one
     process. Without `boot`: from the beginning."""
 
     boot: str = ""
-    segment: int = 0
+    span: int = 0
     epoch: int = NO_EPOCH
+
+    def as_json(self) -> dict[str, Any]:
+        return {"boot": self.boot, "segment": self.span, "epoch": self.epoch}
 
     @staticmethod
     def of(message: Mapping[str, Any]) -> LivePosition:
@@ -147,7 +150,7 @@ class ReadRequest:
         if self.share is not None:
             message["share"] = asdict(self.share)
         if self.live is not None:
-            message["live"] = asdict(self.live)
+            message["live"] = self.live.as_json()
         return message | MessageIdentity.of(identity, self.incarnation).message()
 
     @staticmethod
@@ -264,13 +267,13 @@ def epoch_frame(
     return _frame(header, payload, checksum)
 
 
-def live_marks(kind: BatchKind, attempt: int, segment: int) -> dict[str, Any]:
+def live_marks(kind: BatchKind, attempt: int, span: int) -> dict[str, Any]:
     """Additional fields of the frames of a live response."""
-    return {"kind": kind, "attempt": attempt, "segment": segment}
+    return {"kind": kind, "attempt": attempt, "segment": span}
 
 
-def control_frame(kind: BatchKind, epoch: int, segment: int) -> bytes:
-    return epoch_frame(epoch, 0, "", None, 0, marks=live_marks(kind, 0, segment))
+def control_frame(kind: BatchKind, epoch: int, span: int) -> bytes:
+    return epoch_frame(epoch, 0, "", None, 0, marks=live_marks(kind, 0, span))
 
 
 LAST_FRAME_HEADER = {"end": True}
@@ -467,11 +470,11 @@ class ResponseDecoder:
         """Set the position after a batch. A replica without a report has stable epochs only, and no
         positions."""
         assert self.progress is not None
-        report, epoch, segment = self.progress.live, header["epoch"], header.get("segment", 0)
+        report, epoch, span = self.progress.live, header["epoch"], header.get("segment", 0)
         if kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE):
-            segment, epoch = segment + 1, NO_EPOCH - 1
+            span, epoch = span + 1, NO_EPOCH - 1
         if report is not None:
-            self.live = LivePosition(report.boot, segment, epoch + 1)
+            self.live = LivePosition(report.boot, span, epoch + 1)
 
     def _name(self, epoch: int) -> str:
         return f"epoch {epoch} of stream {self._request.stream}/{self._request.partition}"

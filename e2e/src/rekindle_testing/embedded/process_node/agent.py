@@ -147,7 +147,7 @@ class Agent:
             del self.workers[uid]
 
     def _admit(self, pod: Json) -> Refusal | None:
-        others = [w.pod for w in self.workers.values() if w.admitted and not w.pod_ended]
+        others = [w.pod for w in self.workers.values() if w.uses_capacity]
         return admission.admit(pod, others, self._settings.capacity)
 
     def _address(self, directory: Path) -> str:

@@ -108,13 +108,12 @@ class PodWorker:
         return [*self.init, *self.main]
 
     @property
-    def pod_ended(self) -> bool:
-        """Whether it uses no capacity any more."""
-        return self.failure is not None or self._phase() in ("Succeeded", "Failed")
-
-    @property
-    def admitted(self) -> bool:
-        return self._admitted
+    def uses_capacity(self) -> bool:
+        """For the admission of others. Not once its object is gone, while its processes still end:
+        kubelets count only pods with an object, as the scheduler does."""
+        if not self._admitted or self.failure is not None or self._deleted_at is not None:
+            return False
+        return self._phase() not in ("Succeeded", "Failed")
 
     def update(self, pod: Json) -> None:
         for change in supported_fields.changes(self.pod, pod):

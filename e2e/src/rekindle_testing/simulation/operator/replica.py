@@ -153,8 +153,10 @@ class OperatorReplica:
         responded: Callable[[], None] = lambda: None,
     ) -> None:
         """`replace_all`: takes over a list and its version."""
+        programs: list[Program] = []  # that list again; the last one may still run
 
         def list_again() -> None:
+            program = programs[-1]
             api = SimulatedClient(self.process, self._network, lambda: program)
             while (listed := self.cache.list_all(plural, api)) is None:
                 program.sleep(_LIST_RETRY_S)
@@ -162,10 +164,8 @@ class OperatorReplica:
             watch.resume(listed[1])
 
         def expired() -> None:
-            nonlocal program
-            program = Program(self.process, list_again)
+            programs.append(Program(self.process, list_again))
 
-        program: Program
         watch = self._server.watch(
             self.process,
             plural,

@@ -59,7 +59,7 @@ class _Record:
     each other computation (`agreed`); to another one, and two of the equal ones are no copies
     (`witnessed`); to that of a committed checkpoint (`committed`)."""
 
-    by: Computation
+    computation: Computation
     digests: dict[int, EpochDigests]
     reported: Mapping[int, EpochDigests] | None = None
     copied_through: int | None = None
@@ -116,7 +116,7 @@ class DigestComparison:
         records = self._records.get(partition_of(one), {})
         if one not in records or other not in records:
             return NO_EPOCH
-        return records[one].agreed.get(records[other].by, NO_EPOCH)
+        return records[one].agreed.get(records[other].computation, NO_EPOCH)
 
     def take_untrusted(self) -> list[UntrustedOutput]:
         """Untrusted output that was found since the last call."""
@@ -137,17 +137,17 @@ class DigestComparison:
             if self._is_alone(partition, started):
                 self._end(partition, DisputeEvent.NOT_COMPARED)
 
-    def committed(self, by: Computation, epoch: int) -> None:
+    def committed(self, computation: Computation, epoch: int) -> None:
         """The newest committed checkpoint has the state that this computation saved after an epoch:
         its results up to there will not be computed again."""
-        record = self._records.get(partition_of(by.slot), {}).get(by.slot)
-        if record is not None and record.by == by and epoch in record.digests:
-            self._committed[partition_of(by.slot)] = (epoch, record.digests[epoch])
-            self._match_committed(partition_of(by.slot))
+        record = self._records.get(partition_of(computation.slot), {}).get(computation.slot)
+        if record is not None and record.computation == computation and epoch in record.digests:
+            self._committed[partition_of(computation.slot)] = (epoch, record.digests[epoch])
+            self._match_committed(partition_of(computation.slot))
 
     def observed(
         self,
-        by: Computation,
+        computation: Computation,
         digests: Mapping[int, EpochDigests],
         restored_from: int | None = None,
         copied_through: int | None = None,
@@ -156,30 +156,31 @@ class DigestComparison:
         changed, or a computation has to end. `restored_from`: the epoch of the checkpoint with
         which it started; `copied_through`: of the partner's state."""
         before = (dict(self._diverged), dict(self._disputes), dict(self._restarts))
-        if self._restarts.get(by.slot) == by:
+        if self._restarts.get(computation.slot) == computation:
             return False  # this boot is about to end
-        if not self._is_compared(by.slot):
+        if not self._is_compared(computation.slot):
             return False
-        self._restarts.pop(by.slot, None)
-        partition = partition_of(by.slot)
-        changed_epochs = self._record(by, digests)
+        self._restarts.pop(computation.slot, None)
+        partition = partition_of(computation.slot)
+        changed_epochs = self._record(computation, digests)
         self._match_committed(partition)
-        if copied_through is not None and not self._start_copy(by, copied_through):
+        if copied_through is not None and not self._start_copy(computation, copied_through):
             return True
-        self._decide(partition, by, restored_from)
+        self._decide(partition, computation, restored_from)
         for epoch in changed_epochs:
             if partition not in self._disputes:
                 self._compare(partition, epoch)
         return before != (self._diverged, self._disputes, self._restarts)
 
-    def _record(self, by: Computation, digests: Mapping[int, EpochDigests]) -> list[int]:
+    def _record(self, computation: Computation, digests: Mapping[int, EpochDigests]) -> list[int]:
         """Keep the newest digests of each boot. Returns the epochs that are new or changed."""
-        replicas = self._records.setdefault(partition_of(by.slot), {})
-        record = replicas.get(by.slot)
-        if record is None or record.by != by:
-            if by.slot in self._diverged and self._diverged[by.slot].incarnation != by.incarnation:
-                del self._diverged[by.slot]
-            record = replicas[by.slot] = _Record(by, {})
+        replicas = self._records.setdefault(partition_of(computation.slot), {})
+        record = replicas.get(computation.slot)
+        if record is None or record.computation != computation:
+            diverged = self._diverged.get(computation.slot)
+            if diverged is not None and diverged.incarnation != computation.incarnation:
+                del self._diverged[computation.slot]
+            record = replicas[computation.slot] = _Record(computation, {})
         if record.reported is digests:
             return []
         record.reported, known = digests, record.digests
@@ -191,32 +192,32 @@ class DigestComparison:
                 del record.digests[epoch]
         return sorted(changed)
 
-    def _start_copy(self, by: Computation, through: int) -> bool:
+    def _start_copy(self, computation: Computation, through: int) -> bool:
         """A newcomer has got a partner's state. Returns False if the partner may be untrusted: then
         the newcomer computes again. (Its record exists since its first response, without state.)"""
-        partition = partition_of(by.slot)
-        record = self._records[partition][by.slot]
+        partition = partition_of(computation.slot)
+        record = self._records[partition][computation.slot]
         if record.copied_through is not None:
             return True
         record.copied_through = through
         trusted = record.may_copy and partition not in self._disputes
-        if not trusted and self._is_copy(partition, by):
-            self.discard([by])
+        if not trusted and self._is_copy(partition, computation):
+            self.discard([computation])
             return False
         return True
 
-    def result_contradicted(self, by: Computation, epoch: int) -> bool:
+    def result_contradicted(self, computation: Computation, epoch: int) -> bool:
         """A replica computed another result than an earlier boot of it had in its log, which
         readers may have used. True if this is new."""
-        if self._contradicted.get(by.slot) == by:
+        if self._contradicted.get(computation.slot) == computation:
             return False
-        self._contradicted[by.slot] = by
-        self._untrusted.append(UntrustedOutput(partition_of(by.slot), epoch - 1))
+        self._contradicted[computation.slot] = computation
+        self._untrusted.append(UntrustedOutput(partition_of(computation.slot), epoch - 1))
         return True
 
     def containment_inherited(
         self,
-        by: Computation,
+        computation: Computation,
         after: int,
         disputed: Mapping[int, EpochDigests],
         listed: Iterable[Slot] = (),
@@ -224,18 +225,18 @@ class DigestComparison:
         """An older coordinator has contained the results of a boot after an epoch; `disputed`: the
         boot's results of epochs about which replicas disagree; `listed`: slots of the tasks that
         exist. True if this is new."""
-        if self._inherited.get(by.slot) == by:
+        if self._inherited.get(computation.slot) == computation:
             return False
-        self._inherited[by.slot] = by
-        partition = partition_of(by.slot)
+        self._inherited[computation.slot] = computation
+        partition = partition_of(computation.slot)
         self._discard_copies(partition)
         if not disputed:
-            self.discard([by])
-        elif partition in self._disputes or not self._has_partners(by.slot, listed):
+            self.discard([computation])
+        elif partition in self._disputes or not self._has_partners(computation.slot, listed):
             return False
         else:
             epoch = min(disputed)
-            result = (by, disputed[epoch])
+            result = (computation, disputed[epoch])
             self._disputes[partition] = Dispute(partition, after, epoch, "chained", (result,))
         self._untrusted.append(UntrustedOutput(partition, after))
         return True
@@ -252,12 +253,12 @@ class DigestComparison:
     def discard(self, computations: Iterable[Computation]) -> None:
         """These computations may have read a wrong epoch: their replicas compute again, and their
         results are discarded."""
-        for by in computations:
-            partition = partition_of(by.slot)
-            self._restarts[by.slot] = by
-            self._records.get(partition, {}).pop(by.slot, None)
+        for computation in computations:
+            partition = partition_of(computation.slot)
+            self._restarts[computation.slot] = computation
+            self._records.get(partition, {}).pop(computation.slot, None)
             dispute = self._disputes.get(partition)
-            if dispute is not None and dispute.is_party(by):
+            if dispute is not None and dispute.is_party(computation):
                 self._end(partition, DisputeEvent.DISCARDED)
 
     def forget(self, slot: Slot) -> None:
@@ -271,7 +272,7 @@ class DigestComparison:
         self._requested_at.pop(partition, None)  # it may have been the one that computes again
         dispute = self._disputes.get(partition)
         if dispute is not None and dispute.unresolved:
-            others = tuple((by, digests) for by, digests in dispute.results if by.slot != slot)
+            others = tuple((c, digests) for c, digests in dispute.results if c.slot != slot)
             self._disputes[partition] = replace(dispute, results=others)
             if not others:
                 self._end(partition, DisputeEvent.PARTIES_GONE)
@@ -290,15 +291,15 @@ class DigestComparison:
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return
-        if any(not dispute.is_party(by) for by in alive):
+        if any(not dispute.is_party(c) for c in alive):
             self._requested_at.setdefault(partition, now)  # it has not reached the epoch yet
         requested_at = self._requested_at.get(partition)
         if requested_at is not None and now - requested_at < RECOMPUTATION_TIMEOUT_S:
             return
-        alive = [by for by in alive if dispute.is_party(by)]
-        if any(by.slot in self._diverged or by.slot in self._restarts for by in alive):
+        alive = [c for c in alive if dispute.is_party(c)]
+        if any(c.slot in self._diverged or c.slot in self._restarts for c in alive):
             return
-        untried = [by for by in alive if by.slot not in dispute.repeated | dispute.contradicted]
+        untried = [c for c in alive if c.slot not in dispute.repeated | dispute.contradicted]
         if untried:
             self._requested_at[partition] = now
             self._restarts[max(untried).slot] = max(untried)
@@ -312,15 +313,16 @@ class DigestComparison:
 
     # --- private ---
 
-    def _settle_alone(self, dispute: Dispute, by: Computation) -> None:
+    def _settle_alone(self, dispute: Dispute, computation: Computation) -> None:
         """Only one is left, and it has computed again. If it repeats itself, its results are
         accepted, as those of any single replica; if not, a new incarnation of it decides."""
-        if by.slot not in dispute.contradicted:
+        if computation.slot not in dispute.contradicted:
             self._end(dispute.partition, DisputeEvent.NOT_COMPARED)
             return
-        self._disputes[dispute.partition] = dispute.with_replaced(by)
+        self._disputes[dispute.partition] = dispute.with_replaced(computation)
         what = "its results contradict each other; it is replaced"
-        self._mark_diverged(by.slot, by.incarnation, f"epoch {dispute.epoch}: {what}")
+        message = f"epoch {dispute.epoch}: {what}"
+        self._mark_diverged(computation.slot, computation.incarnation, message)
 
     def _is_alone(self, partition: Partition, slots: Iterable[Slot]) -> bool:
         """Whether a partition has a single replica, and at most one of these is compared. Two are
@@ -340,7 +342,7 @@ class DigestComparison:
     def _compare(self, partition: Partition, epoch: int) -> None:
         """Compare the results that the current boots report for an epoch."""
         results = [
-            (record.by, record.digests[epoch])
+            (record.computation, record.digests[epoch])
             for slot, record in sorted(self._records[partition].items())
             if epoch in record.digests and slot not in self._diverged
         ]
@@ -354,9 +356,9 @@ class DigestComparison:
         sizes = sorted(witnesses)
         correct = groups[witnesses.index(sizes[-1])] if sizes[-1] > max(1, sizes[-2]) else []
         copies = self._discard_copies(partition, correct)
-        originals = [(by, digests) for by, digests in results if by not in copies]
+        originals = [(c, digests) for c, digests in results if c not in copies]
         if correct:
-            wrong = [by for by, digests in originals if (by, digests) not in correct]
+            wrong = [c for c, digests in originals if (c, digests) not in correct]
             self._mark_all_diverged(wrong, epoch, correct[0][0])
         elif originals:
             name = groups[0][0][1].difference(groups[1][0][1]) or "digest"
@@ -367,14 +369,14 @@ class DigestComparison:
         """Record that these results have no comparable differences."""
         records = self._records[partition]
         agreeing = {
-            by: [other for other, found in results if other != by and _agree(digests, found)]
-            for by, digests in results
+            c: [other for other, found in results if other != c and _agree(digests, found)]
+            for c, digests in results
         }
         is_witnessed = any(agreeing.values()) and self._witnesses(partition, results) > 1
         if is_witnessed:
             self._witnessed[partition] = max(epoch, self.witnessed(partition))
-        for by, others in agreeing.items():
-            record = records[by.slot]
+        for computation, others in agreeing.items():
+            record = records[computation.slot]
             for other in others:
                 record.agreed[other] = max(epoch, record.agreed.get(other, NO_EPOCH))
             if others and is_witnessed:
@@ -383,14 +385,14 @@ class DigestComparison:
     def _witnesses(self, partition: Partition, group: Sequence[Result]) -> int:
         """How many of these equal results were computed independently: copies are not counted, but
         a group counts as one at least."""
-        copies = sum(self._is_copy(partition, by) for by, _ in group)
+        copies = sum(self._is_copy(partition, c) for c, _ in group)
         return max(1, len(group) - copies)
 
-    def _is_copy(self, partition: Partition, by: Computation) -> bool:
+    def _is_copy(self, partition: Partition, computation: Computation) -> bool:
         """Whether its results up to `copied_through` are a partner's, and neither a committed
         checkpoint nor a further computation has the same ones."""
-        record = self._records[partition].get(by.slot)
-        if record is None or record.by != by or record.copied_through is None:
+        record = self._records[partition].get(computation.slot)
+        if record is None or record.computation != computation or record.copied_through is None:
             return False
         return record.copied_through > max(record.witnessed, record.committed)
 
@@ -411,27 +413,34 @@ class DigestComparison:
         known to be correct; so will newcomers that start from a partner's state later. Returns the
         copies."""
         records = self._records.get(partition, {}).values()
-        spared = [by for by, _ in correct]
-        copies = [r.by for r in records if r.by not in spared and self._is_copy(partition, r.by)]
+        spared = [c for c, _ in correct]
+        started = [record.computation for record in records]
+        copies = [c for c in started if c not in spared and self._is_copy(partition, c)]
         for record in records:
             record.may_copy = False
         self.discard(copies)
         return copies
 
-    def _decide(self, partition: Partition, by: Computation, restored_from: int | None) -> None:
+    def _decide(
+        self, partition: Partition, computation: Computation, restored_from: int | None
+    ) -> None:
         """Decide the partition's dispute by a computation that is not a party to it."""
         dispute = self._disputes.get(partition)
-        if dispute is None or dispute.is_party(by):
+        if dispute is None or dispute.is_party(computation):
             return
         if restored_from is not None and restored_from >= dispute.epoch:
             self._end(partition, DisputeEvent.SUPERSEDED)
             return
-        found = self._records[partition][by.slot].digests.get(dispute.epoch)
+        found = self._records[partition][computation.slot].digests.get(dispute.epoch)
         if found is None:
             return
-        own = [earlier for other, earlier in dispute.results if dispute.is_repetition(other, by)]
+        own = [
+            earlier
+            for other, earlier in dispute.results
+            if dispute.is_repetition(other, computation)
+        ]
         if any(found.agrees(digests, dispute.digest_name) for digests in own):
-            self._continue(dispute.with_repetition(by, found))
+            self._continue(dispute.with_repetition(computation, found))
             return
         name = dispute.digest_name
         same = [(other, found.agrees(digests, name)) for other, digests in dispute.results]
@@ -440,10 +449,10 @@ class DigestComparison:
         if correct:
             self._end(partition, DisputeEvent.MATCHED)
             self._witnessed[partition] = max(dispute.epoch, self.witnessed(partition))
-            self._mark_all_diverged(wrong, dispute.epoch, by)
+            self._mark_all_diverged(wrong, dispute.epoch, computation)
         elif wrong:
-            self._continue(dispute.with_difference(by, found, own))
-        elif not any(dispute.is_party(r.by) for r in self._records[partition].values()):
+            self._continue(dispute.with_difference(computation, found, own))
+        elif not any(dispute.is_party(r.computation) for r in self._records[partition].values()):
             self._end(partition, DisputeEvent.NOT_COMPARABLE)
 
     def _end(self, partition: Partition, event: DisputeEvent) -> None:
@@ -459,20 +468,22 @@ class DigestComparison:
             return
         for slot in sorted(dispute.contradicted):
             record = self._records[dispute.partition].get(slot)
-            if record is not None and dispute.is_party(record.by):
+            if record is not None and dispute.is_party(record.computation):
                 what = "its results contradict each other, and another replica repeats its own"
-                self._disputes[dispute.partition] = dispute = dispute.with_replaced(record.by)
-                self._mark_diverged(slot, record.by.incarnation, f"epoch {dispute.epoch}: {what}")
+                dispute = dispute.with_replaced(record.computation)
+                self._disputes[dispute.partition] = dispute
+                message = f"epoch {dispute.epoch}: {what}"
+                self._mark_diverged(slot, record.computation.incarnation, message)
 
     def _mark_all_diverged(
         self, wrong: Iterable[Computation], epoch: int, matching: Computation
     ) -> None:
-        for by in wrong:
-            record = self._records[partition_of(by.slot)].get(by.slot)
-            if record is None or record.by.incarnation == by.incarnation:
+        for computation in wrong:
+            record = self._records[partition_of(computation.slot)].get(computation.slot)
+            if record is None or record.computation.incarnation == computation.incarnation:
                 other = f"replica {matching.slot.replica} and one other computation have"
                 message = f"its epoch {epoch} differs from what {other}"
-                self._mark_diverged(by.slot, by.incarnation, message)
+                self._mark_diverged(computation.slot, computation.incarnation, message)
 
     def _mark_diverged(self, slot: Slot, incarnation: int, message: str) -> None:
         self._restarts.pop(slot, None)
@@ -482,13 +493,13 @@ class DigestComparison:
 def _equal_results(results: Sequence[Result]) -> list[list[Result]]:
     """Groups of results without comparable differences."""
     groups: list[list[Result]] = []
-    for by, digests in results:
+    for computation, digests in results:
         alike = (g for g in groups if all(digests.difference(d) is None for _, d in g))
         group = next(alike, None)
         if group is None:
-            groups.append([(by, digests)])
+            groups.append([(computation, digests)])
         else:
-            group.append((by, digests))
+            group.append((computation, digests))
     return groups
 
 

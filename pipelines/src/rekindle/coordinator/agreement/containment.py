@@ -86,19 +86,21 @@ class Containment:
         committer: Committer,
     ) -> bool:
         """Compare the digests of a response; True if the state of a replica or dispute changed."""
-        by = Computation(slot, response.task.incarnation, response.boot_id)
+        computation = Computation(slot, response.task.incarnation, response.boot_id)
         copied = response.movement.moved_through if response.movement is not None else None
         restored_from = response.restored_from if copied is None else None
         digests = self._digests_in(slot, response)
-        changed = self.comparison.observed(by, digests, restored_from, copied)
+        changed = self.comparison.observed(computation, digests, restored_from, copied)
         for done in response.checkpoints:
             if committer.has_committed(slot, done):
-                self.comparison.committed(by, done.epoch)
+                self.comparison.committed(computation, done.epoch)
         if response.contradiction is not None:
-            changed |= self.comparison.result_contradicted(by, response.contradiction.epoch)
+            changed |= self.comparison.result_contradicted(
+                computation, response.contradiction.epoch
+            )
         for done in response.checkpoints:
             if committer.contradicts(slot, done) and slot not in self.comparison.diverged:
-                self.comparison.checkpoint_differed(slot, by.incarnation, done.epoch)
+                self.comparison.checkpoint_differed(slot, computation.incarnation, done.epoch)
                 changed = True
         if not changed:
             return False
@@ -121,18 +123,20 @@ class Containment:
         contained = response.contained
         if contained is None or max(response.digests, default=NO_EPOCH) <= contained.after:
             return False
-        by = Computation(slot, response.task.incarnation, response.boot_id)
+        computation = Computation(slot, response.task.incarnation, response.boot_id)
         digests = epoch_digests(response)
         disputed = {epoch: digests[epoch] for epoch in contained.disputed if epoch in digests}
         listed = [task.slot for task in tasks]
-        if not self.comparison.containment_inherited(by, contained.after, disputed, listed):
+        if not self.comparison.containment_inherited(
+            computation, contained.after, disputed, listed
+        ):
             return False
         self._contain(tasks, graph, committer)
         return True
 
     def restart(self, tasks: Iterable[Task]) -> None:
         """These tasks compute again, for another reason than wrong results."""
-        self.comparison.discard(by for task in tasks for by in _computations(task))
+        self.comparison.discard(c for task in tasks for c in _computations(task))
 
     def update(self, graph: Graph | None) -> None:
         """Derive from the disputes the epochs through which sinks may write."""
@@ -151,10 +155,10 @@ class Containment:
         listed = [task.slot for task in tasks]
         for partition in list(self.comparison.disputes):
             alive = [
-                by
+                c
                 for task in tasks
                 if task.partition == partition and not is_suspected(task)
-                for by in _computations(task)
+                for c in _computations(task)
             ]
             self.comparison.request_recomputation(partition, alive, now, listed)
 
@@ -236,11 +240,11 @@ class Containment:
             for partition in (untrusted.partition, *readers):
                 committer.withhold(partition, untrusted.after)
             self.comparison.discard(
-                by
+                c
                 for task in tasks
                 # All replicas of readers: they read ahead, and have logs of earlier boots.
                 if task.partition in readers
-                for by in _computations(task)
+                for c in _computations(task)
             )
         self.update(graph)
 

@@ -94,8 +94,8 @@ class Dispute:
         """Each computation gave another result: the operator is not deterministic."""
         return self.phase is DisputePhase.UNRESOLVED
 
-    def is_party(self, by: Computation) -> bool:
-        return any(by == other for other, _ in self.results)
+    def is_party(self, computation: Computation) -> bool:
+        return any(computation == other for other, _ in self.results)
 
     def is_repetition(self, earlier: Computation, later: Computation) -> bool:
         """Whether both may have run on the same node: they are of one slot, and no incarnation
@@ -105,9 +105,9 @@ class Dispute:
             (earlier.slot, incarnation) in self.replaced for incarnation in incarnations
         )
 
-    def with_replaced(self, by: Computation) -> Dispute:
+    def with_replaced(self, computation: Computation) -> Dispute:
         """Its slot counts as another replica from the next incarnation on."""
-        return replace(self, replaced=self.replaced | {(by.slot, by.incarnation)})
+        return replace(self, replaced=self.replaced | {(computation.slot, computation.incarnation)})
 
     def step(self, event: DisputeEvent) -> Dispute:
         """Raises InvalidTransition."""
@@ -115,21 +115,21 @@ class Dispute:
         phase, history = next_state(subject, TRANSITIONS, self.phase, event, self.history)
         return replace(self, phase=phase, history=history)
 
-    def with_repetition(self, by: Computation, digests: EpochDigests) -> Dispute:
-        repeated = self.repeated | {by.slot}
-        results = (*self.results, (by, digests))
+    def with_repetition(self, computation: Computation, digests: EpochDigests) -> Dispute:
+        repeated = self.repeated | {computation.slot}
+        results = (*self.results, (computation, digests))
         return replace(self.step(DisputeEvent.REPEATED), results=results, repeated=repeated)
 
     def with_difference(
-        self, by: Computation, digests: EpochDigests, own: Sequence[EpochDigests]
+        self, computation: Computation, digests: EpochDigests, own: Sequence[EpochDigests]
     ) -> Dispute:
         """Add a result that agrees with none. `own`: earlier results of the same replica."""
-        contradicted = self.contradicted | ({by.slot} if own else frozenset())
+        contradicted = self.contradicted | ({computation.slot} if own else frozenset())
         another_is_consistent = bool(own) and any(
             other.slot not in contradicted for other, _ in self.results
         )
         event = DisputeEvent.CONTRADICTED if another_is_consistent else DisputeEvent.MATCHED_NONE
         if len(self.results) == 1 and not self.unresolved:
             event = DisputeEvent.SECOND_DIFFERS
-        results = (*self.results, (by, digests))
+        results = (*self.results, (computation, digests))
         return replace(self.step(event), results=results, contradicted=contradicted)

@@ -335,9 +335,9 @@ class Coordinator:
         """End discovery when all tasks that may run have responded, or at its timeout."""
         if self._discovery_ended or self._polling_since is None:
             return
-        waited = now - self._polling_since >= DISCOVERY_TIMEOUT_S
-        awaited = any(t.unknown and t.pod.was_ready for t in self.membership)
-        self._discovery_ended = waited or not awaited
+        timed_out = now - self._polling_since >= DISCOVERY_TIMEOUT_S
+        is_awaiting = any(t.unknown and t.pod.was_ready for t in self.membership)
+        self._discovery_ended = timed_out or not is_awaiting
         self._obsolete_since = now
 
     def _update_derived(self) -> None:

@@ -138,10 +138,10 @@ class MovementCore:
         return movement.phase is MovementPhase.RESTORING
 
     def redundancy(self, partition: Partition) -> int:
-        """How many replicas of a partition would take over without a gap (`counts`)."""
-        return sum(self.counts(view.replica) for view in self._views.of(partition))
+        """How many replicas of a partition would take over without a gap (`would_take_over`)."""
+        return sum(self.would_take_over(view.replica) for view in self._views.of(partition))
 
-    def counts(self, replica: Replica) -> bool:
+    def would_take_over(self, replica: Replica) -> bool:
         """Whether a replica is Live, trusted, not suspected, and not retiring."""
         view = self._views.get(replica)
         if view is None or not self._views.is_current(view) or view.retiring or not view.trusted:

@@ -9,7 +9,7 @@ from rekindle.protocol import TaskProblem
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """Time has passed, or what the core waits for may be there."""
+    """Time has passed, or what the core waits for may have arrived."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ contains those of the partner. Both are repeated until they change, so requests 
 repeated request is not answered again, and an answer to an older request is ignored, since its
 lease would be counted from the newer one.
 
-Design: docs/design/consistency.md#replicas.
+Design: docs/design/consistency.md#one-partner-stabilizes-at-a-time.
 Paper: DPC (Balazinska et al. 2005), section 3.4.
 """
 

@@ -48,8 +48,8 @@ class PollCore:
         return not poll.ask_only
 
     def contained(self) -> Contained | None:
-        """What an earlier coordinator has held back here; reported to the current one, which does
-        not know it until it has sent a desired state."""
+        """What an earlier coordinator has held back in this task; reported to the current one,
+        which does not know it until it has sent a desired state."""
         desired = self.desired
         if desired is None or desired.fence == self.fence or desired.sinks_through is None:
             return None

@@ -188,7 +188,7 @@ class TaskCore:
             case PollReceived(poll):
                 return self._poll_received(poll)
             case TaskRestored():
-                return self._restored(event)
+                return self._restored(event) if not self.supervisor.ended else []
             case HeadAdvanced(head):
                 self.inputs.newest = head
                 return self._update_phase()
