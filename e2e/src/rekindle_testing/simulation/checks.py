@@ -213,6 +213,8 @@ class Checks:
 
     def writes(self, pod: TaskPod, epoch: int, value: str, through: int | None) -> None:
         """I2: what replicas disagree about is not written, once the task has been told so."""
+        if self.of_wrong_results is not None:
+            self.of_wrong_results.writes(pod, epoch, value)
         if through is not None and epoch > through:
             raise Violation(
                 f"I2: {pod.slot.key} writes epoch {epoch}, and may write only through {through}"

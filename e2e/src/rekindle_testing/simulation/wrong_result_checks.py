@@ -32,6 +32,8 @@ _LIVE_S = 2.0
 """A replica that was Live for so long is so for the coordinator."""
 _SILENT_S = 1.2
 """A replica that was silent for so long may be suspected soon."""
+_TOLD_S = 3.0
+"""After so long all tasks that respond have been told of a difference."""
 _BEHIND_EPOCHS = 12
 """A replica that is further behind may soon not be waited for."""
 
@@ -52,8 +54,12 @@ class WrongResultChecks:
         self._first_wrong: dict[Partition, int] = {}
         self._live_since: dict[str, float] = {}  # by uid and boot
         self._heard_at: dict[str, float] = {}  # by address
+        self._silent_at: dict[str, float] = {}
         self._wrong_boots: dict[str, Partition] = {}  # by id
         self._contained_boots: set[str] = set()
+        # The coordinator that has found the difference: it must not forget that.
+        self._found_by: dict[Partition, object] = {}
+        self._found_at: dict[Partition, float] = {}
 
     # --- which results are wrong ------------------------------------------------------
 
@@ -115,6 +121,8 @@ class WrongResultChecks:
                 self._live_since.pop(boot, None)
             if self._is_heard(pod):
                 self._heard_at[pod.address] = now
+            else:
+                self._silent_at[pod.address] = now
         for partition in self._sources:
             if partition not in self.unprotected:
                 self._check_protection(partition)
@@ -145,14 +153,18 @@ class WrongResultChecks:
         self.unprotected |= lost
 
     def _is_contained(self, pod: TaskPod) -> bool:
-        """Whether a coordinator knows that its results are not trusted."""
+        """Whether the coordinator knows that its results are not trusted, or has known so."""
         assert pod.boot is not None
-        boot, coordinator = pod.boot.core.status.boot_id, self._cluster.coordinator
+        partition, coordinator = partition_of(pod.slot), self._cluster.coordinator
         if coordinator is None or coordinator.boot is None:
             return False
-        is_known = coordinator.boot.core.containment.comparison.is_untrusted(pod.slot)
+        if coordinator.boot.core.containment.comparison.is_untrusted(pod.slot):
+            if self._found_by.get(partition) is not coordinator.boot:
+                self._found_at[partition] = self._scheduler.now
+            self._found_by[partition] = coordinator.boot
+        is_known = self._found_by.get(partition) is coordinator.boot
         if is_known:
-            self._contained_boots.add(boot)
+            self._contained_boots.add(pod.boot.core.status.boot_id)
         return is_known
 
     def _has_right_partner(self, pod: TaskPod) -> bool:
@@ -190,6 +202,11 @@ class WrongResultChecks:
         if coordinator is None or not coordinator.runs:
             return True  # nobody misses it
         return self._cluster.network.is_connected(coordinator.address, pod.address)
+
+    def _was_heard_for(self, pod: TaskPod, seconds: float) -> bool:
+        coordinator = self._cluster.coordinator
+        runs = coordinator is not None and coordinator.runs
+        return runs and self._scheduler.now - self._silent_at.get(pod.address, -inf) > seconds
 
     def _pods_of(self, partition: Partition) -> list[TaskPod]:
         return [p for s, p in self._cluster.pods.items() if partition_of(s) == partition]
@@ -234,6 +251,29 @@ class WrongResultChecks:
                     f"I2: replicas of {partition.key} disagree on epoch {first}, and sinks of "
                     f"{slot.key} may write through {through}"
                 )
+
+    def writes(self, pod: TaskPod, epoch: int, value: str) -> None:
+        """A sink begins to write an epoch. Nothing wrong is written once the coordinator has found
+        the difference, and has said so."""
+        partition, now = partition_of(pod.slot), self._scheduler.now
+        if partition in self.unprotected or not self._wrong.is_wrong(value):
+            return
+        coordinator = self._cluster.coordinator
+        boot = coordinator.boot if coordinator is not None else None
+        causes = [p for p in self._sources if partition in (p, *downstream(self._graph, p))]
+        known_since = [
+            self._found_at[p]
+            for p in causes
+            if boot is not None
+            and self._found_by.get(p) is boot
+            and self._first_wrong.get(p, inf) <= epoch
+        ]
+        is_told = all(now - at > _TOLD_S for at in known_since) and len(known_since) == len(causes)
+        if is_told and self._was_heard_for(pod, _TOLD_S):
+            self._failed(
+                f"I2: {pod.slot.key} writes a wrong result of epoch {epoch}, "
+                f"{now - max(known_since):.1f} s after the difference was found"
+            )
 
     # --- the end ------------------------------------------------------------------------
 
