@@ -50,6 +50,7 @@ from rekindle_operator.reconcile.actions import (
     WriteStatus,
 )
 from rekindle_operator.reconcile.core import reconcile
+from rekindle_testing.fixtures.crd import too_long_in_status
 from rekindle_testing.fixtures.placement import allows, has_other_replica
 
 MAX_PASSES = 60
@@ -360,6 +361,7 @@ class ModelCluster(ModelState):
         before = {s["slot"]: s["incarnation"] for s in view.status.get("slots") or ()}
         after = {s["slot"]: s["incarnation"] for s in status.get("slots") or ()}
         assert all(v >= before.get(k, 0) for k, v in after.items()), "an incarnation decreased"
+        assert too_long_in_status(status) == [], "the API server would refuse it"
         if view.data_plane:
             status["dataPlane"] = view.data_plane
         self.topologies[name] = replace(view, status=status, version=self.next_version())

@@ -325,6 +325,24 @@ def test_a_diverged_replica_writes_no_sink(corrupt: int) -> None:
     assert given == [-1, None]
 
 
+@pytest.mark.parametrize("corrupt", [0, 1])
+@pytest.mark.parametrize("is_coordinator_new", [False, True])
+def test_new_pods_compare_files_that_may_be_wrong(corrupt: int, is_coordinator_new: bool) -> None:
+    """Those that had to compare them may be replaced before they do so."""
+    world = with_wrong_replica(corrupt, forever=True, until=2)
+    if is_coordinator_new:
+        world.start_coordinator()
+        world.run_epochs(1)
+    new = (*REPLICAS, BOTH, Slot("right", 0, 0))
+    for slot in new:
+        world.start_task(slot)
+        world.poll(slot)
+    polls = next_polls(world)
+    assert [polls[slot].compare_files for slot in new] == [True, True, True, False]
+    world.run_epochs(4)
+    assert not any(poll.compare_files for poll in next_polls(world).values()), "they have started"
+
+
 def test_nobody_reads_replicas_that_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"

@@ -14,6 +14,7 @@ from rekindle.task.core.supervisor import (
     FLUSH_TIMEOUT_S,
     NEXT,
     REPORT_FAILURE_S,
+    CompareFiles,
     DiscardLog,
     EndProcess,
     FailureReported,
@@ -215,3 +216,13 @@ def test_a_task_that_has_to_compute_again_discards_its_log() -> None:
     other = play(["restore", "start"])
     effects = other.step(PollAccepted(RESTORE.model_copy(update={"recompute": "an older boot"})))
     assert DiscardLog() not in effects
+
+
+def test_a_task_that_has_to_compare_files_does_so_from_its_start_on() -> None:
+    """Also from a partner's state, which arrives after the poll."""
+    compare = {"compare_files": True}
+    assert Process().step(PollAccepted(poll(**compare))) == [CompareFiles()]
+    effects = Process().step(PollAccepted(RESTORE.model_copy(update=compare)))
+    assert [type(effect) for effect in effects] == [CompareFiles, StartTask, RouteInputs]
+    running = play(["restore", "start"])
+    assert CompareFiles() not in running.step(PollAccepted(RESTORE.model_copy(update=compare)))

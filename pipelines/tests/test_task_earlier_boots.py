@@ -10,7 +10,7 @@ from task_world import SINK, World
 from rekindle.engine.model import State
 from rekindle.errors import Diverged, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.discard import discard_marked, mark
+from rekindle.task.discard import discard_marked, mark, mark_comparison
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
@@ -132,6 +132,17 @@ def test_sinks_compare_files_written_from_a_wrong_log(home: Path) -> None:
 def test_sinks_compare_files_of_a_boot_that_may_be_wrong(home: Path) -> None:
     crashed(home, replicas=2)
     mark(home)
+    boot = Boot(home, replicas=2)
+    boot.world.sink.epochs = list(range(8))
+    boot.world.sinks.assign([SINK])
+    boot.world.run_to(12)
+    eventually(lambda: boot.world.sinks.progress()[0].durable == 11)
+    assert boot.world.sink.epochs == [*range(8), *range(12)]
+    boot.run()
+
+
+def test_sinks_of_a_new_pod_compare_files_if_told_so(home: Path) -> None:
+    mark_comparison(home)
     boot = Boot(home, replicas=2)
     boot.world.sink.epochs = list(range(8))
     boot.world.sinks.assign([SINK])

@@ -185,6 +185,8 @@ class PollRequest(_Versioned):
         None  # id of the boot that has to end; the next one starts without its log
     )
     movement: Directive | None = None  # state movements; None: this poll requests none
+    # Before it starts: its sinks compare the files after its restore point, which may be wrong.
+    compare_files: bool = False
 
 
 class Incompatible(RekindleError):

@@ -79,9 +79,9 @@ class LiveOutput:
                 if not span.attempt:
                     return span, self.log
                 branch = self._branches[span.attempt]
-                if span.first >= branch.base:
+                if (base := branch.base) <= span.first:
                     return span, branch
-                self._history.begin_at(span.attempt, branch.base)  # a read has found damage
+                self._history.begin_at(span.attempt, base)  # it was damaged before
             return None
 
     def has(self, position: Position) -> bool:

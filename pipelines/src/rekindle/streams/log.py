@@ -3,10 +3,10 @@
 It is a bounded cache, not a source of truth: lost epochs are computed again with the same bits, so
 it is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
 opened, a torn tail or a flipped bit, truncates the log there; for damage that is found later,
-`damage` is set and the owner reopens the log. If no consumer needs any more what is damaged, that
-is dropped instead. It does not know network or engine. The caller
-decides what is truncated; an epoch above the floor is never removed (invariant I5): over
-budget, whole files are spilled to the checkpoint store, or appends fail.
+`damage` is set and the owner reopens the log. What no consumer needs any more, or is tentative, is
+dropped instead. It does not know network or engine. The caller decides what is truncated; an epoch
+above the floor is never removed (invariant I5): over budget, whole files are spilled to the
+checkpoint store, or appends fail.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -488,31 +488,34 @@ class OutputLog:
     def _unreadable(
         self, file: LogFile, what: str, epoch: int, damage: DamagedRecord | ObjectMissing
     ) -> RekindleError:
-        """The error of `what`, through `epoch`, which cannot be read. If no consumer needs that, as
-        none needs a tentative epoch, what is there through this file is dropped; otherwise the log
-        ends before the damage when it is opened the next time."""
+        """The error of `what`, through `epoch`, which cannot be read. If no consumer needs that, or
+        it is tentative and never computed again, what is kept through this file is dropped;
+        otherwise the log ends before the damage when it is opened the next time."""
         where = file.spilled or file.path
         verb = "is missing with" if isinstance(damage, ObjectMissing) else "is damaged in"
         what = f"{what} of stream {self.stream}/{self.partition} {verb}"
         with self._writing:
-            floor = self.last if self.attempt else self._floor
-            if epoch > floor:
+            if epoch > self._floor and not self.attempt:
                 return self._damaged(file, f"{what} {where} ({damage})")
+            through = file.last if self.attempt else min(file.last, self._floor)
             gone: list[LogFile] = []
             with self._changed:
                 if file in self._stable.extents:
-                    gone = self._stable.begin_at(min(file.last, floor) + 1)
+                    gone = self._stable.begin_at(through + 1)
                     self._notify()
                 base = self._stable.base
             self._remove_files(gone)
         self._remove_spilled(gone)
+        why = "it is tentative" if self.attempt else "no consumer in the topology needs it"
         _log.warning(
-            "%s %s (%s); no consumer in the topology needs it: the log begins with epoch %d now",
-            *(what, where, damage, base),
+            "%s %s (%s); %s: the log begins with epoch %d now", *(what, where, damage, why, base)
         )
-        return BelowFloor(
-            f"{what} what no consumer in the topology needs; the log begins with epoch {base} now"
+        kept = (
+            "what is tentative"
+            if self.attempt
+            else "what is kept for readers outside of the topology"
         )
+        return BelowFloor(f"{what} {kept}; the log begins with epoch {base} now")
 
     def _damaged(self, file: LogFile, found: str) -> LogCorrupt:
         """Called under `_writing`."""

@@ -35,7 +35,9 @@ def discard_marked(log: Path) -> bool:
 
 def mark_comparison(log: Path) -> None:
     """Files that sinks have written from this log may be wrong. Raises OSError."""
-    _comparison_of(log).touch()
+    marker = _comparison_of(log)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
 
 
 def must_compare(log: Path) -> bool:

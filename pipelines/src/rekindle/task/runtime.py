@@ -45,6 +45,7 @@ from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
+    CompareFiles,
     DiscardLog,
     EndProcess,
     FailureReported,
@@ -68,7 +69,7 @@ from rekindle.task.core.supervisor import (
     TaskFailed,
     TruncateLog,
 )
-from rekindle.task.discard import mark
+from rekindle.task.discard import mark, mark_comparison
 from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
@@ -301,6 +302,8 @@ class TaskRuntime:
                     "checkpoint"
                 )
                 mark(self._config.log_directory)
+            case CompareFiles():
+                mark_comparison(self._config.log_directory)
             case StopSinks():
                 if running is not None:
                     running.sinks.stop()

@@ -54,6 +54,12 @@ class Containment:
         """The id of the boot that has to compute again."""
         return self.comparison.boot_to_restart(slot)
 
+    def may_have_wrong_files(self, partition: Partition, graph: Graph) -> bool:
+        """Whether sinks of a partition may have written untrusted output. The tasks that have to
+        compare the files may be replaced before they do so."""
+        readers = (downstream(graph, untrusted) for untrusted in self._untrusted)
+        return partition in self._untrusted or any(partition in found for found in readers)
+
     # --- events ---
 
     def configured(self, generation: Generation) -> None:

@@ -50,10 +50,11 @@ class DesiredState:
         """The fields of `PollRequest` for a task, except those that `ask_only` sets."""
         committed = self.manifest.entries[task.partition.key][0]
         replicas = self.replicas.get(task.partition, [])
+        waits = task.phase == TaskPhase.WAITING
         return {
             "ask_only": False,
             # Only while it waits, so that a delayed poll gives its next boot no old restore point.
-            "restore": task.assigned if task.phase == TaskPhase.WAITING else None,
+            "restore": task.assigned if waits else None,
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
             "sinks": assigned_sinks(self.graph, self.manifest, task.partition.segment),
             "floor": self._floor(task),
@@ -66,6 +67,8 @@ class DesiredState:
             "digests_of": self.containment.disputed_epochs(task.partition),
             "partner": self._partner(task, replicas),
             "recompute": self.containment.boot_to_restart(task.slot),
+            "compare_files": waits
+            and self.containment.may_have_wrong_files(task.partition, self.graph),
         }
 
     def _partner(self, task: Task, replicas: list[Task]) -> Partner | None:

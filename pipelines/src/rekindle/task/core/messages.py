@@ -47,6 +47,7 @@ from rekindle.task.core.saver import (
 from rekindle.task.core.sink import SinkEffect, SinkEvent
 from rekindle.task.core.start import CompleteStart, StartCall, StepFailed, StepSucceeded
 from rekindle.task.core.supervisor import (
+    CompareFiles,
     DiscardLog,
     EndProcess,
     RouteInputs,
@@ -216,5 +217,6 @@ TaskEffect = (
     | RouteInputs
     | TruncateLog
     | DiscardLog
+    | CompareFiles
     | EndProcess
 )

@@ -139,6 +139,11 @@ class DiscardLog:
 
 
 @dataclass(frozen=True, slots=True)
+class CompareFiles:
+    """Files of earlier incarnations may be wrong: sinks compare them."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopSinks:
     pass
 
@@ -174,6 +179,7 @@ SupervisorEffect = (
     | TruncateLog
     | RunLoop
     | DiscardLog
+    | CompareFiles
     | StopSinks
     | EndProcess
 )
@@ -280,9 +286,12 @@ class SupervisorCore:
             # Sinks stop before the running call ends: its output in the log may be wrong too.
             return [DiscardLog(), StopSinks(), *self._end(flush_s=0.0)]
         match self.phase:
-            case ProcessPhase.WAITING if poll.restore is not None:
+            case ProcessPhase.WAITING:
+                compare = [CompareFiles()] if poll.compare_files else []
+                if poll.restore is None:
+                    return [*compare]  # a partner's state may come instead
                 self._enter(ProcessPhase.STARTING)
-                return [StartTask(poll.restore), RouteInputs(poll.upstreams)]
+                return [*compare, StartTask(poll.restore), RouteInputs(poll.upstreams)]
             case ProcessPhase.STARTING:
                 return [RouteInputs(poll.upstreams)]  # inputs are read ahead
             case ProcessPhase.RUNNING:

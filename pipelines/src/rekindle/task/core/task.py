@@ -114,6 +114,7 @@ from rekindle.task.core.start import (
 )
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
+    CompareFiles,
     DiscardLog,
     EndProcess,
     FailureReported,
@@ -318,7 +319,7 @@ class TaskCore:
             case TruncateLog(floor):
                 log, floor = self._started().log, self.movement.floor(floor)
                 return [TruncateLog(floor)] if log.base <= min(floor, log.last) else []
-            case RouteInputs() | DiscardLog():
+            case RouteInputs() | DiscardLog() | CompareFiles():
                 return [effect]
         assert_never(effect)
 
