@@ -37,11 +37,18 @@ OPTIONS = flight.FlightCallOptions(
 class Task:
     """What of a task readers outside can see."""
 
-    def __init__(self, directory: Path, *, tentative: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        tentative: bool = False,
+        address: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         self.log: OutputLog = open_log(directory / "log")
         self.output = LiveOutput(self.log, directory / "tentative", directory.name)
         self.query = ServedQuery("delays", self.log, self.output, tentative=tentative)
-        self.server = StreamSinkServer("127.0.0.1", 0, IDENTITY)
+        self.server = StreamSinkServer(address, port, IDENTITY)
         self.server.serve([self.query])
 
     def append(self, *epochs: int, rows: int = 3) -> None:
