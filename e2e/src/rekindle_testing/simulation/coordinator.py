@@ -121,6 +121,8 @@ class CoordinatorProcess:
             partition = partition_of(event.slot)
             epoch = self.core.containment.comparison.witnessed(partition)
             self._checks.witnessed(partition, epoch)
+            if self._checks.of_wrong_results is not None:
+                self._checks.of_wrong_results.compared(self.core, event.slot)
         if isinstance(event, PodsListed):
             self._poll_only_members()
 
@@ -157,6 +159,8 @@ class CoordinatorProcess:
         if poll is None or task is None or task.pod.address is None:
             self._poll_again(slot, _POLL_INTERVAL_S)
             return
+        if self._checks.of_wrong_results is not None:
+            self._checks.of_wrong_results.polls(self.core, slot, poll)
         incarnation, address = poll.task.incarnation, task.pod.address
         self._calling.add(slot)
 

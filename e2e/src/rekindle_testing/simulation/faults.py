@@ -15,6 +15,7 @@ from rekindle_testing.simulation.cluster import OPERATORS, SimulatedCluster
 from rekindle_testing.simulation.movements import Movements
 from rekindle_testing.simulation.network import API, SINKS, STORE
 from rekindle_testing.simulation.pod import TaskPod
+from rekindle_testing.simulation.wrong_results import Recurrence, WrongResult
 
 FAULTS_S = 60.0
 """When the last group of faults begins."""
@@ -40,6 +41,7 @@ class FaultKind(StrEnum):
     EVICT_TASK = "a task is evicted, or its pod deleted by force"
     STRIKE_DONOR = "a replica is lost, and who gives its successor state fails meanwhile"
     STRIKE_NEWCOMER = "a replica is lost, and its successor fails before it has got state"
+    WRONG_RESULT = "a replica that has a partner computes a wrong result"
     KILL_NODE = "a node dies, and another one comes"
     REBOOT_NODE = "a node restarts, with its disks"
     FREEZE_NODE = "a node is frozen"
@@ -98,6 +100,7 @@ _DURING_FAILURES = (
     FaultKind.CRASH_COORDINATOR,
     FaultKind.FREEZE_TASK,
 )
+_USUAL = [kind for kind in FaultKind if kind is not FaultKind.WRONG_RESULT]
 _MAY_STAY = (FaultKind.FREEZE_TASK, FaultKind.FREEZE_NODE, FaultKind.PARTITION_NODE)
 
 
@@ -124,7 +127,7 @@ class Fault:
 def draw_faults(random: Random) -> list[Fault]:
     """In groups, because what happens at the same time is what is hard."""
     faults: list[Fault] = []
-    kinds = random.sample(list(FaultKind), random.randint(2, len(FaultKind)))
+    kinds = random.sample(_USUAL, random.randint(2, len(_USUAL)))
     for _ in range(random.randint(2, 7)):
         begin = random.uniform(3.0, FAULTS_S)
         for _ in range(random.choice((1, 1, 2, 3, 5))):
@@ -161,6 +164,20 @@ def draw_cuts(random: Random) -> list[Fault]:
             kind = random.choice(_DURING_FAILURES)
             faults.append(Fault(at, kind, random.randrange(1000), random.randrange(1000), 3.0))
     return faults
+
+
+def draw_wrong_results(random: Random) -> list[Fault]:
+    """Beside other faults, or alone: a difference is found only while both replicas run."""
+    return [
+        Fault(
+            round(random.uniform(8.0, FAULTS_S), 2),
+            FaultKind.WRONG_RESULT,
+            random.randrange(1000),
+            random.randrange(1000),
+            0.0,
+        )
+        for _ in range(random.choice((1, 1, 2)))
+    ]
 
 
 def _let_last_stay(faults: list[Fault]) -> None:
@@ -252,9 +269,23 @@ class Injector:
             case FaultKind.EVICT_TASK:
                 self._cluster.evict(pod, by_force=bool(fault.other % 2))
                 return key, None
+            case FaultKind.WRONG_RESULT:
+                return self._make_wrong(fault)
             case FaultKind.STRIKE_DONOR | FaultKind.STRIKE_NEWCOMER:
                 return self._strike_movement(fault)
         return None
+
+    def _make_wrong(self, fault: Fault) -> Struck:
+        """`other` says what it computes for the same epoch again."""
+        cluster, slots = self._cluster, Movements(self._cluster).replaceable()
+        cluster.watch_wrong_results(self._log)
+        if not slots:
+            return "no replica has a Live partner", None
+        pod = cluster.pods[slots[fault.target % len(slots)]]
+        recurrence = list(Recurrence)[fault.other % len(Recurrence)]
+        pod.wrong_result = pod.wrong_result or WrongResult(recurrence)
+        what = f"{pod.slot.key} incarnation {pod.incarnation}, {pod.wrong_result.recurrence.name}"
+        return what, None
 
     def _strike_movement(self, fault: Fault) -> Struck:
         """Lose a replica that has a partner; then let a party of the session fail that moves the

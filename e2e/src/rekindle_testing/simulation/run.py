@@ -17,7 +17,13 @@ from rekindle.topology.model import Slot
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SETTINGS, SimulatedCluster
 from rekindle_testing.simulation.coverage import Cell, counted
-from rekindle_testing.simulation.faults import Fault, Injector, draw_cuts, draw_faults
+from rekindle_testing.simulation.faults import (
+    Fault,
+    Injector,
+    draw_cuts,
+    draw_faults,
+    draw_wrong_results,
+)
 from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
 from rekindle_testing.simulation.late import LATEST_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
@@ -30,6 +36,8 @@ _WRONG_CLOCKS, _WRONG_CLOCK_S = 0.2, 70.0
 """The share of seeds in which the operators' clocks are off, and how far."""
 _REBALANCED = 0.3
 """The share of the other seeds in which tasks move to emptier nodes."""
+_WRONG_RESULTS = 0.15
+"""The share of seeds in which replicas compute wrong results."""
 _QUIET_S, _QUIET_WITH_MOVES_S = 90.0, 240.0
 """Within so many seconds after the last fault all has to be done."""
 _NEXT_MOVE_S = 4.0
@@ -70,6 +78,9 @@ class Simulation:
         drawn = draw_faults(random)
         if variant.max_delay_s is not None:
             drawn = sorted([*drawn, *draw_cuts(more)], key=lambda fault: fault.at)
+        wrong = Random(f"wrong results {seed}")
+        if wrong.random() < _WRONG_RESULTS:
+            drawn = sorted([*drawn, *draw_wrong_results(wrong)], key=lambda fault: fault.at)
         self.seed = seed
         self.faults = drawn if faults is None else faults
         self.lines: list[str] = []
@@ -149,6 +160,8 @@ class Simulation:
             healed_at + quiet_s if left else max(healed_at + LATEST_S, done_at + settle_s)
         ):
             self.scheduler.run_until(self.scheduler.now + 0.5)
+            if self.cluster.checks.of_wrong_results is not None:
+                self.cluster.checks.of_wrong_results.delete_named_files()
             left = self.not_done()
             if left:
                 done_at = self.scheduler.now
@@ -193,6 +206,8 @@ class Simulation:
                 self._was_stable.add(slot)
             elif slot not in self._was_stable:
                 left.append(f"the output of {slot.key} is in {branches.state}")
+        if cluster.checks.of_wrong_results is not None:
+            left += cluster.checks.of_wrong_results.left()
         newest = cluster.store.newest
         committed = newest.epoch if newest is not None else -1
         if committed < head - 3 * INTERVAL_EPOCHS:

@@ -45,6 +45,9 @@ class WorkingPods:
         pod = next((p for p in pods if _slot_of(p) == slot), None)
         if pod is None or not self._was_heard(pod):
             return None
+        wrong = self._cluster.checks.of_wrong_results
+        if wrong is not None and isinstance(pod, TaskPod) and wrong.may_be_replaced(pod):
+            return None
         raw = self._cluster.server.objects.find(PODS, pod.name)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             return None
