@@ -156,7 +156,7 @@ def test_transitions_are_counted() -> None:
     assert StateMachine.step.__name__ == "step"
 
 
-def test_what_was_never_reached_is_told_with_its_reason() -> None:
+def test_what_was_never_reached_is_printed_with_its_reason() -> None:
     unlisted = [cell for cell in CELLS if cell not in UNREACHABLE]
     lines = coverage_lines(dict.fromkeys(unlisted[1:], 1))
     never = [line for line in lines if line.startswith("never reached")]
