@@ -15,7 +15,13 @@ from rekindle.coordinator.model import Partition
 from rekindle_testing.simulation import topologies
 from rekindle_testing.simulation.__main__ import describe_failure, summary
 from rekindle_testing.simulation.coordinator_api import TOPOLOGY, compiled
-from rekindle_testing.simulation.faults import Fault, FaultKind, Injector, draw_faults
+from rekindle_testing.simulation.faults import (
+    Fault,
+    FaultKind,
+    Injector,
+    draw_faults,
+    draw_wrong_results,
+)
 from rekindle_testing.simulation.mutants import MUTANTS
 from rekindle_testing.simulation.run import Outcome, Simulation, shrink, simulate
 from rekindle_testing.simulation.scheduler import Process, Scheduler
@@ -141,7 +147,8 @@ def test_lost_replicas_get_their_state_from_partners() -> None:
 
 
 def test_all_kinds_of_faults_are_drawn() -> None:
-    kinds = {fault.kind for seed in range(100) for fault in draw_faults(Scheduler(seed).random)}
+    draws = (draw_faults, draw_wrong_results)
+    kinds = {f.kind for draw in draws for seed in range(100) for f in draw(Scheduler(seed).random)}
     assert kinds == set(FaultKind)
 
 

@@ -164,7 +164,7 @@ class TentativeChecks:
             if now > since + self._max_delay_s + _SLACK_S:
                 self._violated(
                     "I3",
-                    f"epoch {self._newest_out + 1} arrived at {waits:.2f} s, and has no result "
+                    f"epoch {self._newest_output + 1} arrived at {waits:.2f} s, and has no result "
                     f"after {now - since:.2f} s",
                 )
         self._around.checks.check_promises(self._task.pod)
