@@ -24,7 +24,7 @@ from topology_specs import query, source, topology_spec, window
 from rekindle import names
 from rekindle.cli.kubernetes_api import ApiError, ApiUnavailable, ClusterReader
 from rekindle.cli.tail import TOKEN_VARIABLE, QueryPods
-from rekindle.cli.tail_lines import LineWriter
+from rekindle.cli.tail_lines import FailureWriter, LineWriter
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.protocol import STREAM_SINK_PORT
 from rekindle.stream_sinks.client import (
@@ -32,11 +32,13 @@ from rekindle.stream_sinks.client import (
     ReadRefused,
     Received,
     ReplicaUnavailable,
+    read_call,
 )
 from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.follow import (
     REFUSED_S,
     STALL_S,
+    Followed,
     FoundReplicas,
     PartitionReader,
     follow,
@@ -66,6 +68,30 @@ def test_each_line_can_be_json() -> None:
     writer = LineWriter(2, as_json=True)
     (line,) = writer.lines(1, received("STABLE", 4, 1))
     assert json.loads(line) == {"partition": 1, "epoch": 4, "kind": "STABLE", "row": {"n": 0}}
+
+
+def test_a_message_is_said_once_until_there_are_rows_again() -> None:
+    failures = FailureWriter()
+    story = [
+        (0, "a does not respond"),
+        (0, "no replica is running"),
+        (0, "a does not respond"),
+        (1, "a does not respond"),
+        (0, None),
+        (0, "a does not respond"),
+    ]
+    said = [
+        failures.line(Followed(at, received("STABLE", 1) if text is None else None, text or ""))
+        for at, text in story
+    ]
+    a, none = "a does not respond; trying again", "no replica is running; trying again"
+    assert said == [a, none, None, a, None, a]
+
+
+def test_an_address_without_a_server_is_reported_without_grpc() -> None:
+    with pytest.raises(ReplicaUnavailable) as caught:
+        list(read_call("127.0.0.1:1", Ticket("q").encode(), None))
+    assert str(caught.value) == "127.0.0.1:1 cannot be read: Connection refused"
 
 
 class Replicas:

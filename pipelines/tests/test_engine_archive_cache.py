@@ -75,6 +75,18 @@ def test_a_failed_training_is_reported(tmp_path: Path, training: Training) -> No
         archive_cache.ensure_archive(tmp_path)
 
 
+def test_a_failed_training_is_one_message_without_a_trace(
+    tmp_path: Path,
+    training: Training,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    training.fails = True
+    monkeypatch.setattr(sys, "argv", ["archive_cache", str(tmp_path)])
+    assert archive_cache.main() == 1
+    assert capsys.readouterr().err == "the AppCDS archive could not be created: no room\n"
+
+
 def test_no_archive_is_used_before_it_is_made(tmp_path: Path, training: Training) -> None:
     spec = session.jvm_spec()
     assert archive_cache.cached_archive(tmp_path, spec) is None

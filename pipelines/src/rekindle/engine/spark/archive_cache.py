@@ -67,9 +67,9 @@ def ensure_archive(directory: Path) -> Path:
             preexec_fn=ending_with_parent(),
         )
         if done.returncode:
-            raise EngineUnavailable(
-                f"the AppCDS archive could not be created:\n{done.stderr[-2000:]}"
-            )
+            *log, what = done.stderr.strip()[-2000:].splitlines() or ["no output"]
+            message = f"the AppCDS archive could not be created: {what}"
+            raise EngineUnavailable("\n".join([message, *log]))
     remove_unused(directory, time.time())
     return archive
 
@@ -119,7 +119,11 @@ def _is_open(path: Path, descriptor: int) -> bool:
 
 
 def main() -> int:
-    print(ensure_archive(Path(sys.argv[1]).absolute()))
+    try:
+        print(ensure_archive(Path(sys.argv[1]).absolute()))
+    except EngineUnavailable as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

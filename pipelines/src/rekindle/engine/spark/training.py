@@ -27,8 +27,9 @@ from rekindle.streams.epochs import EpochInput
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 
-DUMP_TIMEOUT_S = 300.0
-"""Writing the archive takes 15 s on a quiet machine, at the JVM's exit."""
+DUMP_TIMEOUT_S = 1800.0
+"""Writing the archive takes 15 s on a quiet machine, at the JVM's exit; where others use the cores,
+minutes. A JVM that is killed earlier has done all of it in vain."""
 
 _TOPOLOGY = """
 checkpoint: {store: "file:///tmp/x"}
@@ -82,7 +83,7 @@ def make_archive(archive: Path) -> None:
     run_training_topology(spark)
     session.stop_session(spark, timeout_s=DUMP_TIMEOUT_S)
     if not made.exists():
-        raise SystemExit(f"the JVM did not write an archive to {made}")
+        raise SystemExit(f"the JVM wrote no archive to {made} within {DUMP_TIMEOUT_S:.0f} s")
     _check_usable(prepared, made)
     made.replace(archive)
     cds.write_key(spec, prepared, archive)
