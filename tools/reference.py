@@ -72,8 +72,8 @@ def _sections(path: str, node: dict[str, Any], model: type[BaseModel]) -> Iterat
         rows.append(f"| `{name}` | {_type(schema, name)} | {default} | {not_yet}{text} |")
     table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]
     yield "\n".join([f"## `{path}`", "", *table, *_rules(node), ""])
-    for nested_path, schema, child in nested:
-        yield from _sections(nested_path, schema, child)
+    for nested_path, nested_schema, nested_model in nested:
+        yield from _sections(nested_path, nested_schema, nested_model)
 
 
 def _rules(node: dict[str, Any]) -> Iterator[str]:

@@ -287,9 +287,9 @@ class ModelCluster(ModelState):
                     self.events.append(action)
             case QuarantineNode(node, at):
                 self.quarantined[node] = at
-            case AvoidNode(shape, node, node_uid, pod_uid, is_temporary=is_temporary):
+            case AvoidNode(shape, node, node_uid, pod_uid, cause=cause):
                 self.unsuitable = self.unsuitable.with_refusal(
-                    shape, node, node_uid, pod_uid, self.now, is_temporary=is_temporary
+                    shape, node, node_uid, pod_uid, self.now, cause
                 )
             case EnsureAccess() | EnsureBudget() | CreateTokenSecret():
                 pass

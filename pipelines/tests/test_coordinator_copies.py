@@ -191,9 +191,46 @@ def test_copies_that_differ_from_each_other_compute_again() -> None:
     comparison = compared()
     start_copy(comparison, COPY, 9, WRONG)
     start_copy(comparison, OTHER, 9, RIGHT)
-    assert not comparison.disputes
     assert [comparison.boot_to_restart(by.slot) for by in (COPY, OTHER)] == ["a", "a"]
     assert len(comparison.take_untrusted()) == 1
+
+
+def copies_that_differ() -> DigestComparison:
+    comparison = compared()
+    start_copy(comparison, COPY, 9, WRONG)
+    start_copy(comparison, OTHER, 9, RIGHT)
+    return comparison
+
+
+def test_while_copies_that_differ_compute_again_neither_is_trusted() -> None:
+    """The first of them to do so may be wrong again."""
+    comparison = copies_that_differ()
+    assert not comparison.disputes[MID].results
+    comparison.observed(Computation(COPY.slot, 1, "b"), after(2, WRONG), 2)
+    assert comparison.is_untrusted(COPY.slot)
+    assert comparison.witnessed(MID) == -1
+    comparison.observed(Computation(OTHER.slot, 1, "b"), after(2, WRONG), 2)
+    assert not comparison.disputes
+    assert comparison.witnessed(MID) == 19
+
+
+def test_copies_that_differ_again_are_disputed_as_any() -> None:
+    comparison = copies_that_differ()
+    again = [Computation(by.slot, 1, "b") for by in (COPY, OTHER)]
+    for by, found in zip(again, (WRONG, RIGHT), strict=True):
+        comparison.observed(by, after(2, found), 2)
+    assert [by for by, _ in comparison.disputes[MID].results] == again
+    comparison.request_recomputation(MID, again, now=100.0)
+    assert comparison.boot_to_restart(COPY.slot) == "b"
+    comparison.observed(Computation(COPY.slot, 1, "c"), after(2, RIGHT), 2)
+    assert comparison.diverged.keys() == {COPY.slot}
+    assert not comparison.disputes
+
+
+def test_a_checkpoint_ends_a_dispute_of_copies() -> None:
+    comparison = copies_that_differ()
+    comparison.observed(Computation(COPY.slot, 1, "b"), after(15, RIGHT), 15)
+    assert not comparison.disputes
 
 
 def test_a_newcomer_that_starts_in_a_dispute_computes_again() -> None:

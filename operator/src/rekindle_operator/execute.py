@@ -167,9 +167,9 @@ class Executor:
             case QuarantineNode(node, at):
                 logger.warning("quarantined node %s: it is silent, its tasks are replaced", node)
                 self._cluster.quarantine(node, at)
-            case AvoidNode(shape, node, node_uid, pod_uid, why, is_temporary):
+            case AvoidNode(shape, node, node_uid, pod_uid, why, cause):
                 logger.warning("pods of shape %s avoid node %s: %s", shape, node, why)
-                self._cluster.remember_unsuitable(shape, node, node_uid, pod_uid, is_temporary)
+                self._cluster.remember_unsuitable(shape, node, node_uid, pod_uid, cause)
             case _:
                 assert_never(action)
 

@@ -15,11 +15,13 @@ from rekindle.streams.epochs import NO_EPOCH, EpochInput
 from rekindle.task.state import TaskState
 from rekindle_testing.simulation.values import Expected, FoldedState, values_in, watermark_of
 from rekindle_testing.simulation.witnesses import Witnesses
+from rekindle_testing.simulation.wrong_results import WrongResults
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.movement import MovedState
     from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
     from rekindle_testing.simulation.pod import TaskPod
+    from rekindle_testing.simulation.wrong_result_checks import WrongResultChecks
 
 
 class Violation(AssertionError):
@@ -36,19 +38,23 @@ class Checks:
         store: SimulatedStore,
         sinks: SimulatedSinks,
         pods: Callable[[], Iterable[TaskPod]],
+        wrong_results: WrongResults,
     ) -> None:
         self.appended_epochs = 0
         self.written_epochs = 0
         self.movements = 0
         self.tentative_epochs = 0
         self.expected = expected
-        self._tentative: dict[tuple[Partition, int], set[str]] = {}
+        self.of_wrong_results: WrongResultChecks | None = None
+        # Other values than those of a run without faults: tentative ones, and wrong ones.
+        self._put_out: dict[tuple[Partition, int], set[str]] = {}
         self._graph = graph
         self._store = store
         self._sinks = sinks
         self._pods = pods
         self._written: dict[int, int] = {}  # manifest number -> fence
         self._witnesses = Witnesses(self._committed_through)
+        self._wrong = wrong_results
 
     def failed(self, message: str) -> None:
         raise Violation(message)
@@ -57,8 +63,13 @@ class Checks:
         """I1: an epoch is the same wherever and however often it is computed."""
         self.appended_epochs += 1
         copied = pod.boot.core.status.moved_through if pod.boot is not None else None
-        self._witnesses.computed(_partition(pod), pod.slot, epoch, copied)
-        expected = self.expected.output(_partition(pod), epoch)
+        partition = _partition(pod)
+        self._witnesses.computed(partition, pod.slot, pod.incarnation, epoch, value, copied)
+        expected = self.expected.output(partition, epoch)
+        if value != expected and self._wrong.is_wrong(value):
+            self._put_out.setdefault((partition, epoch), set()).add(value)
+            self._of_wrong_results.appended(pod, epoch)
+            expected = value
         if not value == in_log == expected:
             raise Violation(
                 f"I1: {pod.slot.key} incarnation {pod.incarnation} computed {value} for epoch "
@@ -68,20 +79,20 @@ class Checks:
     def tentative(self, partition: Partition, epoch: int, value: str) -> None:
         """A tentative result is out."""
         self.tentative_epochs += 1
-        self._tentative.setdefault((partition, epoch), set()).add(value)
+        self._put_out.setdefault((partition, epoch), set()).add(value)
 
     def alien_input(self, partition: Partition, epoch: EpochInput) -> str:
         """A value in a tentative epoch that no upstream has put out for this epoch; "" if there is
         none."""
         for sources, rows in zip(self.expected.inputs_of(partition), epoch.inputs, strict=True):
             known = {self.expected.output(p, epoch.epoch) for p in sources}
-            known.update(*(self._tentative.get((p, epoch.epoch), ()) for p in sources))
+            known.update(*(self._put_out.get((p, epoch.epoch), ()) for p in sources))
             for value in values_in(rows):
                 if value not in known:
                     return value
         return ""
 
-    def leases(self, pod: TaskPod) -> None:
+    def check_promises(self, pod: TaskPod) -> None:
         """I3: a replica whose partner relies on it does not begin to stabilize, unless it has lost
         it."""
         own = pod.boot.tentative.checks if pod.boot is not None else None
@@ -112,8 +123,12 @@ class Checks:
         """I1: a partner gives the state and the log of a run without faults."""
         self.movements += 1
         partition, epoch = _partition(pod), moved.state.epoch
-        log = {e: self.expected.output(partition, e) for e in range(moved.base, epoch + 1)}
-        if moved.log != log or not self._is_expected(partition, moved.state):
+        log = {
+            e: found if self._wrong.is_wrong(found := moved.log.get(e, "")) else expected
+            for e in range(moved.base, epoch + 1)
+            for expected in [self.expected.output(partition, e)]
+        }
+        if moved.log != log or not self._is_explained(partition, moved.state):
             raise Violation(
                 f"I1: {pod.slot.key} incarnation {pod.incarnation} got another state or log after "
                 f"epoch {epoch} from its partner than a run without faults has"
@@ -124,7 +139,8 @@ class Checks:
     ) -> None:
         """I2: no epoch is delivered changed, or before the ones ahead of it."""
         self.written_epochs += 1
-        if in_file != value or value != self.expected.output(partition, epoch):
+        expected = self.expected.output(partition, epoch)
+        if any(v != expected and not self._wrong.is_wrong(v) for v in (value, in_file)):
             raise Violation(
                 f"I2: epoch {epoch} of query {query} {partition.key} is {in_file}, not {value}"
             )
@@ -134,8 +150,8 @@ class Checks:
             )
 
     def committed(self, manifest: Manifest) -> None:
-        """I1, I2, I5, I9: entries have the states of a run without faults, what a manifest counts
-        as written is, and fences never decrease."""
+        """I1, I2, I5, I9: entries have the states of a run without faults, the sinks have all
+        epochs that the manifest counts as written, and fences never decrease."""
         for partition in self._graph.partitions:
             for ref in manifest.entries[partition.key]:
                 self._saved(partition, ref)
@@ -153,13 +169,16 @@ class Checks:
                         f"I2: {partition.key} is committed at {entries[0]}, and query {spec.name} "
                         f"has written only through {durable}"
                     )
-        self.retained()
+        self.check_retention()
 
     def _saved(self, partition: Partition, ref: EntryRef) -> None:
         saved = self._store.load(ref.object) if ref.object is not None else None
         if saved is None:
-            return  # `retained` looks for those that are gone
-        if saved.epoch != ref.epoch or not self._is_expected(partition, saved):
+            return  # `check_retention` looks for those that are gone
+        checks = self.of_wrong_results
+        is_protected = checks is None or checks.is_protected(partition)
+        is_right = self._is_expected if is_protected else self._is_explained
+        if saved.epoch != ref.epoch or not is_right(partition, saved):
             raise Violation(f"I1: {ref.object} has another state than a run without faults has")
 
     def _is_expected(self, partition: Partition, state: TaskState) -> bool:
@@ -167,7 +186,41 @@ class Checks:
         fold = self.expected.output(partition, state.epoch)
         return (state.watermark, state.operators) == (watermark_of(fold), FoldedState(fold=fold))
 
-    def retained(self) -> None:
+    def _is_explained(self, partition: Partition, state: TaskState) -> bool:
+        """Whether a run without faults has it, or it follows from a wrong result."""
+        fold = getattr(state.operators, "fold", "")
+        if self._wrong.is_wrong(fold):
+            return state.watermark == watermark_of(fold)
+        return self._is_expected(partition, state)
+
+    # -- wrong results ---------------------------------------------------------------------------
+
+    @property
+    def _of_wrong_results(self) -> WrongResultChecks:
+        assert self.of_wrong_results is not None, "no fault makes a result wrong"
+        return self.of_wrong_results
+
+    def is_wrong(self, value: str) -> bool:
+        return self._wrong.is_wrong(value)
+
+    def wrong_result_begins(self, pod: TaskPod, is_first: bool) -> bool:
+        """Whether a pod may compute a wrong result now."""
+        checks = self._of_wrong_results
+        if is_first and not checks.may_begin(pod):
+            return False
+        checks.began(pod)
+        return True
+
+    def writes(self, pod: TaskPod, epoch: int, value: str, through: int | None) -> None:
+        """I2: what replicas disagree about is not written, once the task has been told so."""
+        if self.of_wrong_results is not None:
+            self.of_wrong_results.writes(pod, epoch, value)
+        if through is not None and epoch > through:
+            raise Violation(
+                f"I2: {pod.slot.key} writes epoch {epoch}, and may write only through {through}"
+            )
+
+    def check_retention(self) -> None:
         """I5: nothing is gone that a consumer may still need."""
         newest = self._store.newest
         if newest is None:

@@ -40,6 +40,8 @@ from rekindle_testing.simulation.topologies import Spec
 from rekindle_testing.simulation.values import Expected
 from rekindle_testing.simulation.waiting_checks import WaitingChecks
 from rekindle_testing.simulation.working import WorkingPods
+from rekindle_testing.simulation.wrong_result_checks import WrongResultChecks
+from rekindle_testing.simulation.wrong_results import WrongResults
 
 OPERATORS = ("operator-0", "operator-1")
 UID = "uid-t"
@@ -79,6 +81,7 @@ class SimulatedCluster:
         self.server = ApiServer(scheduler, self.network)
         self.store = SimulatedStore(scheduler)
         self.sinks = SimulatedSinks(scheduler)
+        self.wrong_results = WrongResults()
         self.network.servers |= {self.store.host: self.store, self.sinks.host: self.sinks}
         self.checks = Checks(
             Expected(self.topology),
@@ -86,6 +89,7 @@ class SimulatedCluster:
             self.store,
             self.sinks,
             lambda: [pod for slot, pod in self.pods.items() if slot.first in self._slots],
+            self.wrong_results,
         )
         self.nodes: dict[str, Node] = {}
         self.pods: dict[Slot, TaskPod] = {}
@@ -106,6 +110,7 @@ class SimulatedCluster:
             self.topology.spec.checkpoint_interval_epochs,
             self.topology,
             buffered_epochs,
+            self.wrong_results,
         )
         self._coordinators = CoordinatorSurroundings(
             scheduler, self.network, self.server, self.store, self.checks, UID
@@ -131,7 +136,7 @@ class SimulatedCluster:
             self._can_recover,
             self.fail,
         )
-        self.server.observers = [self.operator_checks.changed, self._pods_changed]
+        self.server.observers = [self.operator_checks.object_changed, self._pods_changed]
         meta = {"name": TOPOLOGY, "namespace": NAMESPACE, "uid": UID, "generation": 1}
         topology = {"kind": names.KIND, "metadata": meta, "spec": copy.deepcopy(spec)}
         self.server.objects.add(TOPOLOGIES, topology)
@@ -191,7 +196,8 @@ class SimulatedCluster:
 
     @property
     def leader(self) -> OperatorReplica | None:
-        """One that was killed led last, and its Lease may still be fresh."""
+        """The replica of the operator that leads. A killed one does not, although its Lease may
+        still be fresh."""
         living = (r for r in self.operators.values() if not r.process.dead)
         return next((r for r in living if r.leader.leading), None)
 
@@ -212,7 +218,7 @@ class SimulatedCluster:
             SETTINGS,
             host,
             skew_s,
-            self.operator_checks.writes,
+            self.operator_checks.check_request,
         )
 
     # --- nodes ----------------------------------------------------------------------
@@ -269,6 +275,14 @@ class SimulatedCluster:
             self.server.objects.remove(PODS, raw)
         elif raw is not None and not raw["metadata"].get("deletionTimestamp"):
             self.server.objects.mark_deleted(PODS, raw)
+
+    # --- wrong results ------------------------------------------------------------
+
+    def watch_wrong_results(self, log: Callable[[str], None]) -> None:
+        """Before the first one."""
+        if self.checks.of_wrong_results is None:
+            self.checks.of_wrong_results = WrongResultChecks(self, log)
+            self.checks.of_wrong_results.watch()
 
     # --- pods -----------------------------------------------------------------------
 

@@ -121,6 +121,8 @@ class CoordinatorProcess:
             partition = partition_of(event.slot)
             epoch = self.core.containment.comparison.witnessed(partition)
             self._checks.witnessed(partition, epoch)
+            if self._checks.of_wrong_results is not None:
+                self._checks.of_wrong_results.compared(self.core, event.slot)
         if isinstance(event, PodsListed):
             self._poll_only_members()
 
@@ -157,6 +159,8 @@ class CoordinatorProcess:
         if poll is None or task is None or task.pod.address is None:
             self._poll_again(slot, _POLL_INTERVAL_S)
             return
+        if self._checks.of_wrong_results is not None:
+            self._checks.of_wrong_results.polls(self.core, slot, poll)
         incarnation, address = poll.task.incarnation, task.pod.address
         self._calling.add(slot)
 
@@ -226,7 +230,7 @@ class CoordinatorProcess:
     def _collect(self, retain: int, in_use: Set[str]) -> None:
         def collect() -> None:
             self._store.collect_garbage(retain, in_use)
-            self._checks.retained()
+            self._checks.check_retention()
 
         def ended(result: Any) -> None:
             failed = isinstance(result, (Down, Refused, TimedOut))

@@ -1,38 +1,81 @@
-"""A task's disk: its output log, the highest fence, the mark that the log has to be discarded.
+"""A task's disk: its output log, the highest fence, marks, results of earlier boots.
 
-It outlives the containers of a pod, not the pod.
+It outlives the containers of a pod, not the pod. What is kept of earlier boots, and how it is
+compared, is as in `rekindle.task.earlier_boots`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rekindle.errors import Diverged, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
+
+_RESULTS_BEFORE_DECISION = 2
 
 
 @dataclass(slots=True)
 class Disk:
-    """The log holds the values of epochs `base` to `last`. `discard`: the mark."""
+    """The log holds the values of epochs `base` to `last`. `discard`, `compare`: the marks that the
+    log has to be discarded, and that files which sinks have written from it may be wrong."""
 
     values: dict[int, str] = field(default_factory=dict)
     base: int = 0
     last: int = NO_EPOCH
     fence: int = NO_EPOCH
     discard: bool = False
+    compare: bool = False
     unreadable: bool = False  # the next access for a state movement fails
     attempts: int = 1  # the first number of a tentative branch that no boot may have used
+    # Of a task without partners: an epoch, and its different results.
+    disputed: tuple[int, tuple[str, ...]] | None = None
+    earlier: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of epochs to be computed
 
-    def start_at(self, epoch: int, keep: bool) -> None:
-        """As `OutputLog.start_at`. `keep`: a log that reaches to `epoch` stays, and is compared."""
-        if keep and not self.discard and self.last + 1 >= epoch:
-            return
-        self.values, self.base, self.last = {}, epoch, epoch - 1
-        self.discard = False
+    def start_at(self, epoch: int, alone: bool) -> int | None:
+        """As `continue_log`. `alone`: the task has no partners, so that a log that reaches to
+        `epoch` stays. Returns the first epoch of which sinks may have written a wrong file; None:
+        they have not. Raises NotDeterministic."""
+        self._discard_marked(epoch)
+        if self.disputed is not None and self.disputed[0] < epoch:
+            self.disputed = None  # a trusted checkpoint covers the epoch
+        if self.disputed is None:
+            self.earlier = {e: (value,) for e, value in self.values.items() if e >= epoch}
+            if not (alone and self.last + 1 >= epoch):
+                self._empty(epoch)
+            return epoch if self.compare else None
+        disputed_epoch, results = self.disputed
+        if len(results) > _RESULTS_BEFORE_DECISION:
+            raise NotDeterministic(f"epoch {disputed_epoch} was computed with different results")
+        self._empty(epoch)
+        self.earlier = {disputed_epoch: results}
+        compare_from = epoch if self.compare else disputed_epoch
+        self.compare = True
+        return compare_from
 
-    def take(self, base: int, last: int, values: dict[int, str]) -> None:
-        """The log of a partner in place of the own one."""
+    def contradicts(self, base: int, values: dict[int, str]) -> bool:
+        """Whether the log has another value of one of these epochs, which are a partner's."""
+        own = {} if self.discard else self.values
+        return any(own.get(e, value) != value for e, value in values.items() if e >= base)
+
+    def take(self, base: int, last: int, values: dict[int, str]) -> int | None:
+        """The log of a partner in place of the own one. Returns what `start_at` does."""
+        compare_from = self.start_at(base, alone=False)
         self.values, self.base, self.last = dict(values), base, last
-        self.discard = False
+        return compare_from
+
+    def check(self, epoch: int, value: str, alone: bool) -> str | None:
+        """As `EarlierBoots.check`, before an epoch is appended."""
+        before = self.earlier.pop(epoch, ())
+        if all(value == result for result in before):
+            return None
+        if not alone:
+            return f"epoch {epoch} differs from what an earlier boot of this replica had in its log"
+        if value not in before:
+            self.disputed = epoch, (*before, value)
+            error = Diverged if len(before) < _RESULTS_BEFORE_DECISION else NotDeterministic
+            raise error(f"epoch {epoch} was computed with different results")
+        self.disputed = None
+        return None if value == before[0] else f"epoch {epoch} was wrong in the output log"
 
     def append(self, epoch: int, value: str) -> str:
         """Append an epoch. Returns the value that the log has: of an earlier boot, if it has one.
@@ -51,3 +94,12 @@ class Disk:
         for epoch in range(self.base, min(floor, self.last) + 1):
             del self.values[epoch]
         self.base = max(self.base, min(floor, self.last) + 1)
+
+    def _discard_marked(self, epoch: int) -> None:
+        if self.discard:
+            self._empty(epoch)
+            self.disputed = None
+            self.discard, self.compare = False, True
+
+    def _empty(self, epoch: int) -> None:
+        self.values, self.base, self.last = {}, epoch, epoch - 1

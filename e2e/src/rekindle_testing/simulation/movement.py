@@ -152,7 +152,11 @@ class SimulatedMover:
         if self._disk.access_fails():
             self._not_stored(session)
             return
-        self.installed = MovedState.of(b"".join(chunks).decode())
+        moved = MovedState.of(b"".join(chunks).decode())
+        if self._disk.contradicts(moved.base, moved.log):
+            self._not_stored(session)
+            return
+        self.installed = moved
         digest = self.installed.digest
         self._step(NewcomerEventReceived(newcomers.StateInstalled(session, digest)))
 

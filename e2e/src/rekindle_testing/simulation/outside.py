@@ -116,17 +116,25 @@ class SimulatedSinks(Outside):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler, SINKS)
         self.files: dict[tuple[str, Partition], dict[int, str]] = {}
+        # By a person, and not written again.
+        self.deleted: dict[tuple[str, Partition], set[int]] = {}
 
     def last(self, query: str, partition: Partition, after: int) -> int:
         return max(self.files.get((query, partition), ()), default=after)
 
     def write(self, query: str, partition: Partition, epoch: int, value: str) -> str:
         """Create a file, unless it is there. Returns its value."""
+        self.deleted.get((query, partition), set()).discard(epoch)
         return self.files.setdefault((query, partition), {}).setdefault(epoch, value)
 
     def durable(self, query: str, partition: Partition) -> int:
-        """The newest epoch before which none is missing."""
+        """The newest epoch before which none is missing that nobody has deleted."""
         files, epoch = self.files.get((query, partition), {}), 0
-        while epoch in files:
+        deleted = self.deleted.get((query, partition), ())
+        while epoch in files or epoch in deleted:
             epoch += 1
         return epoch - 1
+
+    def delete(self, query: str, partition: Partition, epoch: int) -> None:
+        del self.files[query, partition][epoch]
+        self.deleted.setdefault((query, partition), set()).add(epoch)

@@ -13,6 +13,7 @@ from rekindle_testing.simulation.overlapping import Overlapping
 from rekindle_testing.simulation.scheduler import Process
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.task import TaskProcess
+from rekindle_testing.simulation.wrong_results import WrongResult
 
 _START_S = (0.1, 1.0)
 _RESTART_S = (0.5, 2.0)
@@ -123,7 +124,7 @@ class SimulatedPod(ABC, Generic[B]):
 class TaskPod(SimulatedPod[TaskProcess]):
     """`skew_s`: how far the clock of its node is ahead. `slow`: its engine.
     `tentative_fails`: whether its next tentative epoch does; `call_fails`: whether its next call of
-    the engine or of a restore does, for good."""
+    the engine or of a restore does, for good. `wrong_result`: what it computes wrongly."""
 
     def __init__(
         self,
@@ -145,6 +146,7 @@ class TaskPod(SimulatedPod[TaskProcess]):
         self.slow = Overlapping()
         self.tentative_fails = False
         self.call_fails = False
+        self.wrong_result: WrongResult | None = None
         self.disk = Disk()
         self.boots = 0
         self._surroundings = surroundings

@@ -10,6 +10,7 @@ from rekindle.task.core.messages import CallSink, SinkReported
 from rekindle.task.core.sink import (
     CallFailed,
     CheckConflicts,
+    ConflictsChecked,
     EpochWritten,
     LogGrew,
     OpenSink,
@@ -33,25 +34,29 @@ class SinkCalls:
     def __init__(self, task: TaskProcess, surroundings: Surroundings) -> None:
         self._task = task
         self._around = surroundings
+        # By query: the values of epochs of which the file has another one.
+        self._conflicts: dict[str, dict[int, str]] = {}
 
     def call(self, effect: CallSink) -> None:
         match effect.call:
-            case OpenSink(after):
-                self._open(effect.assigned, after)
+            case OpenSink(after, compares):
+                self._open(effect.assigned, after, compares)
             case WriteEpochs(from_epoch):
                 self._write(effect.assigned, from_epoch)
             case CheckConflicts():
-                raise AssertionError("no file differs")
+                self._check_conflicts(effect.assigned)
 
     def _report(self, assigned: SinkAssignment, event: SinkEvent) -> None:
         self._task.step(SinkReported(assigned, event))
 
-    def _open(self, assigned: SinkAssignment, after: int) -> None:
+    def _open(self, assigned: SinkAssignment, after: int, compares: bool) -> None:
+        self._conflicts[assigned.query] = {}
+
         def ended(result: int | Exception) -> None:
             if isinstance(result, Exception):
                 self._report(assigned, CallFailed("down"))
             else:
-                self._report(assigned, SinkOpened(result))
+                self._report(assigned, SinkOpened(result, 0 if compares else None))
 
         sinks = self._around.sinks
         request = partial(sinks.last, assigned.query, self._task.partition, after)
@@ -62,6 +67,7 @@ class SinkCalls:
         task, log, checks = self._task, self._task.pod.disk, self._around.checks
         parts = task.core.parts
         core = parts.sinks.cores.get(assigned.query) if parts is not None else None
+        desired = task.core.polls.desired
         if core is None or core.assigned != assigned:
             return
         if epoch > log.last or not core.may_write(epoch):
@@ -72,8 +78,12 @@ class SinkCalls:
             checks.failed(f"{task.pod.slot.key}: epoch {epoch} left the log unwritten")
             return
         value, query, sinks = log.values[epoch], assigned.query, self._around.sinks
+        if desired is not None:
+            checks.writes(task.pod, epoch, value, desired.sinks_through)
+        in_file = value
 
         def write() -> None:
+            nonlocal in_file
             in_file = sinks.write(query, task.partition, epoch, value)
             checks.written(query, task.partition, epoch, value, in_file)
 
@@ -81,7 +91,41 @@ class SinkCalls:
             if isinstance(result, Exception):
                 self._report(assigned, CallFailed("down"))
             else:
-                self._report(assigned, EpochWritten(epoch))
+                if in_file != value:
+                    self._conflicts[query][epoch] = value
+                self._report(assigned, EpochWritten(epoch, self._conflict(query)))
                 self._write(assigned, epoch + 1)
 
         self._around.network.call(task.process, SINKS, write, ended, _DEADLINE_S)
+
+    def _check_conflicts(self, assigned: SinkAssignment) -> None:
+        """Write each epoch whose file is gone."""
+        task, query, sinks = self._task, assigned.query, self._around.sinks
+        checks, conflicts = self._around.checks, self._conflicts[assigned.query]
+        parts = task.core.parts
+        core = parts.sinks.cores.get(query) if parts is not None else None
+        if core is None or core.assigned != assigned:
+            return
+        written = [epoch for epoch in sorted(conflicts) if core.may_write(epoch)]
+
+        def write() -> None:
+            for epoch in written:
+                value = conflicts[epoch]
+                in_file = sinks.write(query, task.partition, epoch, value)
+                checks.written(query, task.partition, epoch, value, in_file)
+                if in_file == value:
+                    del conflicts[epoch]
+
+        def ended(result: Exception | None) -> None:
+            if isinstance(result, Exception):
+                self._report(assigned, CallFailed("down"))
+            else:
+                self._report(assigned, ConflictsChecked(self._conflict(query)))
+
+        self._around.network.call(task.process, SINKS, write, ended, _DEADLINE_S)
+
+    def _conflict(self, query: str) -> str | None:
+        found = self._conflicts[query]
+        if not found:
+            return None
+        return f"files of {self._task.partition.key} at epochs {sorted(found)} differ"

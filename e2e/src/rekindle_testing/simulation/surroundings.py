@@ -9,6 +9,7 @@ from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.network import Network
 from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.scheduler import Scheduler
+from rekindle_testing.simulation.wrong_results import WrongResults
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +26,4 @@ class Surroundings:
     checkpoint_interval_epochs: int
     topology: Topology
     buffered_epochs: int
+    wrong_results: WrongResults

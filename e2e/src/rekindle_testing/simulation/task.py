@@ -23,7 +23,7 @@ from rekindle.consistency.messages import (
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
-from rekindle.errors import ObjectMissing
+from rekindle.errors import Diverged, ObjectMissing
 from rekindle.exchange.state_mover.donor import DonorEffect, DonorStopping
 from rekindle.exchange.state_mover.messages import ChunkRequest, OfferRequest, Release
 from rekindle.exchange.state_mover.newcomer import NewcomerEffect
@@ -34,6 +34,7 @@ from rekindle.protocol import (
     TaskRef,
     Upstream,
 )
+from rekindle.streams.epochs import EpochInput
 from rekindle.task.attempts import BLOCK
 from rekindle.task.config import consistency_settings
 from rekindle.task.core.events import Woken
@@ -74,6 +75,7 @@ from rekindle.task.core.start import (
     StepSucceeded,
 )
 from rekindle.task.core.supervisor import (
+    CompareFiles,
     DiscardLog,
     EndProcess,
     RouteInputs,
@@ -165,6 +167,7 @@ class TaskProcess:
                 input_names=[entry.name for entry in pod.segment.inputs],
             )
         )
+        self._compare_from: int | None = None  # files of earlier boots may be wrong
         self.tentative = TentativeResults(self, surroundings, consistency)
         self._mover = SimulatedMover(
             self.process,
@@ -242,10 +245,19 @@ class TaskProcess:
         if self._inputs is not None and self._head() != self._known_head:
             self._known_head = self._head()
             self.step(HeadAdvanced(self._known_head))
+        self._end_comparison()
         self.tentative.tick()
         wake_at = self.core.wake_at
         if wake_at is not None and wake_at <= self._scheduler.now:
             self.step(Woken())
+
+    def _end_comparison(self) -> None:
+        parts = self.core.parts
+        if self._compare_from is None or parts is None:
+            return
+        cores = parts.sinks.cores.values()
+        if cores and not any(core.compares for core in cores):
+            self._compare_from, self._disk.compare = None, False
 
     def step(self, event: TaskCoreEvent) -> None:
         """Feed an event, and then those that effects of it lead to at once, in order."""
@@ -298,7 +310,7 @@ class TaskProcess:
             case TruncateLog(floor):
                 self._disk.truncate(floor)
                 self.tentative.truncate(floor)
-                self._around.checks.retained()
+                self._around.checks.check_retention()
                 self.step(LogTruncated(self._disk.base))
             case RouteInputs(upstreams):
                 self._upstreams = upstreams
@@ -306,6 +318,8 @@ class TaskProcess:
                     self._inputs.route(upstreams)
             case DiscardLog():
                 self._disk.discard = True
+            case CompareFiles():
+                self._disk.compare = True
             case EndProcess(loop_s=loop_s):
                 self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self._end)
             case SkipState():
@@ -388,12 +402,23 @@ class TaskProcess:
         disk, moved, written = self._disk, self._moved, self._restored.epoch
         if moved is not None:
             self._around.checks.moved(self.pod, moved)
-            disk.take(moved.base, moved.state.epoch, moved.log)
+            self._compare_from = disk.take(moved.base, moved.state.epoch, moved.log)
             written = moved.base - 1
         else:
-            disk.start_at(self._restored.epoch + 1, keep=self.pod.segment.replicas == 1)
+            try:
+                self._compare_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
+            except Diverged as error:
+                self.step(CallFailedPermanently(error))
+                return
         self._log_server.output = self.tentative.begin_output(self._log_server.changed)
-        self.step(TaskRestored(self._restored, disk.base, disk.last, written_through=written))
+        restored = TaskRestored(
+            self._restored,
+            disk.base,
+            disk.last,
+            compare_from=self._compare_from,
+            written_through=written,
+        )
+        self.step(restored)
         self._log_server.changed()
 
     # -- the loop --------------------------------------------------------------------------------
@@ -426,13 +451,29 @@ class TaskProcess:
         slow_s = least_s * slowness, most_s * slowness
         fold, outputs = operators.fold, []
         for epoch in epochs:
-            fold = fold_input(self.partition, fold, epoch)
+            fold = self._result(fold, epoch, is_stable=not call.attempt)
             outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows_of(fold)))
         if call.attempt and self.pod.tentative_fails:
             self.pod.tentative_fails = False
             self._later(slow_s, TentativeFailed("an operator failed"))
         else:
             self._later(slow_s, EpochsProcessed(outputs, FoldedState(fold=fold)))
+
+    def _result(self, before: str, epoch: EpochInput, is_stable: bool) -> str:
+        """The state after an epoch, which may be wrong."""
+        around, pod = self._around, self.pod
+        value, wrong = fold_input(self.partition, before, epoch), around.wrong_results
+        wrong.computed(value, before, [values_in(rows) for rows in epoch.inputs])
+        planned = pod.wrong_result
+        if planned is None or not (is_stable and planned.concerns(epoch.epoch)):
+            return value
+        if not around.checks.wrong_result_begins(pod, is_first=planned.epoch is None):
+            return value
+        return wrong.instead_of(value, epoch.epoch, planned)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.pod.segment.replicas == 1
 
     def _fails_for_good(self) -> bool:
         """Whether the call that begins now fails in a way that is not tried again."""
@@ -445,6 +486,13 @@ class TaskProcess:
         def append_next() -> None:
             output = outputs.popleft()
             (value,) = values_in(output.rows)
+            try:
+                message = self._disk.check(output.epoch, value, self._is_alone)
+            except Diverged as error:
+                self.step(CallFailedPermanently(error))
+                return
+            if message is not None:
+                self.core.status.contradicted(output.epoch, message)
             before = self._disk.append(output.epoch, value)
             self._around.checks.appended(self.pod, output.epoch, value, before)
             self.tentative.stable_appended(output.epoch)

@@ -13,30 +13,46 @@ from rekindle.topology.model import Slot
 
 _KEPT_EPOCHS = 64
 
+_By = tuple[Slot, int]
+"""A slot and an incarnation; or a slot alone, as long as all results are equal."""
+
 
 class Witnesses:
     """`committed`: the newest epoch of a partition in a manifest."""
 
     def __init__(self, committed: Callable[[Partition], int]) -> None:
         self._committed = committed
-        # What the newest boot that has computed an epoch was copied through, by replica.
-        self._computed: dict[tuple[Partition, int], dict[Slot, int | None]] = {}
+        # What the newest boot that has computed a value was copied through, by replica.
+        self._computed: dict[tuple[Partition, int], dict[str, dict[_By, int | None]]] = {}
         self._witnessed: dict[Partition, int] = {}
 
-    def computed(self, partition: Partition, slot: Slot, epoch: int, copied: int | None) -> None:
+    def computed(
+        self,
+        partition: Partition,
+        slot: Slot,
+        incarnation: int,
+        epoch: int,
+        value: str,
+        copied: int | None,
+    ) -> None:
         """`copied`: the epoch of the partner's state that it started from."""
-        replicas = self._computed.setdefault((partition, epoch), {})
-        if not (slot in replicas and replicas[slot] is None):
-            replicas[slot] = copied
+        results = self._computed.setdefault((partition, epoch), {})
+        replicas = results.setdefault(value, {})
+        by = slot, incarnation
+        if not (by in replicas and replicas[by] is None):
+            replicas[by] = copied
         self._computed.pop((partition, epoch - _KEPT_EPOCHS), None)
 
     def is_known(self, partition: Partition, epoch: int) -> bool:
-        """Whether two replicas have computed an epoch on their own; or it is too old to know."""
+        """Whether two replicas have computed the same for an epoch on their own; or it is too old
+        to know. If results differ, another incarnation of a replica may be on another node."""
         known = max(self._witnessed.get(partition, -1), self._committed(partition))
         if epoch <= known:
             return True
-        replicas = self._computed.get((partition, epoch), {})
-        if sum(copied is None or copied <= known for copied in replicas.values()) < 2:
-            return False
-        self._witnessed[partition] = epoch
-        return True
+        results = self._computed.get((partition, epoch), {})
+        for replicas in results.values():
+            own = [by for by, copied in replicas.items() if copied is None or copied <= known]
+            if len(set(own) if len(results) > 1 else {slot for slot, _ in own}) > 1:
+                self._witnessed[partition] = epoch
+                return True
+        return False

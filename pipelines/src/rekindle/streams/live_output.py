@@ -90,8 +90,8 @@ class LiveOutput:
             return self._history.has(position)
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Call `changed`, which must not block, after each change that is none of the log, from the
-        thread that made it."""
+        """Call `changed`, which must not block, after each change of the branches, the controls or
+        the state, from the thread that made it. The log has listeners of its own."""
         with self._lock:
             self._listeners.append(changed)
 

@@ -14,8 +14,9 @@ open.
 
 A computation that has started from a partner's state is a copy: up to that epoch it has the
 partner's results. It does not count as a second result for them, and is no party to a dispute; when
-any result of its partition is found to be untrusted, it computes again. It is no copy any more when
-a committed checkpoint has its results.
+any result of its partition is found to be untrusted, it computes again. If two copies differ, the
+dispute has no party before one of them has done so. It is no copy any more when a committed
+checkpoint has its results.
 
 Design: docs/design/coordinator.md#when-replicas-disagree, docs/design/state-movement.md#agreement.
 """
@@ -360,7 +361,7 @@ class DigestComparison:
         if correct:
             wrong = [c for c, digests in originals if (c, digests) not in correct]
             self._mark_all_diverged(wrong, epoch, correct[0][0])
-        elif originals:
+        else:
             name = groups[0][0][1].difference(groups[1][0][1]) or "digest"
             self._disputes[partition] = Dispute(partition, after, epoch, name, tuple(originals))
             self._requested_at.pop(partition, None)
@@ -433,6 +434,9 @@ class DigestComparison:
             return
         found = self._records[partition][computation.slot].digests.get(dispute.epoch)
         if found is None:
+            return
+        if not dispute.results:
+            self._continue(dispute.with_first(computation, found))
             return
         own = [
             earlier

@@ -32,6 +32,7 @@ class DisputeEvent(StrEnum):
 
     REPEATED = "a replica repeated its result"
     CONTRADICTED = "a replica contradicted its result"
+    FIRST_RESULT = "a first result, after copies that differed were discarded"
     SECOND_DIFFERS = "a new result differs from the only one"
     MATCHED = "two computations agree"
     MATCHED_NONE = "a new result differs from all"
@@ -54,6 +55,7 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
     DisputePhase.OPEN: {
         DisputeEvent.REPEATED: DisputePhase.OPEN,
         DisputeEvent.CONTRADICTED: DisputePhase.OPEN,
+        DisputeEvent.FIRST_RESULT: DisputePhase.OPEN,
         DisputeEvent.SECOND_DIFFERS: DisputePhase.OPEN,
         DisputeEvent.MATCHED_NONE: DisputePhase.UNRESOLVED,
         **_ENDINGS,
@@ -74,9 +76,10 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
 class Dispute:
     """Computations of a partition that differ at `epoch`, in the field `digest_name` of
     EpochDigests; all agree through `agreed_through`. A dispute that an older coordinator opened
-    begins with the result of one party. `repeated`: replicas that computed the same again;
-    `contradicted`: those that computed something else. `replaced`: incarnations that are, or were,
-    replaced on another node because of this dispute. `history`: the transitions so far."""
+    begins with the result of one party, one between copies with none. `repeated`: replicas that
+    computed the same again; `contradicted`: those that computed something else. `replaced`:
+    incarnations that are, or were, replaced on another node because of this dispute. `history`: the
+    transitions so far."""
 
     partition: Partition
     agreed_through: int
@@ -114,6 +117,9 @@ class Dispute:
         subject = f"dispute of {self.partition.key}, epoch {self.epoch}"
         phase, history = next_state(subject, TRANSITIONS, self.phase, event, self.history)
         return replace(self, phase=phase, history=history)
+
+    def with_first(self, computation: Computation, digests: EpochDigests) -> Dispute:
+        return replace(self.step(DisputeEvent.FIRST_RESULT), results=((computation, digests),))
 
     def with_repetition(self, computation: Computation, digests: EpochDigests) -> Dispute:
         repeated = self.repeated | {computation.slot}

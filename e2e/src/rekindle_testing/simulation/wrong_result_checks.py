@@ -1,0 +1,316 @@
+"""What is promised while a replica computes wrong results, and for which partitions.
+
+A wrong result is found by comparison with the other replica of its partition. So nothing is
+promised any more for a partition, and for what reads it, if that replica is lost, or the wrong one
+ends, before the coordinator knows of the difference.
+
+Design: docs/simulation.md#wrong-results.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING
+
+from rekindle.coordinator.core.state_machine import Coordinator
+from rekindle.coordinator.model import Partition, partition_of
+from rekindle.coordinator.tasks.graph import build_graph, downstream
+from rekindle.protocol import PollRequest, TaskPhase
+from rekindle.topology.model import Slot
+from rekindle_testing.simulation.kube.objects import TOPOLOGIES
+from rekindle_testing.simulation.pod import TaskPod
+from rekindle_testing.simulation.wrong_results import Recurrence
+
+if TYPE_CHECKING:
+    from rekindle_testing.simulation.cluster import SimulatedCluster
+
+_CONFLICT = re.compile(r"query (\S+): files of (\S+) at epochs \[([\d, ]+)\] differ")
+_LOOK_S = 0.1
+_LIVE_S = 2.0
+"""A replica that was Live for so long is so for the coordinator."""
+_SILENT_S = 1.2
+"""A replica that was silent for so long may be suspected soon."""
+_TOLD_S = 3.0
+"""After so long all tasks that respond have been told of a difference."""
+_BEHIND_EPOCHS = 12
+"""A replica that is further behind may soon not be waited for."""
+
+
+class WrongResultChecks:
+    def __init__(self, cluster: SimulatedCluster, log: Callable[[str], None]) -> None:
+        self.happened = 0  # pods that have computed a wrong result
+        self.unprotected: set[Partition] = set()
+        self._cluster = cluster
+        self._scheduler = cluster.scheduler
+        self._wrong = cluster.wrong_results
+        self._graph = build_graph(cluster.topology)
+        self._log = log
+        self._looks = False
+        # Pods with a wrong result of their own, by partition; none of others while they are there.
+        self._sources: dict[Partition, list[TaskPod]] = {}
+        self._were_wrong: set[str] = set()  # uids of pods that have put out wrong values
+        self._first_wrong: dict[Partition, int] = {}
+        self._live_since: dict[str, float] = {}  # by uid and boot
+        self._reached_at: dict[str, float] = {}  # by address
+        self._silent_at: dict[str, float] = {}
+        self._wrong_boots: dict[str, Partition] = {}  # by id
+        self._contained_boots: set[str] = set()
+        # The coordinator that has found the difference: it must not forget that.
+        self._found_by: dict[Partition, object] = {}
+        self._found_at: dict[Partition, float] = {}
+
+    # --- which results are wrong ------------------------------------------------------
+
+    def may_begin(self, pod: TaskPod) -> bool:
+        """Whether a pod may compute a wrong result now: its partition has two replicas, the other
+        one is Live, and no other one was wrong."""
+        partition = partition_of(pod.slot)
+        if partition in self.unprotected or not self._is_replicated(pod.slot):
+            return False
+        if any(other is not pod for other in self._sources.get(partition, ())):
+            return False
+        return self._has_right_partner(pod)
+
+    def began(self, pod: TaskPod) -> None:
+        sources = self._sources.setdefault(partition_of(pod.slot), [])
+        if pod not in sources:
+            sources.append(pod)
+            self.happened += 1
+
+    def appended(self, pod: TaskPod, epoch: int) -> None:
+        """A wrong value is in a log."""
+        partition = partition_of(pod.slot)
+        self._were_wrong.add(pod.uid)
+        self._first_wrong[partition] = min(epoch, self._first_wrong.get(partition, epoch))
+        if pod.boot is not None and partition in self._sources:
+            self._wrong_boots[pod.boot.core.status.boot_id] = partition
+
+    def is_protected(self, partition: Partition) -> bool:
+        """Whether nothing wrong may be committed of a partition."""
+        return partition not in self.unprotected
+
+    def may_be_replaced(self, pod: TaskPod) -> bool:
+        """Whether replicas may decide that a pod is replaced: it was wrong, or a replica repeats a
+        wrong result, so that a third node has to decide."""
+        sources = self._sources.get(partition_of(pod.slot), ())
+        repeats = any(
+            p.wrong_result is not None and p.wrong_result.recurrence is Recurrence.REPEATED
+            for p in sources
+        )
+        return pod.uid in self._were_wrong or repeats
+
+    # --- what is promised ---------------------------------------------------------------
+
+    def watch(self) -> None:
+        """From the first fault on."""
+        if not self._looks:
+            self._looks = True
+            self._look()
+
+    def _look(self) -> None:
+        now = self._scheduler.now
+        for pod in self._cluster.running_pods:
+            if not isinstance(pod, TaskPod) or pod.boot is None:
+                continue
+            boot = pod.boot.core.status.boot_id
+            if pod.boot.core.status.phase is TaskPhase.LIVE:
+                self._live_since.setdefault(boot, now)
+            else:
+                self._live_since.pop(boot, None)
+            if self._is_reached(pod):
+                self._reached_at[pod.address] = now
+            else:
+                self._silent_at[pod.address] = now
+        for partition in self._sources:
+            if partition not in self.unprotected:
+                self._check_protection(partition)
+        self._scheduler.after(_LOOK_S, self._look)
+
+    def _check_protection(self, partition: Partition) -> None:
+        pods = [p for p in self._pods_of(partition) if self._is_wrong(p)]
+        boots = {p.boot.core.status.boot_id for p in pods if p.boot is not None}
+        for boot in [b for b, of in self._wrong_boots.items() if of == partition]:
+            if boot not in boots:
+                del self._wrong_boots[boot]
+                self._boot_ended(partition, boot)
+        for pod in pods:
+            is_alone = not self._is_replicated(pod.slot)
+            if is_alone or not (self._is_contained(pod) or self._has_right_partner(pod)):
+                self._lose(partition, f"the partner of {pod.slot.key}")
+                return
+
+    def _boot_ended(self, partition: Partition, boot: str) -> None:
+        """What has read it is found by the comparison of its log with the next boot's results, but
+        may be committed before that."""
+        if boot not in self._contained_boots:
+            self._lose(partition, f"{boot}, which was wrong", itself=False)
+
+    def _lose(self, partition: Partition, what: str, itself: bool = True) -> None:
+        lost = {*downstream(self._graph, partition), *([partition] if itself else [])}
+        self._log(f"{what} is lost: results of {partition.key} may stay wrong")
+        self.unprotected |= lost
+
+    def _is_contained(self, pod: TaskPod) -> bool:
+        """Whether the coordinator knows that its results are not trusted, or has known so."""
+        assert pod.boot is not None
+        partition, coordinator = partition_of(pod.slot), self._cluster.coordinator
+        if coordinator is None or coordinator.boot is None:
+            return False
+        if coordinator.boot.core.containment.comparison.is_untrusted(pod.slot):
+            if self._found_by.get(partition) is not coordinator.boot:
+                self._found_at[partition] = self._scheduler.now
+            self._found_by[partition] = coordinator.boot
+        is_known = self._found_by.get(partition) is coordinator.boot
+        if is_known:
+            self._contained_boots.add(pod.boot.core.status.boot_id)
+        return is_known
+
+    def _has_right_partner(self, pod: TaskPod) -> bool:
+        now = self._scheduler.now
+        if now - self._reached_at.get(pod.address, -inf) > _SILENT_S:
+            return False
+        for other in self._pods_of(partition_of(pod.slot)):
+            if other is pod or other.boot is None or self._is_wrong(other):
+                continue
+            live_since = self._live_since.get(other.boot.core.status.boot_id, inf)
+            reached_at = self._reached_at.get(other.address, -inf)
+            keeps_up = other.disk.last >= pod.disk.last - _BEHIND_EPOCHS
+            is_live = now - live_since > _LIVE_S
+            if is_live and keeps_up and now - reached_at <= _SILENT_S:
+                return True
+        return False
+
+    def _is_replicated(self, slot: Slot) -> bool:
+        since = self._cluster.needed_since
+        others = (Slot(slot.segment, slot.partition, replica) for replica in (0, 1))
+        return all(since(other) is not None for other in others)
+
+    def _is_wrong(self, pod: TaskPod) -> bool:
+        """Whether its state, or its log, is."""
+        boot, disk = pod.boot, pod.disk
+        if boot is None or boot.core.parts is None:
+            return False
+        operators = boot.core.parts.loop.state.operators
+        return self._wrong.any_wrong([getattr(operators, "fold", ""), *disk.values.values()])
+
+    def _is_reached(self, pod: TaskPod) -> bool:
+        coordinator = self._cluster.coordinator
+        if not pod.runs:
+            return False
+        if coordinator is None or not coordinator.runs:
+            return True  # nobody misses it
+        return self._cluster.network.is_connected(coordinator.address, pod.address)
+
+    def _was_reached_for(self, pod: TaskPod, seconds: float) -> bool:
+        coordinator = self._cluster.coordinator
+        runs = coordinator is not None and coordinator.runs
+        return runs and self._scheduler.now - self._silent_at.get(pod.address, -inf) > seconds
+
+    def _pods_of(self, partition: Partition) -> list[TaskPod]:
+        return [p for s, p in self._cluster.pods.items() if partition_of(s) == partition]
+
+    # --- what a coordinator knows and says ---------------------------------------------
+
+    def compared(self, coordinator: Coordinator, slot: Slot) -> None:
+        """A response was compared: a replica that has another, wrong result is not trusted."""
+        partition = partition_of(slot)
+        if not self.happened or partition in self.unprotected:
+            return
+        found = [
+            (t.slot, t.response)
+            for t in coordinator.membership
+            if t.partition == partition and t.response is not None
+        ]
+        comparison = coordinator.containment.comparison
+        for one, response in found:
+            if comparison.is_untrusted(one):
+                continue
+            for other, its in found:
+                common = response.chained.keys() & its.chained.keys()
+                for epoch in sorted(common):
+                    wrong, right = response.digests[epoch], its.digests[epoch]
+                    if self._wrong.is_wrong(wrong) and not self._wrong.is_wrong(right):
+                        self._failed(
+                            f"I1: {one.key} and {other.key} have different results of epoch "
+                            f"{epoch}, and {one.key}, which is wrong, is trusted"
+                        )
+
+    def polls(self, coordinator: Coordinator, slot: Slot, poll: PollRequest) -> None:
+        """While replicas disagree, nothing that depends on wrong results is written."""
+        if not self.happened or poll.ask_only:
+            return
+        for partition in coordinator.containment.comparison.disputes:
+            depends = (partition, *downstream(self._graph, partition))
+            if partition not in self._sources or partition_of(slot) not in depends:
+                continue
+            first, through = self._first_wrong.get(partition), poll.sinks_through
+            if first is not None and (through is None or through >= first):
+                self._failed(
+                    f"I2: replicas of {partition.key} disagree on epoch {first}, and sinks of "
+                    f"{slot.key} may write through {through}"
+                )
+
+    def writes(self, pod: TaskPod, epoch: int, value: str) -> None:
+        """A sink begins to write an epoch. Nothing wrong is written once the coordinator has found
+        the difference, and has said so."""
+        partition, now = partition_of(pod.slot), self._scheduler.now
+        if partition in self.unprotected or not self._wrong.is_wrong(value):
+            return
+        coordinator = self._cluster.coordinator
+        boot = coordinator.boot if coordinator is not None else None
+        causes = [p for p in self._sources if partition in (p, *downstream(self._graph, p))]
+        known_since = [
+            self._found_at[p]
+            for p in causes
+            if boot is not None
+            and self._found_by.get(p) is boot
+            and self._first_wrong.get(p, inf) <= epoch
+        ]
+        is_told = all(now - at > _TOLD_S for at in known_since) and len(known_since) == len(causes)
+        if is_told and self._was_reached_for(pod, _TOLD_S):
+            self._failed(
+                f"I2: {pod.slot.key} writes a wrong result of epoch {epoch}, "
+                f"{now - max(known_since):.1f} s after the difference was found"
+            )
+
+    # --- the end ------------------------------------------------------------------------
+
+    def not_done(self) -> list[str]:
+        """What is not as in a run without faults."""
+        if not self.happened:
+            return []
+        found = []
+        for slot, pod in self._cluster.pods.items():
+            if self.is_protected(partition_of(slot)) and self._is_wrong(pod):
+                found.append(f"results of {slot.key} are wrong")
+        sinks, expected = self._cluster.sinks, self._cluster.checks.expected
+        for (query, partition), files in sinks.files.items():
+            if self.is_protected(partition):
+                wrong = [e for e, value in files.items() if value != expected.output(partition, e)]
+                wrong += sinks.deleted.get((query, partition), ())
+                if wrong:
+                    found.append(f"files of {query} {partition.key} are wrong: {sorted(wrong)}")
+        coordinator = self._cluster.coordinator
+        if coordinator is not None and coordinator.boot is not None:
+            core = coordinator.boot.core
+            found += core.containment.problems(core.generation)
+        return found
+
+    def delete_named_files(self) -> None:
+        """What a person does: the wrong ones of the files that `inconsistent` names."""
+        sinks, expected = self._cluster.sinks, self._cluster.checks.expected
+        (topology,) = self._cluster.server.objects.all(TOPOLOGIES)
+        report = (topology.get("status") or {}).get("dataPlane") or {}
+        for query, key, numbers in re.findall(_CONFLICT, "; ".join(report.get("inconsistent", ()))):
+            segment, _, index = key.partition("/")
+            partition = Partition(segment, int(index))
+            files = sinks.files[query, partition]
+            for epoch in map(int, numbers.split(", ")):
+                if epoch in files and files[epoch] != expected.output(partition, epoch):
+                    self._log(f"the file of {query} {key}, epoch {epoch}, is deleted")
+                    sinks.delete(query, partition, epoch)
+
+    def _failed(self, message: str) -> None:
+        self._cluster.checks.failed(message)
