@@ -117,9 +117,9 @@ def test_a_live_reader_below_the_log_hears_so() -> None:
 
 def test_two_replicas_that_compute_are_witnesses() -> None:
     witnesses = Witnesses(lambda partition: -1)
-    witnesses.computed(P, ONE, 5, copied=None)
+    witnesses.computed(P, ONE, 1, 5, "v", copied=None)
     assert not witnesses.is_known(P, 5)
-    witnesses.computed(P, OTHER, 5, copied=None)
+    witnesses.computed(P, OTHER, 1, 5, "v", copied=None)
     assert witnesses.is_known(P, 5)
     assert witnesses.is_known(P, 4)
 
@@ -127,8 +127,8 @@ def test_two_replicas_that_compute_are_witnesses() -> None:
 def test_a_copy_is_no_witness_until_its_state_is_committed() -> None:
     committed = [-1]
     witnesses = Witnesses(lambda partition: committed[0])
-    witnesses.computed(P, ONE, 5, copied=None)
-    witnesses.computed(P, OTHER, 5, copied=4)
+    witnesses.computed(P, ONE, 1, 5, "v", copied=None)
+    witnesses.computed(P, OTHER, 1, 5, "v", copied=4)
     assert not witnesses.is_known(P, 5)
     committed[0] = 4
     assert witnesses.is_known(P, 5)
@@ -157,3 +157,12 @@ def test_what_was_never_reached_is_told_with_its_reason() -> None:
 
 def test_only_cells_of_tables_are_listed_as_unreachable() -> None:
     assert UNREACHABLE.keys() <= set(CELLS)
+
+
+def test_different_results_have_no_two_witnesses() -> None:
+    witnesses = Witnesses(lambda partition: -1)
+    witnesses.computed(P, ONE, 1, 5, "v", copied=None)
+    witnesses.computed(P, OTHER, 1, 5, "w", copied=None)
+    assert not witnesses.is_known(P, 5)
+    witnesses.computed(P, ONE, 2, 5, "v", copied=None)  # on another node
+    assert witnesses.is_known(P, 5)
