@@ -310,13 +310,21 @@ class WrongResultChecks:
         return found
 
     def delete_named_files(self) -> None:
-        """What a person does: the wrong ones of the files that `inconsistent` names."""
+        """What a person does: the wrong ones of the files that `inconsistent` names, while the task
+        runs that has named them, which writes its own."""
         sinks, expected = self._cluster.sinks, self._cluster.checks.expected
         for query, partition, epoch in self._named_files():
             files = sinks.files[query, partition]
+            if not any(self._has_conflict(pod, query) for pod in self._pods_of(partition)):
+                continue
             if epoch in files and files[epoch] != expected.output(partition, epoch):
                 self._log(f"the file of {query} {partition.key}, epoch {epoch}, is deleted")
                 sinks.delete(query, partition, epoch)
+
+    def _has_conflict(self, pod: TaskPod, query: str) -> bool:
+        parts = pod.boot.core.parts if pod.boot is not None else None
+        core = parts.sinks.cores.get(query) if parts is not None else None
+        return core is not None and core.conflict is not None
 
     def _named_files(self) -> list[tuple[str, Partition, int]]:
         """Query, partition and epoch of files that the status names now."""
