@@ -1,7 +1,8 @@
 """Settings of all tests: hypothesis without deadlines, fewer garbage collections, no log in the
-user's home."""
+user's home, programs that SIGINT ends."""
 
 import gc
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible_programs() -> Iterator[None]:
+    """Programs that tests start end on SIGINT. If pytest is a background job of a shell without job
+    control, it ignores SIGINT, and they would inherit that."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True, scope="session")

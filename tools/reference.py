@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from rekindle.topology import spec
 from rekindle.topology.checks.unsupported import UNSUPPORTED
-from rekindle.topology.unparsable_fields import model_in
+from rekindle.topology.kinds.base import spec_in
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reference.md"
@@ -61,7 +61,7 @@ def _sections(path: str, node: dict[str, Any], model: type[BaseModel]) -> Iterat
         name = info.alias or field
         schema = node["properties"][name]
         inner = schema.get("items", schema)
-        child = model_in(info.annotation)
+        child = spec_in(info.annotation)
         if child is not None and child.model_fields:
             brackets = "[]" if "items" in schema else ""
             nested.append((f"{path}.{name}{brackets}", inner, child))
@@ -72,8 +72,8 @@ def _sections(path: str, node: dict[str, Any], model: type[BaseModel]) -> Iterat
         rows.append(f"| `{name}` | {_type(schema, name)} | {default} | {not_yet}{text} |")
     table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]
     yield "\n".join([f"## `{path}`", "", *table, *_rules(node), ""])
-    for nested_path, schema, child in nested:
-        yield from _sections(nested_path, schema, child)
+    for nested_path, nested_schema, nested_model in nested:
+        yield from _sections(nested_path, nested_schema, nested_model)
 
 
 def _rules(node: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the checks of a simulation know without being told by the product."""
+"""What the checks of a simulation know, independently of the product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rekindle_testing.simulation.run import Simulation
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
 SETTLED_S = 32.0
-"""All tasks are ready, and have been heard for long enough."""
+"""All tasks are ready, and have responded for long enough."""
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +38,15 @@ def test_a_pod_that_works_may_not_be_deleted(cluster: SimulatedCluster) -> None:
     name = next(iter(cluster.pods.values())).name
     assert cluster.leader is not None
     request = ApiRequest("DELETE", f"/api/v1/namespaces/default/pods/{name}", {})
-    cluster.operator_checks.writes(cluster.leader, request)
+    cluster.operator_checks.check_request(cluster.leader, request)
     with pytest.raises(Violation, match=f"{name} is deleted, which works"):
         cluster.scheduler.run_until(cluster.scheduler.now)
 
 
-def test_a_pod_that_cannot_be_heard_does_not_count(cluster: SimulatedCluster) -> None:
+def test_a_pod_that_cannot_be_reached_does_not_count(cluster: SimulatedCluster) -> None:
     assert cluster.coordinator is not None
-    here = cluster.network.node_of[cluster.coordinator.address]
-    pod = next(p for p in cluster.pods.values() if cluster.network.node_of[p.address] != here)
+    own_node = cluster.network.node_of[cluster.coordinator.address]
+    pod = next(p for p in cluster.pods.values() if cluster.network.node_of[p.address] != own_node)
     cluster.network.isolate(cluster.network.node_of[pod.address])
     cluster.scheduler.run_until(cluster.scheduler.now + 2.6)
     assert cluster.working.find(pod.slot.key) is None

@@ -117,9 +117,9 @@ def test_a_live_reader_below_the_log_hears_so() -> None:
 
 def test_two_replicas_that_compute_are_witnesses() -> None:
     witnesses = Witnesses(lambda partition: -1)
-    witnesses.computed(P, ONE, 1, 5, "v", copied=None)
+    witnesses.computed(P, ONE, 1, 5, "a", copied=None)
     assert not witnesses.is_known(P, 5)
-    witnesses.computed(P, OTHER, 1, 5, "v", copied=None)
+    witnesses.computed(P, OTHER, 1, 5, "a", copied=None)
     assert witnesses.is_known(P, 5)
     assert witnesses.is_known(P, 4)
 
@@ -127,10 +127,21 @@ def test_two_replicas_that_compute_are_witnesses() -> None:
 def test_a_copy_is_no_witness_until_its_state_is_committed() -> None:
     committed = [-1]
     witnesses = Witnesses(lambda partition: committed[0])
-    witnesses.computed(P, ONE, 1, 5, "v", copied=None)
-    witnesses.computed(P, OTHER, 1, 5, "v", copied=4)
+    witnesses.computed(P, ONE, 1, 5, "a", copied=None)
+    witnesses.computed(P, OTHER, 1, 5, "a", copied=4)
     assert not witnesses.is_known(P, 5)
     committed[0] = 4
+    assert witnesses.is_known(P, 5)
+
+
+def test_replicas_that_differ_are_no_witnesses_of_each_other() -> None:
+    """Nor is the same result of one replica twice, but for another incarnation of it."""
+    witnesses = Witnesses(lambda partition: -1)
+    witnesses.computed(P, ONE, 1, 5, "a", copied=None)
+    witnesses.computed(P, OTHER, 1, 5, "b", copied=None)
+    witnesses.computed(P, ONE, 1, 5, "a", copied=None)
+    assert not witnesses.is_known(P, 5)
+    witnesses.computed(P, ONE, 2, 5, "a", copied=None)
     assert witnesses.is_known(P, 5)
 
 
@@ -145,7 +156,7 @@ def test_transitions_are_counted() -> None:
     assert StateMachine.step.__name__ == "step"
 
 
-def test_what_was_never_reached_is_told_with_its_reason() -> None:
+def test_what_was_never_reached_is_printed_with_its_reason() -> None:
     unlisted = [cell for cell in CELLS if cell not in UNREACHABLE]
     lines = coverage_lines(dict.fromkeys(unlisted[1:], 1))
     never = [line for line in lines if line.startswith("never reached")]
@@ -157,12 +168,3 @@ def test_what_was_never_reached_is_told_with_its_reason() -> None:
 
 def test_only_cells_of_tables_are_listed_as_unreachable() -> None:
     assert UNREACHABLE.keys() <= set(CELLS)
-
-
-def test_different_results_have_no_two_witnesses() -> None:
-    witnesses = Witnesses(lambda partition: -1)
-    witnesses.computed(P, ONE, 1, 5, "v", copied=None)
-    witnesses.computed(P, OTHER, 1, 5, "w", copied=None)
-    assert not witnesses.is_known(P, 5)
-    witnesses.computed(P, ONE, 2, 5, "v", copied=None)  # on another node
-    assert witnesses.is_known(P, 5)

@@ -50,6 +50,7 @@ from rekindle_operator.reconcile.actions import (
     WriteStatus,
 )
 from rekindle_operator.reconcile.core import reconcile
+from rekindle_testing.fixtures.crd import too_long_in_status
 from rekindle_testing.fixtures.placement import allows, has_other_replica
 
 MAX_PASSES = 60
@@ -286,9 +287,9 @@ class ModelCluster(ModelState):
                     self.events.append(action)
             case QuarantineNode(node, at):
                 self.quarantined[node] = at
-            case AvoidNode(shape, node, node_uid, pod_uid, is_temporary=is_temporary):
+            case AvoidNode(shape, node, node_uid, pod_uid, cause=cause):
                 self.unsuitable = self.unsuitable.with_refusal(
-                    shape, node, node_uid, pod_uid, self.now, is_temporary=is_temporary
+                    shape, node, node_uid, pod_uid, self.now, cause
                 )
             case EnsureAccess() | EnsureBudget() | CreateTokenSecret():
                 pass
@@ -360,6 +361,7 @@ class ModelCluster(ModelState):
         before = {s["slot"]: s["incarnation"] for s in view.status.get("slots") or ()}
         after = {s["slot"]: s["incarnation"] for s in status.get("slots") or ()}
         assert all(v >= before.get(k, 0) for k, v in after.items()), "an incarnation decreased"
+        assert too_long_in_status(status) == [], "the API server would refuse it"
         if view.data_plane:
             status["dataPlane"] = view.data_plane
         self.topologies[name] = replace(view, status=status, version=self.next_version())

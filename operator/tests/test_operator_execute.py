@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import pytest
@@ -175,6 +175,42 @@ def test_a_refused_status_may_be_for_an_older_crd(status: int, asked: int) -> No
     )
     executor.run([TopologyActions("default/t", (status_reserving("t"),))])
     assert len(found) == asked
+
+
+class OnlyValidStatus(client.ApiClient):
+    """Refuses each status that has queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.written: list[dict[str, Any]] = []
+
+    def call_api(self, method: str, url: str, *more: Any, **_: Any) -> Any:
+        self.calls.append(f"{method} {url.rpartition('/')[2].partition('?')[0]}")
+        meta = {"namespace": "default", "name": "t", "uid": "t"}
+        meta["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        body = {"kind": "Status", "metadata": meta}
+        if method == "PATCH":
+            status = json.loads(more[1])["status"]
+            if status.get("queries"):
+                return Response(422, {"kind": "Status", "message": "queries: Too long"})
+            self.written.append(status)
+        return Response(200, body)
+
+
+def test_pods_do_not_wait_for_a_status_that_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    api = OnlyValidStatus()
+    cluster = ClusterCache(api, None, lambda: 0.0)
+    executor = executor_of(api, cluster, lambda: 0.0)
+    slots = [{"slot": "t-0", "incarnation": 2}]
+    decided = {"phase": "Recovering", "queries": [{"name": "q"}], "slots": slots}
+    last = {"phase": "Running", "dataPlane": {"fence": 1}}
+    write = replace(status_reserving("t"), replaces=last, status=decided)
+    executor.run([TopologyActions("default/t", (write, creation("t-0", uid="t")))])
+    assert api.calls == ["PATCH status", "PATCH status", "POST pods"]
+    assert api.written == [{"phase": "Running", "slots": slots}]
+    assert "queries: Too long" in caplog.text
+    assert not cluster.snapshot().uncreated_pods
 
 
 def test_a_failed_status_write_creates_no_record() -> None:

@@ -41,6 +41,14 @@ def test_a_correction_is_waited_for(running: ModelCluster) -> None:
     assert all("the correction of " in text for text in waiting_for(running).values())
 
 
+def test_a_status_with_many_missing_inputs_is_not_refused(running: ModelCluster) -> None:
+    """Otherwise no lost task could be replaced: its incarnation is reserved in the status."""
+    names = [f"{n:0>40}" for n in range(16)]
+    report(running, "-", outputState="UP_FAILURE", missingInputs=names)
+    assert set(running.query_states().values()) == {"Tentative"}
+    assert max(map(len, waiting_for(running).values())) == 1024
+
+
 def test_a_report_of_an_older_coordinator_is_stable() -> None:
     entry = {"slot": "seg/0/0", "incarnation": 1, "phase": "Live"}
     assert not read_report({"tasks": [entry]}).tasks["seg/0/0"].tentative

@@ -12,7 +12,7 @@ from model_cluster import ModelCluster
 
 from rekindle_operator.cluster.containers import container_error, is_creating_containers
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.cluster.unsuitable import UnsuitableNodes
+from rekindle_operator.cluster.unsuitable import Cause, UnsuitableNodes
 
 _UIDS = {"a": "node"}
 PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}
@@ -275,13 +275,22 @@ def test_memory_of_refusals_decays_and_doubles() -> None:
 
 
 def test_a_temporary_refusal_neither_shortens_nor_doubles_another_one() -> None:
-    memory = UnsuitableNodes({}).with_refusal("s", "a", "node", "pod1", 0.0, is_temporary=True)
+    memory = UnsuitableNodes({}).with_refusal("s", "a", "node", "pod1", 0.0, Cause.FULL)
     assert memory.by_shape(_UIDS, 4.0) == {"s": frozenset("a")}
     assert memory.by_shape(_UIDS, 6.0) == {}
     memory = memory.with_refusal("s", "a", "node", "pod2", 10.0)
-    memory = memory.with_refusal("s", "a", "node", "pod3", 20.0, is_temporary=True)
+    memory = memory.with_refusal("s", "a", "node", "pod3", 20.0, Cause.FULL)
     assert memory.by_shape(_UIDS, 309.0) == {"s": frozenset("a")}
     assert memory.by_shape(_UIDS, 311.0) == {}
+
+
+def test_silence_is_forgotten_sooner_than_a_refusal() -> None:
+    memory = UnsuitableNodes({}).with_refusal("s", "a", "node", "pod1", 0.0, Cause.SILENT)
+    assert memory.by_shape(_UIDS, 29.0) == {"s": frozenset("a")}
+    assert memory.by_shape(_UIDS, 31.0) == {}
+    memory = memory.with_refusal("s", "a", "node", "pod2", 40.0, Cause.SILENT)
+    assert memory.by_shape(_UIDS, 99.0) == {"s": frozenset("a")}
+    assert memory.by_shape(_UIDS, 101.0) == {}
 
 
 def test_a_node_made_anew_under_the_same_name_is_another_node() -> None:

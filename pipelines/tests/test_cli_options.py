@@ -41,7 +41,14 @@ REFUSED = {
     ("tail", "--kubeconfig"): [""],
     ("tail", "--context"): [""],
     ("tail", "--from-epoch"): WHOLE,
-    ("tail", "--address"): [""],
+    ("tail", "--address"): [
+        "",
+        "localhost",
+        "grpc://localhost:8816",
+        "localhost:",
+        "localhost:99999",
+        "localhost:x",
+    ],
     ("timeline", "TOPOLOGY"): NAME,
     ("timeline", "--namespace"): NAME,
     ("timeline", "--kubeconfig"): [""],
@@ -97,6 +104,10 @@ def test_a_wrong_value_is_a_usage_error(
         (["timeline", "t", "--since=1"], "1 is not a duration such as 90s, 15m or 2h, of at most"),
         (["timeline", "t", "-o", "t"], "t does not end in .svg, .png or .pdf"),
         (["run", "t", "--output", ""], "argument --output: is empty"),
+        (
+            ["tail", "t", "q", "--address=localhost"],
+            "localhost is not HOST:PORT, such as localhost:8816",
+        ),
         (["status", "A"], "A is not a name in Kubernetes: a-z, 0-9, - and ."),
     ],
 )
@@ -115,6 +126,7 @@ def test_the_message_says_what_can_be_used(
         ["run", NOT_UTF8, "--until-epoch", str(10**12 - 1), "--epochs-per-job", str(10**30)],
         ["status", "a.b-1", "--interval", "0.1", "-n", "x"],
         ["timeline", "a", "--since", "3650d", "-o", "dir/t.PDF"],
+        ["tail", "a", "q", "--address", "[::1]:65535", "--address", "10.0.0.1:1"],
     ],
 )
 def test_values_at_the_limits_are_accepted(arguments: list[str]) -> None:

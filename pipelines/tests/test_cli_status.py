@@ -277,8 +277,17 @@ def test_an_unreachable_api_server_is_named(
 def test_a_missing_kubeconfig_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "flights", "--kubeconfig", str(tmp_path / "none")]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("rekindle status: no cluster: ")
+    assert err.startswith(f"rekindle status: no cluster: {tmp_path / 'none'}: ")
     assert "(give --kubeconfig, or set KUBECONFIG)" in err
+
+
+def test_a_missing_kubeconfig_of_the_environment_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert main(["status", "flights"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"rekindle status: no cluster: {tmp_path / 'none'}: ")
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])

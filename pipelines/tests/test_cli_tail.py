@@ -17,24 +17,28 @@ from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 import pytest
+from cluster_documents import TOPOLOGIES, FakeApiServer, Observed, served
 from test_stream_sinks_server import IDENTITY, Task
 from topology_specs import query, source, topology_spec, window
 
 from rekindle import names
 from rekindle.cli.kubernetes_api import ApiError, ApiUnavailable, ClusterReader
 from rekindle.cli.tail import TOKEN_VARIABLE, QueryPods
-from rekindle.cli.tail_lines import LineWriter
+from rekindle.cli.tail_lines import FailureWriter, LineWriter
 from rekindle.errors import BelowFloor, RekindleError
+from rekindle.protocol import STREAM_SINK_PORT
 from rekindle.stream_sinks.client import (
     NoLongerKept,
     ReadRefused,
     Received,
     ReplicaUnavailable,
+    read_call,
 )
 from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.follow import (
     REFUSED_S,
     STALL_S,
+    Followed,
     FoundReplicas,
     PartitionReader,
     follow,
@@ -64,6 +68,30 @@ def test_each_line_can_be_json() -> None:
     writer = LineWriter(2, as_json=True)
     (line,) = writer.lines(1, received("STABLE", 4, 1))
     assert json.loads(line) == {"partition": 1, "epoch": 4, "kind": "STABLE", "row": {"n": 0}}
+
+
+def test_a_message_is_said_once_until_there_are_rows_again() -> None:
+    failures = FailureWriter()
+    story = [
+        (0, "a does not respond"),
+        (0, "no replica is running"),
+        (0, "a does not respond"),
+        (1, "a does not respond"),
+        (0, None),
+        (0, "a does not respond"),
+    ]
+    said = [
+        failures.line(Followed(at, received("STABLE", 1) if text is None else None, text or ""))
+        for at, text in story
+    ]
+    a, none = "a does not respond; trying again", "no replica is running; trying again"
+    assert said == [a, none, None, a, None, a]
+
+
+def test_an_address_without_a_server_is_reported_without_grpc() -> None:
+    with pytest.raises(ReplicaUnavailable) as caught:
+        list(read_call("127.0.0.1:1", Ticket("q").encode(), None))
+    assert str(caught.value) == "127.0.0.1:1 cannot be read: Connection refused"
 
 
 class Replicas:
@@ -211,16 +239,21 @@ def test_what_is_tentative_is_dropped_before_an_edited_query() -> None:
 class FakeCluster:
     """A topology whose query `delays` has a stream sink, and its pods."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: int = 2) -> None:
         stream = query("delays", "hourly", sink={"stream": {}})
         spec = topology_spec(
-            [source()], [window("hourly", "s", partitions=2, keyBy=["origin"])], [stream]
+            [source()], [window("hourly", "s", partitions=partitions, keyBy=["origin"])], [stream]
         )
         spec["queries"].append(query("files", "hourly"))
         meta: dict[str, Any] = {"name": "t", "uid": "u", "generation": 1}
         self.document: dict[str, Any] = {"metadata": meta, "spec": spec}
         self.pods: list[dict[str, Any]] = []
         self.unavailable = False
+
+    @property
+    def segment(self) -> str:
+        """Its id, of the topology as it is now."""
+        return QueryPods(cast(ClusterReader, self), "t", "delays").segment.id
 
     def topology(self, name: str) -> dict[str, Any]:
         if self.unavailable:
@@ -406,3 +439,52 @@ def test_rows_come_once_while_replicas_change(tmp_path: Path) -> None:
         second.server.stop()
     assert code == 0, errors
     assert f"{addresses[0]} cannot be read" in errors or f"{addresses[0]}: " in errors
+
+
+class ServedCluster(FakeApiServer):
+    """The API server of a `FakeCluster`."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(Observed("running"))
+        self._cluster = cluster
+
+    def answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
+        if path == f"{TOPOLOGIES}/t":
+            return 200, self._cluster.topology("t")
+        if path.endswith("/pods"):
+            return 200, {"items": list(self._cluster.pods)}
+        return super().answer(path, query)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(180)
+def test_rows_of_an_edited_query_come_from_its_new_pods(tmp_path: Path) -> None:
+    """The port of stream sinks is fixed, so each pod has an address of its own."""
+    cluster, addresses = FakeCluster(partitions=1), ("127.0.71.1", "127.0.71.2")
+    old, new = (
+        Task(tmp_path / address, address=address, port=STREAM_SINK_PORT) for address in addresses
+    )
+    old.append(0)
+    cluster.add(cluster.segment, 0, 0, addresses[0])
+    with served(ServedCluster(cluster), tmp_path) as kubeconfig:
+        tail = Process("--kubeconfig", str(kubeconfig), "--context", "test", "--from-epoch", "0")
+        try:
+            assert [line.split()[0] for line in tail.take(3)] == ["0"] * 3
+            before = cluster.segment
+            cluster.document["spec"]["operators"][0]["window"]["size"] = "2h"
+            cluster.document["metadata"]["generation"] += 1
+            assert cluster.segment != before
+            new.log.start_at(5)
+            new.append(5)
+            cluster.pods.clear()
+            cluster.add(cluster.segment, 0, 0, addresses[1])
+            old.server.stop()
+            assert [line.split()[0] for line in tail.take(3)] == ["5"] * 3
+            new.append(6)
+            assert [line.split()[0] for line in tail.take(3)] == ["6"] * 3
+        finally:
+            code, errors = tail.stop()
+            old.server.stop()
+            new.server.stop()
+    assert code == 0, errors
+    assert "begins with epoch 5" in errors

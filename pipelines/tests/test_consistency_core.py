@@ -242,6 +242,29 @@ def test_epochs_are_bounded_as_well_as_bytes(max_delay_s: float | None) -> None:
     assert task.core.stable_epoch >= 150
 
 
+def test_live_input_is_bounded_behind_an_undone_epoch() -> None:
+    """The fork waits for the engine, or for its partner: its next epoch has been undone, and what
+    the channel delivers after it has to wait too."""
+    channel = Channel(0, 0)
+    settings = ConsistencySettings([[0]], [SCHEMA], max_delay_s=3.0, max_buffered_epochs=4)
+    manager = ConsistencyCore(settings, 0, -1)
+    manager.step(received(0, BatchKind.TENTATIVE, live=True), 0.0)  # in a call from now on
+    manager.step(received(1, BatchKind.TENTATIVE, live=True), 0.1)
+    manager.step(received(1, BatchKind.UNDO, live=True), 0.2)
+    epoch = 2
+    while manager.may_read(channel, live=True) and epoch < 20:
+        manager.step(received(epoch, BatchKind.TENTATIVE, live=True), 0.3)
+        epoch += 1
+    assert manager.buffered()[0] == 4
+    (call,) = manager.step(TentativeProcessed(1, 0), 0.4)
+    assert isinstance(call, ProcessTentative)  # without the channel, which is beyond it
+    assert (call.epoch.epoch, call.channels) == (1, ())
+    (call,) = manager.step(TentativeProcessed(1, 1), 0.5)
+    assert isinstance(call, ProcessTentative)
+    assert (call.epoch.epoch, call.channels) == (2, (channel,))
+    assert manager.may_read(channel, live=True)
+
+
 def test_a_delay_that_becomes_infinite_ends_tentative_output() -> None:
     world = World(Chain())
     world.run(10)
@@ -297,8 +320,10 @@ def core(during_failure: Policy = Policy.PROCESS) -> ConsistencyCore:
     return ConsistencyCore(settings, 0, -1)
 
 
-def received(epoch: int, kind: BatchKind = BatchKind.STABLE) -> BatchReceived:
-    return BatchReceived(Channel(0, 0), Record(0.0, kind, epoch).batch)
+def received(
+    epoch: int, kind: BatchKind = BatchKind.STABLE, *, live: bool = False
+) -> BatchReceived:
+    return BatchReceived(Channel(0, 0), Record(0.0, kind, epoch).batch, live)
 
 
 def test_a_stable_epoch_that_was_left_out_is_an_error() -> None:
@@ -341,6 +366,20 @@ def test_a_single_tentative_input_is_processed_and_corrected() -> None:
     assert manager.step(received(0), 4.0)[0] == EmitUndo(0)
     done = manager.step(StableProcessed(0), 4.1)
     assert done == [DropFork(1), EmitReconciliationDone(0), StopLive(channel)]
+
+
+def test_tentative_input_that_is_corrected_already_is_not_hurried() -> None:
+    """Its upstream was tentative for a moment: the stable version can be read."""
+    first, second = Channel(0, 0), Channel(1, 0)
+    settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=3.0)
+    manager = ConsistencyCore(settings, 0, -1)
+    manager.step(UpstreamReported(first, -1, 0), 0.0)
+    manager.step(received(0, BatchKind.TENTATIVE, live=True), 0.1)
+    manager.step(UpstreamReported(first, 0, -1), 0.5)
+    stable = Record(0.0, BatchKind.STABLE, 0).batch
+    assert manager.step(BatchReceived(second, stable), 0.6) == []
+    assert isinstance(manager.step(received(0), 0.7)[0], ProcessStable)
+    assert manager.state is ConsistencyState.STABLE
 
 
 def test_stabilization_ends_after_the_fork_is_passed() -> None:

@@ -101,11 +101,11 @@ def a_stalled_session_is_never_given_up(patch: Patch) -> None:
 
 
 def whoever_runs_counts(patch: Patch) -> None:
-    def counts(self: MovementCore, replica: Any) -> bool:
+    def would_take_over(self: MovementCore, replica: Any) -> bool:
         view = self._views.get(replica)
         return view is not None and view.phase in (TaskPhase.LIVE, TaskPhase.WAITING)
 
-    patch.setattr(MovementCore, "counts", counts)
+    patch.setattr(MovementCore, "would_take_over", would_take_over)
 
 
 def a_donor_keeps_what_it_pinned(patch: Patch) -> None:

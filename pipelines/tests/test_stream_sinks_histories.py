@@ -24,7 +24,7 @@ from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 class Replica:
-    """A task that fails and corrects itself at random."""
+    """A task that fails and corrects itself, and whose replicas disagree, at random."""
 
     def __init__(self, directory: Path, random: Random) -> None:
         self.random = random
@@ -51,6 +51,9 @@ class Replica:
             self.output.append(self.attempt, self.newest, 0, rows)
         else:
             self._append()
+        if self.random.random() < 0.1:
+            disputed = self.served.through is None and self.log.last >= 0
+            self.served.limit(self.random.randint(-1, self.log.last) if disputed else None)
         if self.random.random() < 0.2:
             self.output.truncate(self.log.last - self.random.randint(0, 1))
 
@@ -83,6 +86,8 @@ class Reader:
                 continue
             table = pa.Table.from_batches(parts)
             parts = []
+            if kind in ("STABLE", "TENTATIVE"):
+                assert replica.served.through is None or epoch <= replica.served.through
             if kind == "STABLE":
                 assert epoch not in self.stable
                 assert not self.stable or epoch > max(self.stable)
@@ -109,8 +114,8 @@ class Reader:
         """Calls until nothing comes: afterwards, all stable epochs are there."""
         while self.read(replica, random):
             pass
-        assert sorted(self.stable) == with_rows(max(replica.log.last, *self.stable, -1))
-        assert all(e > replica.log.last for e in self.tentative)
+        assert sorted(self.stable) == with_rows(max(replica.served.newest, *self.stable, -1))
+        assert all(e > replica.served.newest for e in self.tentative)
 
 
 def with_rows(last: int) -> list[int]:
@@ -132,6 +137,7 @@ def test_readers_that_change_replicas_get_the_stable_results(seed: int, tentativ
                     random.choice(replicas), random
                 )
         best = max(replicas, key=lambda r: r.log.last)
+        best.served.limit(None)
         best.output.undo(best.log.last + 1)
         while best.log.last < max(best.newest, *reader.tentative, 0, reader.dropped):
             best._append()

@@ -37,11 +37,18 @@ OPTIONS = flight.FlightCallOptions(
 class Task:
     """What of a task readers outside can see."""
 
-    def __init__(self, directory: Path, *, tentative: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        tentative: bool = False,
+        address: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         self.log: OutputLog = open_log(directory / "log")
         self.output = LiveOutput(self.log, directory / "tentative", directory.name)
         self.query = ServedQuery("delays", self.log, self.output, tentative=tentative)
-        self.server = StreamSinkServer("127.0.0.1", 0, IDENTITY)
+        self.server = StreamSinkServer(address, port, IDENTITY)
         self.server.serve([self.query])
 
     def append(self, *epochs: int, rows: int = 3) -> None:
@@ -195,6 +202,32 @@ def test_nothing_is_sent_about_which_replicas_disagree(task: Task) -> None:
     task.append(*range(5))
     task.query.through = 2
     assert summary(call(connect(task), {"query": "delays"}))[-1] == ("END", 2, 0)
+
+
+def test_no_tentative_epoch_is_sent_while_replicas_disagree_about_those_before(
+    task: Task,
+) -> None:
+    task.append(*range(5))
+    task.query.through = 2
+    task.answer(5)
+    task.output.truncate(4)
+    client = connect(task)
+    found = call(client, {"query": "delays", "tentative": True})
+    assert summary(found)[-2:] == [("STABLE", 2, 3), ("END", 2, 0)]
+    task.query.limit(None)
+    rest = [("STABLE", 3, 3), ("STABLE", 4, 3), ("TENTATIVE", 5, 2), ("END", 4, 0)]
+    assert summary(call(client, found[-1][0]["next"])) == rest
+
+
+def test_no_tentative_epoch_is_sent_above_what_replicas_agree_on(task: Task) -> None:
+    task.append(0)
+    task.answer(1, 2)
+    task.query.through = 1
+    client = connect(task)
+    found = call(client, {"query": "delays", "tentative": True})
+    assert summary(found) == [("STABLE", 0, 3), ("TENTATIVE", 1, 2), ("END", 0, 0)]
+    task.query.limit(None)
+    assert summary(call(client, found[-1][0]["next"]))[0] == ("TENTATIVE", 2, 2)
 
 
 @pytest.mark.parametrize(

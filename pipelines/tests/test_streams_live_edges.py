@@ -219,3 +219,24 @@ def test_a_state_of_a_newer_release_is_taken_as_stable() -> None:
     assert Endpoint.model_validate(endpoint).state is ConsistencyState.STABLE
     with pytest.raises(ValueError, match="4"):
         LiveReport.of(message | {"state": 4})
+
+
+def test_a_damaged_branch_costs_only_the_epochs_of_its_file(live: Live, tmp_path: Path) -> None:
+    """Nobody computes them again; those after them are read and written."""
+    live.stable(0, 1)
+    live.tentative(2, 3)
+    flip(tmp_path / "tentative" / "1" / "000000000002.log", 100)
+    assert kinds(live.live(2)) == []
+    live.tentative(4)
+    assert kinds(live.live(2)) == [("TENTATIVE", 4, 1)]
+    live.output.undo(2)
+    live.stable(2)
+    after = live.request(4, LivePosition("boot", 1, 5))
+    assert kinds(after) == [("UNDO", 2, 0)]
+    assert live.log.damage is None
+
+
+def flip(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)

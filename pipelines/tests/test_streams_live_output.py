@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_parts import batch, open_log
 
+from rekindle.errors import BelowFloor
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import BatchKind, EpochBatch
 from rekindle.streams.live_history import MAX_SPANS, LiveHistory, Position
@@ -301,6 +302,27 @@ def test_a_tentative_epoch_that_cannot_be_written_is_left_out(
     assert tentative(live, 5)
     assert [r.epoch for r in all_of(live, 3) if isinstance(r, EpochBatch)] == [5]
     assert live.report.tentative == 5
+
+
+@pytest.mark.parametrize("file", [0, 3, -1])
+def test_a_damaged_file_of_a_branch_costs_the_tentative_epochs_through_it(
+    tmp_path: Path, file: int
+) -> None:
+    live = output(tmp_path, file_bytes=8_000)
+    for epoch in range(3, 100):
+        tentative(live, epoch, rows=20)
+    paths = sorted((tmp_path / "log" / "tentative" / "1").glob("*.log"))
+    paths[file].write_bytes(b"x" * paths[file].stat().st_size)
+    damaged = int(paths[file].stem)
+    following = int(paths[file + 1].stem) if file >= 0 else 100
+    _, branch = live.next(None, 3) or (None, live.log)
+    with pytest.raises(BelowFloor):
+        branch.read(damaged, 0)
+    assert tentative(live, 100)
+    read = [(r.kind, r.epoch) for r in all_of(live, 3) if isinstance(r, EpochBatch)]
+    assert read == [(BatchKind.TENTATIVE, epoch) for epoch in range(following, 101)]
+    live.log.append(batch(3))
+    assert ([b.epoch for b in live.log], live.log.damage) == ([0, 1, 2, 3], None)
 
 
 def test_listeners_hear_of_all_that_is_not_in_the_log(tmp_path: Path) -> None:

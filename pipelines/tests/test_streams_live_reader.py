@@ -35,11 +35,18 @@ from rekindle_testing.waiting import eventually
 STABLE, UP_FAILURE, STABILIZATION = ConsistencyState
 
 
-def routes(**states: ConsistencyState) -> RoutesChanged:
+def routes(lagging: str = "", **states: ConsistencyState) -> RoutesChanged:
+    """`lagging`: names of replicas."""
     addresses = {"a": A, "b": B, "c": C}
     return RoutesChanged(
         tuple(
-            Endpoint(address=addresses[name], replica=at, incarnation=1, state=state)
+            Endpoint(
+                address=addresses[name],
+                replica=at,
+                incarnation=1,
+                state=state,
+                lagging=name in lagging,
+            )
             for at, (name, state) in enumerate(states.items())
         )
     )
@@ -62,6 +69,18 @@ def test_a_stable_replica_is_preferred(live: bool, state: ConsistencyState) -> N
 def test_tentative_results_are_read_rather_in_a_failure_than_in_a_correction() -> None:
     assert choice(True, a=STABILIZATION, b=UP_FAILURE).current == B
     assert choice(False, a=STABILIZATION, b=UP_FAILURE).current == A
+
+
+def test_a_live_reader_stays_with_the_replica_that_serves_while_the_other_corrects() -> None:
+    """The stable epochs of the one that serves stand still, so it lags; the new input of the other
+    one is suspended."""
+    made = choice(True, a=STABILIZATION, b=UP_FAILURE)
+    assert made.step(routes("b", a=STABILIZATION, b=UP_FAILURE), 101) == []
+    assert made.step(routes("b", a=STABLE, b=UP_FAILURE), 102) == [SwitchReplica(A, 5)]
+    other = choice(True, a=STABLE, b=STABLE)
+    assert other.step(routes("b", a=STABILIZATION, b=UP_FAILURE), 101) == [SwitchReplica(B, 5)]
+    stable = choice(False, a=UP_FAILURE, b=UP_FAILURE)
+    assert stable.step(routes("a", a=UP_FAILURE, b=STABILIZATION), 101) == [SwitchReplica(B, 5)]
 
 
 @pytest.mark.parametrize(("live", "first"), [(True, A), (False, B)])

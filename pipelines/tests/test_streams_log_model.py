@@ -135,12 +135,13 @@ class History:
             assert found == self.epochs[epoch]
 
     def _after_damage(self) -> None:
-        """What is left is a part of the model from its beginning, or nothing."""
+        """What is left is a part of the model from its beginning, or from what consumers need on,
+        or nothing."""
         self.read_what_is_sound()
         dropped = self.log.base - 1
         self.log.close()
         self.log = self._open()
-        self.floor = -1
+        dropped, self.floor = max(dropped, self.floor), -1
         if self.log.last >= self.log.base:
             assert min(self.epochs) <= self.log.base <= max(min(self.epochs), dropped + 1)
         kept = range(self.log.base, self.log.last + 1)

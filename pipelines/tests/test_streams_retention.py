@@ -15,6 +15,7 @@ from test_streams_damage import flip, value_of
 
 from rekindle.errors import BelowFloor, LogCorrupt
 from rekindle.streams.log import OutputLog
+from rekindle.streams.log_files import FLOOR_FILE
 from rekindle.streams.retention import MIN_FILE_BYTES, file_bytes, retained_floor
 
 
@@ -162,6 +163,63 @@ def test_damage_to_what_consumers_need_is_damage_of_the_log(tmp_path: Path) -> N
     with pytest.raises(LogCorrupt, match="epoch 61 of stream stream/0 is damaged"):
         log.read(61, 0)
     assert log.damage is not None
+
+
+@pytest.mark.parametrize("file_bytes", [1 << 14, 1 << 20])
+def test_damage_to_what_is_retained_that_is_found_at_reopening_drops_that(
+    tmp_path: Path, file_bytes: int
+) -> None:
+    retaining(tmp_path, 60, file_bytes=file_bytes).close()
+    damage(tmp_path, 20)
+    log = open_log(tmp_path)
+    assert (log.base, log.last, log.damage) == (21, 99, None)
+    assert list(log) == [batch(e, 50) for e in range(21, 100)]
+    assert log.append(batch(100, 50))
+    again = open_log(tmp_path)
+    assert (again.base, again.last) == (21, 100)
+
+
+def test_what_was_spared_of_a_damaged_file_survives_a_reopening(tmp_path: Path) -> None:
+    log = retaining(tmp_path, 60)
+    damage(tmp_path, 20)
+    with pytest.raises(BelowFloor):
+        log.read(20, 0)
+    log.append(batch(100, 50))
+    log.close()
+    assert [b.epoch for b in open_log(tmp_path)] == list(range(21, 101))
+
+
+def test_a_lost_file_of_what_is_retained_costs_what_is_before_it(tmp_path: Path) -> None:
+    retaining(tmp_path, 60, file_bytes=1 << 14).close()
+    lost = damage(tmp_path, 20)
+    following = min(int(p.stem) for p in tmp_path.glob("*.log") if p > lost)
+    lost.unlink()
+    log = open_log(tmp_path)
+    assert [b.epoch for b in log] == list(range(following, 100))
+
+
+def test_damage_above_the_floor_cuts_a_reopened_log(tmp_path: Path) -> None:
+    retaining(tmp_path, 60).close()
+    damage(tmp_path, 20)
+    damage(tmp_path, 61)
+    assert list(open_log(tmp_path)) == [batch(e, 50) for e in range(20)]
+
+
+def test_a_floor_holds_for_one_reopening(tmp_path: Path) -> None:
+    """Consumers may have been restored from an earlier checkpoint than the one before."""
+    retaining(tmp_path, 60).close()
+    open_log(tmp_path).close()
+    damage(tmp_path, 20)
+    assert open_log(tmp_path).last == 19
+
+
+@pytest.mark.parametrize("torn", [0, 10, 20])
+def test_a_floor_that_was_not_written_completely_is_ignored(tmp_path: Path, torn: int) -> None:
+    retaining(tmp_path, 60).close()
+    file = tmp_path / FLOOR_FILE
+    file.write_bytes(file.read_bytes()[:torn])
+    damage(tmp_path, 20)
+    assert open_log(tmp_path).last == 19
 
 
 def test_damage_to_what_is_retained_ends_only_who_moves_it(tmp_path: Path) -> None:

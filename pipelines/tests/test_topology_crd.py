@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
+from rekindle.topology.kinds.base import spec_in
 from rekindle.topology.spec import TopologySpec
-from rekindle.topology.unparsable_fields import model_in
 from rekindle_testing.fixtures.crd import resource_schema
 
 Place = tuple[str, dict[str, Any], type[BaseModel]]
@@ -22,7 +22,7 @@ def _places(path: str, schema: dict[str, Any], model: type[BaseModel]) -> Iterat
     yield path, schema, model
     for name, field in model.model_fields.items():
         alias = field.alias or name
-        inner, child = schema["properties"].get(alias, {}), model_in(field.annotation)
+        inner, child = schema["properties"].get(alias, {}), spec_in(field.annotation)
         if child is not None and inner:
             yield from _places(f"{path}.{alias}", inner.get("items", inner), child)
 

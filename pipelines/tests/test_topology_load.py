@@ -12,6 +12,7 @@ from rekindle.errors import InvalidTopology
 from rekindle.topology.documents import read_documents
 from rekindle.topology.load import load_spec, load_topology
 from rekindle.topology.units import SECOND, parse_cpu
+from rekindle.topology.validate import validate
 from rekindle_testing.fixtures.bad_manifests import good_manifest
 
 
@@ -158,6 +159,7 @@ def test_a_wrong_kind_hides_no_problem_of_the_spec() -> None:
     [
         ("replicas", "two", "two is not a whole number (write it without quotes, like 2)"),
         ("replicas", None, "has no value (write one, or leave the field out)"),
+        ("suspend", "true", '"true" is a string (write true, without quotes)'),
         ("suspend", "no way", "no way is not true or false (write true or false, without quotes)"),
         (
             "checkpoint",
@@ -194,6 +196,23 @@ def test_a_rate_is_a_finite_number() -> None:
     assert problems(manifest) == [
         "spec.sources[0].files.rowsPerSecond: Infinity is not a number "
         "(write it without quotes, like 2.5)"
+    ]
+
+
+def test_a_number_without_a_fraction_is_a_whole_number() -> None:
+    """YAML reads `3.0` as a float; the API server gets JSON, in which it is 3."""
+    manifest = good_manifest()
+    manifest["spec"]["checkpoint"]["retain"] = 3.0
+    assert load_topology(manifest)[1].checkpoint.retain == 3
+
+
+def test_a_stream_sink_without_a_value_needs_braces() -> None:
+    manifest = good_manifest()
+    manifest["spec"]["queries"][0]["sink"] = {"stream": None}
+    name, spec = load_topology(manifest)
+    assert [str(p) for p in validate(spec, name)] == [
+        "spec.queries[0].sink.stream: has no value (write {}, or its fields below it, each as "
+        "name: value)"
     ]
 
 

@@ -16,6 +16,7 @@ import logging
 import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
@@ -51,7 +52,7 @@ from rekindle_operator.reconcile.actions import (
     WriteStatus,
 )
 from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
-from rekindle_operator.reconcile.status import operator_fields
+from rekindle_operator.reconcile.status import only_reservations, operator_fields
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.retries import Retries
 
@@ -166,9 +167,9 @@ class Executor:
             case QuarantineNode(node, at):
                 logger.warning("quarantined node %s: it is silent, its tasks are replaced", node)
                 self._cluster.quarantine(node, at)
-            case AvoidNode(shape, node, node_uid, pod_uid, why, is_temporary):
+            case AvoidNode(shape, node, node_uid, pod_uid, why, cause):
                 logger.warning("pods of shape %s avoid node %s: %s", shape, node, why)
-                self._cluster.remember_unsuitable(shape, node, node_uid, pod_uid, is_temporary)
+                self._cluster.remember_unsuitable(shape, node, node_uid, pod_uid, cause)
             case _:
                 assert_never(action)
 
@@ -246,7 +247,16 @@ class Executor:
                 self._cluster.remove_topology(action.uid)  # the watch reports the deletion later
             elif error.status != 409:
                 self._on_refused_status()
-            raise
+            if error.status != 422 or not (action.new_incarnations or action.accepts_generation):
+                raise
+            # Lost tasks must come back, even if a field of the status is invalid.
+            logger.error(
+                "the API server refuses the status of %s/%s; only its slots and generations are "
+                "written: %s",
+                *(action.namespace, action.name, _message(error)),
+            )
+            reserved = only_reservations(action.replaces, action.status)
+            response = self._replace_status(replace(action, status=reserved))
         self._status_at[action.uid] = now
         if response is not None:
             self._cluster.put_topology(response)

@@ -13,7 +13,7 @@ from rekindle_testing.progress import OnProgress
 
 def ensure_cds_archive(java_home: Path, on_progress: OnProgress) -> Path:
     """Path of the archive for this JDK and Spark; creates it (about 30 s) if there is none."""
-    on_progress("looking for the AppCDS archive of Spark's JVM, or creating it")
+    on_progress("looking for the AppCDS archive of Spark's JVM, or creating it (30 s, once)")
     # In its own process, with another JDK than this environment's.
     finished = subprocess.run(
         [

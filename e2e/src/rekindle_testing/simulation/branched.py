@@ -69,7 +69,7 @@ class BranchedInputs:
         listener = Listener(
             partial(self._has_space, channel, live),
             partial(self._arrived, channel, live),
-            partial(self._heard, channel, live),
+            partial(self._progressed, channel, live),
             self._call_ended,
         )
         subscription = Subscription(stream, channel.partition, from_epoch, live=live)
@@ -83,7 +83,7 @@ class BranchedInputs:
         if not live or channel in self._live_readers:
             self._pass_on(BatchReceived(channel, batch, live))
 
-    def _heard(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
+    def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
         for event in self._reports.receive(channel, progress, live=live):
             self._pass_on(event)
 

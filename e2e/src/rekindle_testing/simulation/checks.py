@@ -92,7 +92,7 @@ class Checks:
                     return value
         return ""
 
-    def leases(self, pod: TaskPod) -> None:
+    def check_promises(self, pod: TaskPod) -> None:
         """I3: a replica whose partner relies on it does not begin to stabilize, unless it has lost
         it."""
         own = pod.boot.tentative.checks if pod.boot is not None else None
@@ -150,8 +150,8 @@ class Checks:
             )
 
     def committed(self, manifest: Manifest) -> None:
-        """I1, I2, I5, I9: entries have the states of a run without faults, what a manifest counts
-        as written is, and fences never decrease."""
+        """I1, I2, I5, I9: entries have the states of a run without faults, the sinks have all
+        epochs that the manifest counts as written, and fences never decrease."""
         for partition in self._graph.partitions:
             for ref in manifest.entries[partition.key]:
                 self._saved(partition, ref)
@@ -169,12 +169,12 @@ class Checks:
                         f"I2: {partition.key} is committed at {entries[0]}, and query {spec.name} "
                         f"has written only through {durable}"
                     )
-        self.retained()
+        self.check_retention()
 
     def _saved(self, partition: Partition, ref: EntryRef) -> None:
         saved = self._store.load(ref.object) if ref.object is not None else None
         if saved is None:
-            return  # `retained` looks for those that are gone
+            return  # `check_retention` looks for those that are gone
         checks = self.of_wrong_results
         is_protected = checks is None or checks.is_protected(partition)
         is_right = self._is_expected if is_protected else self._is_explained
@@ -220,7 +220,7 @@ class Checks:
                 f"I2: {pod.slot.key} writes epoch {epoch}, and may write only through {through}"
             )
 
-    def retained(self) -> None:
+    def check_retention(self) -> None:
         """I5: nothing is gone that a consumer may still need."""
         newest = self._store.newest
         if newest is None:

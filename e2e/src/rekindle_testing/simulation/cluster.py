@@ -136,7 +136,7 @@ class SimulatedCluster:
             self._can_recover,
             self.fail,
         )
-        self.server.observers = [self.operator_checks.changed, self._pods_changed]
+        self.server.observers = [self.operator_checks.object_changed, self._pods_changed]
         meta = {"name": TOPOLOGY, "namespace": NAMESPACE, "uid": UID, "generation": 1}
         topology = {"kind": names.KIND, "metadata": meta, "spec": copy.deepcopy(spec)}
         self.server.objects.add(TOPOLOGIES, topology)
@@ -196,7 +196,8 @@ class SimulatedCluster:
 
     @property
     def leader(self) -> OperatorReplica | None:
-        """One that was killed led last, and its Lease may still be fresh."""
+        """The replica of the operator that leads. A killed one does not, although its Lease may
+        still be fresh."""
         living = (r for r in self.operators.values() if not r.process.dead)
         return next((r for r in living if r.leader.leading), None)
 
@@ -217,7 +218,7 @@ class SimulatedCluster:
             SETTINGS,
             host,
             skew_s,
-            self.operator_checks.writes,
+            self.operator_checks.check_request,
         )
 
     # --- nodes ----------------------------------------------------------------------

@@ -230,7 +230,7 @@ class CoordinatorProcess:
     def _collect(self, retain: int, in_use: Set[str]) -> None:
         def collect() -> None:
             self._store.collect_garbage(retain, in_use)
-            self._checks.retained()
+            self._checks.check_retention()
 
         def ended(result: Any) -> None:
             failed = isinstance(result, (Down, Refused, TimedOut))

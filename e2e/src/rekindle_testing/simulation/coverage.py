@@ -66,9 +66,9 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
         "no edit here moves operators to other segments, so chained digests have one base",
         [("dispute", DisputePhase.OPEN, DisputeEvent.NOT_COMPARABLE)],
     ),
-    ("processes are killed here, not asked to stop", _all_of("task", TaskEvent.STOP_REQUESTED)),
+    ("processes are killed, not asked to stop", _all_of("task", TaskEvent.STOP_REQUESTED)),
     (
-        "what fails here fails for a while, but for a checkpoint that is gone when it is restored",
+        "simulated failures end, but for a checkpoint that is gone when it is restored",
         [
             ("task", phase, TaskEvent.FAILED)
             for phase in TaskPhase
@@ -83,16 +83,16 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
         ],
     ),
     ("there is one store", _all_of("checkpoint", CommitEvent.STORE_REFUSED)),
-    ("donors are killed here, not stopped", _all_of("donor", DonorEvent.STOPPED)),
+    ("donors are killed, not stopped", _all_of("donor", DonorEvent.STOPPED)),
     (
-        "disks do not fail here",
+        "disks do not fail",
         [
             *_all_of("donor", DonorEvent.PIN_FAILED, DonorEvent.READ_FAILED),
             ("newcomer", NewcomerPhase.INSTALLING, NewcomerEvent.FAILED),
         ],
     ),
     (
-        "what is pinned here is the newest state, which had reached the epoch",
+        "what is pinned is the newest state, which had reached the epoch",
         _all_of("donor", DonorEvent.PINNED_TOO_EARLY),
     ),
 ]

@@ -12,7 +12,6 @@ from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.streams.reader_core import ReaderCore
 from rekindle.streams.sunion import SUnion
 from rekindle_operator import live_check
-from rekindle_operator.cluster.model import Snapshot
 from rekindle_operator.cluster.reports import ReportAges
 from rekindle_testing.simulation.planting import Mutant, replaced
 
@@ -75,11 +74,6 @@ def _ageless(as_of: Any) -> Any:
     return wrong
 
 
-def _by_created_at(ungated_s: Any) -> Any:
-    """An age is the difference of two clocks."""
-    return lambda self, pod, now: now - pod.created_at
-
-
 EVIDENCE_MUTANTS: Mapping[str, Mutant] = {
     "watermarks follow the order of arrival": replaced(SUnion, "add", _watermark_by_arrival),
     "epochs count as received before they are": replaced(
@@ -94,5 +88,4 @@ EVIDENCE_MUTANTS: Mapping[str, Mutant] = {
         live_check, "preconditions_of", _believes_cache
     ),
     "reports have no age": replaced(ReportAges, "as_of", _ageless),
-    "the operator trusts the API server's clock": replaced(Snapshot, "ungated_s", _by_created_at),
 }

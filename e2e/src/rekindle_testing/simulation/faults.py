@@ -22,12 +22,12 @@ FAULTS_S = 60.0
 GROUP_S = 3.0
 LONGEST_S = 25.0
 _LOOK_S = 0.1
-_LONGEST_STRIKE_S = 2.5
-"""After the begin of a session that one of its parties fails in."""
+_MAX_PARTY_DELAY_S = 2.5
+"""The longest time from the begin of a session until one of its parties fails."""
 
 
-Struck = tuple[str, Callable[[], None] | None]
-"""What a fault strikes, and how it ends."""
+Injected = tuple[str, Callable[[], None] | None]
+"""The name of what a fault hits, and what ends the fault."""
 
 
 class FaultKind(StrEnum):
@@ -39,8 +39,8 @@ class FaultKind(StrEnum):
     FAIL_TENTATIVE = "a task's next tentative epoch fails"
     FREEZE_TASK = "a task is frozen"
     EVICT_TASK = "a task is evicted, or its pod deleted by force"
-    STRIKE_DONOR = "a replica is lost, and who gives its successor state fails meanwhile"
-    STRIKE_NEWCOMER = "a replica is lost, and its successor fails before it has got state"
+    FAIL_DONOR = "a replica is lost, and the donor of its successor's state fails"
+    FAIL_NEWCOMER = "a replica is lost, and its successor fails before it has state"
     WRONG_RESULT = "a replica that has a partner computes a wrong result"
     KILL_NODE = "a node dies, and another one comes"
     REBOOT_NODE = "a node restarts, with its disks"
@@ -52,7 +52,7 @@ class FaultKind(StrEnum):
     PARTITION_FROM_API = "a network partition between a node and the API server"
     PARTITION_FROM_STORE = "a network partition between a node and the store"
     PARTITION_PAIR = "a network partition between two nodes"
-    PARTITION_ONE_WAY = "a node does not hear another one"
+    PARTITION_ONE_WAY = "a node gets no packets from another one"
     STORE_DOWN = "the store is down"
     SINKS_DOWN = "the sinks are down"
     CRASH_COORDINATOR = "the coordinator is killed"
@@ -67,7 +67,7 @@ class FaultKind(StrEnum):
     CRASH_OPERATOR = "the operator that leads is killed"
     FREEZE_OPERATOR = "the operator that leads is frozen"
     PARTITION_OPERATOR = "a network partition between the operator that leads and the API server"
-    OPERATOR_UNHEARD = "the API server's replies to the operator that leads are lost"
+    LOSE_REPLIES_TO_OPERATOR = "the API server's replies to the operator that leads are lost"
 
 
 _API_FAULTS = frozenset(
@@ -78,12 +78,12 @@ _API_FAULTS = frozenset(
         FaultKind.CRASH_OPERATOR,
         FaultKind.FREEZE_OPERATOR,
         FaultKind.PARTITION_OPERATOR,
-        FaultKind.OPERATOR_UNHEARD,
+        FaultKind.LOSE_REPLIES_TO_OPERATOR,
     }
 )
 
 
-_CUTS = (
+_INPUT_FAULTS = (
     FaultKind.STOP_TASK,
     FaultKind.STOP_TASK,
     FaultKind.FREEZE_TASK,
@@ -146,7 +146,7 @@ def draw_faults(random: Random) -> list[Fault]:
     return faults
 
 
-def draw_cuts(random: Random) -> list[Fault]:
+def draw_input_faults(random: Random) -> list[Fault]:
     """Faults that take inputs from tasks for longer than these wait, also several at a time, and
     what happens meanwhile."""
     faults: list[Fault] = []
@@ -155,7 +155,7 @@ def draw_cuts(random: Random) -> list[Fault]:
         for _ in range(random.choice((1, 1, 2, 3))):
             at, seconds = begin + random.uniform(0, GROUP_S), random.choice((4.0, 10.0, LONGEST_S))
             target, other = random.randrange(1000), random.randrange(1000)
-            kind = random.choice(_CUTS)
+            kind = random.choice(_INPUT_FAULTS)
             faults.append(
                 Fault(round(at, 2), kind, target, other, round(seconds * random.uniform(0.5, 1), 2))
             )
@@ -189,8 +189,8 @@ def _let_last_stay(faults: list[Fault]) -> None:
 
 
 class Injector:
-    """Begins and ends faults in a cluster. `log` gets a line for each. `silent`: what stays so,
-    nodes by their names."""
+    """Begins and ends faults in a cluster. `log` gets a line for each. `silent`: the names of the
+    nodes and tasks whose fault stays."""
 
     def __init__(self, cluster: SimulatedCluster, log: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -227,17 +227,17 @@ class Injector:
 
         self._scheduler.after(fault.seconds, heal)
 
-    def _inject(self, fault: Fault) -> Struck:
-        """What it strikes, and how it ends."""
-        struck = (
-            self._strike_task(fault)
-            or self._strike_node(fault)
-            or self._strike_network(fault)
-            or self._strike_control_plane(fault)
+    def _inject(self, fault: Fault) -> Injected:
+        """What it hits, and what ends it."""
+        injected = (
+            self._inject_into_task(fault)
+            or self._inject_into_node(fault)
+            or self._inject_into_network(fault)
+            or self._inject_into_control_plane(fault)
         )
-        return struck or ("nothing there", None)
+        return injected or ("nothing there", None)
 
-    def _strike_task(self, fault: Fault) -> Struck | None:
+    def _inject_into_task(self, fault: Fault) -> Injected | None:
         slots = sorted(self._cluster.pods, key=lambda s: s.key)
         if not slots:
             return None
@@ -270,12 +270,12 @@ class Injector:
                 self._cluster.evict(pod, by_force=bool(fault.other % 2))
                 return key, None
             case FaultKind.WRONG_RESULT:
-                return self._make_wrong(fault)
-            case FaultKind.STRIKE_DONOR | FaultKind.STRIKE_NEWCOMER:
-                return self._strike_movement(fault)
+                return self._inject_wrong_result(fault)
+            case FaultKind.FAIL_DONOR | FaultKind.FAIL_NEWCOMER:
+                return self._inject_into_movement(fault)
         return None
 
-    def _make_wrong(self, fault: Fault) -> Struck:
+    def _inject_wrong_result(self, fault: Fault) -> Injected:
         """`other` says what it computes for the same epoch again."""
         cluster, slots = self._cluster, Movements(self._cluster).replaceable()
         cluster.watch_wrong_results(self._log)
@@ -287,7 +287,7 @@ class Injector:
         what = f"{pod.slot.key} incarnation {pod.incarnation}, {pod.wrong_result.recurrence.name}"
         return what, None
 
-    def _strike_movement(self, fault: Fault) -> Struck:
+    def _inject_into_movement(self, fault: Fault) -> Injected:
         """Lose a replica that has a partner; then let a party of the session fail that moves the
         partner's state to its successor."""
         cluster, movements = self._cluster, Movements(self._cluster)
@@ -296,30 +296,30 @@ class Injector:
             return "no replica has a Live partner", None
         lost = cluster.pods[slots[fault.target % len(slots)]]
         cluster.evict(lost, by_force=True)
-        donates = fault.kind is FaultKind.STRIKE_DONOR
+        donates = fault.kind is FaultKind.FAIL_DONOR
         over_at, ends = self._scheduler.now + fault.seconds, list[Callable[[], None]]()
 
-        def strike() -> None:
+        def fail_party() -> None:
             party = movements.donor_for(lost.slot) if donates else movements.newcomer(lost.slot)
             if party is not None:
                 self._log(f"{fault.kind}: {party.slot.key} incarnation {party.incarnation}")
-                ends.append(self._strike_party(party, fault.other))
+                ends.append(self._fail_party(party, fault.other))
 
         def look() -> None:
             found = movements.donor_for(lost.slot) if donates else movements.newcomer(lost.slot)
             if found is not None:
-                self._scheduler.after((fault.other % 10) * _LONGEST_STRIKE_S / 10, strike)
+                self._scheduler.after((fault.other % 10) * _MAX_PARTY_DELAY_S / 10, fail_party)
             elif self._scheduler.now < over_at:
                 self._scheduler.after(_LOOK_S, look)
 
         def end() -> None:
-            for end_strike in ends:
-                end_strike()
+            for end_failure in ends:
+                end_failure()
 
         look()
         return f"{lost.slot.key} incarnation {lost.incarnation}", end
 
-    def _strike_party(self, party: TaskPod, how: int) -> Callable[[], None]:
+    def _fail_party(self, party: TaskPod, how: int) -> Callable[[], None]:
         """Returns what ends it."""
         cluster, nothing = self._cluster, lambda: None
         match how // 10 % 6:
@@ -338,7 +338,7 @@ class Injector:
                 coordinator.restart()
         return nothing
 
-    def _strike_node(self, fault: Fault) -> Struck | None:
+    def _inject_into_node(self, fault: Fault) -> Injected | None:
         cluster = self._cluster
         nodes = [n for n in cluster.nodes.values() if n.up]
         node = nodes[fault.target % len(nodes)]
@@ -362,7 +362,7 @@ class Injector:
                 return node.name, node.kubelet.thaw
         return None
 
-    def _strike_network(self, fault: Fault) -> Struck | None:
+    def _inject_into_network(self, fault: Fault) -> Injected | None:
         network = self._cluster.network
         nodes = [n.name for n in self._cluster.nodes.values() if n.up]
         node, other = nodes[fault.target % len(nodes)], nodes[fault.other % len(nodes)]
@@ -380,7 +380,7 @@ class Injector:
                 return f"{other} to {node}", self._disconnect([(other, node)])
         return None
 
-    def _strike_control_plane(self, fault: Fault) -> Struck | None:
+    def _inject_into_control_plane(self, fault: Fault) -> Injected | None:
         cluster, server = self._cluster, self._cluster.server
         match fault.kind:
             case FaultKind.STORE_DOWN:
@@ -403,9 +403,9 @@ class Injector:
                 host = OPERATORS[fault.target % len(OPERATORS)]
                 server.expire_watches(host)
                 return host, None
-        return self._strike_coordinator(fault) or self._strike_operator(fault)
+        return self._inject_into_coordinator(fault) or self._inject_into_operator(fault)
 
-    def _strike_coordinator(self, fault: Fault) -> Struck | None:
+    def _inject_into_coordinator(self, fault: Fault) -> Injected | None:
         coordinator = self._cluster.coordinator
         if coordinator is None:
             return None
@@ -421,7 +421,7 @@ class Injector:
                 return str(coordinator.fence), coordinator.thaw
         return None
 
-    def _strike_operator(self, fault: Fault) -> Struck | None:
+    def _inject_into_operator(self, fault: Fault) -> Injected | None:
         leader = self._cluster.leader
         if leader is None:
             return None
@@ -435,7 +435,7 @@ class Injector:
                 return host, leader.process.thaw
             case FaultKind.PARTITION_OPERATOR:
                 return host, self._disconnect(_both_ways(host, API))
-            case FaultKind.OPERATOR_UNHEARD:
+            case FaultKind.LOSE_REPLIES_TO_OPERATOR:
                 return host, self._disconnect([(API, host)])
         return None
 

@@ -120,7 +120,7 @@ def _restores_again(fields_of: Any) -> Any:
     return wrong
 
 
-def _trusts_after(first_to_write: Any) -> Any:
+def _skips_epoch(first_to_write: Any) -> Any:
     return lambda self, last, first: last + 2
 
 
@@ -187,8 +187,12 @@ MUTANTS: Mapping[str, Mutant] = {
     "logs are truncated below what a restart needs": replaced(
         state_machine, "floors", _floors_are_positions
     ),
-    "tasks of unknown progress hold nothing": replaced(retention.Progress, "of", _without_unknown),
-    "positions of tasks hold nothing": replaced(retention.Progress, "of", _forgets_positions),
+    "retention ignores tasks of unknown progress": replaced(
+        retention.Progress, "of", _without_unknown
+    ),
+    "retention ignores the positions of tasks": replaced(
+        retention.Progress, "of", _forgets_positions
+    ),
     "a task restores from the newest entry, not from the oldest": replaced(
         state_machine, "oldest", _newest_entry
     ),
@@ -203,8 +207,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "a restarted task gets the restore point of its last boot": replaced(
         desired_state.DesiredState, "fields_of", _restores_again
     ),
-    "the newest epoch in a sink counts as one more": replaced(
-        SinkCore, "_first_to_write", _trusts_after
+    "a sink skips the epoch after its newest one": replaced(
+        SinkCore, "_first_to_write", _skips_epoch
     ),
     "no task saves checkpoints": replaced(SupervisorCore, "is_saver", _never_saves),
     "the state of a large call is lost": replaced(LoopCore, "_call_completed", _loses_state),

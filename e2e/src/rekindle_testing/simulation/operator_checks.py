@@ -27,8 +27,8 @@ from rekindle_testing.simulation.operator.replica import OperatorReplica
 from rekindle_testing.simulation.silence import Calm
 from rekindle_testing.simulation.working import WorkingPods
 
-_KNOWN_AFTER_S = 15.0
-"""After errors of the API server, an operator knows what is there."""
+_UNCERTAIN_S = 15.0
+"""For so long after errors of the API server an operator may not know what is there."""
 
 
 class OperatorChecks:
@@ -55,20 +55,20 @@ class OperatorChecks:
         self._highest: dict[str, int] = {}  # by slot
         self._used_by: dict[tuple[str, int], str] = {}  # uid of the pod of each incarnation
 
-    def changed(self, plural: str, event: ApiEvent) -> None:
+    def object_changed(self, plural: str, event: ApiEvent) -> None:
         if plural == NODES:
-            self._cordoned(event.raw)
+            self._note_cordon(event.raw)
         if plural != PODS:
             return
         if event.type == ADDED:
-            self._created(event.raw)
+            self._check_new_pod(event.raw)
         elif event.type == MODIFIED and not event.raw["spec"].get("schedulingGates"):
             pod = self._views.pod(event.raw)
-            self._placed(pod)
+            self._check_placement(pod)
             if pod.node is not None:
-                self._used(pod)
+                self._check_incarnation(pod)
 
-    def writes(self, replica: OperatorReplica, request: ApiRequest) -> None:
+    def check_request(self, replica: OperatorReplica, request: ApiRequest) -> None:
         """I9: one replica leads, and only that one changes anything. No pod that works is deleted
         unless it is replaced."""
         leading = [r for r in self._replicas() if not r.process.dead and r.leader.leading]
@@ -81,22 +81,22 @@ class OperatorChecks:
         *_, plural, name = request.path.partition("?")[0].split("/")
         raw = self._objects.find(PODS, name) if plural == PODS else None
         if request.verb == "DELETE" and raw is not None:
-            self._deletes(self._views.pod(raw))
+            self._check_deletion(self._views.pod(raw))
 
-    def _deletes(self, pod: PodView) -> None:
+    def _check_deletion(self, pod: PodView) -> None:
         slot = pod.ref.slot
         is_newest = pod.incarnation == self._highest[slot]
         works = is_newest and self._is_calm and self._working.find(slot) == pod.name
-        if works and not self._may_leave(pod):
+        if works and not self._has_moved(pod):
             self._failed(f"{pod.name} is deleted, which works and was not silent")
 
-    def _may_leave(self, pod: PodView) -> bool:
-        """In a planned move: its successor serves."""
+    def _has_moved(self, pod: PodView) -> bool:
+        """In a planned move: whether its successor serves, so that it may be deleted."""
         if pod.slot is None:
             return self._is_on_cordoned_node(pod.name)
         return self._working.serves(pod.slot.alternate)
 
-    def _cordoned(self, node: Json) -> None:
+    def _note_cordon(self, node: Json) -> None:
         name = node["metadata"]["name"]
         if node["spec"].get("unschedulable"):
             self._cordoned_until[name] = math.inf
@@ -107,13 +107,13 @@ class OperatorChecks:
         """Or one that was cordoned when the operator decided."""
         raw = self._objects.find(PODS, pod)
         node = raw["spec"].get("nodeName", "") if raw else ""
-        return self._clock() - self._cordoned_until.get(node, -math.inf) < _KNOWN_AFTER_S
+        return self._clock() - self._cordoned_until.get(node, -math.inf) < _UNCERTAIN_S
 
     @property
     def _is_calm(self) -> bool:
-        return self._api_calm.calm_s > _KNOWN_AFTER_S
+        return self._api_calm.calm_s > _UNCERTAIN_S
 
-    def _created(self, raw: Json) -> None:
+    def _check_new_pod(self, raw: Json) -> None:
         """I9: an incarnation is reserved before its pod is created. A request that arrives late may
         create the pod of an earlier one, which replaces nothing."""
         pod = self._views.pod(raw)
@@ -131,13 +131,13 @@ class OperatorChecks:
         if working is not None and not self._is_on_cordoned_node(working):
             self._failed(f"{name} replaces {working}, which works and was not silent")
 
-    def _used(self, pod: PodView) -> None:
+    def _check_incarnation(self, pod: PodView) -> None:
         """I9: no two pods of an incarnation run, whatever was created twice."""
         first = self._used_by.setdefault((pod.ref.slot, pod.incarnation), pod.uid)
         if first != pod.uid:
             self._failed(f"I9: incarnation {pod.incarnation} of {pod.ref.slot} is used twice")
 
-    def _placed(self, pod: PodView) -> None:
+    def _check_placement(self, pod: PodView) -> None:
         """I6: capacity, and replicas on different nodes. An operator that did not hear what the API
         server has done may open a gate for nothing: the scheduler leaves that pod unbound."""
         name = pod.node or pod.required_node
@@ -162,7 +162,7 @@ class OperatorChecks:
 
 
 class OperatorErrors(logging.Handler):
-    """Errors that the operator logs: of none is it expected that they happen."""
+    """Errors that the operator logs, none of which is expected."""
 
     def __init__(self, failed: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)

@@ -16,7 +16,8 @@ Found = tuple[tuple[OutputItem, ...], LivePosition | None]
 
 
 class SimulatedOutput:
-    """`changed` is called after each change that is none of the log."""
+    """`changed` is called after each change of the branches, the controls or the state; the log has
+    listeners of its own."""
 
     def __init__(self, disk: Disk, boot: str, changed: Callable[[], None]) -> None:
         self._disk = disk

@@ -73,12 +73,12 @@ class ReadReply:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who reads. `has_space`: whether it can keep more; `heard`: with each response, before its
+    """`has_space`: whether it can keep more; `progressed`: called with each response, before its
     epochs; `ended`: after each call."""
 
     has_space: Callable[[], bool]
     arrived: Callable[[EpochBatch], None]
-    heard: Callable[[StreamProgress], None]
+    progressed: Callable[[StreamProgress], None]
     ended: Callable[[], None]
 
 
@@ -186,7 +186,7 @@ class SimulatedReader:
         progress, batches = result.progress, tuple(map(self._batch, result.items))
         state = ConsistencyState.STABLE if progress.live is None else progress.live.state
         self._states[call.address] = state
-        self._listener.heard(progress)
+        self._listener.progressed(progress)
         if not self.subscription.live:
             epochs = tuple(batch.epoch for batch in batches)
             self._step(CallReturned(call.call, progress.head, epochs, state), batches)

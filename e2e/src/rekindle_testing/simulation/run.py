@@ -20,8 +20,8 @@ from rekindle_testing.simulation.coverage import Cell, counted
 from rekindle_testing.simulation.faults import (
     Fault,
     Injector,
-    draw_cuts,
     draw_faults,
+    draw_input_faults,
     draw_wrong_results,
 )
 from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
@@ -38,12 +38,12 @@ _REBALANCED = 0.3
 """The share of the other seeds in which tasks move to emptier nodes."""
 _WRONG_RESULTS = 0.15
 """The share of seeds in which replicas compute wrong results."""
-_QUIET_S, _QUIET_WITH_MOVES_S = 90.0, 240.0
+_DONE_WITHIN_S, _DONE_WITH_MOVES_WITHIN_S = 90.0, 240.0
 """Within so many seconds after the last fault all has to be done."""
 _NEXT_MOVE_S = 4.0
 """Once tasks have settled, a move begins within so many seconds, or there is none to make."""
 _BEHIND_EPOCHS = 4
-_QUIESCENT_S = 10.0
+_UNCHANGED_S = 10.0
 """For so long nothing may change any more."""
 
 
@@ -77,7 +77,7 @@ class Simulation:
         nodes = random.randint(3, 7)
         drawn = draw_faults(random)
         if variant.max_delay_s is not None:
-            drawn = sorted([*drawn, *draw_cuts(more)], key=lambda fault: fault.at)
+            drawn = sorted([*drawn, *draw_input_faults(more)], key=lambda fault: fault.at)
         wrong = Random(f"wrong results {seed}")
         if wrong.random() < _WRONG_RESULTS:
             drawn = sorted([*drawn, *draw_wrong_results(wrong)], key=lambda fault: fault.at)
@@ -151,30 +151,33 @@ class Simulation:
         self._log("nothing fails any more")
         healed_at = self.scheduler.now
         self._was_stable.clear()
-        left, done_at = self.not_done(), healed_at
-        quiet_s, settle_s = _QUIET_S, 0.0
+        missing, done_at = self.not_done(), healed_at
+        timeout_s, settle_s = _DONE_WITHIN_S, 0.0
         if self._rebalances:
-            quiet_s = _QUIET_WITH_MOVES_S
+            timeout_s = _DONE_WITH_MOVES_WITHIN_S
             settle_s = SETTINGS.timing.rebalance_settle_s + _NEXT_MOVE_S
         while self.scheduler.now < (
-            healed_at + quiet_s if left else max(healed_at + LATEST_S, done_at + settle_s)
+            healed_at + timeout_s if missing else max(healed_at + LATEST_S, done_at + settle_s)
         ):
             self.scheduler.run_until(self.scheduler.now + 0.5)
             if self.cluster.checks.of_wrong_results is not None:
                 self.cluster.checks.of_wrong_results.delete_named_files()
-            left = self.not_done()
-            if left:
+            missing = self.not_done()
+            if missing:
                 done_at = self.scheduler.now
         done_after = done_at - healed_at
-        if left:
-            return f"not done {quiet_s:g} s after the last fault: {'; '.join(left)}", done_after
+        if missing:
+            return (
+                f"not done {timeout_s:g} s after the last fault: {'; '.join(missing)}",
+                done_after,
+            )
         self._log("all is done")
         before = self._pod_uids()
-        self.scheduler.run_until(self.scheduler.now + _QUIESCENT_S)
+        self.scheduler.run_until(self.scheduler.now + _UNCHANGED_S)
         if self._pod_uids() != before:
             return "pods are replaced although all was done", done_after
-        if left := self.not_done():
-            return f"not done any more: {'; '.join(left)}", done_after
+        if missing := self.not_done():
+            return f"not done any more: {'; '.join(missing)}", done_after
         return None, done_after
 
     def _pod_uids(self) -> set[str]:
@@ -182,73 +185,73 @@ class Simulation:
 
     def not_done(self) -> list[str]:
         """What is missing until all is as if nothing had failed."""
-        return [*self._data_plane_left(), *self._control_plane_left()]
+        return [*self._missing_in_data_plane(), *self._missing_in_control_plane()]
 
-    def _data_plane_left(self) -> list[str]:
+    def _missing_in_data_plane(self) -> list[str]:
         cluster = self.cluster
         head = (
             int(self.scheduler.now / (cluster.topology.spec.epoch_interval / 1e6)) - _BEHIND_EPOCHS
         )
-        left = []
+        missing = []
         for segment in cluster.topology.segments:
             for index in range(segment.partitions):
                 for query in segment.queries:
                     durable = cluster.sinks.durable(query, Partition(segment.id, index))
                     if durable < head:
-                        left.append(f"query {query}/{index} has written {durable} of {head}")
+                        missing.append(f"query {query}/{index} has written {durable} of {head}")
         for slot in cluster.topology.slots():
             pod = cluster.pods.get(slot) or cluster.pods.get(slot.alternate)
             phase = pod.boot.core.status.phase if pod is not None and pod.boot is not None else None
             if phase != "Live":
-                left.append(f"{slot.key} is {phase}")
+                missing.append(f"{slot.key} is {phase}")
             branches = pod.boot.tentative.branches if pod is not None and pod.boot else None
             if branches is None or branches.state is ConsistencyState.STABLE:
                 self._was_stable.add(slot)
             elif slot not in self._was_stable:
-                left.append(f"the output of {slot.key} is in {branches.state}")
+                missing.append(f"the output of {slot.key} is in {branches.state}")
         if cluster.checks.of_wrong_results is not None:
-            left += cluster.checks.of_wrong_results.left()
+            missing += cluster.checks.of_wrong_results.not_done()
         newest = cluster.store.newest
         committed = newest.epoch if newest is not None else -1
         if committed < head - 3 * INTERVAL_EPOCHS:
-            left.append(f"committed is {committed} of {head}")
-        return left
+            missing.append(f"committed is {committed} of {head}")
+        return missing
 
-    def _control_plane_left(self) -> list[str]:
+    def _missing_in_control_plane(self) -> list[str]:
         """Of nodes that stay silent nothing is required: their pods cannot end."""
-        cluster, left = self.cluster, []
+        cluster, missing = self.cluster, []
         slots = len(cluster.topology.slots())
         silent = self._injector.silent
         pods = cluster.server.objects.all(PODS)
         raws = [raw for raw in pods if raw["spec"].get("nodeName") not in silent]
         ending = [r["metadata"]["name"] for r in raws if "deletionTimestamp" in r["metadata"]]
         if ending:
-            left.append(f"Terminating: {ending}")
+            missing.append(f"Terminating: {ending}")
         nodes = [node for node in cluster.nodes.values() if node.name not in silent]
         running = [pod for node in nodes for pod in node.pods.values()]
         tasks = sum(isinstance(pod, TaskPod) for pod in running)
         if len(raws) != slots + 1 or (tasks, len(running)) != (slots, slots + 1):
-            left.append(f"{len(raws)} pods, {tasks} tasks, {len(running) - tasks} coordinators")
+            missing.append(f"{len(raws)} pods, {tasks} tasks, {len(running) - tasks} coordinators")
         if cluster.leader is None:
-            left.append("no operator leads")
+            missing.append("no operator leads")
         (topology,) = cluster.server.objects.all(TOPOLOGIES)
         status = topology.get("status") or {}
         if status.get("observedGeneration") != topology["metadata"]["generation"]:
-            left.append("the newest generation is not accepted")
+            missing.append("the newest generation is not accepted")
         if status.get("phase") != "Running":
-            left.append(f"the topology is {status.get('phase')}")
+            missing.append(f"the topology is {status.get('phase')}")
         states = {q["name"]: q["state"] for q in status.get("queries") or ()}
-        left += [f"query {name} is {state}" for name, state in states.items() if state != "Live"]
+        missing += [f"query {name} is {state}" for name, state in states.items() if state != "Live"]
         if "rebalancing" in status:
-            left.append("a move to an emptier node is in progress, or has failed lately")
+            missing.append("a move to an emptier node is in progress, or has failed lately")
         conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
         wanted = {"Redundant": "True", "Recovering": "False"}
-        left += [
+        missing += [
             f"{name} is {conditions.get(name)}"
             for name, value in wanted.items()
             if conditions.get(name) != value
         ]
-        return left
+        return missing
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""How long hosts could not be heard; and since when all is calm."""
+"""Since when hosts respond, and since when there are no faults of a kind."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from math import inf
 
 from rekindle_testing.simulation.scheduler import Scheduler
 
-_PROVES_NOTHING_S = 2.3
-"""A silence that is shorter is no proof of a loss (docs/design/recovery.md#loss)."""
+_SILENT_S = 2.3
+"""A shorter silence is no proof of a loss (docs/design/recovery.md#loss)."""
 _REMEMBERED_S = 15.0
 
 
 @dataclass(slots=True)
-class _Heard:
+class _Responses:
     last_at: float
-    silent_until: float | None = None  # the end of the last silence that proves something
+    silent_until: float | None = None  # the end of the last silence that may prove a loss
 
 
 class Silence:
@@ -23,21 +23,22 @@ class Silence:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._heard: dict[str, _Heard] = {}
+        self._responses: dict[str, _Responses] = {}
 
     def responded(self, host: str) -> None:
         now = self._scheduler.now
-        heard = self._heard.setdefault(host, _Heard(now))
-        if now - heard.last_at >= _PROVES_NOTHING_S:
-            heard.silent_until = now
-        heard.last_at = now
+        responses = self._responses.setdefault(host, _Responses(now))
+        if now - responses.last_at >= _SILENT_S:
+            responses.silent_until = now
+        responses.last_at = now
 
-    def proves_nothing(self, host: str) -> bool:
-        """Whether a host responds, and always did lately."""
-        heard, now = self._heard.get(host), self._scheduler.now
-        if heard is None or now - heard.last_at >= _PROVES_NOTHING_S:
+    def is_responsive(self, host: str) -> bool:
+        """Whether a host responds, and was not silent lately."""
+        responses, now = self._responses.get(host), self._scheduler.now
+        if responses is None or now - responses.last_at >= _SILENT_S:
             return False
-        return heard.silent_until is None or now - heard.silent_until > _REMEMBERED_S
+        silent_until = responses.silent_until
+        return silent_until is None or now - silent_until > _REMEMBERED_S
 
 
 class Calm:

@@ -310,7 +310,7 @@ class TaskProcess:
             case TruncateLog(floor):
                 self._disk.truncate(floor)
                 self.tentative.truncate(floor)
-                self._around.checks.retained()
+                self._around.checks.check_retention()
                 self.step(LogTruncated(self._disk.base))
             case RouteInputs(upstreams):
                 self._upstreams = upstreams

@@ -50,14 +50,14 @@ class TentativeChecks:
         self._order = OutputOrder()
         self._state = ConsistencyState.STABLE
         self._partner: object = None
-        self._asks: Postponement | None = None
+        self._request: Postponement | None = None
         self._suspended_ticks = 0
-        self._forks: tuple[int, str] = (0, "")  # the newest attempt, and its state
+        self._newest_branch: tuple[int, str] = (0, "")  # the newest attempt, and its state
         # Of the promise that results come in time:
         self._arrivals: dict[int, float] = {}
         self._newest_arrived = NO_EPOCH
-        self._newest_out = task.pod.disk.last
-        self._out_at = self._excused_at = self._ticked_at = self.now
+        self._newest_output = task.pod.disk.last
+        self._output_at = self._exempt_at = self._ticked_at = self.now
         self._slow_until = 0.0
         self._catching_up = True
         self._ignored: dict[str, int] = {}  # for how many ticks a better replica was not read
@@ -76,14 +76,14 @@ class TentativeChecks:
     # -- the order of the output -------------------------------------------------------------------
 
     def stable_appended(self, epoch: int) -> None:
-        self._out(epoch)
+        self._note_output(epoch)
         self._violated("I3", self._order.stable(epoch))
 
     def tentative_appended(self, attempt: int, epoch: int, value: str, *, is_there: bool) -> None:
-        self._forks = attempt, value
+        self._newest_branch = attempt, value
         if not is_there:
             return
-        self._out(epoch)
+        self._note_output(epoch)
         self._around.checks.tentative(self._task.partition, epoch, value)
         self._violated("I3", self._order.new_tentative(attempt, epoch))
 
@@ -102,9 +102,9 @@ class TentativeChecks:
             self.stabilizes_since = self.now
         if self.branches.partner.partner != self._partner:
             self._partner, self.partner_since = self.branches.partner.partner, self.now
-        if (asks := self.branches.partner.asks) != self._asks and asks is not None:
-            self._asks = asks
-            if asks.lease_s:
+        if (request := self.branches.partner.asks) != self._request and request is not None:
+            self._request = request
+            if request.lease_s:
                 self.asked_at = self.now
 
     # -- what is computed --------------------------------------------------------------------------
@@ -117,14 +117,14 @@ class TentativeChecks:
             self._violated("I3", f"epoch {epoch.epoch} is tentative before the task was Live")
         state, partition, checks = call.operators, self._task.partition, self._around.checks
         assert isinstance(state, FoldedState)
-        attempt, fold = self._forks
+        attempt, fold = self._newest_branch
         if call.attempt != attempt:
             fold = checks.expected.output(partition, epoch.epoch - 1)
             parts = self._task.core.parts
             stable = parts.loop.state.operators if parts is not None else None
             if checks.is_wrong(state.fold) and state == stable:
                 fold = state.fold
-            self._forks = call.attempt, fold
+            self._newest_branch = call.attempt, fold
         if state.fold != fold:
             self._violated(
                 "I3", f"tentative epoch {epoch.epoch} of attempt {call.attempt} has a wrong state"
@@ -137,15 +137,15 @@ class TentativeChecks:
     def arrived(self, batch: EpochBatch) -> None:
         is_epoch = batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE)
         if is_epoch and batch.epoch > self._newest_arrived:
-            for epoch in range(max(self._newest_arrived, self._newest_out) + 1, batch.epoch + 1):
+            for epoch in range(max(self._newest_arrived, self._newest_output) + 1, batch.epoch + 1):
                 self._arrivals[epoch] = self.now
             self._newest_arrived = batch.epoch
 
-    def _out(self, epoch: int) -> None:
-        if epoch > self._newest_out:
-            for done in range(self._newest_out + 1, epoch + 1):
+    def _note_output(self, epoch: int) -> None:
+        if epoch > self._newest_output:
+            for done in range(self._newest_output + 1, epoch + 1):
                 self._arrivals.pop(done, None)
-            self._newest_out, self._out_at = epoch, self.now
+            self._newest_output, self._output_at = epoch, self.now
 
     def tick(self, better: frozenset[str]) -> None:
         """`better`: replicas that should be read instead of those that are."""
@@ -153,23 +153,23 @@ class TentativeChecks:
         self._ignored = {address: self._ignored.get(address, 0) + 1 for address in better}
         if ignored := [a for a, ticks in self._ignored.items() if ticks > _SWITCH_TICKS]:
             self._violated("I3", f"{ignored} have stable output, and others are read")
-        if self._is_excused():
-            self._excused_at, self._catching_up = now, True
+        if self._is_exempt():
+            self._exempt_at, self._catching_up = now, True
         self._ticked_at = now
-        if self._newest_out >= self._newest_arrived - _BACKLOG_EPOCHS:
+        if self._newest_output >= self._newest_arrived - _BACKLOG_EPOCHS:
             self._catching_up = False
-        waits = self._arrivals.get(self._newest_out + 1)
+        waits = self._arrivals.get(self._newest_output + 1)
         if waits is not None:
-            since = max(waits, self._excused_at, self._out_at if self._catching_up else 0.0)
+            since = max(waits, self._exempt_at, self._output_at if self._catching_up else 0.0)
             if now > since + self._max_delay_s + _SLACK_S:
                 self._violated(
                     "I3",
-                    f"epoch {self._newest_out + 1} arrived at {waits:.2f} s, and has no result "
+                    f"epoch {self._newest_output + 1} arrived at {waits:.2f} s, and has no result "
                     f"after {now - since:.2f} s",
                 )
-        self._around.checks.leases(self._task.pod)
+        self._around.checks.check_promises(self._task.pod)
 
-    def _is_excused(self) -> bool:
+    def _is_exempt(self) -> bool:
         """Whether nobody promises that results come in time: the task was not Live yet, its engine
         is slow or down, it is frozen, or the policy does not."""
         now, parts = self.now, self._task.core.parts

@@ -1,4 +1,4 @@
-"""Which pods work: they are ready, and can be heard by whoever would report that they are lost.
+"""Which pods work: they are ready, and respond to whoever would report that they are lost.
 
 Coordinators and operators are not asked: the simulation knows which processes run and which links
 are up.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rekindle_testing.simulation.cluster import SimulatedCluster
     from rekindle_testing.simulation.kube.node import Node
 
-_LISTEN_S = 0.25
+_OBSERVED_EVERY_S = 0.25
 _SETTLED_S = 10.0
 _AVOIDED_S = 65.0
 """An operator avoids a node that was silent for `Timing.quarantine_s`."""
@@ -36,14 +36,14 @@ class WorkingPods:
         self._silence = Silence(cluster.scheduler)
         self._ready_since: dict[str, float] = {}  # by uid
         self._silent_at: dict[str, float] = {}  # by node, the last time
-        self._listen()
+        self._observe()
 
     def find(self, slot: str) -> str | None:
         """The name of the pod of a slot, if that has been ready and needed for a while, and was not
         silent lately."""
         pods = self._with(self._cluster.coordinator)
         pod = next((p for p in pods if _slot_of(p) == slot), None)
-        if pod is None or not self._was_heard(pod):
+        if pod is None or not self._is_responsive(pod):
             return None
         wrong = self._cluster.checks.of_wrong_results
         if wrong is not None and isinstance(pod, TaskPod) and wrong.may_be_replaced(pod):
@@ -77,30 +77,30 @@ class WorkingPods:
     def _needed_since(self, pod: SimulatedPod[Any]) -> float | None:
         return self._cluster.needed_since(pod.slot) if isinstance(pod, TaskPod) else 0.0
 
-    def _was_heard(self, pod: SimulatedPod[Any]) -> bool:
+    def _is_responsive(self, pod: SimulatedPod[Any]) -> bool:
         """A coordinator is lost with its node, also if that is said to be lost by mistake."""
         silence, kubelet = self._silence, self._node(pod).kubelet
-        return silence.proves_nothing(pod.address) and (
-            isinstance(pod, TaskPod) or silence.proves_nothing(kubelet.host)
+        return silence.is_responsive(pod.address) and (
+            isinstance(pod, TaskPod) or silence.is_responsive(kubelet.host)
         )
 
-    # --- who is heard now ---------------------------------------------------------
+    # --- who responds now -----------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _observe(self) -> None:
         now, coordinator = self._scheduler.now, self._cluster.coordinator
         for pod in self._with(coordinator):
             if pod.is_ready:
                 self._ready_since.setdefault(pod.uid, now)
             else:
                 self._ready_since.pop(pod.uid, None)
-            if self._is_heard(pod, coordinator):
+            if self._is_reached(pod, coordinator):
                 self._silence.responded(pod.address)
         for node in self._cluster.nodes.values():
             if self._responds_to_probes(node):
                 self._silence.responded(node.kubelet.host)
-        self._scheduler.after(_LISTEN_S, self._listen)
+        self._scheduler.after(_OBSERVED_EVERY_S, self._observe)
 
-    def _is_heard(self, pod: SimulatedPod[Any], coordinator: CoordinatorPod | None) -> bool:
+    def _is_reached(self, pod: SimulatedPod[Any], coordinator: CoordinatorPod | None) -> bool:
         if not pod.runs:
             return False
         if isinstance(pod, CoordinatorPod):

@@ -55,7 +55,7 @@ class WrongResultChecks:
         self._were_wrong: set[str] = set()  # uids of pods that have put out wrong values
         self._first_wrong: dict[Partition, int] = {}
         self._live_since: dict[str, float] = {}  # by uid and boot
-        self._heard_at: dict[str, float] = {}  # by address
+        self._reached_at: dict[str, float] = {}  # by address
         # Files that the status has named: at how many looks.
         self._named_looks: dict[tuple[str, Partition, int], int] = {}
         self._silent_at: dict[str, float] = {}
@@ -123,8 +123,8 @@ class WrongResultChecks:
                 self._live_since.setdefault(boot, now)
             else:
                 self._live_since.pop(boot, None)
-            if self._is_heard(pod):
-                self._heard_at[pod.address] = now
+            if self._is_reached(pod):
+                self._reached_at[pod.address] = now
             else:
                 self._silent_at[pod.address] = now
         for name in self._named_files():
@@ -175,16 +175,16 @@ class WrongResultChecks:
 
     def _has_right_partner(self, pod: TaskPod) -> bool:
         now = self._scheduler.now
-        if now - self._heard_at.get(pod.address, -inf) > _SILENT_S:
+        if now - self._reached_at.get(pod.address, -inf) > _SILENT_S:
             return False
         for other in self._pods_of(partition_of(pod.slot)):
             if other is pod or other.boot is None or self._is_wrong(other):
                 continue
             live_since = self._live_since.get(other.boot.core.status.boot_id, inf)
-            heard_at = self._heard_at.get(other.address, -inf)
+            reached_at = self._reached_at.get(other.address, -inf)
             keeps_up = other.disk.last >= pod.disk.last - _BEHIND_EPOCHS
             is_live = now - live_since > _LIVE_S
-            if is_live and keeps_up and now - heard_at <= _SILENT_S:
+            if is_live and keeps_up and now - reached_at <= _SILENT_S:
                 return True
         return False
 
@@ -201,7 +201,7 @@ class WrongResultChecks:
         operators = boot.core.parts.loop.state.operators
         return self._wrong.any_wrong([getattr(operators, "fold", ""), *disk.values.values()])
 
-    def _is_heard(self, pod: TaskPod) -> bool:
+    def _is_reached(self, pod: TaskPod) -> bool:
         coordinator = self._cluster.coordinator
         if not pod.runs:
             return False
@@ -209,7 +209,7 @@ class WrongResultChecks:
             return True  # nobody misses it
         return self._cluster.network.is_connected(coordinator.address, pod.address)
 
-    def _was_heard_for(self, pod: TaskPod, seconds: float) -> bool:
+    def _was_reached_for(self, pod: TaskPod, seconds: float) -> bool:
         coordinator = self._cluster.coordinator
         runs = coordinator is not None and coordinator.runs
         return runs and self._scheduler.now - self._silent_at.get(pod.address, -inf) > seconds
@@ -275,7 +275,7 @@ class WrongResultChecks:
             and self._first_wrong.get(p, inf) <= epoch
         ]
         is_told = all(now - at > _TOLD_S for at in known_since) and len(known_since) == len(causes)
-        if is_told and self._was_heard_for(pod, _TOLD_S):
+        if is_told and self._was_reached_for(pod, _TOLD_S):
             self._failed(
                 f"I2: {pod.slot.key} writes a wrong result of epoch {epoch}, "
                 f"{now - max(known_since):.1f} s after the difference was found"
@@ -283,7 +283,7 @@ class WrongResultChecks:
 
     # --- the end ------------------------------------------------------------------------
 
-    def left(self) -> list[str]:
+    def not_done(self) -> list[str]:
         """What is not as in a run without faults."""
         if not self.happened:
             return []

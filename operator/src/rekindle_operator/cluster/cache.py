@@ -61,7 +61,7 @@ from rekindle_operator.cluster.phase_times import PhaseTime, phase_times
 from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.cluster.reports import ReportAges
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
-from rekindle_operator.cluster.unsuitable import UnsuitableNodes
+from rekindle_operator.cluster.unsuitable import Cause, UnsuitableNodes
 
 _STALLED_S = 10.0  # twice the time to end a watch and open it again
 
@@ -276,11 +276,11 @@ class ClusterCache:
             )
 
     def remember_unsuitable(
-        self, shape: str, node: str, node_uid: str, pod_uid: str, is_temporary: bool
+        self, shape: str, node: str, node_uid: str, pod_uid: str, cause: Cause
     ) -> None:
         with self._lock:
             self._unsuitable = self._unsuitable.with_refusal(
-                shape, node, node_uid, pod_uid, self._clock(), is_temporary=is_temporary
+                shape, node, node_uid, pod_uid, self._clock(), cause
             )
 
     def remember_create_attempt(

@@ -1,9 +1,8 @@
 """Which nodes did not bind, admit or start pods of one shape, and how long they are avoided. Pure.
 
 A shape is a digest of a pod's spec (`resources.shape`). Each further refusal doubles the time. The
-refusals are forgotten an hour after that time has passed. A node whose kubelet only had no capacity
-is avoided for a few seconds: long enough for a gate to be opened for another one. A Node object
-that was created again under the same name is another node.
+refusals are forgotten an hour after that time has passed. A Node object that was created again
+under the same name is another node.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -13,11 +12,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from rekindle.backoff import BackoffPolicy
 
-_BACKOFF = BackoffPolicy(first_s=300.0, longest_s=3600.0)
-_TEMPORARY_S = 5.0
+
+class Cause(StrEnum):
+    """Why a node is avoided."""
+
+    REFUSED = "scheduler or kubelet refused the pod, or its containers did not start"
+    SILENT = "tasks on it are silent while its kubelet responds"
+    FULL = "its kubelet had no capacity, or shuts down"
+
+
+_BACKOFF = {
+    Cause.REFUSED: BackoffPolicy(first_s=300.0, longest_s=3600.0),
+    Cause.SILENT: BackoffPolicy(first_s=30.0, longest_s=3600.0),  # a network may heal soon
+}
+_FULL_S = 5.0
+"""Long enough for a gate to be opened for another node."""
+_FORGOTTEN_AFTER_S = 3600.0
 _MAX_ENTRIES = 10_000  # those that expire first are dropped
 
 
@@ -45,23 +59,22 @@ class UnsuitableNodes:
         node_uid: str,
         pod_uid: str,
         now: float,
-        *,
-        is_temporary: bool = False,
+        cause: Cause = Cause.REFUSED,
     ) -> UnsuitableNodes:
         known = self.refusals.get((shape, node))
         if known is not None and known.pod_uid == pod_uid:
             return self
         if known is not None and known.node_uid != node_uid:
             known = None
-        if known is not None and now >= known.until + _BACKOFF.longest_s:
+        if known is not None and now >= known.until + _FORGOTTEN_AFTER_S:
             known = None
-        count = known.count if known is not None else 0
-        if is_temporary:
-            until = max(now + _TEMPORARY_S, known.until if known is not None else 0.0)
+        count, until = (known.count, known.until) if known is not None else (0, 0.0)
+        if cause is Cause.FULL:
+            until = max(until, now + _FULL_S)
         else:
             count += 1
-            until = now + _BACKOFF.wait_s(count)
-        kept = {k: r for k, r in self.refusals.items() if now < r.until + _BACKOFF.longest_s}
+            until = max(until, now + _BACKOFF[cause].wait_s(count))
+        kept = {k: r for k, r in self.refusals.items() if now < r.until + _FORGOTTEN_AFTER_S}
         if len(kept) >= _MAX_ENTRIES:
             del kept[min(kept, key=lambda k: kept[k].until)]
         refusals = Refusals(node_uid, pod_uid, count, until)

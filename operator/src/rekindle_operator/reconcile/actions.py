@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rekindle import names
 from rekindle_operator.cluster.model import IncarnationRef
+from rekindle_operator.cluster.unsuitable import Cause
 from rekindle_operator.resources.common import Manifest
 
 
@@ -161,15 +162,14 @@ class QuarantineNode:
 @dataclass(frozen=True, slots=True)
 class AvoidNode:
     """Remember that a node did not bind, admit or start a pod of this shape. Such pods
-    avoid it for a while (`cluster.unsuitable`); the node itself is not changed. `is_temporary`: its
-    kubelet had no capacity, which may be free in a moment."""
+    avoid it for a while (`cluster.unsuitable`); the node itself is not changed."""
 
     shape: str
     node: str
     node_uid: str
     pod_uid: str
     why: str
-    is_temporary: bool = False
+    cause: Cause = Cause.REFUSED
 
 
 Action = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rekindle_operator.cluster.model import NodeView
+from rekindle_operator.cluster.unsuitable import Cause
 from rekindle_operator.reconcile.actions import AvoidNode
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss, LossAssessment
@@ -32,6 +33,7 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
         pod = state.pod
         if pod is None or not pod.shape:
             continue
+        cause = Cause.REFUSED
         match state.loss:
             case Loss.UNBOUND:
                 node, why = pod.required_node, pod.placement_failure
@@ -40,14 +42,15 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
             case Loss.CANNOT_START | Loss.CRASHING:
                 node, why = pod.node, state.start_problem
             case Loss.SILENT if losses.is_unreachable_by_coordinator(pod):
-                node, why = pod.node, "tasks on it are silent while its kubelet responds"
+                node, why, cause = pod.node, Cause.SILENT.value, Cause.SILENT
             case _:
                 continue
-        is_temporary = any(text in why for text in _EXPECTED_REFUSALS)
-        counts = bool(why) and (not is_temporary or state.loss is Loss.REFUSED)
+        if any(text in why for text in _EXPECTED_REFUSALS):
+            cause = Cause.FULL
+        counts = bool(why) and (cause is not Cause.FULL or state.loss is Loss.REFUSED)
         if node is not None and node in losses.usable_nodes and counts:
             node_uid = losses.usable_nodes[node].uid
-            found.append(AvoidNode(pod.shape, node, node_uid, pod.uid, why, is_temporary))
+            found.append(AvoidNode(pod.shape, node, node_uid, pod.uid, why, cause))
     return found
 
 

@@ -48,7 +48,11 @@ from rekindle_operator.topology_status import (
     read_topology_status,
 )
 
+_RESERVATIONS = ("slots", "generations")
 _COORDINATOR_FIELD = "dataPlane"
+_MAX_WAITING_FOR_CHARS = 1024
+"""As in the CRD: the API server would refuse the whole status, and with it each replacement whose
+incarnation it reserves."""
 _PER_EPOCH = ("lag", "checkpoint")
 # `stableEpoch` of a query: durable in its sink; of an operator: stable in its log.
 _PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
@@ -152,6 +156,12 @@ def operator_fields(status: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def only_reservations(last: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+    """The last status, with what pods and generation records wait for of the one that was decided:
+    for a status that the API server refuses."""
+    return operator_fields({**last, **{k: v for k, v in decided.items() if k in _RESERVATIONS}})
+
+
 def without_per_epoch_fields(status: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in operator_fields(status).items() if key not in _PER_EPOCH}
     for key, per_epoch in _PER_EPOCH_IN.items():
@@ -192,11 +202,14 @@ def _observed_phase(
 
 
 def _query(query: QueryHealth) -> QueryEntry:
+    waiting_for = query.waiting_for
+    if len(waiting_for) > _MAX_WAITING_FOR_CHARS:
+        waiting_for = f"{waiting_for[: _MAX_WAITING_FOR_CHARS - 4]} ..."
     return QueryEntry(
         name=query.name,
         priority=query.priority,
         state=query.state,
-        waiting_for=query.waiting_for,
+        waiting_for=waiting_for,
         durable_epoch=query.durable_epoch,
         lag="" if query.lag_s is None else f"{query.lag_s:.1f}s",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -165,8 +166,9 @@ def open_cluster(args: argparse.Namespace) -> ClusterReader:
         config.load_kube_config(file, args.context, settings, persist_config=False)  # type: ignore[no-untyped-call]
         contexts, current = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
+        named = file or os.environ.get("KUBECONFIG") or "~/.kube/config"
         raise RekindleError(
-            f"no cluster: {error} (give --kubeconfig, or set KUBECONFIG)"
+            f"no cluster: {named}: {error} (give --kubeconfig, or set KUBECONFIG)"
         ) from error
     except (YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         why = f": {error}" if isinstance(error, YAMLError | ValueError) else ""

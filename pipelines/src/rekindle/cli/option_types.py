@@ -65,6 +65,14 @@ def not_empty(text: str) -> str:
     return text
 
 
+def host_and_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+    if not host or "/" in host or not is_port:
+        raise _refused(text, "is not HOST:PORT, such as localhost:8816")
+    return text
+
+
 def path(text: str) -> Path:
     """A path that can be a part of a URL."""
     try:

@@ -19,7 +19,7 @@ from rekindle.cli.kubernetes_api import (
     add_cluster_arguments,
     open_cluster,
 )
-from rekindle.cli.option_types import not_empty, number_from
+from rekindle.cli.option_types import host_and_port, not_empty, number_from
 from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.termination import Terminated
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object for each line")
     parser.add_argument(
         "--address",
-        type=not_empty,
+        type=host_and_port,
         action="append",
         metavar="HOST:PORT",
         help="address of a replica of a query with one partition; may be repeated, for each "
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rekindle.cli.tail_lines import LineWriter
+    from rekindle.cli.tail_lines import FailureWriter, LineWriter
     from rekindle.stream_sinks.client import read_call
     from rekindle.stream_sinks.cursor import Cursor
     from rekindle.stream_sinks.follow import follow
@@ -77,11 +77,12 @@ def run(args: argparse.Namespace) -> int:
         partitions, find = source.segment.partitions, source.find
     cursor = None if args.from_epoch is None else Cursor(args.from_epoch)
     ticket = Ticket(args.query, cursor=cursor, tentative=args.tentative)
-    writer = LineWriter(partitions, as_json=args.json)
+    writer, failures = LineWriter(partitions, as_json=args.json), FailureWriter()
     try:
         for followed in follow(ticket, find, lambda address, text: read_call(address, text, token)):
+            if failure := failures.line(followed):
+                print(f"rekindle tail: {failure}", file=sys.stderr)
             if followed.received is None:
-                print(f"rekindle tail: {followed.message}; trying again", file=sys.stderr)
                 continue
             for line in writer.lines(followed.partition, followed.received):
                 print(line)

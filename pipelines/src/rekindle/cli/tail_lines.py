@@ -8,8 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rekindle.stream_sinks.client import Received
+    from rekindle.stream_sinks.follow import Followed
 
 _MARKS = {"STABLE": "", "TENTATIVE": "tentative", "CORRECTED": "corrected"}
+
+
+class FailureWriter:
+    """Why replicas could not be read: each message once, until its partition is read again."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, set[str]] = {}
+
+    def line(self, followed: Followed) -> str | None:
+        if followed.received is not None:
+            self._said.pop(followed.partition, None)
+            return None
+        said = self._said.setdefault(followed.partition, set())
+        if followed.message in said:
+            return None
+        said.add(followed.message)
+        return f"{followed.message}; trying again"
 
 
 class LineWriter:

@@ -158,9 +158,11 @@ class Inputs:
         return any(self.is_awaited(c, epoch) and not s.failed for c, s in self.channels.items())
 
     def is_tentative(self, epoch: int) -> bool:
-        """Whether all channels have delivered the epoch, and some of them a tentative version."""
+        """Whether all channels have delivered the epoch, and some of them a tentative version that
+        their upstream has not corrected yet."""
         return not any(self.is_awaited(c, epoch) for c in self.channels) and any(
-            self.live.is_tentative(c, epoch) for c in self.channels
+            self.live.is_tentative(c, epoch) and state.stable < epoch
+            for c, state in self.channels.items()
         )
 
     def fail_awaited(self, epoch: int) -> None:
@@ -186,11 +188,13 @@ class Inputs:
         )
 
     def may_read_live(self, channel: Channel, live_epoch: int) -> bool:
-        """Whether the live subscription may deliver more. A channel that lacks `live_epoch` always
-        may."""
+        """Whether the live subscription may deliver more. A channel that may still deliver
+        `live_epoch` always may. One that is beyond it without having delivered it (an UNDO has
+        dropped it) may not: the fork, which does not wait for the channel, may be suspended for
+        long."""
         epochs, size = self.live.buffered(channel)
         full = epochs >= self._settings.max_buffered_epochs or size >= self._union.channel_bytes
-        needed = not self.live.has(channel, live_epoch)
+        needed = self.is_awaited(channel, live_epoch)
         return self.channels[channel].live_next is not None and (needed or not full)
 
     def subscribe(

@@ -6,6 +6,7 @@ Design: docs/design/stream-sinks.md#readers.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow.flight as flight
 
 from rekindle.errors import BelowFloor, RekindleError
 
+_ADDED_BEFORE = re.compile(r"^Flight returned [a-z ]+ error, with message: ")
 CALL_S = 20.0
 """Deadline of a call, which waits for a second and then sends a few MiB."""
 
@@ -91,8 +93,9 @@ def _refusal(address: str, error: Any) -> RekindleError:
 
 
 def _first_line(error: Exception) -> str:
-    """What the server says, without what gRPC adds."""
+    """What the server says, or why there is none, without what gRPC and Arrow add."""
     text = str(error).partition("\n")[0]
     for added in (". Detail: ", ". gRPC client debug context"):
         text = text.partition(added)[0]
-    return text
+    text = _ADDED_BEFORE.sub("", text)
+    return text.rpartition("Failed to connect to remote host: ")[2]

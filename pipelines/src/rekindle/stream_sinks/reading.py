@@ -150,26 +150,32 @@ class Call:
     def _next_span(self) -> tuple[Span, OutputLog] | None:
         """Stable epochs first, out of the log; then, for tentative results, the order of the
         output from there on."""
-        log = self._served.log
+        log, through = self._served.log, self._served.through
         stable, newest = self._cursor.stable, self._served.newest
-        of_log = Span(BatchKind.STABLE, 0, -1, stable, newest), log
-        if self._position is None and stable <= newest:
+        of_log = (Span(BatchKind.STABLE, 0, -1, stable, newest), log) if stable <= newest else None
+        if self._output is None or (self._position is None and of_log is not None):
             return of_log
-        if self._output is None:
-            return None
         found = self._output.next(self._position, stable)
         if self._position is not None and not self._output.has(self._position):
             # Forgotten, perhaps since the call began: what is stable comes out of the log first.
             self._position = None
             return self._next_span()
-        if found is None or found[0].kind is not BatchKind.STABLE:
+        if self._position is None and through is not None and stable <= log.last:
+            return None  # what follows stable epochs that are held back has to wait for them
+        if found is None or found[0].is_control:
             return found
-        span, _ = found
-        if span.first > stable:  # the order of what is between is forgotten
-            self._position = None
-            return of_log if stable <= newest else None
-        span = replace(span, last=min(span.last, newest))
-        return (span, log) if span.first <= span.last else None
+        span, branch = found
+        if span.kind is BatchKind.STABLE:
+            if span.first > stable:  # the order of what is between is forgotten
+                self._position = None
+                return of_log
+            span = replace(span, last=min(span.last, newest))
+        elif through is not None:
+            span = replace(span, last=min(span.last, through))
+            if span.first > span.last and of_log is not None:
+                self._position = None  # it is corrected before it may be sent
+                return of_log
+        return (span, branch) if span.first <= span.last else None
 
     def _span(self, span: Span, log: OutputLog) -> Iterator[Message]:
         if span.kind is BatchKind.UNDO:

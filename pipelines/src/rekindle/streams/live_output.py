@@ -75,10 +75,14 @@ class LiveOutput:
         stable = self.log.last
         with self._lock:
             position = position or self._history.begin(from_epoch, stable)
-            span = self._history.next(position, from_epoch, stable)
-            if span is None:
-                return None
-            return span, self._branches[span.attempt] if span.attempt else self.log
+            while (span := self._history.next(position, from_epoch, stable)) is not None:
+                if not span.attempt:
+                    return span, self.log
+                branch = self._branches[span.attempt]
+                if (base := branch.base) <= span.first:
+                    return span, branch
+                self._history.begin_at(span.attempt, base)  # it was damaged before
+            return None
 
     def has(self, position: Position) -> bool:
         """Whether the order of the output from a position on is known."""
@@ -86,8 +90,8 @@ class LiveOutput:
             return self._history.has(position)
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Call `changed`, which must not block, after each change that is none of the log, from the
-        thread that made it."""
+        """Call `changed`, which must not block, after each change of the branches, the controls or
+        the state, from the thread that made it. The log has listeners of its own."""
         with self._lock:
             self._listeners.append(changed)
 

@@ -3,16 +3,17 @@
 It is a bounded cache, not a source of truth: lost epochs are computed again with the same bits, so
 it is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
 opened, a torn tail or a flipped bit, truncates the log there; for damage that is found later,
-`damage` is set and the owner reopens the log, unless it is in what no consumer needs any more: that
-is dropped. It does not know network or engine. The caller
-decides what is truncated; an epoch above the floor is never removed (invariant I5): over
-budget, whole files are spilled to the checkpoint store, or appends fail.
+`damage` is set and the owner reopens the log. What no consumer needs any more, or is tentative, is
+dropped instead. It does not know network or engine. The caller decides what is truncated; an epoch
+above the floor is never removed (invariant I5): over budget, whole files are spilled to the
+checkpoint store, or appends fail.
 
 Design: docs/design/streams.md#output-log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import threading
@@ -37,7 +38,15 @@ from rekindle.streams import records
 from rekindle.streams.branches import Branch
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
-from rekindle.streams.log_files import LogFile, load_log_files, new_log_file, read_outline
+from rekindle.streams.log_files import (
+    LogFile,
+    forget_floor,
+    load_log_files,
+    new_log_file,
+    read_floor,
+    read_outline,
+    write_floor,
+)
 from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch, Reading, View
 from rekindle.streams.records import DamagedRecord, Record, RecordKind
 from rekindle.streams.retention import file_bytes as file_bytes_with
@@ -133,15 +142,25 @@ class OutputLog:
         self._no_rows = schema.empty_table()
         self._stable: Branch[LogFile] = Branch(0)
         directory.mkdir(parents=True, exist_ok=True)
-        files, damage = load_log_files(directory, with_spilled=spill is not None)
-        if damage:
-            _log.warning(
-                "output log truncated: %s; the epochs from there are computed again", damage
-            )
-        if files:
-            self._stable.restart_at(files[0].first)
-        for file in files:
+        loaded = load_log_files(
+            directory, with_spilled=spill is not None, floor=read_floor(directory)
+        )
+        # Consumers that start again, as this process does, may have another one.
+        forget_floor(directory)
+        for file in loaded.files:
+            if file is loaded.files[0]:
+                self._stable.restart_at(file.first)
             self._stable.add(file)
+        for damage in loaded.dropped:
+            _log.warning(
+                "output log: %s; no consumer in the topology needs what is lost: the log begins "
+                "with epoch %d now",
+                *(damage, self.base),
+            )
+        if loaded.cut:
+            _log.warning(
+                "output log truncated: %s; the epochs from there are computed again", loaded.cut
+            )
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -366,7 +385,7 @@ class OutputLog:
         """Epochs at or below `floor` are no longer needed: remove the files that have no others,
         and none that is pinned."""
         with self._writing:
-            self._floor = max(self._floor, floor)
+            risen, self._floor = floor > self._floor, max(self._floor, floor)
             floor = self._unpinned(floor)
             with self._changed:
                 gone = self._stable.drop_through(
@@ -374,6 +393,9 @@ class OutputLog:
                 )
                 self._notify()
             self._remove_files(gone)
+            if risen and self.base <= self._floor:
+                with contextlib.suppress(OSError):  # it spares what is only retained, no more
+                    write_floor(self._directory, self._floor)
         self._remove_spilled(gone)
 
     def retain(self, retain_bytes: int) -> None:
@@ -466,31 +488,34 @@ class OutputLog:
     def _unreadable(
         self, file: LogFile, what: str, epoch: int, damage: DamagedRecord | ObjectMissing
     ) -> RekindleError:
-        """The error of `what`, through `epoch`, which cannot be read. If no consumer needs that,
-        what is retained through this file is dropped; otherwise the log ends before the damage when
-        it is opened the next time."""
+        """The error of `what`, through `epoch`, which cannot be read. If no consumer needs that, or
+        it is tentative and never computed again, what is kept through this file is dropped;
+        otherwise the log ends before the damage when it is opened the next time."""
         where = file.spilled or file.path
         verb = "is missing with" if isinstance(damage, ObjectMissing) else "is damaged in"
         what = f"{what} of stream {self.stream}/{self.partition} {verb}"
         with self._writing:
-            if epoch > self._floor:
+            if epoch > self._floor and not self.attempt:
                 return self._damaged(file, f"{what} {where} ({damage})")
+            through = file.last if self.attempt else min(file.last, self._floor)
             gone: list[LogFile] = []
             with self._changed:
                 if file in self._stable.extents:
-                    gone = self._stable.begin_at(min(file.last, self._floor) + 1)
+                    gone = self._stable.begin_at(through + 1)
                     self._notify()
                 base = self._stable.base
             self._remove_files(gone)
         self._remove_spilled(gone)
+        why = "it is tentative" if self.attempt else "no consumer in the topology needs it"
         _log.warning(
-            "%s %s (%s); no consumer in the topology needs it: the log begins with epoch %d now",
-            *(what, where, damage, base),
+            "%s %s (%s); %s: the log begins with epoch %d now", *(what, where, damage, why, base)
         )
-        return BelowFloor(
-            f"{what} what is kept for readers outside of the topology; the log begins with epoch "
-            f"{base} now"
+        kept = (
+            "what is tentative"
+            if self.attempt
+            else "what is kept for readers outside of the topology"
         )
+        return BelowFloor(f"{what} {kept}; the log begins with epoch {base} now")
 
     def _damaged(self, file: LogFile, found: str) -> LogCorrupt:
         """Called under `_writing`."""

@@ -2,8 +2,8 @@
 
 A directory holds `<first epoch>.log`, records one after another (`streams.records`), and
 `<first epoch>.spilled` for a file that was moved to the store: a line of JSON (format, the object's
-name, its size, a CRC-32 of these and the rest) and the file's records without their rows. Does not
-know budget or floor; `streams.log` holds the locks.
+name, its size, a CRC-32 of these and the rest) and the file's records without their rows; and the
+floor, for the next process. Does not know the budget; `streams.log` holds the locks.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -15,17 +15,20 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from rekindle.streams import records
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.records import DamagedRecord, Record, RecordKind
 from rekindle.streams.sparse_index import SparseIndex
 from rekindle.streams.tail import Appended, Tail
 
 SPILLED_FORMAT = 2
+FLOOR_FILE = "floor"
 
 
 class LogFile:
@@ -136,33 +139,116 @@ def new_log_file(directory: Path, epoch: int) -> LogFile:
     return LogFile(path, epoch)
 
 
-def load_log_files(directory: Path, *, with_spilled: bool) -> tuple[list[LogFile], str | None]:
-    """The files of an earlier process, in order and without a gap, and the damage after them, if
-    any. Files after the damage are removed. `with_spilled`: whether there is a store to read
-    spilled files from."""
+@dataclass(frozen=True, slots=True)
+class LoadedFiles:
+    """`files`: in order and without a gap. `cut`: the damage after them, if any. `dropped`: damage
+    before them, which cost only what no consumer needs."""
+
+    files: Sequence[LogFile]
+    cut: str | None
+    dropped: Sequence[str]
+
+
+def write_floor(directory: Path, floor: int) -> None:
+    """No consumer needs epochs at or below it. Raises OSError."""
+    text = f"{floor:020d}"
+    line = f"{text} {zlib.crc32(text.encode()):08x}\n"
+    file = os.open(directory / FLOOR_FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        _write(file, line.encode(), 0)  # in place: also on a full disk
+    finally:
+        os.close(file)
+
+
+def read_floor(directory: Path) -> int:
+    """The floor of the process before; NO_EPOCH if it is unknown."""
+    try:
+        text, _, checksum = (directory / FLOOR_FILE).read_text(errors="replace").partition(" ")
+    except FileNotFoundError:
+        return NO_EPOCH
+    is_sound = checksum == f"{zlib.crc32(text.encode()):08x}\n"
+    return int(text) if is_sound else NO_EPOCH
+
+
+def forget_floor(directory: Path) -> None:
+    (directory / FLOOR_FILE).unlink(missing_ok=True)
+
+
+def load_log_files(directory: Path, *, with_spilled: bool, floor: int = NO_EPOCH) -> LoadedFiles:
+    """The files of an earlier process. Damage above `floor` cuts the log there: files after it are
+    removed. Where all that is lost is at or below it, what is before it is removed instead.
+    `with_spilled`: whether there is a store to read spilled files from."""
     for path in sorted(directory.iterdir()):
         incomplete = path.suffix == ".spilled" and path.with_suffix(".log").exists()
         if incomplete or path.suffix == ".tmp":  # killed while it spilled; the log file is complete
             path.unlink()
     files: list[LogFile] = []
-    damage: str | None = None
+    cut: str | None = None
+    dropped: list[str] = []
     paths = sorted(p for p in directory.iterdir() if p.suffix in (".log", ".spilled"))
     for path in paths:
-        if damage is None:
-            file, damage = _load(path, with_spilled)
-            if file is not None and files and file.first != files[-1].last + 1:
-                damage = f"{path} does not follow the file before it"
-            elif file is not None:
-                files.append(file)
-                continue
-            elif damage is None and path is not paths[-1]:  # killed before it wrote to the newest
-                damage = f"{path} is empty"
-        path.unlink()
-    return files, damage
+        file, damage = _load(path, with_spilled)
+        if file is None and damage is None and path is not paths[-1]:
+            damage = f"{path} is empty"  # only the newest may be: killed before it wrote to it
+        rest = None if damage is None else _write_rest(path, floor)
+        if file is not None and files and cut is None and file.first != files[-1].last + 1:
+            cut = f"{path} does not follow the file before it"
+        if file is not None and cut is not None and file.first <= floor + 1:
+            _remove(files, but=path)
+            dropped.append(cut)
+            files, cut = [], None
+        if file is None or cut is not None:
+            path.unlink()
+        else:
+            files.append(file)
+            if damage is not None:
+                os.truncate(path, file.size)
+        cut = cut or damage
+        if rest is not None and cut is not None:
+            _remove(files, but=rest.path)
+            dropped.append(cut)
+            files, cut = [rest], None
+    return LoadedFiles(files, cut, dropped)
+
+
+def _remove(files: Iterable[LogFile], but: Path) -> None:
+    for file in files:
+        if file.path != but:
+            file.path.unlink()
+
+
+def _write_rest(path: Path, floor: int) -> LogFile | None:
+    """A file with the epochs behind the last damage of this one; None if it has none, or if epochs
+    above the floor are lost, or there is no room for it."""
+    if path.suffix != ".log" or floor == NO_EPOCH:
+        return None
+    data = path.read_bytes()
+    rest = _sound_end(memoryview(data))
+    if rest is None or rest.epoch > floor + 1:
+        return None
+    temp = path.with_suffix(".tmp")
+    try:
+        temp.write_bytes(data[rest.start :])
+    except OSError:
+        temp.unlink(missing_ok=True)
+        return None
+    return _load(temp.replace(path.with_name(f"{rest.epoch:012d}.log")), with_spilled=False)[0]
+
+
+def _sound_end(data: memoryview) -> Record | None:
+    """The first of the sound records at the end of a file."""
+    first: Record | None = None
+    with contextlib.suppress(DamagedRecord):
+        for record in records.backward(data):
+            _require_stable(record)
+            if first is not None and record.next_epoch != first.epoch:
+                break
+            first = record
+    return first
 
 
 def _load(path: Path, with_spilled: bool) -> tuple[LogFile | None, str | None]:
-    """The file, unless it has no epochs, and its damage."""
+    """The file up to its damage, unless it has no epochs, and the damage."""
     if path.suffix == ".spilled":
         if not with_spilled:
             return None, f"{path} was spilled, and no store is configured"
@@ -187,7 +273,6 @@ def _load(path: Path, with_spilled: bool) -> tuple[LogFile | None, str | None]:
             reason = f"{damage} of {path}"
         else:
             return file, None
-    os.truncate(path, file.size if file is not None else 0)
     return file, reason
 
 

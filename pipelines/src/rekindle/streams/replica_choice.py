@@ -6,7 +6,8 @@ stays with one as long as it can, because switching costs a connection. It switc
 - that failed a call, or no longer has the epoch,
 - that the coordinator suspects, while another one is not suspected,
 - that returned nothing new for `stall_s`, while another one can be tried,
-- that lags, while another one does not and has not failed or stalled recently,
+- that lags, while another one does not and has not failed or stalled recently (a live reader stays
+  with one in UP_FAILURE),
 - whose output is not STABLE, to one whose output is; a live reader also from one in STABILIZATION
   to one in UP_FAILURE.
 
@@ -238,7 +239,8 @@ class ReplicaChoice:
             better = [
                 e
                 for e in available
-                if (current.lagging or self._is_better(e, current, now)) and self._keeps_up(e, now)
+                if (self._lags(current, now) or self._is_better(e, current, now))
+                and self._keeps_up(e, now)
             ]
             return self._switch(self._best(better, now), now) if better else []
         return self._switch(self._best(available, now) if available else None, now)
@@ -267,7 +269,13 @@ class ReplicaChoice:
 
     def _keeps_up(self, endpoint: Endpoint, now: float) -> bool:
         healthy = now - self._health_of(endpoint).failed_at >= FAILURE_MEMORY_S
-        return healthy and not endpoint.suspected and not endpoint.lagging
+        return healthy and not endpoint.suspected and not self._lags(endpoint, now)
+
+    def _lags(self, endpoint: Endpoint, now: float) -> bool:
+        """Replicas are compared by their stable epochs. Those of one in UP_FAILURE stand still
+        while another one corrects its own; a live reader needs its tentative ones."""
+        serves_live = self._live and self._state_of(endpoint, now) is ConsistencyState.UP_FAILURE
+        return endpoint.lagging and not serves_live
 
     def _switch(self, to: Endpoint | None, now: float) -> list[Effect]:
         address = to.address if to else None

@@ -49,7 +49,7 @@ from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
 from rekindle.task.moving.newcomer import Installed
-from rekindle.task.moving.pieces import Moved, install
+from rekindle.task.moving.pieces import Moved, NotMovable, install
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
 from rekindle.topology.model import Node
@@ -120,6 +120,8 @@ class Startup:
         installation = install(stored, self._config.run_files, operators)  # the engine may start
         chain = self._engine.chain.result()
         with self._installing:
+            if self._begun:  # from a checkpoint: the directory may have the log that it serves
+                raise NotMovable("the task restores from a checkpoint")
             log = self._open_log(chain)
             try:
                 directory = self._config.log_directory

@@ -46,7 +46,7 @@ class StreamSinks:
         """Serve these sinks, no epoch above `through` (None: all)."""
         assigned = {s.query: s for s in sinks if s.sink.stream is not None}
         if assigned != self._assigned or (assigned and self._server is None):
-            self._change(assigned)
+            self._change(assigned, through)
         for served in self._served.values():
             if served.through != through:
                 served.limit(through)
@@ -56,7 +56,7 @@ class StreamSinks:
         if server is not None:
             server.stop()
 
-    def _change(self, assigned: dict[str, SinkAssignment]) -> None:
+    def _change(self, assigned: dict[str, SinkAssignment], through: int | None) -> None:
         self._log.retain(max((s.sink.retained_bytes for s in assigned.values()), default=0))
         for query, before in self._assigned.items():
             if query not in assigned or not before.writes_as(assigned[query]):
@@ -64,6 +64,7 @@ class StreamSinks:
         for query, sink in assigned.items():
             if query not in self._served:
                 self._served[query] = self._query(sink)
+                self._served[query].limit(through)  # before it is served
             self._served[query].tentative = _is_tentative(sink)
         self._assigned = assigned
         if not assigned:

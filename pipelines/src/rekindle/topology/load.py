@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rekindle.errors import InvalidTopology, Problem
 from rekindle.names import API_VERSION, KIND
 from rekindle.topology.documents import Document, read_documents
-from rekindle.topology.kinds.base import Spec
+from rekindle.topology.kinds.base import FIELDS_BELOW, Spec, spec_in
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import UNITS_REQUIRED, TopologySpec
 from rekindle.topology.unparsable_fields import (
     field_at,
     field_path,
-    model_in,
     problems_of_parsed_fields,
 )
 
@@ -109,8 +109,8 @@ def _problem(error: ErrorDetails) -> Problem:
     match error["type"]:
         case "extra_forbidden":
             field = str(error["loc"][-1])
-            model = _model_at(error["loc"][:-1])
-            hint = _field_hint(field, model) if model else ""
+            spec = _spec_at(error["loc"][:-1])
+            hint = _field_hint(field, spec) if spec else ""
             return Problem(path, "UnknownField", f"unknown field {field}", hint)
         case "missing":
             return Problem(path, "Missing", "is missing", "it is required")
@@ -152,18 +152,30 @@ def _wrong_value(error: ErrorDetails, shown: str) -> tuple[str, str]:
             return f"{shown} is not a string", hint
         case "string_type":
             return f"{shown} is not a string", "write it in quotes"
+        case kind if kind.startswith(("int_", "float_")) and _is_quoted_number(error["input"]):
+            return f'"{shown}" is a string', f"write {shown}, without quotes"
         case kind if kind.startswith("int_"):
             return f"{shown} is not a whole number", "write it without quotes, like 2"
         case kind if kind.startswith(("float_", "finite_")):
             return f"{shown} is not a number", "write it without quotes, like 2.5"
+        case kind if kind.startswith("bool_") and error["input"] in ("true", "false"):
+            return f'"{shown}" is a string', f"write {shown}, without quotes"
         case kind if kind.startswith("bool_"):
             return f"{shown} is not true or false", "write true or false, without quotes"
         case "dict_type" if error["loc"][-2:-1] == ("imagePullSecrets",):
             return f"{shown} is not an object", f"write {{name: {shown}}}"
         case kind if kind.startswith(("model_", "dict_", "mapping_")):
-            return f"{shown} has no fields", "write its fields below it, each as name: value"
+            spec = _spec_at(error["loc"])
+            return f"{shown} has no fields", spec.how_to_write() if spec else FIELDS_BELOW
         case _:
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {shown}", ""
+
+
+def _is_quoted_number(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def _encoding_of_alias(name: str, known: Iterable[str]) -> str:
@@ -185,16 +197,22 @@ def _as_written(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
-def _field_hint(field: str, model: type[BaseModel]) -> str:
+def _field_hint(field: str, spec: type[Spec]) -> str:
     """A hint with the field that was probably meant."""
-    if issubclass(model, Spec) and (meant := model.wrong_field_names.get(field)):
+    if meant := spec.wrong_field_names.get(field):
         return f"write {meant}"
-    return nearest(field, [f.alias or n for n, f in model.model_fields.items()])
+    if spec is not TopologySpec and field in _fields_of(TopologySpec):
+        return f"write spec.{field}, for the whole topology"
+    return nearest(field, _fields_of(spec))
 
 
-def _model_at(location: Sequence[int | str]) -> type[BaseModel] | None:
+def _fields_of(spec: type[Spec]) -> list[str]:
+    return [field.alias or name for name, field in spec.model_fields.items()]
+
+
+def _spec_at(location: Sequence[int | str]) -> type[Spec] | None:
     """The class of the object at a location."""
     if not [part for part in location if isinstance(part, str)]:
         return TopologySpec
     field = field_at(location)
-    return model_in(field.annotation) if field is not None else None
+    return spec_in(field.annotation) if field is not None else None

@@ -35,7 +35,13 @@ def _read_duration(value: Any, info: ValidationInfo) -> int:
 
 
 def _read_max_delay(value: Any, info: ValidationInfo) -> int | None:
-    return None if value in ("Infinite", None) else _read_duration(value, info)
+    if value in ("Infinite", None):
+        return None
+    try:
+        return _read_duration(value, info)
+    except ValueError as error:
+        what = str(error).rpartition("; ")[0]
+        raise ValueError(f"{what}; write it like 3s, or Infinite") from error
 
 
 Duration = Annotated[int, BeforeValidator(_read_duration)]

@@ -1,4 +1,4 @@
-"""Parses durations, sizes and CPU quantities to integers, and formats durations.
+"""Parses durations, sizes and CPU quantities to integers, and formats durations and sizes.
 
 Durations are microseconds, sizes bytes, CPUs milli-CPU. Does not know fields.
 """
@@ -45,6 +45,14 @@ def parse_cpu(value: Any) -> int:
         raise ValueError(f"{value!r} is not a number of CPUs; write it like 500m or 2")
     cpus = parse_quantity(str(value))
     return max(1, round(cpus * 1000)) if cpus else 0
+
+
+def format_size(size: int) -> str:
+    """Formats bytes as in a resource."""
+    for unit, factor in (("Gi", 1024**3), ("Mi", 1024**2), ("Ki", 1024)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
 
 
 def format_duration(us: int) -> str:

@@ -13,11 +13,12 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from rekindle.errors import Problem
 from rekindle.topology.graph import edges_of, nodes_and_ancestors, nodes_with_paths
+from rekindle.topology.kinds.base import Spec, spec_in
 from rekindle.topology.spec import TopologySpec
 from rekindle.topology.validate import validate
 
@@ -87,7 +88,7 @@ def _replace(data: Any, location: Location, error_type: str) -> bool:
 
 def field_at(location: Iterable[int | str]) -> FieldInfo | None:
     """The field at a location; for an item of a list, the field that is the list."""
-    model: type[BaseModel] | None = TopologySpec
+    model: type[Spec] | None = TopologySpec
     field: FieldInfo | None = None
     for part in location:
         if isinstance(part, int):
@@ -96,15 +97,8 @@ def field_at(location: Iterable[int | str]) -> FieldInfo | None:
             return None
         by_alias = {f.alias or n: f for n, f in model.model_fields.items()}
         field = by_alias.get(part)
-        model = model_in(field.annotation) if field is not None else None
+        model = spec_in(field.annotation) if field is not None else None
     return field
-
-
-def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The class of the object, or of the objects of a list, that a field holds."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((m for a in typing.get_args(annotation) if (m := model_in(a))), None)
 
 
 def _placeholder(annotation: Any) -> Any:

@@ -93,7 +93,7 @@ class ControlPlane:
         objects, now = self._server.objects, self._scheduler.now
         for raw in objects.all(NODES):
             node = self._nodes[raw["metadata"]["name"]]
-            status = "True" if now - node.heard_at < self.grace_s else "Unknown"
+            status = "True" if now - node.heartbeat_at < self.grace_s else "Unknown"
             (known,) = raw["status"]["conditions"]
             if known["status"] != status:
                 at = rfc3339(WALL_S + now)

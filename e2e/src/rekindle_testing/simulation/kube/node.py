@@ -20,7 +20,7 @@ MakePod = Callable[[Json, "Node"], SimulatedPod[Any]]
 
 
 class Node:
-    """`heard_at`: when the API server last heard its kubelet. `pods` by uid."""
+    """`heartbeat_at`: of the newest heartbeat that the API server got. `pods` by uid."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Node:
         self.name = name
         self.skew_s = skew_s
         self.up = True
-        self.heard_at = scheduler.now
+        self.heartbeat_at = scheduler.now
         self.pods: dict[str, SimulatedPod[Any]] = {}
         self.kubelet = Process(scheduler, f"kubelet.{name}")
         self._ending: set[str] = set()
@@ -94,7 +94,7 @@ class Node:
     def _sync(self) -> None:
         if not self._server.reaches(self.kubelet.host):
             return
-        self.heard_at = self._scheduler.now
+        self.heartbeat_at = self._scheduler.now
         objects = self._server.objects
         bound = [raw for raw in objects.all(PODS) if raw["spec"].get("nodeName") == self.name]
         for raw in bound:

@@ -116,7 +116,7 @@ class OperatorReplica:
         self._election = Program(self.process, self._elect)
 
     def _sleep(self, seconds: float) -> None:
-        """The machine is busy."""
+        """A sleep takes longer than requested, because the machine is busy."""
         self._control.sleep(seconds + self._scheduler.between(0.0, _SLOWEST_PASS_S))
 
     def _elect(self) -> None:

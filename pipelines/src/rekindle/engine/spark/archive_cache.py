@@ -20,8 +20,13 @@ from pathlib import Path
 
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.spark import session
-from rekindle.engine.spark.cds import key_file, key_of, unsigned_jars_directory
-from rekindle.engine.spark.jvm import JvmSpec
+from rekindle.engine.spark.cds import (
+    key_file,
+    key_of,
+    training_directory,
+    unsigned_jars_directory,
+)
+from rekindle.engine.spark.jvm import JvmSpec, ending_with_parent
 
 ARCHIVE_DIRECTORY = "appcds"
 """Name of the archives' directory in a cache."""
@@ -48,16 +53,23 @@ def ensure_archive(directory: Path) -> Path:
     spec = session.jvm_spec()
     archive = _path(directory, spec)
     directory.mkdir(parents=True, exist_ok=True)
-    with _locked(archive.with_suffix(".lock")):
+    with _locked(archive.with_suffix(".lock")) as lock:
         if found := cached_archive(directory, spec):
             return found
         key_file(archive).unlink(missing_ok=True)
         command = [sys.executable, "-m", "rekindle.engine.spark.training", str(archive)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            pass_fds=(lock,),  # held until both have ended
+            preexec_fn=ending_with_parent(),
+        )
         if done.returncode:
-            raise EngineUnavailable(
-                f"the AppCDS archive could not be created:\n{done.stderr[-2000:]}"
-            )
+            *log, what = done.stderr.strip()[-2000:].splitlines() or ["no output"]
+            message = f"the AppCDS archive could not be created: {what}"
+            raise EngineUnavailable("\n".join([message, *log]))
     remove_unused(directory, time.time())
     return archive
 
@@ -68,10 +80,12 @@ def remove_unused(directory: Path, now: float) -> None:
         if now - key.stat().st_mtime < _UNUSED_S:
             continue
         archive = key.with_suffix("")
-        key.unlink(missing_ok=True)  # first: without it the archive counts as absent
-        archive.unlink(missing_ok=True)
-        archive.with_suffix(".lock").unlink(missing_ok=True)
-        shutil.rmtree(unsigned_jars_directory(archive), ignore_errors=True)
+        with suppress(BlockingIOError), _locked(archive.with_suffix(".lock"), fcntl.LOCK_NB):
+            key.unlink(missing_ok=True)  # first: without it the archive counts as absent
+            archive.unlink(missing_ok=True)
+            shutil.rmtree(unsigned_jars_directory(archive), ignore_errors=True)
+            shutil.rmtree(training_directory(archive), ignore_errors=True)
+            archive.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _path(directory: Path, spec: JvmSpec) -> Path:
@@ -85,14 +99,31 @@ def _is_complete(archive: Path) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _locked(path: Path, flags: int = 0) -> Iterator[int]:
+    """Hold the lock of this file, whose descriptor is returned. With LOCK_NB raises
+    BlockingIOError if another process has it."""
+    while True:
+        with path.open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | flags)
+            if not _is_open(path, lock.fileno()):
+                continue  # who held it before has removed the file
+            yield lock.fileno()
+            return
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def main() -> int:
-    print(ensure_archive(Path(sys.argv[1]).absolute()))
+    try:
+        print(ensure_archive(Path(sys.argv[1]).absolute()))
+    except EngineUnavailable as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

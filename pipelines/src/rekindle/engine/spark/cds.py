@@ -107,6 +107,11 @@ def unsigned_jars_directory(archive: Path) -> Path:
     return archive.with_name(archive.name + ".jars")
 
 
+def training_directory(archive: Path) -> Path:
+    """The directory in which a training run writes the archive, and its temporary files."""
+    return archive.with_name(archive.name + ".training")
+
+
 def _with_copies(spec: JvmSpec, archive: Path, names: Iterable[str]) -> JvmSpec:
     copied = set(names)
     directory = unsigned_jars_directory(archive)

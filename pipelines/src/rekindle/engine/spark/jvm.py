@@ -11,6 +11,7 @@ Design: docs/design/engine.md#jvm.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
 import os
@@ -19,6 +20,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -68,6 +70,7 @@ OUR_FLAGS = (
     "-Darrow.enable_null_check_for_get=false",
 )
 _EXCLUDED_JAR_PREFIX = "spark-mllib_"
+_PR_SET_PDEATHSIG = 1
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
 
@@ -183,9 +186,12 @@ def launch(
     environment: Mapping[str, str] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
     log_file: Path | None = None,
+    ends_with_thread: bool = False,
 ) -> Jvm:
     """Start the JVM and wait for its gateway. `directory`: for temporary files; `meanwhile` is
-    called while the JVM starts; `log_file`: for its output, by default that of this process."""
+    called while the JVM starts; `log_file`: for its output, by default that of this process.
+    `ends_with_thread`: the JVM is killed, instead of an orderly exit, if this process is killed; or
+    once this thread ends."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         info = Path(scratch) / "gateway"
@@ -211,7 +217,9 @@ def launch(
                         **(environment or {}),
                         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info),
                     },
-                    preexec_fn=functools.partial(_set_signals, mask),
+                    preexec_fn=functools.partial(
+                        _set_signals, mask, ending_with_parent() if ends_with_thread else None
+                    ),
                 )
             meanwhile()
             port, secret = _wait_for_gateway(process, info)
@@ -235,9 +243,27 @@ def _opened_log(log_file: Path | None) -> Iterator[IO[bytes] | None]:
         yield output
 
 
-def _set_signals(mask: set[int]) -> None:
+def ending_with_parent() -> Callable[[], None]:
+    """A function to be called in a child process before it executes its program: the kernel kills
+    it once the thread that has started it ends, and so if the parent process is killed. Only on
+    Linux; elsewhere it does nothing."""
+    if sys.platform != "linux":
+        return lambda: None
+    parent, libc = os.getpid(), ctypes.CDLL(None)  # here: a forked child should not load a library
+
+    def end_with_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before that
+            os._exit(1)
+
+    return end_with_parent
+
+
+def _set_signals(mask: set[int], end_with_parent: Callable[[], None] | None) -> None:
     """In the JVM's process: ignore the signals of a terminal. The parent process handles them, and
     closes the JVM's input."""
+    if end_with_parent is not None:
+        end_with_parent()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

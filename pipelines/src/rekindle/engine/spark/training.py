@@ -10,7 +10,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -28,8 +27,9 @@ from rekindle.streams.epochs import EpochInput
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 
-DUMP_TIMEOUT_S = 300.0
-"""Writing the archive takes 15 s on a quiet machine, at the JVM's exit."""
+DUMP_TIMEOUT_S = 1800.0
+"""Writing the archive takes 15 s on a quiet machine, at the JVM's exit; where others use the cores,
+minutes. A JVM that is killed earlier has done all of it in vain."""
 
 _TOPOLOGY = """
 checkpoint: {store: "file:///tmp/x"}
@@ -58,27 +58,36 @@ queries:
 
 
 def make_archive(archive: Path) -> None:
-    """Run the training topology in a separate JVM, and write the archive and its key."""
+    """Run the training topology in a separate JVM, and write the archive and its key. No other
+    process may make the same one meanwhile."""
     archive = archive.resolve()
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    archive.unlink(missing_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="rekindle-cds-"))
+    cds.key_file(archive).unlink(missing_ok=True)  # of an older one, which does not match any more
+    directory = cds.training_directory(archive)
+    shutil.rmtree(directory, ignore_errors=True)  # of a training run that was killed
+    directory.mkdir(parents=True)
+    made = directory / archive.name
     spec = session.jvm_spec()
     prepared = cds.prepare(spec, archive)
     dumping_spec = replace(
-        prepared, archive_flags=(f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=error")
+        prepared, archive_flags=(f"-XX:ArchiveClassesAtExit={made}", "-Xlog:cds=error")
     )
     session.use_jvm(
-        launch(dumping_spec, directory=directory, environment={"SPARK_LOCAL_IP": "127.0.0.1"})
+        launch(
+            dumping_spec,
+            directory=directory,
+            environment={"SPARK_LOCAL_IP": "127.0.0.1"},
+            ends_with_thread=True,
+        )
     )
     spark = session.start_session("training", data_dir=directory)
     run_training_topology(spark)
     session.stop_session(spark, timeout_s=DUMP_TIMEOUT_S)
-    shutil.rmtree(directory, ignore_errors=True)
-    if not archive.exists():
-        raise SystemExit(f"the JVM did not write an archive to {archive}")
-    _check_usable(prepared, archive)
+    if not made.exists():
+        raise SystemExit(f"the JVM wrote no archive to {made} within {DUMP_TIMEOUT_S:.0f} s")
+    _check_usable(prepared, made)
+    made.replace(archive)
     cds.write_key(spec, prepared, archive)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def run_training_topology(spark: SparkSession) -> None:

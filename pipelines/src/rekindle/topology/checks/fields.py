@@ -15,6 +15,7 @@ from rekindle.topology.checks.resources import check_resources
 from rekindle.topology.checks.unsupported import UNSUPPORTED
 from rekindle.topology.checks.urls import check_urls
 from rekindle.topology.graph import nodes_with_paths
+from rekindle.topology.kinds.base import spec_in
 from rekindle.topology.kinds.stream import DEFAULT_RETAIN_BYTES
 from rekindle.topology.model import MAX_REPLICAS
 from rekindle.topology.problems import nearest
@@ -23,7 +24,7 @@ from rekindle.topology.spec import (
     SourceSpec,
     TopologySpec,
 )
-from rekindle.topology.units import MILLISECOND, SECOND, format_duration
+from rekindle.topology.units import MILLISECOND, SECOND, format_duration, format_size
 from rekindle.topology.windows.registry import check_window
 
 NAME_IN_SPEC = re.compile(r"[a-z]([a-z0-9_-]{0,38}[a-z0-9])?")
@@ -157,8 +158,12 @@ def _retained(spec: TopologySpec) -> Iterator[Problem]:
             what = f"{stream.retain} bytes are less than {MIN_RETAIN_BYTES // 1024**2}Mi"
             yield Problem(path, "OutOfRange", what, "write 1Mi or more, like 256Mi")
         elif stream.retain > most:
-            what = f"{stream.retain} bytes are more than half of logBudget ({most} bytes)"
-            hint = f"write at most {most}, or raise spec.logBudget to {2 * stream.retain}"
+            what = (
+                f"{format_size(stream.retain)} are more than half of logBudget "
+                f"({format_size(spec.log_budget)})"
+            )
+            needed = format_size(2 * stream.retain)
+            hint = f"write at most {format_size(most)}, or raise spec.logBudget to {needed}"
             yield Problem(path, "OutOfRange", what, hint)
 
 
@@ -227,7 +232,12 @@ def _at(template: Mapping[str, object], path: Iterable[str]) -> object:
 
 def _exactly_one(node: BaseModel, kinds: Sequence[str], path: str) -> Iterator[Problem]:
     given = [k for k in kinds if getattr(node, k) is not None]
-    if len(given) != 1:
+    empty = [k for k in kinds if k in node.model_fields_set and getattr(node, k) is None]
+    if not given and len(empty) == 1:
+        spec = spec_in(type(node).model_fields[empty[0]].annotation)
+        hint = spec.how_to_write() if spec else "write one"
+        yield Problem(f"{path}.{empty[0]}", "Missing", "has no value", hint)
+    elif len(given) != 1:
         supported = [k for k in kinds if k not in UNSUPPORTED.get(type(node), {})]
         what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(supported)}"
         hint = (

@@ -6,13 +6,24 @@ Design: docs/design/compilation.md#resource.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Self
+from types import NoneType
+from typing import Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticKnownError
 
 from rekindle.errors import Problem
 from rekindle.topology.schema import Field, Schema
+
+FIELDS_BELOW = "write its fields below it, each as name: value"
+_Error = Literal["bool_type", "int_type", "float_type"]
+_ACCEPTED: Mapping[type, tuple[tuple[type, ...], _Error]] = {
+    bool: ((bool,), "bool_type"),
+    int: ((int, float), "int_type"),
+    float: ((int, float), "float_type"),
+}
+"""By the type of a field: types of its values, and the error of others."""
 
 
 class Spec(BaseModel):
@@ -33,6 +44,33 @@ class Spec(BaseModel):
     def name_of(cls, field: str) -> str:
         """The name of a field in the resource."""
         return cls.model_fields[field].alias or field
+
+    @classmethod
+    def how_to_write(cls) -> str:
+        """A hint for an object of this class that is written without fields."""
+        if any(field.is_required() for field in cls.model_fields.values()):
+            return FIELDS_BELOW
+        return FIELDS_BELOW.replace("write", "write {}, or", 1)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_converted_values(cls, value: Any, info: ValidationInfo) -> Any:
+        """The API server takes neither "2" for 2 nor 1 for true, as pydantic would."""
+        field = cls.model_fields[info.field_name or ""]
+        if any(isinstance(m, BeforeValidator) for m in field.metadata) or value is None:
+            return value
+        wanted = set(get_args(field.annotation) or (field.annotation,)) - {NoneType}
+        for kind, (accepted, error) in _ACCEPTED.items():
+            if wanted == {kind} and type(value) not in accepted:
+                raise PydanticKnownError(error)
+        return value
+
+
+def spec_in(annotation: Any) -> type[Spec] | None:
+    """The class of the object, or of the objects of a list, that a field holds."""
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return annotation
+    return next((m for a in get_args(annotation) if (m := spec_in(a))), None)
 
 
 class SourceOptions(Spec):
