@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
 from rekindle.coordinator.model import Partition
 from rekindle_testing.simulation import topologies
 from rekindle_testing.simulation.__main__ import describe_failure, summary
@@ -32,6 +33,7 @@ from rekindle_testing.simulation.topologies import (
     draw_variant,
 )
 from rekindle_testing.simulation.values import Expected
+from rekindle_testing.simulation.wrong_results import Recurrence
 
 SEEDS = range(4)
 
@@ -152,6 +154,15 @@ def test_all_kinds_of_faults_are_drawn() -> None:
     assert kinds == set(FaultKind)
 
 
+def test_some_seeds_have_wrong_results_beside_their_other_faults() -> None:
+    found = {}
+    for seed in range(21):
+        simulation = Simulation(seed)
+        simulation.cluster.end()
+        found[seed] = sum(fault.kind is FaultKind.WRONG_RESULT for fault in simulation.faults)
+    assert [seed for seed, faults in found.items() if faults] == [15, 20]
+
+
 def test_overlapping_faults_end_with_the_last() -> None:
     kinds = (FaultKind.API_DOWN, FaultKind.API_ERRORS, FaultKind.STORE_DOWN, FaultKind.SINKS_DOWN)
     faults = [fault(kind, at, 2.0) for kind in kinds for at in (1.0, 2.0)]
@@ -241,6 +252,52 @@ def test_bugs_in_tentative_results_and_moved_states_are_found(
 ) -> None:
     with MUTANTS[name]():
         failure = simulate(CHAIN, faults, variant).failure
+    assert failure is not None
+
+
+def wrong_result(target: int, recurrence: Recurrence) -> list[Fault]:
+    other = list(Recurrence).index(recurrence)
+    return [fault(FaultKind.WRONG_RESULT, 20.0, 0.0, target, other)]
+
+
+@pytest.mark.parametrize("recurrence", Recurrence)
+@pytest.mark.parametrize("replica", [0, 1])
+def test_a_wrong_replica_is_found_and_nothing_wrong_stays(
+    replica: int, recurrence: Recurrence
+) -> None:
+    simulation = Simulation(CHAIN, wrong_result(replica, recurrence), STABLE)
+    outcome = simulation.run()
+    checks = simulation.cluster.checks.of_wrong_results
+    assert outcome.failure is None
+    assert outcome.cells["dispute", DisputePhase.OPEN, DisputeEvent.MATCHED] == 1
+    assert checks is not None
+    assert checks.happened == 1
+    assert not checks.unprotected
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "recurrence"),
+    [
+        (
+            "the first of two replicas that disagree is believed",
+            topologies.CHAIN,
+            Recurrence.ONCE,
+        ),
+        ("a dispute never ends", topologies.CHAIN, Recurrence.ONCE),
+        ("sinks write while replicas disagree", topologies.CHAIN, Recurrence.ONCE),
+        ("a replica that repeats its result is believed", topologies.CHAIN, Recurrence.REPEATED),
+        ("a replica that is known to be wrong stays", topologies.CHAIN, Recurrence.ONCE),
+        ("what has read a wrong epoch goes on", topologies.DIAMOND, Recurrence.REPEATED),
+        (
+            "pods that start after a dispute compare no files",
+            topologies.DIAMOND,
+            Recurrence.REPEATED,
+        ),
+    ],
+)
+def test_bugs_in_disputes_are_found(name: str, topology: Spec, recurrence: Recurrence) -> None:
+    with MUTANTS[name]():
+        failure = simulate(CHAIN, wrong_result(0, recurrence), Variant(topology)).failure
     assert failure is not None
 
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from rekindle.consistency import states
 from rekindle.coordinator.agreement import disputes
+from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
 from rekindle.coordinator.checkpoints import phases as commits
 from rekindle.coordinator.checkpoints.phases import CommitEvent
 from rekindle.coordinator.movement import phases as movements
@@ -54,6 +55,17 @@ def _all_of(table: str, *events: StrEnum) -> list[Cell]:
 
 
 _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
+    (
+        "one replica of a partition computes wrong results here, and the others agree",
+        [
+            ("dispute", DisputePhase.OPEN, DisputeEvent.MATCHED_NONE),
+            *(cell for cell in _all_of("dispute") if cell[1] == DisputePhase.UNRESOLVED),
+        ],
+    ),
+    (
+        "no edit here moves operators to other segments, so chained digests have one base",
+        [("dispute", DisputePhase.OPEN, DisputeEvent.NOT_COMPARABLE)],
+    ),
     ("processes are killed, not asked to stop", _all_of("task", TaskEvent.STOP_REQUESTED)),
     (
         "simulated failures end, but for a checkpoint that is gone when it is restored",

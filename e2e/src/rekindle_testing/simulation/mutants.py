@@ -27,6 +27,7 @@ from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.sink import SinkCore
 from rekindle.task.core.supervisor import SupervisorCore
 from rekindle_testing.simulation import outside
+from rekindle_testing.simulation.dispute_mutants import DISPUTE_MUTANTS
 from rekindle_testing.simulation.evidence_mutants import EVIDENCE_MUTANTS
 from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
@@ -216,6 +217,7 @@ MUTANTS: Mapping[str, Mutant] = {
     **OPERATOR_MUTANTS,
     **TENTATIVE_MUTANTS,
     **MOVEMENT_MUTANTS,
+    **DISPUTE_MUTANTS,
 }
 
 

@@ -32,6 +32,8 @@ _LIVE_S = 2.0
 """A replica that was Live for so long is so for the coordinator."""
 _SILENT_S = 1.2
 """A replica that was silent for so long may be suspected soon."""
+_NAMED_S = 2.0
+"""A person has seen what the status has said for so long."""
 _TOLD_S = 3.0
 """After so long all tasks that respond have been told of a difference."""
 _BEHIND_EPOCHS = 12
@@ -54,6 +56,8 @@ class WrongResultChecks:
         self._first_wrong: dict[Partition, int] = {}
         self._live_since: dict[str, float] = {}  # by uid and boot
         self._reached_at: dict[str, float] = {}  # by address
+        # Files that the status has named: at how many looks.
+        self._named_looks: dict[tuple[str, Partition, int], int] = {}
         self._silent_at: dict[str, float] = {}
         self._wrong_boots: dict[str, Partition] = {}  # by id
         self._contained_boots: set[str] = set()
@@ -123,6 +127,8 @@ class WrongResultChecks:
                 self._reached_at[pod.address] = now
             else:
                 self._silent_at[pod.address] = now
+        for name in self._named_files():
+            self._named_looks[name] = self._named_looks.get(name, 0) + 1
         for partition in self._sources:
             if partition not in self.unprotected:
                 self._check_protection(partition)
@@ -288,7 +294,12 @@ class WrongResultChecks:
         sinks, expected = self._cluster.sinks, self._cluster.checks.expected
         for (query, partition), files in sinks.files.items():
             if self.is_protected(partition):
-                wrong = [e for e, value in files.items() if value != expected.output(partition, e)]
+                wrong = [
+                    e
+                    for e, value in files.items()
+                    if value != expected.output(partition, e)
+                    and not self._was_named(query, partition, e)
+                ]
                 wrong += sinks.deleted.get((query, partition), ())
                 if wrong:
                     found.append(f"files of {query} {partition.key} are wrong: {sorted(wrong)}")
@@ -299,18 +310,40 @@ class WrongResultChecks:
         return found
 
     def delete_named_files(self) -> None:
-        """What a person does: the wrong ones of the files that `inconsistent` names."""
+        """What a person does: the wrong ones of the files that `inconsistent` names, while the task
+        runs that has named them, which writes its own."""
         sinks, expected = self._cluster.sinks, self._cluster.checks.expected
+        for query, partition, epoch in self._named_files():
+            files = sinks.files[query, partition]
+            if not any(self._has_conflict(pod, query) for pod in self._pods_of(partition)):
+                continue
+            if epoch in files and files[epoch] != expected.output(partition, epoch):
+                self._log(f"the file of {query} {partition.key}, epoch {epoch}, is deleted")
+                sinks.delete(query, partition, epoch)
+
+    def _has_conflict(self, pod: TaskPod, query: str) -> bool:
+        parts = pod.boot.core.parts if pod.boot is not None else None
+        core = parts.sinks.cores.get(query) if parts is not None else None
+        return core is not None and core.conflict is not None
+
+    def _named_files(self) -> list[tuple[str, Partition, int]]:
+        """Query, partition and epoch of files that the status names now."""
         (topology,) = self._cluster.server.objects.all(TOPOLOGIES)
         report = (topology.get("status") or {}).get("dataPlane") or {}
-        for query, key, numbers in re.findall(_CONFLICT, "; ".join(report.get("inconsistent", ()))):
+        text = "; ".join(report.get("inconsistent") or ())
+        found = []
+        for query, key, numbers in re.findall(_CONFLICT, text):
             segment, _, index = key.partition("/")
             partition = Partition(segment, int(index))
-            files = sinks.files[query, partition]
-            for epoch in map(int, numbers.split(", ")):
-                if epoch in files and files[epoch] != expected.output(partition, epoch):
-                    self._log(f"the file of {query} {key}, epoch {epoch}, is deleted")
-                    sinks.delete(query, partition, epoch)
+            found += [(query, partition, int(epoch)) for epoch in numbers.split(", ")]
+        return found
+
+    def _was_named(self, query: str, partition: Partition, epoch: int) -> bool:
+        """Whether a file was named for some time, and the task that named it has ended since: what
+        such a task knows ends with it."""
+        looks = self._named_looks.get((query, partition, epoch), 0)
+        is_named = (query, partition, epoch) in self._named_files()
+        return looks * _LOOK_S > _NAMED_S and not is_named
 
     def _failed(self, message: str) -> None:
         self._cluster.checks.failed(message)
