@@ -106,7 +106,7 @@ def test_a_task_shows_how_far_its_tentative_results_are() -> None:
     report["tentativeEpoch"] = 256
     task = view_of(observed).queries[0].segments[1].tasks[0]
     assert (task.phase, task.remark) == ("Live", "tentative through epoch 256")
-    assert "tentative through epoch 256" in text_of(observed, max_live_tasks=0)
+    assert "tentative" in text_of(observed, max_live_tasks=0)
 
 
 def test_a_topology_without_a_status_shows_its_spec() -> None:

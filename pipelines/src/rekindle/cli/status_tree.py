@@ -45,8 +45,8 @@ MAX_LIVE_TASKS = 8
 def render_status(
     view: StatusView, now: datetime, *, max_live_tasks: int = MAX_LIVE_TASKS
 ) -> RenderableType:
-    """`max_live_tasks`: maximum number shown for each segment. Tasks that are not Live, or have a remark, are always
-    shown."""
+    """`max_live_tasks`: maximum number shown for each segment. Tasks that are not Live, or have a
+    remark, are always shown."""
     parts: list[RenderableType] = [_title(view), _facts(view, now)]
     if view.recovery is not None:
         parts += ["", _recovery(view.recovery, view, now)]
