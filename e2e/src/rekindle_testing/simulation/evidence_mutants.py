@@ -1,5 +1,5 @@
-"""Bugs that are planted in what a process believes: of its inputs, of older processes, of answers
-that it has not got."""
+"""Bugs that are planted in what a process believes: of its inputs, and of answers that it has not
+got."""
 
 from __future__ import annotations
 
@@ -37,15 +37,6 @@ def _received_before_it_is(progress_of: Any) -> Any:
     return staticmethod(wrong)
 
 
-def _ignores_fence(manifest_read: Any) -> Any:
-    def wrong(self: Committer, manifest: Any, now: float, store_id: Any = None) -> Any:
-        if manifest is not None:
-            manifest = replace(manifest, fence=min(manifest.fence, self._fence))
-        return manifest_read(self, manifest, now, store_id)
-
-    return wrong
-
-
 def _founds_again(store_failed: Any) -> Any:
     """A store that does not respond has no manifest."""
     return lambda self, message, now: self.manifest_read(None, now)
@@ -78,9 +69,6 @@ EVIDENCE_MUTANTS: Mapping[str, Mutant] = {
     "watermarks follow the order of arrival": replaced(SUnion, "add", _watermark_by_arrival),
     "epochs count as received before they are": replaced(
         retention.Progress, "of", _received_before_it_is
-    ),
-    "a coordinator ignores the fence of its successor": replaced(
-        Committer, "manifest_read", _ignores_fence
     ),
     "a store that does not respond is empty": replaced(Committer, "store_failed", _founds_again),
     "a reader stays at the replica that failed": replaced(ReaderCore, "_call_failed", _stays),

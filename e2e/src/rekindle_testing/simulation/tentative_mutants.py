@@ -13,7 +13,6 @@ from rekindle.consistency.live_union import LiveUnion
 from rekindle.consistency.messages import EmitReconciliationDone, EmitUndo, Policy
 from rekindle.consistency.partners import Partners, Permission
 from rekindle.protocol import ConsistencyState
-from rekindle.streams.replica_choice import ReplicaChoice
 from rekindle.task.core import branches
 from rekindle.task.core.loop import AppendEpochs, AppendTentative, LoopCore
 from rekindle_testing.simulation.planting import Mutant, replaced
@@ -115,16 +114,6 @@ def _finite_at_once(replace_settings: Any) -> Any:
     return lambda settings, **changes: settings
 
 
-def _stays_while_it_responds(choose: Any) -> Any:
-    """A replica is left for an error alone: not if it lags, or its output is tentative."""
-
-    def wrong(self: ReplicaChoice, now: float) -> Any:
-        has_failed = self.current not in {e.address for e in self._available(now)}
-        return choose(self, now) if has_failed else []
-
-    return wrong
-
-
 TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "UNDO is forgotten": replaced(ConsistencyCore, "_stabilize", _without(EmitUndo)),
     "UNDO begins an epoch too late": replaced(ConsistencyCore, "_stabilize", _undoes_too_late),
@@ -149,7 +138,4 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "corrections never begin": replaced(ConsistencyCore, "_try_to_stabilize", _never_corrects),
     "a correction begins an epoch too late": replaced(Inputs, "ready", _skips_epoch),
     "a task is tentative before it is Live": replaced(branches, "replace", _finite_at_once),
-    "a reader stays with a replica as long as it responds": replaced(
-        ReplicaChoice, "_choose", _stays_while_it_responds
-    ),
 }
