@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
-from dpc.topologies import CUT, QUERY, Setting, nodes, resource
+from dpc.topologies import CUT_SOURCE, QUERY, Setting, nodes, resource
 from rekindle import names
 from rekindle.identity import Identity
 from rekindle.protocol import STREAM_PORT
@@ -154,7 +154,7 @@ class Deployed:
         current again."""
         self._wait_steady()
         usual = {node: max(found) for node, found in self.delays_s(QUIET_S).items()}
-        (pod,) = self.run.task_pods(CUT)
+        (pod,) = self.run.task_pods(CUT_SOURCE)
         cut_s = time.time()
         with cut_streams(pod.status.pod_ip):
             time.sleep(seconds)

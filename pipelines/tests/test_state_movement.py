@@ -135,12 +135,12 @@ def test_after_any_history_each_session_ends_and_all_is_redundant(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_newcomer_that_does_not_hear_of_the_end_still_finds_its_inputs(seed: int) -> None:
-    world = unheard_end(seed)
+    world = play_abandonment_unknown_to_newcomer(seed)
     assert [replica for replica, _ in world.moved] == [Replica(Slot("mid", 0, 1), 2)]
     assert world.violations == []
 
 
-def unheard_end(seed: int) -> World:
+def play_abandonment_unknown_to_newcomer(seed: int) -> World:
     """A session is given up while the newcomer, which has all chunks, is frozen and cut off from
     the coordinator: it goes on later, and starts."""
     world = World(seed, 1, 2, 1)
