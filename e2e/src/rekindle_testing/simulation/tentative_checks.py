@@ -80,7 +80,7 @@ class TentativeChecks:
         self._violated("I3", self._order.stable(epoch))
 
     def tentative_appended(self, attempt: int, epoch: int, value: str, *, was_kept: bool) -> None:
-        """`was_kept`: it is in the output; False if a correction has made it needless."""
+        """`was_kept`: it is in the output; False if the epoch is stable already."""
         self._newest_branch = attempt, value
         if not was_kept:
             return

@@ -29,7 +29,7 @@ from rekindle.streams.io_thread import SLICE_S, CallThread
 from rekindle.streams.live_history import Position, Span
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
-from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch
+from rekindle.streams.log_reading import MAX_READ_EPOCHS, EncodedEpoch
 from rekindle.streams.memory_budget import MemoryBudget
 from rekindle.streams.store_calls import StoreCalls
 from rekindle.streams.wire import (
@@ -312,7 +312,7 @@ class _Call:
         self._split_bytes_left -= split_bytes
         self.epoch += epochs
         self._epochs += epochs
-        if self._epochs == READ_EPOCHS or (
+        if self._epochs == MAX_READ_EPOCHS or (
             self._epochs and min(self.bytes_left, self._split_bytes_left) <= 0
         ):
             self.complete = self.full = True

@@ -38,7 +38,7 @@ from rekindle.exchange.routing import Share
 from rekindle.identity import STREAM_VERSIONS, UNVERSIONED, Identity, Versions, incompatible
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
-from rekindle.streams.log_reading import READ_EPOCHS
+from rekindle.streams.log_reading import MAX_READ_EPOCHS
 
 PATH = "/v3/epochs"
 MAX_REQUEST_BYTES = 64 << 10
@@ -398,9 +398,12 @@ class ResponseDecoder:
             raise self._wrong(f"a payload of {size} bytes")
         if not part and (
             (self.epochs and self._received >= self._request.max_bytes)
-            or len(self.epochs) >= READ_EPOCHS
+            or len(self.epochs) >= MAX_READ_EPOCHS
         ):
-            raise self._wrong(f"more than the {self._request.max_bytes} bytes that were requested")
+            raise self._wrong(
+                f"more than the {self._request.max_bytes} bytes that were requested, or more than "
+                f"{MAX_READ_EPOCHS} epochs"
+            )
         self._epoch_bytes += size
         if size:
             self._check_size(epoch, self._epoch_bytes)
