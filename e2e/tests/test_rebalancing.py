@@ -1,7 +1,8 @@
 """Moves to emptier nodes: three of five nodes are lost, and the tasks are packed on the other two.
 When nodes are back, they spread out again while the topology runs.
 
-On process nodes alone: where tasks are is asserted, which depends on the size of the nodes.
+On process nodes alone: where tasks are is asserted, which depends on the size of the nodes. Not in
+`make test`: two moves take minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.spark,
     pytest.mark.failures,
+    pytest.mark.long,
     pytest.mark.timeout(3000),
 ]
 

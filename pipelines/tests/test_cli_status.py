@@ -100,6 +100,15 @@ def test_a_silent_task_shows_for_how_long() -> None:
     assert task.remark == "no response for 1.6 s; alarms: no room on the disk"
 
 
+def test_a_task_shows_how_far_its_tentative_results_are() -> None:
+    observed = Observed("running")
+    report = observed.status["dataPlane"]["tasks"][0]
+    report["tentativeEpoch"] = 256
+    task = view_of(observed).queries[0].segments[1].tasks[0]
+    assert (task.phase, task.remark) == ("Live", "tentative through epoch 256")
+    assert "tentative" in text_of(observed, max_live_tasks=0)
+
+
 def test_a_topology_without_a_status_shows_its_spec() -> None:
     observed = Observed("starting")
     observed.topology["status"] = {}

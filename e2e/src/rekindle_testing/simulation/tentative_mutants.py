@@ -115,8 +115,14 @@ def _finite_at_once(replace_settings: Any) -> Any:
     return lambda settings, **changes: settings
 
 
-def _never_better(is_better: Any) -> Any:
-    return lambda self, endpoint, current, now: False
+def _stays_while_it_responds(choose: Any) -> Any:
+    """A replica is left for an error alone: not if it lags, or its output is tentative."""
+
+    def wrong(self: ReplicaChoice, now: float) -> Any:
+        has_failed = self.current not in {e.address for e in self._available(now)}
+        return choose(self, now) if has_failed else []
+
+    return wrong
 
 
 TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
@@ -143,7 +149,7 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "corrections never begin": replaced(ConsistencyCore, "_try_to_stabilize", _never_corrects),
     "a correction begins an epoch too late": replaced(Inputs, "ready", _skips_epoch),
     "a task is tentative before it is Live": replaced(branches, "replace", _finite_at_once),
-    "a reader stays with a replica whose output is tentative": replaced(
-        ReplicaChoice, "_is_better", _never_better
+    "a reader stays with a replica as long as it responds": replaced(
+        ReplicaChoice, "_choose", _stays_while_it_responds
     ),
 }

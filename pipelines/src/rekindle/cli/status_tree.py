@@ -45,8 +45,8 @@ MAX_LIVE_TASKS = 8
 def render_status(
     view: StatusView, now: datetime, *, max_live_tasks: int = MAX_LIVE_TASKS
 ) -> RenderableType:
-    """`max_live_tasks`: maximum number shown for each segment. Tasks that are not Live are always
-    shown."""
+    """`max_live_tasks`: maximum number shown for each segment. Tasks that are not Live, or have a
+    remark, are always shown."""
     parts: list[RenderableType] = [_title(view), _facts(view, now)]
     if view.recovery is not None:
         parts += ["", _recovery(view.recovery, view, now)]
@@ -168,7 +168,7 @@ def _segment(segment: SegmentLine) -> Text:
 def _tasks(segment: SegmentLine, max_live_tasks: int) -> Iterator[Text]:
     shown = 0
     for task in segment.tasks:
-        if task.phase == "Live":
+        if task.phase == "Live" and not task.remark:
             shown += 1
             if shown > max_live_tasks:
                 continue

@@ -214,6 +214,8 @@ def _task(name: str, report: Json, reserved: int | None, pod: Json) -> TaskLine:
     restored = _integer(report.get("restoredFrom"))
     if phase in ("Restoring", "CatchingUp") and restored is not None and restored >= 0:
         remarks.append(f"restored from epoch {restored}")
+    if (tentative := _integer(report.get("tentativeEpoch"))) is not None:
+        remarks.append(f"tentative through epoch {tentative}")
     if problem := _text(report.get("problem")):
         remarks.append(problem)
     return TaskLine(
