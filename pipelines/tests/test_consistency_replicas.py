@@ -23,6 +23,7 @@ SLOW = Chain(max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2
 
 
 def common_failure(length_s: float, chain: Chain = SLOW) -> Replicas:
+    """The second input of both replicas is cut for `length_s`; each replica has two links."""
     world = Replicas(chain)
     world.run(10)
     for link in (1, 3):

@@ -129,7 +129,7 @@ def test_after_any_history_each_session_ends_and_all_is_redundant(
 ) -> None:
     world = play(seed, sizes, history)
     world.heal()
-    assert settles(world) == []
+    assert unsettled_in_the_end(world) == []
     assert world.violations == []
 
 
@@ -162,7 +162,7 @@ def play_abandonment_unknown_to_newcomer(seed: int) -> World:
     return world
 
 
-def settles(world: World) -> list[str]:
+def unsettled_in_the_end(world: World) -> list[str]:
     """What is not as without failures after the time within which each session ends."""
     for _ in range(int(LONGEST_S / STEP_S)):
         world.run(1)

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 from movement_world import World
-from test_state_movement import ACTIONS, play, play_abandonment_unknown_to_newcomer, settles
+from test_state_movement import (
+    ACTIONS,
+    play,
+    play_abandonment_unknown_to_newcomer,
+    unsettled_in_the_end,
+)
 
 from rekindle.coordinator.movement.core import MovementCore
 from rekindle.coordinator.movement.phases import MovementPhase
@@ -154,5 +159,5 @@ def found(seed: int) -> list[str]:
         world.violations += play_abandonment_unknown_to_newcomer(seed).violations
     if not world.violations:
         world.heal()
-        world.violations += settles(world)
+        world.violations += unsettled_in_the_end(world)
     return world.violations
