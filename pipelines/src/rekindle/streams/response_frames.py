@@ -37,7 +37,7 @@ from rekindle.streams.wire import (
     ReadRequest,
     control_frame,
     epoch_frame,
-    live_marks,
+    live_fields,
 )
 from rekindle.table_memory import object_bytes
 
@@ -196,7 +196,7 @@ class ResponseFrames:
                 divided = self._split(call, call.share, epoch, payload)
                 split_bytes = divided.nbytes
                 rows, checksum = _encode(divided[call.share.index])
-            frame = epoch_frame(epoch, watermark, digest, rows, checksum, marks=call.marks)
+            frame = epoch_frame(epoch, watermark, digest, rows, checksum, live=call.live_fields)
             frames.append((frame, rows))
             call.add_sent(rows, split_bytes)
             if time.monotonic() >= ends_at:
@@ -232,7 +232,7 @@ class ResponseFrames:
                     self._budget.shrink(reservation, 0 if rows is None else rows.size)
                 call.add_sent(rows, 0 if number else split_bytes, epochs=number + 1 == count)
                 frame = epoch_frame(
-                    epoch, watermark, digest, rows, checksum, number, count, call.marks
+                    epoch, watermark, digest, rows, checksum, number, count, call.live_fields
                 )
                 yield [(frame, rows)]
 
@@ -272,7 +272,7 @@ class _Call:
         self.epoch = request.from_epoch  # the next one
         self.bytes_left = request.max_bytes
         self.through: int | None = None  # the last epoch of a span; None: all of the log
-        self.marks: Mapping[str, Any] | None = None  # additional fields of the frames
+        self.live_fields: Mapping[str, Any] | None = None  # of the frames
         self.full = False  # no further epoch may be sent
         self.complete = False  # no further epoch of this span, or at all, is to be sent
         self.portion: list[EncodedEpoch] = []
@@ -289,7 +289,7 @@ class _Call:
     def begin_span(self, log: OutputLog, span: Span) -> None:
         """The next epochs are those of a span."""
         self.log, self.epoch, self.through = log, span.first, span.last
-        self.marks = live_marks(span.kind, span.attempt, span.number)
+        self.live_fields = live_fields(span.kind, span.attempt, span.number)
         self.complete = self.full
         self.portion.clear()
 
@@ -301,7 +301,7 @@ class _Call:
                 self.complete = self.full = True
             if self.complete:
                 break
-            frame = epoch_frame(epoch, watermark, digest, payload, checksum, marks=self.marks)
+            frame = epoch_frame(epoch, watermark, digest, payload, checksum, live=self.live_fields)
             frames.append((frame, payload))
             self.add_sent(payload)
         return frames
