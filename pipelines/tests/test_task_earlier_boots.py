@@ -10,7 +10,7 @@ from task_world import SINK, World
 from rekindle.engine.model import State
 from rekindle.errors import Diverged, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.discard import discard_marked, mark, mark_comparison
+from rekindle.task.discard import discard_marked, mark_comparison, mark_for_discard
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
@@ -111,7 +111,7 @@ def test_a_task_whose_results_all_differ_stays_failed(home: Path) -> None:
         Boot(home, replicas=1).run()
     with pytest.raises(NotDeterministic, match="change the operator's definition"):
         Boot(home, replicas=1)
-    mark(home)
+    mark_for_discard(home)
     assert discard_marked(home)
     assert Boot(home, replicas=1).run().sums() == SUMS
 
@@ -131,7 +131,7 @@ def test_sinks_compare_files_written_from_a_wrong_log(home: Path) -> None:
 
 def test_sinks_compare_files_of_a_boot_that_may_be_wrong(home: Path) -> None:
     run_boot_with_wrong_result(home, replicas=2)
-    mark(home)
+    mark_for_discard(home)
     boot = Boot(home, replicas=2)
     boot.world.sink.epochs = list(range(8))
     boot.world.sinks.assign([SINK])
@@ -162,7 +162,7 @@ def killed(boot: Boot, epoch: int) -> None:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_sinks_compare_although_the_boot_that_had_to_was_killed(home: Path, replicas: int) -> None:
     run_boot_with_wrong_result(home, replicas)
-    mark(home)
+    mark_for_discard(home)
     killed(Boot(home, replicas), epoch=2)
     killed(Boot(home, replicas), epoch=2)
     boot = Boot(home, replicas)
@@ -190,7 +190,7 @@ def test_files_of_a_decided_dispute_are_compared_after_a_kill_too(home: Path) ->
 
 def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
     run_boot_with_wrong_result(home, replicas=1)
-    mark(home)
+    mark_for_discard(home)
     world = Boot(home, replicas=1).world
     assert not world.sinks.all_compared(), "no sink is known yet"
     world.sink.epochs = list(range(8))
@@ -208,7 +208,7 @@ def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
 
 def test_a_conflict_keeps_a_comparison_alive(home: Path) -> None:
     run_boot_with_wrong_result(home, replicas=1)
-    mark(home)
+    mark_for_discard(home)
     world = Boot(home, replicas=1).world
     world.sink.conflict = "epoch 6 exists with rows that differ"
     world.sinks.assign([SINK])
