@@ -43,8 +43,8 @@ from rekindle.table_memory import object_bytes
 
 SERVE_BYTES = 112 << 20
 """Memory for readers, by default."""
-_SPLIT_CACHE_SHARE = 1 / 7
-_RESPONSES_SHARE = 4 / 7
+_SPLIT_CACHE_FRACTION = 1 / 7
+_RESPONSES_FRACTION = 4 / 7
 """The part of the memory that all responses may reserve; a larger epoch is sent alone. The rest is
 used by logs, for fetched files."""
 PORTION_BYTES = 1 << 20
@@ -53,7 +53,7 @@ BATCH_BYTES = 128 << 10
 """Small epochs are read, divided and sent in batches of this size."""
 LARGE_BYTES = 4 << 20
 """Larger epochs are read and divided in a separate thread."""
-_CALL_SPLIT_SHARE = 1 / 4
+_CALL_SPLIT_FRACTION = 1 / 4
 """A call ends after so large a part of the cache of splits, or one split, so that other calls that
 read the same epochs still find their splits in the cache."""
 ROUND_S = 0.25
@@ -76,10 +76,10 @@ class ResponseFrames:
     """The frames of all responses of a server; used within one event loop."""
 
     def __init__(self, memory_bytes: int = SERVE_BYTES) -> None:
-        cached_bytes = int(_SPLIT_CACHE_SHARE * memory_bytes)
-        self._call_split_bytes = int(_CALL_SPLIT_SHARE * cached_bytes)
+        cached_bytes = int(_SPLIT_CACHE_FRACTION * memory_bytes)
+        self._call_split_bytes = int(_CALL_SPLIT_FRACTION * cached_bytes)
         self._splits = SplitCache(cached_bytes)
-        self._budget = MemoryBudget(int(_RESPONSES_SHARE * memory_bytes))
+        self._budget = MemoryBudget(int(_RESPONSES_FRACTION * memory_bytes))
         self._rows_thread = CallThread("stream-rows")
         self._large_thread = CallThread("stream-large")
         self._store_calls = StoreCalls()
