@@ -3,8 +3,8 @@
 What is measured, and how: `StreamListener`s in this process read the output of tasks as a
 downstream task would, stable and tentative epochs; `stream_delays` says what delays are. Epochs
 are released by the clock of this machine, counted from the creation of the topology, so delays
-need no calibration. They include a bucket's wait for its reader (one response) but not the time
-that a row waits in its epoch until that is released, at most one epoch interval. One process, one
+need no calibration. They include the time that an epoch waits for its reader (one response) but not
+the time that a row waits until its epoch is released, at most one epoch interval. One process, one
 machine, one clock.
 
 An input is cut by dropping the packets of its streams (`stream_cut`): its task runs on, and keeps
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
-from dpc.topologies import CUT, QUERY, Setting, nodes, resource
+from dpc.topologies import CUT_SOURCE, QUERY, Setting, nodes, resource
 from rekindle import names
 from rekindle.identity import Identity
 from rekindle.protocol import STREAM_PORT
@@ -154,7 +154,7 @@ class Deployed:
         current again."""
         self._wait_steady()
         usual = {node: max(found) for node, found in self.delays_s(QUIET_S).items()}
-        (pod,) = self.run.task_pods(CUT)
+        (pod,) = self.run.task_pods(CUT_SOURCE)
         cut_s = time.time()
         with cut_streams(pod.status.pod_ip):
             time.sleep(seconds)

@@ -14,8 +14,8 @@ from typing import Any
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 
 SOURCES = ("a", "b", "c")
-CUT = "b"
-"""The source that readers lose."""
+CUT_SOURCE = "b"
+"""The source whose connections to its readers an experiment cuts."""
 ROWS_PER_SECOND = 1_500
 """Of each source; 4,500 together, as in Fig. 10."""
 GROUPS = 100

@@ -16,7 +16,8 @@ from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(200)]
 
-_LATER = ("etcd", "process_node", "rekindle run")  # of the cluster, of a node, of the oracle
+# In command lines of the cluster, of a node, and of the oracle.
+_WORDS_OF_COMMANDS = ("etcd", "process_node", "rekindle run")
 
 
 def _processes(directory: Path) -> dict[int, str]:
@@ -34,7 +35,7 @@ def _processes(directory: Path) -> dict[int, str]:
 
 def _has_begun(directory: Path) -> bool:
     commands = _processes(directory).values()
-    return all(any(word in command for command in commands) for word in _LATER)
+    return all(any(word in command for command in commands) for word in _WORDS_OF_COMMANDS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -329,14 +329,14 @@ def test_kill_9_of_the_coordinator_does_not_affect_tasks(cluster: Cluster) -> No
     tasks = cluster.fleet.tasks
     before = {s: last_poll(cluster, s) for s in tasks}
     started = {s: (t.incarnation, t.boot, t.restored_from) for s, t in tasks.items()}
-    given = {s: cluster.fleet.polls(s) for s in tasks}
+    polls_before = {s: cluster.fleet.polls(s) for s in tasks}
     epoch = cluster.data_plane()["checkpoint"]["epoch"]
     cluster.start_coordinator(2)
     eventually(lambda: cluster.data_plane().get("fence") == 2)
     eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) > epoch)
     assert {s: (t.incarnation, t.boot, t.restored_from) for s, t in tasks.items()} == started
     for slot, task in tasks.items():
-        for poll in task.polls[given[slot] :]:
+        for poll in task.polls[polls_before[slot] :]:
             if not poll.ask_only:
                 assert poll.restore is None
                 assert poll.sinks == before[slot].sinks

@@ -16,8 +16,8 @@ from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 
 
-def restart_coordinator(cluster: ModelCluster, **status: Any) -> dict[str, Any]:
-    """The coordinator's pod was just bound to its node, and has no Lease yet."""
+def bind_new_coordinator(cluster: ModelCluster, **status: Any) -> dict[str, Any]:
+    """As if the coordinator's pod were another one, just bound to its node, without a Lease."""
     raw = cluster.raw_pods["flights-coordinator-1"]
     raw["metadata"]["uid"] = "uid-fresh"
     raw["status"] = {"phase": "Running", **status}
@@ -33,14 +33,14 @@ def pass_time(cluster: ModelCluster, seconds: float) -> None:
 
 
 def test_a_clock_that_is_ahead_replaces_no_new_coordinator(running: ModelCluster) -> None:
-    raw = restart_coordinator(running)
+    raw = bind_new_coordinator(running)
     raw["metadata"]["creationTimestamp"] = rfc3339(running.now - 65)
     pass_time(running, 30)
     assert "flights-coordinator-1" in running.raw_pods
 
 
 def test_a_slow_image_pull_replaces_no_coordinator(running: ModelCluster) -> None:
-    restart_coordinator(running, phase="Pending")
+    bind_new_coordinator(running, phase="Pending")
     pass_time(running, 240)
     assert "flights-coordinator-1" in running.raw_pods
 
@@ -55,7 +55,7 @@ def test_a_slow_image_pull_replaces_no_coordinator(running: ModelCluster) -> Non
 def test_a_coordinator_that_never_starts_is_replaced_elsewhere(
     running: ModelCluster, status: dict[str, Any], within_s: float
 ) -> None:
-    restart_coordinator(running, **status)
+    bind_new_coordinator(running, **status)
     bad = running.coordinator().node
     running.binding = False
     pass_time(running, within_s)

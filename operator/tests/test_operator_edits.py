@@ -423,7 +423,7 @@ def test_slots_of_removed_segments_do_not_accumulate(running: ModelCluster) -> N
     assert running.status()["phase"] == "Running"
 
 
-def test_an_unknown_generation_keeps_its_recovery_record(
+def test_an_invalid_generation_record_keeps_the_recovery_status(
     running: ModelCluster,
 ) -> None:
     for name in "abc":

@@ -222,7 +222,7 @@ def test_a_kubelet_that_stopped_with_its_tasks_is_no_signal(
 # --- the age of a report ---------------------------------------------------------
 
 
-def test_a_last_report_of_a_short_stall_loses_no_task(
+def test_the_last_report_before_reports_stop_loses_no_task(
     running: ModelCluster,
 ) -> None:
     (victim, *_) = nodes_with_two_tasks(running)

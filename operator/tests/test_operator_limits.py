@@ -140,7 +140,8 @@ def test_densities_are_readable(density: float, text: str) -> None:
 
 def test_a_density_without_any_node_compares_priorities() -> None:
     plan = make_plan([query("A", 30, "a")], {"a": pod("a", 500, 1 << 30)}, [], capacity())
-    assert plan.waiting[0].density == 10.0
+    missing_units = 3  # all of each resource: CPU, memory, pods
+    assert plan.waiting[0].density == 30 / missing_units
 
 
 @pytest.mark.parametrize("letter", ["a", "\u00e9", "\u20ac", "\U0001f525"])

@@ -29,6 +29,7 @@ from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 SINGLE, SUCCESSOR = "flights-storms-0-0-1", "flights-storms-0-8-1"
+"""The only task of its segment, and the successor that it gets in a move."""
 
 
 def cordon(cluster: ModelCluster, *nodes: str, cordoned: bool = True) -> None:
@@ -69,7 +70,7 @@ def is_live(cluster: ModelCluster, pod: PodView) -> bool:
 
 
 def has_written(cluster: ModelCluster, pod: PodView) -> bool:
-    """As far as the other ones."""
+    """Whether its sinks are as far as its log: the test reports no other epoch."""
     return "durableEpoch" not in cluster.task_reports.get(pod.name, {})
 
 

@@ -11,12 +11,10 @@ from rekindle_operator.topology_status import QueryState
 TENTATIVE = {"outputState": "UP_FAILURE", "missingInputs": ["left"]}
 
 
-def report(cluster: ModelCluster, segment: str, **task: object) -> None:
-    """Of all tasks of a segment, by the part of a pod's name."""
+def report(cluster: ModelCluster, **task: object) -> None:
+    """The coordinator reports these fields of each task."""
     name = next(iter(cluster.topologies))
-    cluster.task_reports = {
-        pod.name: task for pod in cluster.tasks(name).values() if segment in pod.name
-    }
+    cluster.task_reports = {pod.name: task for pod in cluster.tasks(name).values()}
     cluster.pass_time(1.0)
     cluster.settle()
 
@@ -26,25 +24,25 @@ def waiting_for(cluster: ModelCluster) -> dict[str, str]:
 
 
 def test_a_query_whose_tasks_lack_an_input_is_tentative(running: ModelCluster) -> None:
-    report(running, "-", **TENTATIVE)
+    report(running, **TENTATIVE)
     assert set(running.query_states().values()) == {"Tentative"}
     assert all("input left of " in text for text in waiting_for(running).values())
     assert "QueryTentative" in running.event_reasons()
     available = next(c for c in running.status()["conditions"] if c["type"] == "Available")
     assert available["status"] == "False"
-    report(running, "-")
+    report(running)
     assert set(running.query_states().values()) == {"Live"}
 
 
 def test_a_correction_is_waited_for(running: ModelCluster) -> None:
-    report(running, "-", outputState="STABILIZATION")
+    report(running, outputState="STABILIZATION")
     assert all("the correction of " in text for text in waiting_for(running).values())
 
 
 def test_a_status_with_many_missing_inputs_is_not_refused(running: ModelCluster) -> None:
     """Otherwise no lost task could be replaced: its incarnation is reserved in the status."""
     names = [f"{n:0>40}" for n in range(16)]
-    report(running, "-", outputState="UP_FAILURE", missingInputs=names)
+    report(running, outputState="UP_FAILURE", missingInputs=names)
     assert set(running.query_states().values()) == {"Tentative"}
     assert max(map(len, waiting_for(running).values())) == 1024
 

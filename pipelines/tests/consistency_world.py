@@ -81,7 +81,7 @@ class Record:
     value: int = 0
     attempt: int = 0
     after: int = NO_EPOCH  # newest stable epoch before it
-    channels: int = 0
+    channels: int = 0  # how many had delivered a tentative epoch
 
     @property
     def batch(self) -> EpochBatch:
@@ -93,12 +93,12 @@ class Record:
 
 
 class Stream:
-    """An output log: all records; the stable ones by epoch; these with REC_DONE."""
+    """An output log."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self.stable: list[Record] = []
-        self.corrected: list[Record] = []
+        self.stable: list[Record] = []  # by epoch
+        self.stable_and_done: list[Record] = []  # what a stable subscription gets, with REC_DONE
         self.tentative = NO_EPOCH  # newest tentative epoch that was not corrected
         self.grew: list[Callable[[], None]] = []
 
@@ -107,9 +107,9 @@ class Stream:
         match record.kind:
             case BatchKind.STABLE:
                 self.stable.append(record)
-                self.corrected.append(record)
+                self.stable_and_done.append(record)
             case BatchKind.RECONCILIATION_DONE:
-                self.corrected.append(record)
+                self.stable_and_done.append(record)
                 self.tentative = NO_EPOCH
             case BatchKind.TENTATIVE:
                 self.tentative = max(self.tentative, record.epoch)
@@ -139,9 +139,9 @@ class Link:
     stream: Stream
     latency_s: float = 0.01
     cut: bool = False
-    stable_at: int = 0
-    live_from: int | None = None
-    live_at: int = 0
+    next_stable: int = 0  # index in `stream.stable_and_done`
+    live_from: int | None = None  # epoch
+    next_live: int = 0  # index in `stream.records`
     reported: tuple[int, int] = (NO_EPOCH, NO_EPOCH)
     delivering: bool = False
     due_at: float = -1.0  # of a call that `deliver_now` has scheduled and that was not made yet
@@ -158,7 +158,7 @@ class Link:
     def read_live(self, from_epoch: int) -> None:
         self.live_from = from_epoch
         records = self.stream.records
-        self.live_at = next(
+        self.next_live = next(
             (i for i, r in enumerate(records) if r.epoch >= from_epoch), len(records)
         )
         self.world.at(self.world.now, self.deliver)
@@ -187,21 +187,21 @@ class Link:
         return True
 
     def _stable(self) -> bool:
-        if self.stable_at >= len(self.stream.corrected):
+        if self.next_stable >= len(self.stream.stable_and_done):
             return False
-        record = self.stream.corrected[self.stable_at]
+        record = self.stream.stable_and_done[self.next_stable]
         if not self._is_here(record) or not self.task.core.may_read(self.channel):
             return False
-        self.stable_at += 1
+        self.next_stable += 1
         self.task.receive(self.channel, record, live=False)
         return True
 
     def _live(self) -> bool:
-        while self.live_from is not None and self.live_at < len(self.stream.records):
-            record = self.stream.records[self.live_at]
+        while self.live_from is not None and self.next_live < len(self.stream.records):
+            record = self.stream.records[self.next_live]
             if not self._is_here(record) or not self.task.core.may_read(self.channel, live=True):
                 return False
-            self.live_at += 1
+            self.next_live += 1
             is_control = record.kind in (BatchKind.UNDO, BatchKind.RECONCILIATION_DONE)
             if is_control or record.epoch >= self.live_from:
                 if not is_control:
@@ -222,7 +222,6 @@ class Task:
     states: dict[int, int] = field(default_factory=lambda: {0: 0})  # by attempt; 0: the stable one
     arrived: dict[int, float] = field(default_factory=dict)  # first arrival of each epoch
     read_again: int = 0
-    asked: list[ConsistencyEffect] = field(default_factory=list)
     most_buffered: tuple[int, int] = (0, 0)
     woken_at: float | None = None
 
@@ -275,12 +274,11 @@ class Task:
                 self.links[channel].live_from = None
             case ReadAgain(channel, from_epoch):
                 link = self.links[channel]
-                read = link.stream.corrected[: link.stable_at]
+                read = link.stream.stable_and_done[: link.next_stable]
                 assert len([r for r in read if r.kind is BatchKind.STABLE]) == from_epoch
                 self.read_again += 1
             case RequestPostponement() | EndPostponement() | AnswerPartner():
-                self.asked.append(effect)
-                self.world.asked(self, effect)
+                self.world.send_to_partner(self, effect)
 
     def _newest(self) -> int:
         return self.stream.stable[-1].epoch if self.stream.stable else NO_EPOCH
@@ -320,7 +318,7 @@ class Chain:
     has_partner: bool = False
     call_epochs: int = 16  # of a stable call, at most
     call_s: float = CALL_S  # of any call
-    epoch_s: float = 0.002  # of an epoch in a stable one
+    epoch_s: float = 0.002  # of each epoch in a stable call
 
 
 class World:
@@ -330,7 +328,7 @@ class World:
         self.epochs = 0  # that the sources have released
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self.asked: Callable[[Task, ConsistencyEffect], None] = lambda task, effect: None
+        self.send_to_partner: Callable[[Task, ConsistencyEffect], None] = lambda task, effect: None
         latencies = itertools.chain(chain.latencies, itertools.repeat(0.01))
         upstream, self.sources = Stream(), list[Stream]()
         self.sources.append(upstream)
@@ -416,7 +414,7 @@ class Replicas(World):
         super().__init__(replace(chain, has_partner=True))
         latencies = itertools.chain(chain.latencies[2:], itertools.repeat(0.01))
         self.tasks.append(self._task(self.sources, latencies, replica=1))
-        self.asked = self._send
+        self.send_to_partner = self._send
 
     def _send(self, task: Task, effect: ConsistencyEffect) -> None:
         replica = self.tasks.index(task)

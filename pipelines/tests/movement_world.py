@@ -1,7 +1,7 @@
 """A topology of three segments that moves state while everything fails: the real cores of donors,
 newcomers, holds and the coordinator, on links that lose, delay, duplicate, reorder and damage.
 
-`src` makes a number each epoch, `mid` folds them, `end` folds what `mid` gives. So the state and
+`src` makes a number each epoch, `mid` folds them, `end` folds the output of `mid`. So the state and
 the log of each replica are known for each epoch (`Model`). Replicas acknowledge what they have
 received, which may be more than they have processed, and streams drop what all have acknowledged:
 the least that adaptive buffering would keep. The store is not modelled: restoring from a checkpoint
@@ -87,8 +87,8 @@ class Model:
         while len(folds) <= epoch:
             at = len(folds)
             before = folds[-1] if folds else ""
-            given = {"src": "", "mid": "src", "end": "mid"}[segment]
-            folds.append(_mix(segment, before, self.output(given, at) if given else at))
+            upstream = {"src": "", "mid": "src", "end": "mid"}[segment]
+            folds.append(_mix(segment, before, self.output(upstream, at) if upstream else at))
         return folds[epoch]
 
     def output(self, segment: str, epoch: int) -> str:
@@ -182,7 +182,7 @@ class Node:
     donor: DonorCore | None = None
     stored: bytes = b""
     installed: tuple[State, Log] | None = None
-    asked: int = 0
+    asked: int = 0  # chunks requested as a newcomer
     pinned: dict[Session, Snapshot] = field(default_factory=dict)
     storing: int = 0
     reading: int = 0

@@ -76,14 +76,14 @@ class FakeClient:
 
 
 class Harness:
-    def __init__(self, capacity: int = 1000) -> None:
-        self.replicas, self.got, self.capacity = FakeReplicas(), list[int](), capacity
+    def __init__(self, buffered_epochs: int = 1000) -> None:
+        self.replicas, self.got, self.buffered_epochs = FakeReplicas(), list[int](), buffered_epochs
         self.io = started_io()
         self.reader = PartitionReader(
             self.io,
             Subscription("s", 0, 0),
             lambda b: self.got.append(b.epoch),
-            lambda: len(self.got) < self.capacity,
+            lambda: len(self.got) < self.buffered_epochs,
             connect=self.replicas.connect,
         )
 

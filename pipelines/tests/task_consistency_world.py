@@ -80,14 +80,16 @@ class FoldedState(State):
 
 
 @dataclass(slots=True)
-class JoinedTask(Task):
+class CoreTask(Task):
     """A task core, its engine, log and branches. `fails`: what the engine does in its next calls,
-    by the kind of the call; `states` is not used: the loop has them."""
+    by the kind of the call; `appends_fail`: what becomes of the next tentative epochs that are
+    appended; `states` is not used: the loop has them."""
 
     task: TaskCore = field(kw_only=True)
     fails: dict[BatchKind, list[str]] = field(default_factory=dict)
+    appends_fail: list[str] = field(default_factory=list)
     calls: list[tuple[int, int, int]] = field(default_factory=list)  # attempt, first and last epoch
-    forks: dict[int, FoldedState] = field(default_factory=dict)  # after what is out, by attempt
+    forks: dict[int, FoldedState] = field(default_factory=dict)  # as appended, by attempt
     result: FoldedState = field(default_factory=FoldedState)  # of the newest call
 
     @property
@@ -187,8 +189,7 @@ class JoinedTask(Task):
         self.send(EpochsAppended([str(value_of(output)) for output in outputs]))
 
     def _append_tentative(self, effect: AppendTentative) -> None:
-        failures = self.fails.get(BatchKind.UNDO)
-        if failures and failures.pop() == "disk":
+        if self.appends_fail and self.appends_fail.pop() == "disk":
             self.send(TentativeFailed("the disk is full"))
             return
         output = effect.output
@@ -201,12 +202,12 @@ def value_of(output: EpochOutput) -> int:
     return int(output.rows["n"][0].as_py())
 
 
-class JoinedWorld(World):
+class CoreWorld(World):
     """A world of task cores."""
 
-    tasks: list[JoinedTask]  # type: ignore[assignment]
+    tasks: list[CoreTask]  # type: ignore[assignment]
 
-    def _task(self, streams: list[Stream], latencies: Any, replica: int = 0) -> JoinedTask:
+    def _task(self, streams: list[Stream], latencies: Any, replica: int = 0) -> CoreTask:
         plain = super()._task(streams, latencies, replica)
         ref = REF.model_copy(update={"replica": replica})
         chain = self.chain
@@ -232,7 +233,7 @@ class JoinedWorld(World):
                 input_names=[f"input-{at}" for at in range(len(streams))],
             )
         )
-        task = JoinedTask(self, plain.core, plain.stream, plain.links, task=core)
+        task = CoreTask(self, plain.core, plain.stream, plain.links, task=core)
         for link in plain.links.values():
             link.task = task
         task.start()
@@ -240,7 +241,7 @@ class JoinedWorld(World):
         return task
 
 
-class JoinedReplicas(JoinedWorld):
+class CoreReplicas(CoreWorld):
     """Two replicas of the one task of a chain, with links of their own. A coordinator polls each of
     them every POLL_S; what it says of the other one is from the poll before."""
 
@@ -282,4 +283,4 @@ def records_of(task: Task, kind: BatchKind) -> list[Record]:
     return [record for record in task.stream.records if record.kind is kind]
 
 
-__all__ = ["Chain", "JoinedReplicas", "JoinedTask", "JoinedWorld", "play_cuts", "records_of"]
+__all__ = ["Chain", "CoreReplicas", "CoreTask", "CoreWorld", "play_cuts", "records_of"]

@@ -356,7 +356,7 @@ def test_garbage_collection_keeps_what_is_needed(
         assert young or in_progress, f"{name} was left"
 
 
-class Disk:
+class MemoryObjects:
     """Objects in memory with a clock of their own, which may fail at the n-th deletion."""
 
     url = "test://"
@@ -446,9 +446,9 @@ class History(RuleBasedStateMachine):
     """Two partitions save at their own pace, with two replicas each; entries are committed, wait,
     or are superseded by the other replica's; the coordinator is killed at any deletion, and others
     delete objects. What is needed is there after each step, but for these, and what restored tasks
-    still read; what is not needed is gone at the end. What garbage collection has found is never
-    committed, and replaced by the next save. So is what a commit finds: it looks for all that the
-    last manifest does not need."""
+    still read; what is not needed is gone at the end. Entries of which garbage collection misses
+    objects are never committed, and the next save replaces them; so it is with those of which a
+    commit misses objects: it looks up all that the last manifest does not need."""
 
     PARTITIONS = ("a", "b")
     REPLICAS = (0, 1)
@@ -456,8 +456,8 @@ class History(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.disk = Disk()
-        self.store = Store(self.disk.url, objects=self.disk)
+        self.memory = MemoryObjects()
+        self.store = Store(self.memory.url, objects=self.memory)
         self.savers = {(p, r): Saver(p, self.store) for p in self.PARTITIONS for r in self.REPLICAS}
         self.committed: dict[str, EntryRef] = {p: EntryRef(-1, None, "") for p in self.PARTITIONS}
         self.lost: set[str] = set()
@@ -483,7 +483,7 @@ class History(RuleBasedStateMachine):
     )
     def save(self, p: str, replica: int, values: list[int]) -> None:
         """Few different values, so that runs are reused."""
-        self.disk.now += 1
+        self.memory.now += 1
         self.epoch += 1
         saver = self.savers[p, replica]
         runs = [saver.runs[n, v] for n, v in enumerate(values)]
@@ -501,7 +501,7 @@ class History(RuleBasedStateMachine):
     @rule(chosen=st.lists(st.tuples(st.sampled_from(PARTITIONS), st.sampled_from(REPLICAS))))
     def commit(self, chosen: list[tuple[str, int]]) -> None:
         """Often the same replica's: sinks reach its oldest entry first."""
-        self.disk.now += 1
+        self.memory.now += 1
         trusted: set[str] = set().union(*self.trusted.values())
         for p, replica in chosen:
             saver = self.savers[p, replica]
@@ -538,8 +538,8 @@ class History(RuleBasedStateMachine):
 
     @rule(killed_after=st.one_of(st.none(), st.integers(0, 5)))
     def collect(self, killed_after: int | None) -> None:
-        self.disk.now += 1
-        self.disk.deletions_left = killed_after
+        self.memory.now += 1
+        self.memory.deletions_left = killed_after
         try:
             in_use = {entry for entry, _, _ in self.reading.values()}
             self.manifests.collect_garbage(self.RETAIN, in_use=in_use)
@@ -547,7 +547,7 @@ class History(RuleBasedStateMachine):
             if killed_after is not None and killed_after % 2:
                 self.restart()
         finally:
-            self.disk.deletions_left = None
+            self.memory.deletions_left = None
         self.tell_savers()
 
     @rule(p=st.sampled_from(PARTITIONS))
@@ -578,7 +578,7 @@ class History(RuleBasedStateMachine):
         _, _, fetch = self.reading[p]
         if missing := fetch.missing:
             name = missing[number % len(missing)]
-            gone = f"u/{name}" not in self.disk.data
+            gone = f"u/{name}" not in self.memory.data
             with pytest.raises(StateLost) if gone else contextlib.nullcontext():
                 fetch.get(name)
         if not missing or fetch.lost:
@@ -589,9 +589,9 @@ class History(RuleBasedStateMachine):
         """Another program deletes what a committed entry, or one that may be committed, needs."""
         entries = [ref.object for ref in self.committed.values() if ref.object]
         entries += [d.object for saver in self.savers.values() for d in saver.core.saved()]
-        if names := sorted(self.needs(entries) & self.disk.names()):
+        if names := sorted(self.needs(entries) & self.memory.names()):
             name = names[number % len(names)]
-            self.disk.delete(f"u/{name}")
+            self.memory.delete(f"u/{name}")
             self.lost.add(name)
             self.unnoticed.add(name)
 
@@ -602,25 +602,25 @@ class History(RuleBasedStateMachine):
         self.unnoticed.clear()
         needed = {ref.object for ref in self.committed.values() if ref.object}
         saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
-        needed |= saved & self.disk.names()  # the commit finds others
+        needed |= saved & self.memory.names()  # the commit finds others
         broken = {name for name in needed if self.needs([name]) & self.lost}
         assert broken == needed & self.manifests.unrestorable.keys()
 
     def needs(self, entries: Iterable[str]) -> set[str]:
-        return {*entries, *self.disk.states_of(entries)}
+        return {*entries, *self.memory.states_of(entries)}
 
     @invariant()
     def what_is_needed_is_there(self) -> None:
         saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
-        needed = self.disk.needed(self.RETAIN) | self.needs(saved)
-        assert needed - self.lost <= self.disk.names()
+        needed = self.memory.needed(self.RETAIN) | self.needs(saved)
+        assert needed - self.lost <= self.memory.names()
 
     @invariant()
     def what_tasks_still_read_is_there(self) -> None:
         """Unless somebody has deleted its entry."""
         for entry, _, fetch in self.reading.values():
             if entry not in self.lost:
-                assert set(fetch.missing) - self.lost <= self.disk.names()
+                assert set(fetch.missing) - self.lost <= self.memory.names()
 
     def teardown(self) -> None:
         """Without listing the whole store, unless the last collection failed, or entries were
@@ -638,7 +638,7 @@ class History(RuleBasedStateMachine):
         newest = [ref.object for ref in self.committed.values() if ref.object]
         assert len(newest) == len(self.PARTITIONS)
         assert not self.needs(newest) & self.lost
-        assert self.disk.names() == self.disk.needed(self.RETAIN)
+        assert self.memory.names() == self.memory.needed(self.RETAIN)
 
 
 TestHistory = History.TestCase
@@ -689,13 +689,13 @@ class Checkpointed:
     """A partition with one committed entry of one state object, cleaned up once."""
 
     def __init__(self) -> None:
-        self.disk, self.time_s = Disk(), 0.0
-        store = Store(self.disk.url, objects=self.disk)
+        self.memory, self.time_s = MemoryObjects(), 0.0
+        store = Store(self.memory.url, objects=self.memory)
         self.states = StateStore(store, "u")
         self.manifests = ManifestStore(store, "u", clock=lambda: self.time_s)
         self.state = State({"op": of_runs(Run(pa.table({"x": [1]})))})
         self.entry = self.save(9, None)
-        (self.object,) = self.disk.states_of([self.entry])
+        (self.object,) = self.memory.states_of([self.entry])
         assert self.manifests.unusable([self.entry]) == {}
         assert self.manifests.write(manifest(1, 9, seg__0=EntryRef(9, self.entry, "d")))
         self.manifests.collect_garbage(retain=1)
@@ -715,35 +715,35 @@ class Checkpointed:
 def test_a_full_scan_finds_missing_state_and_commits_refuse_it() -> None:
     world = Checkpointed()
     why = f"state object {world.object} is missing"
-    content = world.disk.data[f"u/{world.object}"]
-    world.disk.delete(f"u/{world.object}")
+    content = world.memory.data[f"u/{world.object}"]
+    world.memory.delete(f"u/{world.object}")
     world.full_scan()
     assert world.manifests.unrestorable == {world.entry: why}
     reusing = world.save(19, world.entry)
     assert world.manifests.unusable([reusing]) == {reusing: why}
     assert world.manifests.unusable([world.save(29, None)]) == {}
-    world.disk.put(f"u/{world.object}", content)
+    world.memory.put(f"u/{world.object}", content)
     world.manifests.collect_garbage(retain=1)
     assert world.manifests.unrestorable == {}
 
 
 def test_each_garbage_collection_finds_a_missing_entry() -> None:
     world = Checkpointed()
-    world.disk.delete(f"u/{world.entry}")
+    world.memory.delete(f"u/{world.entry}")
     world.manifests.collect_garbage(retain=1)
     assert list(world.manifests.unrestorable) == [world.entry]
 
 
 def test_a_refused_entry_makes_the_next_collection_list_all() -> None:
     world = Checkpointed()
-    world.disk.delete(f"u/{world.object}")
+    world.memory.delete(f"u/{world.object}")
     world.manifests.collect_garbage(retain=1)
     assert world.manifests.unrestorable == {}, "it lists no state"
-    successor = ManifestStore(Store(world.disk.url, objects=world.disk), "u", lambda: 0.0)
+    successor = ManifestStore(Store(world.memory.url, objects=world.memory), "u", lambda: 0.0)
     successor.collect_garbage(retain=1)
     assert list(successor.unrestorable) == [world.entry]
     gone = world.save(19, None)
-    world.disk.delete(f"u/{gone}")
+    world.memory.delete(f"u/{gone}")
     assert list(world.manifests.unusable([gone])) == [gone]
     world.manifests.collect_garbage(retain=1)
     assert list(world.manifests.unrestorable) == [world.entry]
@@ -757,9 +757,9 @@ class RefusedDuringCollection(Checkpointed):
         super().__init__()
         self.refused: dict[str, str] = {}
         self._lines_left = line
-        self.disk.delete(f"u/{self.object}")
+        self.memory.delete(f"u/{self.object}")
         self._gone = self.save(19, None)
-        self.disk.delete(f"u/{self._gone}")
+        self.memory.delete(f"u/{self._gone}")
         before = sys.gettrace()
         sys.settrace(self._trace)
         try:
@@ -792,16 +792,16 @@ def test_an_entry_refused_during_garbage_collection_makes_one_list_all() -> None
 
 def test_garbage_collection_lists_all_when_it_has_to() -> None:
     world = Checkpointed()
-    world.disk.delete(f"u/{world.object}")
+    world.memory.delete(f"u/{world.object}")
     world.manifests.collect_garbage(retain=1, full_scan=True)
     assert list(world.manifests.unrestorable) == [world.entry]
 
 
 def test_objects_missing_in_a_listing_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Checkpointed()
-    listed = world.disk.list
+    listed = world.memory.list
     monkeypatch.setattr(
-        world.disk,
+        world.memory,
         "list",
         lambda prefix="": [i for i in listed(prefix) if not i.name.endswith(world.object)],
     )
@@ -811,8 +811,8 @@ def test_objects_missing_in_a_listing_are_looked_up(monkeypatch: pytest.MonkeyPa
 
 def test_a_damaged_entry_of_the_last_manifest_cannot_be_restored() -> None:
     world = Checkpointed()
-    world.disk.data[f"u/{world.entry}"] = b'{"format": 99}'
-    successor = ManifestStore(Store(world.disk.url, objects=world.disk), "u", lambda: 0.0)
+    world.memory.data[f"u/{world.entry}"] = b'{"format": 99}'
+    successor = ManifestStore(Store(world.memory.url, objects=world.memory), "u", lambda: 0.0)
     with pytest.raises(StoreError, match="format 99"):
         successor.collect_garbage(retain=1)
     assert "format 99" in successor.unrestorable[world.entry]
@@ -825,19 +825,19 @@ def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
 ) -> None:
     """It took as long as the commits after which its objects are garbage; a pending entry is
     superseded by another replica's."""
-    disk = Disk()
-    store = Store(disk.url, objects=disk)
+    memory = MemoryObjects()
+    store = Store(memory.url, objects=memory)
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     state = State({"op": of_runs(Run(pa.table({"x": [1]})))})
 
     def save(epoch: int, previous: Entry | None) -> str:
-        disk.now += 1
+        memory.now += 1
         ref = states.save("seg", 0, epoch, 0, ("op",), state, previous)
         assert ref.object is not None
         return ref.object
 
     def commit(seq: int, name: str) -> bool:
-        disk.now += 1
+        memory.now += 1
         if manifests.unusable([name]):
             return False
         return manifests.write(manifest(seq, seq, seg__0=EntryRef(seq, name, "")))
@@ -855,7 +855,7 @@ def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
             committed.append(False)
             committed[0] = commit(4, save(4, base))
 
-    list_objects, delete = disk.list, disk.delete
+    list_objects, delete = memory.list, memory.delete
 
     def listing(prefix: str = "") -> list[ObjectInfo]:
         found = list_objects(prefix)
@@ -868,8 +868,8 @@ def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
             end_of_save()
         delete(name)
 
-    monkeypatch.setattr(disk, "list", listing)
-    monkeypatch.setattr(disk, "delete", deleting)
+    monkeypatch.setattr(memory, "list", listing)
+    monkeypatch.setattr(memory, "delete", deleting)
     manifests.collect_garbage(retain=2)
     assert committed == [moment == "it has listed objects"]
     newest = manifests.newest()
@@ -881,13 +881,13 @@ def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
 
 def test_garbage_collection_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rekindle.checkpoints.state.OBJECT_BYTES", 0)  # an object for each run
-    disk, time_s = Disk(), [0.0]
-    store = Store(disk.url, objects=disk)
+    memory, time_s = MemoryObjects(), [0.0]
+    store = Store(memory.url, objects=memory)
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u", clock=lambda: time_s[0])
     runs, previous = [Run(pa.table({"x": [n]})) for n in range(300)], None
     for seq in range(6):
-        disk.now += 1
-        disk.listed = 0
+        memory.now += 1
+        memory.listed = 0
         runs[0] = Run(pa.table({"x": [seq]}))
         state = State({"op": of_runs(*runs)})
         ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), state, previous)
@@ -896,32 +896,32 @@ def test_garbage_collection_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> N
         assert manifests.unusable([ref.object]) == {}
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
         manifests.collect_garbage(retain=2)
-        assert (disk.listed > 300) == (seq == 0)
+        assert (memory.listed > 300) == (seq == 0)
         time_s[0] += 10
-    assert len(disk.list("u/state/")) == 301
+    assert len(memory.list("u/state/")) == 301
     orphan = state_name("op", CheckpointName("seg", 0, 3, "aa"), "01")
-    disk.put(f"u/{orphan}", b"")
-    disk.modified[f"u/{orphan}"] = 0.0
+    memory.put(f"u/{orphan}", b"")
+    memory.modified[f"u/{orphan}"] = 0.0
     assert manifests.collect_garbage(retain=2) == 0
     time_s[0] += FULL_SCAN_S
     assert manifests.collect_garbage(retain=2) == 1
-    assert not disk.exists(f"u/{orphan}")
+    assert not memory.exists(f"u/{orphan}")
 
 
 def test_leftovers_of_an_interrupted_collection_are_deleted() -> None:
-    disk = Disk()
-    store = Store(disk.url, objects=disk)
+    memory = MemoryObjects()
+    store = Store(memory.url, objects=memory)
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u", clock=lambda: 0.0)
     for seq in range(3):
-        disk.now += 1
+        memory.now += 1
         ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), count_state("op", seq), None)
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
-        disk.deletions_left = 2 if seq == 2 else None  # a manifest and its entry
+        memory.deletions_left = 2 if seq == 2 else None  # a manifest and its entry
         with pytest.raises(StoreError) if seq == 2 else contextlib.nullcontext():
             manifests.collect_garbage(retain=2)
-    disk.deletions_left = None
+    memory.deletions_left = None
     assert manifests.collect_garbage(retain=2) == 1
-    assert disk.names() == disk.needed(2)
+    assert memory.names() == memory.needed(2)
 
 
 def test_objects_with_unknown_names_are_kept() -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_checkpoints_manifests import Disk
+from test_checkpoints_manifests import MemoryObjects
 from window_parts import SLIDE, folded, history, shape_of
 
 from rekindle.backoff import BackoffPolicy
@@ -85,6 +85,11 @@ class Model:
     closed: Sequence[pa.Table]
     states: Sequence[OperatorState]
 
+    def watermark(self, epoch: int) -> int:
+        """After the epoch."""
+        _, (_, _, after) = self.steps[epoch]
+        return after
+
     def digest(self, epoch: int) -> str:
         return self.states[epoch].digest if epoch >= 0 else ""
 
@@ -112,8 +117,8 @@ def model(panes: int, seed: int) -> Model:
     shape, state = shape_of(panes), EMPTY
     closed, states = [], []
     steps = history(drawn, panes * SLIDE)
-    for rows, mark in steps:
-        step = advance(shape, state, rows, [mark])
+    for rows, watermarks in steps:
+        step = advance(shape, state, rows, [watermarks])
         state = step.state
         closed.append(step.closed)
         states.append(state)
@@ -132,7 +137,7 @@ class FullFiles(RunFiles):
         return super().write(schema, runs)
 
 
-class FaultyDisk(Disk):
+class FaultyObjects(MemoryObjects):
     """`faults`: how the next reads of state objects fail."""
 
     def __init__(self) -> None:
@@ -192,8 +197,8 @@ class Replica:
         part = world.model.steps[first : first + count]
         if not part:
             return
-        rows, marks = pa.concat_tables([rows for rows, _ in part]), [mark for _, mark in part]
-        step = advance(world.model.shape, self.state, rows, marks, world.files)
+        rows, watermarks = pa.concat_tables([rows for rows, _ in part]), [w for _, w in part]
+        step = advance(world.model.shape, self.state, rows, watermarks, world.files)
         expected = pa.concat_tables(world.model.closed[first : first + len(part)])
         assert digest_table(step.closed) == digest_table(expected)
         self.state, self.epoch = step.state, first + len(part) - 1
@@ -254,8 +259,8 @@ def _has_ended(fetch: Fetch) -> bool:
 class World:
     def __init__(self, directory: str, known: Model) -> None:
         self.model = known
-        self.disk = FaultyDisk()
-        self.store = Store(self.disk.url, objects=self.disk, retry=Retry(attempts=1))
+        self.memory = FaultyObjects()
+        self.store = Store(self.memory.url, objects=self.memory, retry=Retry(attempts=1))
         self.files = FullFiles(Path(directory), memory_bytes=2_000)
         self.manifests = ManifestStore(self.store, "u")
         self.seq = 0
@@ -362,7 +367,7 @@ class World:
             self.tell(each)
 
     def collect(self) -> None:
-        self.disk.now += 1
+        self.memory.now += 1
         reading = [r.entry for r in self.replicas.values() if not r.complete]
         in_use = {entry for entry in reading if entry is not None}
         self.manifests.collect_garbage(RETAIN, in_use=in_use, reported_lost=self.reported_lost)
@@ -372,25 +377,25 @@ class World:
 
     def needed(self, in_use: Sequence[str] = ()) -> set[str]:
         entries = [r.object for r in self.refs if r.object is not None]
-        return self.disk.states_of([*entries, *in_use])
+        return self.memory.states_of([*entries, *in_use])
 
     def check(self) -> None:
         """Nothing is deleted that somebody needs."""
         reading = [r.entry for r in self.replicas.values() if not r.complete and r.entry]
-        assert self.needed(reading) <= self.disk.names()
+        assert self.needed(reading) <= self.memory.names()
 
     # -- others ----------------------------------------------------------------------------------
 
     def damage(self, number: int) -> None:
         if names := sorted(self.needed() - self.damaged.keys()):
             name = names[number % len(names)]
-            whole = self.damaged[name] = self.disk.data[f"u/{name}"]
-            self.disk.data[f"u/{name}"] = bytes([whole[0] ^ 1, *whole[1:]])
+            whole = self.damaged[name] = self.memory.data[f"u/{name}"]
+            self.memory.data[f"u/{name}"] = bytes([whole[0] ^ 1, *whole[1:]])
 
     def repair(self) -> None:
         for name, whole in self.damaged.items():
-            if f"u/{name}" in self.disk.data:
-                self.disk.data[f"u/{name}"] = whole
+            if f"u/{name}" in self.memory.data:
+                self.memory.data[f"u/{name}"] = whole
         self.damaged.clear()
 
 
@@ -434,7 +439,7 @@ def act(world: World, action: str, number: int) -> None:
         case "together":
             world.together(which, number)
         case "faults":
-            world.disk.faults += [FAULTS[number // n % len(FAULTS)] for n in (1, 5, 25, 125)]
+            world.memory.faults += [FAULTS[number // n % len(FAULTS)] for n in (1, 5, 25, 125)]
         case "compact":
             world.attempt(which, compact_whole)
         case "spill":
@@ -465,7 +470,7 @@ def spill(replica: Replica) -> None:
 def recover(world: World) -> None:
     """All failures end, and replicas work and save to the end."""
     world.repair()
-    world.disk.faults, world.files.full = [], 0
+    world.memory.faults, world.files.full = [], 0
     world.collect()
     for number in REPLICAS:
         world.start(number)

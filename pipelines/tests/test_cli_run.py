@@ -55,7 +55,7 @@ def micros(time: str) -> int:
     return int(datetime.fromisoformat(f"{time}+00:00").timestamp()) * 1_000_000
 
 
-def read_source(
+def files_source(
     first: str | None = "2013-01-01", last: str | None = "2013-12-31", last_epoch: int = 7
 ) -> OpenedSource:
     """A source of files with 10,000 rows, of these event times."""
@@ -84,12 +84,12 @@ def test_the_start_names_the_log() -> None:
 
 
 def test_the_start_has_rows_and_event_times_of_each_source() -> None:
-    timeless = replace(read_source(None, None), name="b")
+    timeless = replace(files_source(None, None), name="b")
     start = micros("1970-01-01")
     endless = OpenedSource(
         "c", SourceSummary(None, start, None), None, ("rowsPerSecond", 5.0), True
     )
-    assert lines(SourcesOpened((read_source(), timeless, endless), 7, 500_000)) == [
+    assert lines(SourcesOpened((files_source(), timeless, endless), 7, 500_000)) == [
         "t: source a: 10,000 rows, event time from 2013-01-01T00:00:00 to 2013-12-31T00:00:00",
         "t: source b: 10,000 rows, no event time",
         "t: source c: unbounded, event time from 1970-01-01T00:00:00 on",
@@ -115,17 +115,17 @@ UNIT = (
 def test_implausible_event_times_get_a_warning(
     first: str | None, last: str | None, warning: str | None
 ) -> None:
-    _, _, *warnings = lines(SourcesOpened((read_source(first, last),), 8, 1_000_000))
+    _, _, *warnings = lines(SourcesOpened((files_source(first, last),), 8, 1_000_000))
     assert warnings == ([] if warning is None else [f"t: warning: source a: {warning}"])
 
 
 def test_computed_event_times_get_no_warning() -> None:
-    generated = replace(read_source("1970-01-01", "1970-01-02"), computed=True)
+    generated = replace(files_source("1970-01-01", "1970-01-02"), computed=True)
     assert len(lines(SourcesOpened((generated,), 8, 1_000_000))) == 2
 
 
 def test_partitions_without_rows_get_a_warning() -> None:
-    source = replace(read_source(), idle_partitions=2)
+    source = replace(files_source(), idle_partitions=2)
     *_, warning = lines(SourcesOpened((source,), 8, 1_000_000))
     assert warning == (
         "t: warning: source a: 2 partitions have no rows: the input has too few files or row "
@@ -134,8 +134,8 @@ def test_partitions_without_rows_get_a_warning() -> None:
 
 
 def test_a_run_of_very_many_epochs_names_the_field_to_raise() -> None:
-    slow = replace(read_source(last_epoch=31_514_400), replay_speed=("speedup", 1.0))
-    _, epochs, warning = lines(SourcesOpened((read_source(), slow), 31_514_401, 1_000_000))[1:]
+    slow = replace(files_source(last_epoch=31_514_400), replay_speed=("speedup", 1.0))
+    _, epochs, warning = lines(SourcesOpened((files_source(), slow), 31_514_401, 1_000_000))[1:]
     assert epochs == "t: epochs 0 to 31,514,401, which take 364 d 18 h in a cluster"
     assert warning == (
         "t: warning: source a: speedup 1 makes 31,514,401 epochs, which take 364 d 18 h in a "
@@ -153,7 +153,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, highlight=False)
     with Bars(console, "t", LOG) as bars:
-        bars.report(SourcesOpened((read_source(),), 99, 1_000_000))
+        bars.report(SourcesOpened((files_source(),), 99, 1_000_000))
         for n in range(50):
             bars.report(Progress(n, 99, 1000 * n, n / 10))
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())

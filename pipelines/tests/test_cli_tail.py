@@ -426,7 +426,7 @@ def test_rows_come_once_while_replicas_change(tmp_path: Path) -> None:
     tail = Process("--tentative", *flags)
     try:
         assert [line.split()[0] for line in tail.take(3)] == ["0"] * 3
-        first.answer(1)
+        first.append_tentative(1)
         assert [line.split()[:2] for line in tail.take(2)] == [["1", "tentative"]] * 2
         first.server.stop()
         assert tail.take(1) == ["1  -- undo: drop from epoch 1 on"]

@@ -344,8 +344,8 @@ def test_comparing_does_not_see_the_sign_of_zero(tmp_path: Path) -> None:
     assert not compare_sinks(one, other)
 
 
-def other_rows(url: str, *epochs: int) -> Sink:
-    """A sink in conflict: the files of these epochs have other rows."""
+def sink_in_conflict(url: str, *epochs: int) -> Sink:
+    """The files of these epochs have other rows than the sink would write."""
     sink = sink_at(url)
     for epoch in epochs:
         sink_at(url).write(batch(epoch, rows("wrong")))
@@ -353,37 +353,37 @@ def other_rows(url: str, *epochs: int) -> Sink:
     return sink
 
 
-def everywhere(epoch: int) -> bool:
+def any_epoch(epoch: int) -> bool:
     return True
 
 
 def test_a_wrong_file_that_is_deleted_is_written_again(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/o"
-    sink = other_rows(url, 3)
-    sink.retry_conflicts(everywhere)
+    sink = sink_in_conflict(url, 3)
+    sink.retry_conflicts(any_epoch)
     assert "delete it" in str(sink.conflict), "it is still there"
     (tmp_path / "o" / file_name("q", 0, 3, "parquet")).unlink()
     sink.retry_conflicts(lambda epoch: epoch > 3)
     assert sink.conflict is not None, "replicas disagree: the epoch must not be written"
-    sink.retry_conflicts(everywhere)
+    sink.retry_conflicts(any_epoch)
     assert sink.conflict is None
     assert read_sink(query(url))["k"].to_pylist() == ["right"]
 
 
 def test_a_corrected_file_is_no_conflict_any_more(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/o"
-    sink = other_rows(url, 3)
+    sink = sink_in_conflict(url, 3)
     (tmp_path / "o" / file_name("q", 0, 3, "parquet")).unlink()
     sink_at(url).write(batch(3, rows("right")))
-    sink.retry_conflicts(everywhere)
+    sink.retry_conflicts(any_epoch)
     assert sink.conflict is None
 
 
 def test_several_wrong_files_are_separate_conflicts(tmp_path: Path) -> None:
-    sink = other_rows(f"file://{tmp_path}/o", 3, 4)
+    sink = sink_in_conflict(f"file://{tmp_path}/o", 3, 4)
     assert "(and 1 more)" in str(sink.conflict)
     (tmp_path / "o" / file_name("q", 0, 3, "parquet")).unlink()
-    sink.retry_conflicts(everywhere)
+    sink.retry_conflicts(any_epoch)
     assert file_name("q", 0, 4, "parquet") in str(sink.conflict)
 
 
@@ -391,9 +391,9 @@ def test_bytes_kept_for_wrong_files_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.connectors.files_sink.KEPT_BYTES", 10)
-    sink = other_rows(f"file://{tmp_path}/o", 3)
+    sink = sink_in_conflict(f"file://{tmp_path}/o", 3)
     assert "does not keep its rows any more" in str(sink.conflict)
-    sink.retry_conflicts(everywhere)
+    sink.retry_conflicts(any_epoch)
     assert sink.conflict is not None
 
 
@@ -401,11 +401,11 @@ def test_the_number_of_rechecked_files_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.connectors.files_sink.KEPT_FILES", 2)
-    sink = other_rows(f"file://{tmp_path}/o", 3, 4, 5, 6)
+    sink = sink_in_conflict(f"file://{tmp_path}/o", 3, 4, 5, 6)
     assert "(and 3 more)" in str(sink.conflict)
     for epoch in (3, 4, 5, 6):
         (tmp_path / "o" / file_name("q", 0, epoch, "parquet")).unlink()
-    sink.retry_conflicts(everywhere)
+    sink.retry_conflicts(any_epoch)
     written = {path.name for path in (tmp_path / "o").glob("*.parquet")}
     assert written == {file_name("q", 0, epoch, "parquet") for epoch in (3, 4)}
     assert file_name("q", 0, 5, "parquet") in str(sink.conflict)

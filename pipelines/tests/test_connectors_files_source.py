@@ -57,11 +57,11 @@ def test_rows_fall_into_epochs_by_event_time_and_are_sorted_stably(tmp_path: Pat
     assert source.schema == SCHEMA
     assert source.cut(0).rows.schema == SCHEMA
     assert source.last_epoch == 4
-    marks = [source.cut(e).watermark for e in range(7)]
+    watermarks = [source.cut(e).watermark for e in range(7)]
     late = 1800 * SECOND
     first, second = T0_US + 3600 * SECOND - 1 - late, T0_US + 7200 * SECOND - late
     third = T0_US + 4 * 3600 * SECOND - late
-    assert marks == [first, first, second, second, third, END_OF_INPUT, END_OF_INPUT]
+    assert watermarks == [first, first, second, second, third, END_OF_INPUT, END_OF_INPUT]
 
 
 def test_an_input_without_rows_ends_at_once(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_files_of_a_glob_are_read_in_the_order_of_their_names(tmp_path: Path) ->
     assert keys(source, 0) == ["a", "b"]
 
 
-def found(url: str) -> list[str]:
+def file_names(url: str) -> list[str]:
     return [f.path.rpartition("/")[2] for f in find_files(url, "s")[1]]
 
 
@@ -149,12 +149,12 @@ def test_hidden_files_and_directories_are_not_read(tmp_path: Path) -> None:
         csv(root / directory, name=f"in{len(directory)}.csv")
         csv(root / directory, name="_SUCCESS")
     read = ["in5.csv", "in0.csv"]
-    assert found(f"file://{root}") == found(f"file://{root}/") == read
-    assert found(f"file://{root}/**/*.csv") == read
-    assert found(f"file://{root}/*.csv") == ["in0.csv"]
-    assert found(f"file://{root}/_temporary/*/*.csv") == ["in12.csv"]
-    assert found(f"file://{root}/_temp*/*/*.csv") == ["in12.csv"]
-    assert found(f"file://{root}/_SUCCESS") == ["_SUCCESS"]
+    assert file_names(f"file://{root}") == file_names(f"file://{root}/") == read
+    assert file_names(f"file://{root}/**/*.csv") == read
+    assert file_names(f"file://{root}/*.csv") == ["in0.csv"]
+    assert file_names(f"file://{root}/_temporary/*/*.csv") == ["in12.csv"]
+    assert file_names(f"file://{root}/_temp*/*/*.csv") == ["in12.csv"]
+    assert file_names(f"file://{root}/_SUCCESS") == ["_SUCCESS"]
 
 
 def test_parquet_json_and_csv_give_the_same_cuts(tmp_path: Path) -> None:

@@ -55,19 +55,19 @@ class Node:
             ],
         }
         self.topology = compile_topology(load_spec(spec), "t", skip_cluster_checks=True)
-        self.node = self.topology.nodes["rows"]
+        self.source = self.topology.nodes["rows"]
         self.partition = partition[0]
         self.states = TaskStore(make_config(self.topology, self.disk, uid))
 
     def open(self) -> list[int]:
         """The rows of epoch 5, as a task would read them."""
-        assert isinstance(self.node.spec, SourceSpec)
-        source = open_source(
-            self.node.spec, self.node, 1_000_000, self.disk, partition=self.partition
+        assert isinstance(self.source.spec, SourceSpec)
+        opened = open_source(
+            self.source.spec, self.source, 1_000_000, self.disk, partition=self.partition
         )
-        assert isinstance(source, FilesSource)
-        self.states.require_same_input(self.node, source.input)
-        return source.cut(5).rows.column("k").to_pylist()  # type: ignore[no-any-return]
+        assert isinstance(opened, FilesSource)
+        self.states.require_same_input(self.source, opened.input)
+        return opened.cut(5).rows.column("k").to_pylist()  # type: ignore[no-any-return]
 
 
 def make_config(topology: Any, data: Path, uid: str) -> TaskConfig:

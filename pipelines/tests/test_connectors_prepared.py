@@ -21,8 +21,9 @@ DAYS = [f"k{n},{n}.5,2013-01-01T{n:02d}:00:00" for n in range(5)]
 
 
 @pytest.fixture(autouse=True)
-def copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As input that is not in order."""
+def rows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are copied to a prepared file, as if the input were not in order, and not read in
+    place."""
     monkeypatch.setattr(files_preparation, "_index_in_place", lambda *_: None)
 
 
@@ -59,8 +60,8 @@ def test_a_torn_index_is_prepared_again(tmp_path: Path, left: bytes) -> None:
 def test_a_damaged_index_is_prepared_again(tmp_path: Path) -> None:
     opened(tmp_path)
     index = files(tmp_path, ".index")
-    marks = prepared.open_memory_mapped(index)
-    changed = marks.set_column(1, "start", pa.array([0] * marks.num_rows, pa.int64()))
+    entries = prepared.open_memory_mapped(index)
+    changed = entries.set_column(1, "start", pa.array([0] * entries.num_rows, pa.int64()))
     written = tmp_path / "other"
     prepared.write_rows(written, changed.schema, [changed.to_batches()])
     written.replace(index)

@@ -228,7 +228,7 @@ def test_an_array_is_refused_before_it_is_decoded(
         read(path, "x STRING", format="json")
 
 
-def test_a_json_line_of_any_length_is_not_read(tmp_path: Path) -> None:
+def test_a_json_line_above_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "in.json"
     path.write_text('{"x": "a"}\n{"x": "' + "b" * 100 + '"}\n')
     schema = pa.schema([("x", pa.string())])

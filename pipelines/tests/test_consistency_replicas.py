@@ -23,6 +23,7 @@ SLOW = Chain(max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2
 
 
 def common_failure(length_s: float, chain: Chain = SLOW) -> Replicas:
+    """The second input of both replicas is cut for `length_s`; each replica has two links."""
     world = Replicas(chain)
     world.run(10)
     for link in (1, 3):
@@ -48,7 +49,7 @@ def test_both_stabilize_at_once_if_nobody_answers() -> None:
     """Messages are lost, so both begin without a promise; a call takes longer than an epoch."""
     chain = Chain(max_delay_s=X_S, call_s=1.2, call_epochs=64)
     world = Replicas(chain)
-    world.asked = lambda task, effect: None
+    world.send_to_partner = lambda task, effect: None
     world.run(10)
     for link in (1, 3):
         world.cut(link)

@@ -246,12 +246,12 @@ def test_a_response_of_an_older_release_has_only_digests() -> None:
 
 
 @built_once
-def with_wrong_replica(replica: int, *, forever: bool = False, until: int = 12) -> World:
+def with_wrong_replica(replica: int, *, forever: bool = False, epochs: int = 12) -> World:
     """A replica computes wrongly from some epoch on, in its first boot only or always."""
     world = started()
     corrupt = REPLICAS[replica]
     world.tasks[corrupt].corruption, world.tasks[corrupt].corrupt_from = "!", 10
-    for _ in range(until):
+    for _ in range(epochs):
         world.run_epochs(1)
         if not forever and world.tasks[corrupt].boot:
             world.tasks[corrupt].corruption = ""
@@ -272,7 +272,7 @@ def test_the_wrong_replica_is_named_whatever_its_index(corrupt: int) -> None:
 @pytest.mark.parametrize("corrupt", [0, 1])
 @pytest.mark.parametrize("forever", [False, True])
 def test_results_of_a_wrong_replica_are_never_committed(corrupt: int, forever: bool) -> None:
-    world = with_wrong_replica(corrupt, forever=forever, until=20)
+    world = with_wrong_replica(corrupt, forever=forever, epochs=20)
     assert not [name for name in committed_objects(world) if "!" in name]
 
 
@@ -329,7 +329,7 @@ def test_a_diverged_replica_writes_no_sink(corrupt: int) -> None:
 @pytest.mark.parametrize("is_coordinator_new", [False, True])
 def test_new_pods_compare_files_that_may_be_wrong(corrupt: int, is_coordinator_new: bool) -> None:
     """Those that had to compare them may be replaced before they do so."""
-    world = with_wrong_replica(corrupt, forever=True, until=2)
+    world = with_wrong_replica(corrupt, forever=True, epochs=2)
     if is_coordinator_new:
         world.start_coordinator()
         world.run_epochs(1)
@@ -353,7 +353,7 @@ def test_nobody_reads_replicas_that_disagree() -> None:
 
 
 def test_sinks_and_checkpoints_go_on_after_a_decision() -> None:
-    world = with_wrong_replica(1, until=8)
+    world = with_wrong_replica(1, epochs=8)
     corrupt = world.start_task(REPLICAS[1])  # the operator replaces it
     corrupt.corruption = ""
     before = world.store[-1].epoch
@@ -366,7 +366,7 @@ def test_sinks_and_checkpoints_go_on_after_a_decision() -> None:
 
 
 def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
-    world = with_wrong_replica(0, forever=True, until=20)
+    world = with_wrong_replica(0, forever=True, epochs=20)
     (named,) = world.reports[-1]["diverged"]
     replaced = next(slot for slot in REPLICAS if slot.key == named)
     world.start_task(replaced)  # on another node
@@ -451,7 +451,7 @@ def disputed_move() -> DigestComparison:
 
 
 def left_alone(computation: Computation) -> DigestComparison:
-    """The other one is gone, so that one computes again."""
+    """Of the disputed move, only this one is left; it computes again."""
     comparison = disputed_move()
     comparison.forget(OLD.slot if computation is NEW else NEW.slot)
     comparison.request_recomputation(LEFT, [computation], 0.0, [computation.slot])

@@ -43,8 +43,8 @@ def keeper_of(api: LosesFirst, settings: Settings, may_poll: Callable[[], bool])
     )
 
 
-class Counts:
-    """Of writes of the status."""
+class RecordsStatus:
+    """An API server that records the head epoch of each status that is written."""
 
     def __init__(self) -> None:
         self.written: list[int] = []
@@ -57,7 +57,7 @@ class Counts:
 
 
 def test_there_is_a_pause_between_reports_and_the_newest_is_written() -> None:
-    api = Counts()
+    api = RecordsStatus()
     writer = StatusWriter(
         cast(KubeApi, api), replace(SETTINGS, report_pause_s=0.3), lambda event: None
     )

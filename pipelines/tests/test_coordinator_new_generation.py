@@ -29,7 +29,7 @@ from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SCHEMA, SimulatedSegment, make_generation
 
 
-def test_new_segments_start_at_a_boundary_in_the_manifest() -> None:
+def test_new_segments_start_after_a_later_checkpoint_epoch() -> None:
     world = started()
     head = world.head
     parts = (
@@ -198,6 +198,7 @@ def manifest_of(**epochs: dict[int, bool]) -> Manifest:
 
 
 def fused(reader: bool) -> Generation:
+    """The segments A and N of the generation before are fused into `an`; `reader`: `r` reads it."""
     parts = [
         SimulatedSegment("src"),
         SimulatedSegment("an", ("src",), operators=("op-A", "op-N"), query=not reader),
@@ -300,9 +301,9 @@ def test_operators_in_other_segments_keep_their_state() -> None:
     assert "both/0" not in newest.entries
 
 
-@pytest.mark.parametrize(("epoch", "boundary"), [(-1, -1), (0, 3), (3, 3), (4, 7), (7, 7)])
-def test_boundaries_are_checkpoint_epochs(epoch: int, boundary: int) -> None:
-    assert checkpoint_epoch_at_or_after(epoch, 4) == boundary
+@pytest.mark.parametrize(("epoch", "checkpoint_epoch"), [(-1, -1), (0, 3), (3, 3), (4, 7), (7, 7)])
+def test_a_start_is_after_a_checkpoint_epoch(epoch: int, checkpoint_epoch: int) -> None:
+    assert checkpoint_epoch_at_or_after(epoch, 4) == checkpoint_epoch
 
 
 def test_an_older_generation_changes_nothing() -> None:

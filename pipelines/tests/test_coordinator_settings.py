@@ -1,4 +1,4 @@
-"""Settings of a coordinator from its environment, and from the token's file."""
+"""Settings of a coordinator from its environment, and its token for the API server from a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from rekindle.coordinator.shell.kube_access import Token
 from rekindle.coordinator.shell.settings import SettingsError, read_settings
 
 
-def test_the_token_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_account_token_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "token"
     file.write_text("one\n")
     token = Token(file=file)

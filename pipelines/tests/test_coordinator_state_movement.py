@@ -32,7 +32,7 @@ def live_world() -> World:
     return world
 
 
-def world_with_partner() -> World:
+def world_with_newcomer() -> World:
     """A replica is lost, and replaced."""
     world = live_world()
     world.start_task(LOST).moves = True
@@ -46,8 +46,8 @@ def order_of(world: World) -> Order | None:
     return (poll.movement or Directive()).order
 
 
-def test_a_lost_replica_is_ordered_to_its_partner() -> None:
-    world = world_with_partner()
+def test_a_newcomer_is_ordered_to_get_state_from_its_partner() -> None:
+    world = world_with_newcomer()
     order = order_of(world)
     assert order is not None
     assert order.donor == Replica(PARTNER, 1)
@@ -63,7 +63,7 @@ def test_a_lost_replica_is_ordered_to_its_partner() -> None:
 
 
 def test_inputs_are_kept_for_a_newcomer() -> None:
-    world = world_with_partner()
+    world = world_with_newcomer()
     base = world.tasks[SRC].log_base
     for _ in range(20):
         world.run_with_idle(LOST, 1)
@@ -75,7 +75,7 @@ def test_inputs_are_kept_for_a_newcomer() -> None:
 
 def test_a_session_without_changes_is_observed_once_a_second() -> None:
     """To look at thousands of tasks takes as long as a tick."""
-    world = world_with_partner()
+    world = world_with_newcomer()
     world.poll_rounds(4)
     core, steps = world.coordinator.movements.core, []
     step = core.step
@@ -96,7 +96,7 @@ def test_a_session_without_changes_is_observed_once_a_second() -> None:
 def test_an_input_that_is_lost_begins_again_where_a_newcomer_reads() -> None:
     """Checkpoints go on in the session; manifests keep the entry from which to compute what the
     newcomer will need."""
-    world = world_with_partner()
+    world = world_with_newcomer()
     world.poll_rounds(6)
     order = order_of(world)
     assert order is not None
@@ -112,7 +112,7 @@ def test_an_input_that_is_lost_begins_again_where_a_newcomer_reads() -> None:
 
 
 def test_without_progress_it_restores_from_the_checkpoint() -> None:
-    world = world_with_partner()
+    world = world_with_newcomer()
     seconds = LIMITS.attempts * (LIMITS.stall_s + LIMITS.holds_s)
     for _ in range(int(seconds / 0.25)):
         world.poll_round()
@@ -127,7 +127,7 @@ def test_without_progress_it_restores_from_the_checkpoint() -> None:
 
 
 def test_without_a_partner_it_restores_at_once() -> None:
-    world = world_with_partner()
+    world = world_with_newcomer()
     world.kill(PARTNER)
     world.start_task(LOST).moves = True
     world.poll_rounds(3)
@@ -135,7 +135,7 @@ def test_without_a_partner_it_restores_at_once() -> None:
 
 
 def test_a_partner_of_another_engine_is_no_donor() -> None:
-    world = world_with_partner()
+    world = world_with_newcomer()
     world.tasks[PARTNER].engine = "e2"
     world.poll_rounds(1)
     world.start_task(LOST).moves = True
@@ -144,7 +144,7 @@ def test_a_partner_of_another_engine_is_no_donor() -> None:
 
 
 def test_a_new_coordinator_adopts_the_session() -> None:
-    world = world_with_partner()
+    world = world_with_newcomer()
     world.poll_rounds(4)
     before = order_of(world)
     world.start_coordinator()

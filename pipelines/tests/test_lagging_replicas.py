@@ -22,6 +22,7 @@ from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_t
 Phase = Literal["CatchingUp", "Live"]
 HEAD = 10_000
 STEP_S = 2.0
+"""The least lag behind another replica at which `routes` calls a replica lagging."""
 lags = st.floats(0, 100)
 behind = st.integers(0, 100)
 phases = st.sampled_from(["CatchingUp", "Live"])
@@ -70,9 +71,10 @@ def test_replicas_whose_lag_differs_by_less_than_a_step_are_equals(
     steps: list[tuple[float, float, int, int, Phase, Phase]],
 ) -> None:
     reader = Reader()
-    for lag_s, more_s, epochs, others, phase, other in steps:
+    for lag_s, more_s, epochs, other_epochs, phase, other_phase in steps:
         lag_s += STEP_S
-        reader.responses((lag_s, epochs, phase), (lag_s + more_s * 0.999, others, other))
+        other_lag_s = lag_s + more_s * 0.999
+        reader.responses((lag_s, epochs, phase), (other_lag_s, other_epochs, other_phase))
     assert not reader.left
 
 

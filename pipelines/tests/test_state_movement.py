@@ -129,18 +129,18 @@ def test_after_any_history_each_session_ends_and_all_is_redundant(
 ) -> None:
     world = play(seed, sizes, history)
     world.heal()
-    assert settles(world) == []
+    assert unsettled_in_the_end(world) == []
     assert world.violations == []
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_newcomer_that_does_not_hear_of_the_end_still_finds_its_inputs(seed: int) -> None:
-    world = unheard_end(seed)
+    world = play_abandonment_unknown_to_newcomer(seed)
     assert [replica for replica, _ in world.moved] == [Replica(Slot("mid", 0, 1), 2)]
     assert world.violations == []
 
 
-def unheard_end(seed: int) -> World:
+def play_abandonment_unknown_to_newcomer(seed: int) -> World:
     """A session is given up while the newcomer, which has all chunks, is frozen and cut off from
     the coordinator: it goes on later, and starts."""
     world = World(seed, 1, 2, 1)
@@ -162,7 +162,7 @@ def unheard_end(seed: int) -> World:
     return world
 
 
-def settles(world: World) -> list[str]:
+def unsettled_in_the_end(world: World) -> list[str]:
     """What is not as without failures after the time within which each session ends."""
     for _ in range(int(LONGEST_S / STEP_S)):
         world.run(1)

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 from movement_world import World
-from test_state_movement import ACTIONS, play, settles, unheard_end
+from test_state_movement import (
+    ACTIONS,
+    play,
+    play_abandonment_unknown_to_newcomer,
+    unsettled_in_the_end,
+)
 
 from rekindle.coordinator.movement.core import MovementCore
 from rekindle.coordinator.movement.phases import MovementPhase
@@ -100,7 +105,9 @@ def a_stalled_session_is_never_given_up(patch: Patch) -> None:
     patch.setattr(Movement, "why_give_up", lambda self, view, views, limits, now: None)
 
 
-def whoever_runs_counts(patch: Patch) -> None:
+def newcomers_count_as_redundancy(patch: Patch) -> None:
+    """A replica without state is taken for one that would take over."""
+
     def would_take_over(self: MovementCore, replica: Any) -> bool:
         view = self._views.get(replica)
         return view is not None and view.phase in (TaskPhase.LIVE, TaskPhase.WAITING)
@@ -129,7 +136,7 @@ MUTANTS: list[tuple[Mutant, int]] = [
     (chunks_are_stored_as_they_come, 0),
     (everything_is_asked_for_at_once, 1),
     (a_stalled_session_is_never_given_up, 0),
-    (whoever_runs_counts, 0),
+    (newcomers_count_as_redundancy, 0),
     (a_donor_keeps_what_it_pinned, 0),
 ]
 
@@ -149,8 +156,8 @@ def found(seed: int) -> list[str]:
     sizes = (chosen.randint(1, 3), chosen.randint(2, 3), chosen.randint(1, 2))
     world: World = play(seed, sizes, history)
     if not world.violations:
-        world.violations += unheard_end(seed).violations
+        world.violations += play_abandonment_unknown_to_newcomer(seed).violations
     if not world.violations:
         world.heal()
-        world.violations += settles(world)
+        world.violations += unsettled_in_the_end(world)
     return world.violations

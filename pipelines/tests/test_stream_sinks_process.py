@@ -29,7 +29,7 @@ def spec_with(directory: Path, **sink: object) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[TaskProcesses]:
+def tasks(tmp_path: Path) -> Iterator[TaskProcesses]:
     with task_processes(tmp_path, spec_with(tmp_path, retain="4Mi")) as made:
         yield made
 
@@ -47,10 +47,10 @@ def read_once(address: str, ticket: dict[str, Any]) -> list[int]:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_a_reader_gets_each_row_once_while_its_replica_is_lost(
-    cluster: TaskProcesses, tmp_path: Path
+    tasks: TaskProcesses, tmp_path: Path
 ) -> None:
-    cluster.poll_until(lambda: cluster.all_live() and cluster.committed_epoch() > 0, 240)
-    lost, partner = cluster.replicas.values()
+    tasks.poll_until(lambda: tasks.all_live() and tasks.committed_epoch() > 0, 240)
+    lost, partner = tasks.replicas.values()
     addresses = [f"{r.address}:{STREAM_SINK_PORT}" for r in (lost, partner)]
     tail = Process("--json", *(part for address in addresses for part in ("--address", address)))
     lines: list[dict[str, Any]] = []
@@ -62,16 +62,16 @@ def test_a_reader_gets_each_row_once_while_its_replica_is_lost(
         return int(lines[-1]["epoch"]) if lines else -1
 
     try:
-        cluster.poll_until(lambda: newest() > 5, 120)
-        edited_at, committed = newest(), cluster.committed_epoch()
-        cluster.edit(spec_with(tmp_path, retain="8Mi"))
-        cluster.poll_until(lambda: newest() > edited_at + 5, 60)
-        cluster.poll_until(lambda: cluster.committed_epoch() > committed + 1, 60)
+        tasks.poll_until(lambda: newest() > 5, 120)
+        edited_at, committed = newest(), tasks.committed_epoch()
+        tasks.edit(spec_with(tmp_path, retain="8Mi"))
+        tasks.poll_until(lambda: newest() > edited_at + 5, 60)
+        tasks.poll_until(lambda: tasks.committed_epoch() > committed + 1, 60)
         lost.kill()
         lost_at = newest()
-        successor = cluster.start(lost.slot)
-        cluster.poll_until(lambda: newest() > lost_at + 20, 180)
-        cluster.poll_until(cluster.all_live, 180)
+        successor = tasks.start(lost.slot)
+        tasks.poll_until(lambda: newest() > lost_at + 20, 180)
+        tasks.poll_until(tasks.all_live, 180)
     finally:
         code, errors = tail.stop()
     newest_epoch = newest_of(lines)

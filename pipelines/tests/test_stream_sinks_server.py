@@ -55,7 +55,7 @@ class Task:
         for epoch in epochs:
             self.log.append(batch(epoch, rows))
 
-    def answer(self, *epochs: int, attempt: int = 1) -> None:
+    def append_tentative(self, *epochs: int, attempt: int = 1) -> None:
         self.output.enter(ConsistencyState.UP_FAILURE)
         for epoch in epochs:
             self.output.append(attempt, epoch, epoch, batch(epoch, 2, salt=7).rows)
@@ -198,7 +198,7 @@ def test_the_client_knows_why_it_is_refused(task: Task) -> None:
         list(read_call(address, Ticket("board").encode(), token))
 
 
-def test_nothing_is_sent_about_which_replicas_disagree(task: Task) -> None:
+def test_epochs_that_replicas_disagree_about_are_not_sent(task: Task) -> None:
     task.append(*range(5))
     task.query.through = 2
     assert summary(call(connect(task), {"query": "delays"}))[-1] == ("END", 2, 0)
@@ -209,7 +209,7 @@ def test_no_tentative_epoch_is_sent_while_replicas_disagree_about_those_before(
 ) -> None:
     task.append(*range(5))
     task.query.through = 2
-    task.answer(5)
+    task.append_tentative(5)
     task.output.truncate(4)
     client = connect(task)
     found = call(client, {"query": "delays", "tentative": True})
@@ -221,7 +221,7 @@ def test_no_tentative_epoch_is_sent_while_replicas_disagree_about_those_before(
 
 def test_no_tentative_epoch_is_sent_above_what_replicas_agree_on(task: Task) -> None:
     task.append(0)
-    task.answer(1, 2)
+    task.append_tentative(1, 2)
     task.query.through = 1
     client = connect(task)
     found = call(client, {"query": "delays", "tentative": True})
@@ -275,7 +275,7 @@ def test_tentative_epochs_come_and_are_corrected(task: Task) -> None:
     client = connect(task)
     stable_only = call(client, {"query": "delays"})[-1][0]["next"]
     found = call(client, {"query": "delays", "tentative": True})
-    task.answer(1, 2)
+    task.append_tentative(1, 2)
     found += call(client, found[-1][0]["next"])
     assert summary(found)[-3:] == [("TENTATIVE", 1, 2), ("TENTATIVE", 2, 2), ("END", 0, 0)]
     task.correct(1, 2)
@@ -292,13 +292,13 @@ def test_tentative_epochs_come_and_are_corrected(task: Task) -> None:
 
 def test_a_reader_goes_on_at_another_replica(task: Task, tmp_path: Path) -> None:
     task.append(0)
-    task.answer(1, 2)
+    task.append_tentative(1, 2)
     found = call(connect(task), {"query": "delays", "tentative": True})
     assert summary(found)[-2] == ("TENTATIVE", 2, 2)
     other = Task(tmp_path / "other", tentative=True)
     try:
         other.append(0)
-        other.answer(1, 2, 3)
+        other.append_tentative(1, 2, 3)
         client = connect(other)
         after = call(client, found[-1][0]["next"])
         assert summary(after) == [("TENTATIVE", 3, 2), ("END", 0, 0)]
@@ -313,10 +313,10 @@ def test_a_reader_goes_on_at_another_replica(task: Task, tmp_path: Path) -> None
 def test_a_forgotten_position_is_corrected_first(task: Task) -> None:
     task.append(0)
     client = connect(task)
-    task.answer(1, 2)
+    task.append_tentative(1, 2)
     ticket = call(client, {"query": "delays", "tentative": True})[-1][0]["next"]
     task.correct(1, 2, 3)
-    task.answer(4, attempt=2)
+    task.append_tentative(4, attempt=2)
     task.output.truncate(3)  # all consumers of the topology have these
     found = call(client, ticket)
     assert summary(found) == [
@@ -332,12 +332,12 @@ def test_a_forgotten_position_is_corrected_first(task: Task) -> None:
 
 def test_a_position_of_another_boot_is_corrected_first(task: Task, tmp_path: Path) -> None:
     task.append(0)
-    task.answer(1, 2)
+    task.append_tentative(1, 2)
     ticket = call(connect(task), {"query": "delays", "tentative": True})[-1][0]["next"]
     restarted = Task(tmp_path / "restarted", tentative=True)
     try:
         restarted.append(0, 1, 2, 3)
-        restarted.answer(4)
+        restarted.append_tentative(4)
         restarted.output.truncate(3)
         found = call(connect(restarted), ticket)
         assert summary(found) == [
@@ -358,10 +358,10 @@ def test_what_is_forgotten_during_a_call_is_not_skipped(
 ) -> None:
     task.append(0)
     client = connect(task)
-    task.answer(1, 2)
+    task.append_tentative(1, 2)
     ticket = call(client, {"query": "delays", "tentative": True})[-1][0]["next"]
     task.correct(1, 2, 3)
-    task.answer(4, attempt=2)
+    task.append_tentative(4, attempt=2)
     following, calls = task.output.next, list[int]()
 
     def truncated_before(position: Position | None, from_epoch: int) -> Any:

@@ -202,9 +202,15 @@ def test_rows_damaged_in_transit_are_refused(
     sent = wire.epoch_frame
 
     def damaged(
-        epoch: int, mark: int, digest: str, payload: pa.Buffer, found: int, *rest: Any, **marks: Any
+        epoch: int,
+        watermark: int,
+        digest: str,
+        payload: pa.Buffer,
+        found: int,
+        *rest: Any,
+        **live: Any,
     ) -> bytes:
-        return sent(epoch, mark, digest, payload, found + 1, *rest, **marks)
+        return sent(epoch, watermark, digest, payload, found + 1, *rest, **live)
 
     monkeypatch.setattr(response_frames, "epoch_frame", damaged)
     with pytest.raises(StreamUnavailable, match="epoch 0 of stream s/0 arrived with a wrong check"):

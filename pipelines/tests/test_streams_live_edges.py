@@ -27,7 +27,7 @@ from rekindle.streams.wire import (
     StreamUnavailable,
     epoch_frame,
     first_frame,
-    live_marks,
+    live_fields,
 )
 
 
@@ -209,7 +209,7 @@ def test_a_tentative_epoch_that_was_not_requested_is_refused() -> None:
 
     decoder.feed(first_frame(MessageIdentity.of(OWN, 1), StreamProgress(0, 3, 3), log_schema))
     with pytest.raises(StreamUnavailable, match="a TENTATIVE of epoch 3, which was not requested"):
-        decoder.feed(epoch_frame(3, 0, "", None, 0, marks=live_marks(BatchKind.TENTATIVE, 1, 0)))
+        decoder.feed(epoch_frame(3, 0, "", None, 0, live=live_fields(BatchKind.TENTATIVE, 1, 0)))
 
 
 def test_a_state_of_a_newer_release_is_taken_as_stable() -> None:

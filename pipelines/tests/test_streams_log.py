@@ -14,7 +14,7 @@ from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 from rekindle.errors import BelowFloor, Diverged, LogFull
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.log import Result
-from rekindle.streams.log_reading import READ_EPOCHS
+from rekindle.streams.log_reading import MAX_READ_EPOCHS
 
 
 def test_epochs_come_back_as_they_were(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_reading_is_bounded_but_never_stuck(tmp_path: Path) -> None:
 
 def test_empty_epochs_are_bounded_too(tmp_path: Path) -> None:
     log = filled(tmp_path, 300, rows=0)
-    assert len(log.read(0, 1 << 30)) == READ_EPOCHS
+    assert len(log.read(0, 1 << 30)) == MAX_READ_EPOCHS
     assert len(log.read(0, 1)) == 1
 
 

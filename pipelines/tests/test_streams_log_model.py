@@ -19,7 +19,7 @@ from rekindle.errors import BelowFloor, LogCorrupt
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochBatch
 from rekindle.streams.log import OutputLog, Result
-from rekindle.streams.log_reading import READ_EPOCHS
+from rekindle.streams.log_reading import MAX_READ_EPOCHS
 from rekindle.streams.records import WATERMARK_CHANGE, Record, RecordKind, encode_header
 from rekindle.streams.tail import MAX_WATERMARK_CHANGES_BYTES
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
@@ -240,7 +240,7 @@ def test_the_log_of_an_idle_query_takes_little_memory(tmp_path: Path) -> None:
         assert (log.base, log.last) == (0, 599_999)
         for epoch in (0, 123_456, 599_999):
             assert log.read(epoch, 0)[0].watermark == epoch
-        assert len(log.read(1000, 1 << 20)) == READ_EPOCHS
+        assert len(log.read(1000, 1 << 20)) == MAX_READ_EPOCHS
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < 100_000
     finally:

@@ -79,6 +79,7 @@ class Peer:
 
 
 def collecting(io: IoThread, got: list[int]) -> PartitionReader:
+    """A reader that appends the epochs that it gets to `got`."""
     subscription = Subscription("s", 0, 0)
     return PartitionReader(io, subscription, lambda b: got.append(b.epoch), lambda: True)
 
@@ -86,9 +87,7 @@ def collecting(io: IoThread, got: list[int]) -> PartitionReader:
 def read_both(first: str, second: str, expected: int) -> PartitionReader:
     """A reader of two replicas, after it has all epochs."""
     io, got = started_io(), list[int]()
-    reader = PartitionReader(
-        io, Subscription("s", 0, 0), lambda b: got.append(b.epoch), lambda: True
-    )
+    reader = collecting(io, got)
     reader.route(endpoints(first, second).endpoints)
     eventually(lambda: len(got) >= expected, 30)
     assert got == list(range(expected))
@@ -125,9 +124,7 @@ def test_a_silent_peer_is_abandoned_and_its_connection_closed(healthy: str) -> N
 def test_an_abandoned_call_is_cancelled_at_once(healthy: str) -> None:
     peer = Peer(lambda connected: None)
     io, got = started_io(), list[int]()
-    reader = PartitionReader(
-        io, Subscription("s", 0, 0), lambda b: got.append(b.epoch), lambda: True
-    )
+    reader = collecting(io, got)
     reader.route(endpoints(peer.address).endpoints)
     eventually(lambda: peer.accepted)
     began = time.monotonic()
@@ -192,7 +189,7 @@ def test_a_peer_that_sends_without_end_is_abandoned(healthy: str) -> None:
 PROGRAM = """
     import sys
     from pathlib import Path
-    from test_streams_edges import ADDRESS, batch, make_log
+    from edge_parts import ADDRESS, batch, make_log
     from rekindle.streams.server import StreamServer
     log = make_log(Path(sys.argv[1]))
     for epoch in range(2):
@@ -217,9 +214,7 @@ def test_a_frozen_process_is_abandoned(healthy: str, tmp_path: Path) -> None:
     assert program.stdout is not None
     address = f"{ADDRESS}:{program.stdout.readline().strip()}"
     io, got = started_io(), list[int]()
-    reader = PartitionReader(
-        io, Subscription("s", 0, 0), lambda b: got.append(b.epoch), lambda: True
-    )
+    reader = collecting(io, got)
     before = native_threads()
     sockets = open_sockets()
     try:
@@ -266,9 +261,7 @@ def test_refusals_are_reported_until_another_replica_serves(
 ) -> None:
     log.append(batch(0))
     io, got = started_io(), list[int]()
-    reader = PartitionReader(
-        io, Subscription("s", 0, 0), lambda b: got.append(b.epoch), lambda: True
-    )
+    reader = collecting(io, got)
     reader.route(endpoints(f"{ADDRESS}:{server.port}").endpoints)
     eventually(lambda: "needs the topology's token" in (reader.problem() or ""))
     open_server = StreamServer(ADDRESS, 0)
@@ -316,7 +309,7 @@ def test_an_error_of_the_log_in_the_middle_keeps_what_was_sent(
 
 
 class Replicas:
-    """Two servers of the same partitions; a move of a history happens to one of them."""
+    """Two servers of the same partitions, each of which may be stopped, or lose its connections."""
 
     def __init__(self, directory: Path, partitions: int) -> None:
         self.logs = [[make_log(directory / str(r), n) for n in range(partitions)] for r in range(2)]
@@ -385,13 +378,13 @@ def test_whatever_happens_to_connections_epochs_come_once(tmp_path: Path, seed: 
 
     for _ in range(80):
         replicas.append(draw.choice([0, 3, 3, 50_000]))
-        move, replica = draw.random(), draw.randrange(2)
-        if move < 0.08:
+        action, replica = draw.random(), draw.randrange(2)
+        if action < 0.08:
             replicas.stop_or_start(replica)
-        elif move < 0.2:
+        elif action < 0.2:
             replicas.reset_connections(replica)
         for reader in readers:
-            reader.route(replicas.endpoints(replica if move > 0.8 else None))
+            reader.route(replicas.endpoints(replica if action > 0.8 else None))
         go_on()
         time.sleep(0.02 * draw.random())
 

@@ -196,7 +196,7 @@ def test_a_silent_replica_is_left_at_the_deadline() -> None:
 
 
 class LargeEpoch(FakeClient):
-    """The next epoch needs more than `needs_s` of a call."""
+    """A call delivers the first epoch only if its timeout is `needs_s` or more."""
 
     needs_s = 7.0
     deadlines: ClassVar[list[float]] = []
@@ -208,7 +208,7 @@ class LargeEpoch(FakeClient):
         return await super().read(request, timeout_s)
 
 
-def test_calls_grow_for_an_epoch_that_times_out() -> None:
+def test_timeouts_grow_for_an_epoch_that_does_not_arrive() -> None:
     harness = Harness()
     harness.replicas.last[A] = 1
     harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)
@@ -238,7 +238,7 @@ def test_timeouts_of_trusted_replicas_are_reported() -> None:
     assert "epoch 0 of stream s/0 did not arrive in 2 calls" in (reader.problem() or "")
 
 
-def test_a_replica_that_responds_in_time_is_given_no_longer_deadline() -> None:
+def test_a_replica_that_responds_in_time_keeps_the_short_timeout() -> None:
     made = choice(A, B)
     for now in range(1, 5):
         made.step(CallFailed(A, timed_out=True), now)
@@ -253,15 +253,15 @@ def test_a_replica_that_responds_in_time_is_given_no_longer_deadline() -> None:
     assert (made.timeouts_at(A), made.timeouts_at(B)) == (1, 0)
 
 
-def test_without_capacity_no_call_is_made() -> None:
-    harness = Harness(capacity=1)
+def test_without_buffer_space_no_call_is_made() -> None:
+    harness = Harness(buffered_epochs=1)
     harness.replicas.last[A] = 0
     harness.reader.route(endpoints(A).endpoints)
     harness.expect(1, 2)
     harness.replicas.last[A] = 5
     time.sleep(0.1)
     assert harness.got == [0]
-    harness.capacity = 100
+    harness.buffered_epochs = 100
     harness.io.call(harness.reader.wake)
     harness.expect(6, 2)
     harness.close()
@@ -285,7 +285,7 @@ def test_a_reader_goes_on_if_closing_its_client_fails() -> None:
     harness.close()
 
 
-def test_a_reader_goes_on_if_its_task_ends_in_an_unknown_way() -> None:
+def test_a_reader_goes_on_if_its_coroutine_raises() -> None:
     harness = Harness()
     harness.replicas.last[A] = 4
     failures = [ValueError("once")]
@@ -330,14 +330,14 @@ def test_a_call_that_is_abandoned_before_it_begins_leaves_no_connection(closing:
         opened.append(address)
         return Counted(harness.replicas, address)
 
-    harness.capacity = 1
+    harness.buffered_epochs = 1
     harness.replicas.last[A] = harness.replicas.last[B] = 0
     harness.reader._connect = connect
     harness.reader.route(endpoints(A).endpoints)
     harness.expect(1, 5)
     eventually(lambda: harness.reader._calling is None)
     assert opened == [A]
-    harness.capacity = 100
+    harness.buffered_epochs = 100
     harness.io.call(time.sleep, 0.2)  # so that what follows comes together
     harness.io.call(harness.reader.wake)
     if closing:
@@ -373,7 +373,7 @@ def test_a_reader_that_has_failed_is_woken_by_space() -> None:
     harness.close()
 
 
-def test_a_real_server_below_its_floor_is_named(tmp_path: Path) -> None:
+def test_an_epoch_that_a_real_server_has_truncated_is_reported(tmp_path: Path) -> None:
     schema = pa.schema([("n", pa.int64())])
     log = OutputLog(tmp_path, "s", 0, schema)
     log.start_at(10)

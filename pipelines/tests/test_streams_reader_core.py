@@ -165,7 +165,7 @@ def test_the_call_of_a_dead_thread_is_made_again() -> None:
     assert upstream.call.call == 2
 
 
-def test_an_reported_error_is_reported_until_a_call_succeeds() -> None:
+def test_a_reported_error_stays_until_a_call_succeeds() -> None:
     upstream = play(["route_both", "wake"])
     assert upstream.call is not None
     upstream.call = None

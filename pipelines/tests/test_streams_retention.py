@@ -222,7 +222,7 @@ def test_a_floor_that_was_not_written_completely_is_ignored(tmp_path: Path, torn
     assert open_log(tmp_path).last == 19
 
 
-def test_damage_to_what_is_retained_ends_only_who_moves_it(tmp_path: Path) -> None:
+def test_damage_to_what_is_retained_ends_only_a_movement_that_reads_it(tmp_path: Path) -> None:
     log = retaining(tmp_path, 60)
     pin = log.pin()
     damage(tmp_path, 20)

@@ -61,7 +61,7 @@ def read(server: StreamServer, request: ReadRequest, timeout_s: float = 5) -> Re
     return read_once(f"{ADDRESS}:{server.port}", request, timeout_s)
 
 
-def test_epochs_and_boundaries_are_transferred(log: OutputLog, server: StreamServer) -> None:
+def test_epochs_and_their_watermarks_are_transferred(log: OutputLog, server: StreamServer) -> None:
     for epoch in range(3):
         log.append(batch(epoch, rows=0 if epoch == 1 else 6))
     response = read(server, ReadRequest("s", 0, 0, 1 << 20))

@@ -241,7 +241,7 @@ def test_the_address_with_most_connections_loses_the_oldest() -> None:
         limits.opened(name, peer, 0.0)
     assert limits.full
     late = connections.GRACE_S
-    for _ in range(connections.MAX_CHECKS):
+    for _ in range(connections.GRACE_CALLS):
         assert not limits.make_room(late)  # the server may not have read their requests
     (closed,) = limits.make_room(late)
     assert (closed.connection, closed.peer) == ("b", "stranger")
@@ -260,7 +260,7 @@ def test_readers_on_a_busy_machine_have_time_for_their_requests() -> None:
         limits.opened(reader, "1", 0.0)
     for reader in range(8):
         began = 0.5 * reader
-        for check in range(2 * connections.MAX_CHECKS):
+        for check in range(2 * connections.GRACE_CALLS):
             assert not limits.make_room(began + check * 0.025)
         assert limits.admitted(reader, began + 0.5) == []
 

@@ -10,7 +10,7 @@ import pytest
 from consistency_world import EPOCH_BYTES, failure_free
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_consistency_world import Chain, JoinedTask, JoinedWorld, play_cuts, records_of
+from task_consistency_world import Chain, CoreTask, CoreWorld, play_cuts, records_of
 from test_consistency_histories import (
     POLICIES,
     SEEDS,
@@ -34,7 +34,7 @@ WITH_POLICIES = [(s, POLICIES[at % len(POLICIES)]) for at, s in enumerate(SHARED
 
 
 @functools.cache
-def play(seed: int, policies: tuple[Policy, Policy] | None = None) -> JoinedWorld:
+def play(seed: int, policies: tuple[Policy, Policy] | None = None) -> CoreWorld:
     """Played to its end. Several properties are of the same worlds: these take the time."""
     random = Random(seed)
     chain = replace(drawn_chain(random), max_delay_s=X_S)
@@ -42,14 +42,14 @@ def play(seed: int, policies: tuple[Policy, Policy] | None = None) -> JoinedWorl
         chain = replace(
             chain, during_failure=policies[0], during_stabilization=policies[1], epoch_s=0.002
         )
-    world = JoinedWorld(chain)
+    world = CoreWorld(chain)
     play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)))
     return world
 
 
-def cut_for(seconds: float, chain: Chain | None = None) -> JoinedWorld:
+def cut_for(seconds: float, chain: Chain | None = None) -> CoreWorld:
     """One task, or more, whose side input is cut after 10 s."""
-    world = JoinedWorld(chain or Chain())
+    world = CoreWorld(chain or Chain())
     world.run(10)
     world.cut(1)
     world.run(10 + seconds)
@@ -112,13 +112,14 @@ def test_an_engine_that_fails_changes_no_stable_epoch(seed: int) -> None:
     """A tentative epoch that fails is left out; a stable call that fails is made smaller."""
     random = Random(seed)
     chain = replace(drawn_chain(random), max_delay_s=X_S)
-    world = JoinedWorld(chain)
+    world = CoreWorld(chain)
     for task in world.tasks:
         kinds = [BatchKind.TENTATIVE, BatchKind.STABLE]
         task.fails = {
             kind: [random.choice(["", "", "memory", "crash", "operator"]) for _ in range(40)]
             for kind in kinds
-        } | {BatchKind.UNDO: [random.choice(["", "disk"]) for _ in range(10)]}
+        }
+        task.appends_fail = [random.choice(["", "disk"]) for _ in range(10)]
     play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)), settle_s=80)
     expected = failure_free(chain, world.epochs)
     for task, values in zip(world.tasks, expected, strict=True):
@@ -152,7 +153,7 @@ def test_a_cut_input_makes_output_tentative_and_then_it_is_corrected() -> None:
 
 
 def test_tentative_epochs_are_not_in_state_digests_or_checkpoints() -> None:
-    with_failure, without = cut_for(8), JoinedWorld(Chain())
+    with_failure, without = cut_for(8), CoreWorld(Chain())
     with_failure.heal_all()
     with_failure.run(31)
     without.run(31)
@@ -171,7 +172,7 @@ def test_a_short_failure_makes_nothing_tentative() -> None:
 
 
 def test_nothing_is_tentative_before_the_task_is_live() -> None:
-    world = JoinedWorld(Chain())
+    world = CoreWorld(Chain())
     (task,) = world.tasks
     task.branches._live = False
     task.branches._core._deadlines.max_delay_s = None
@@ -180,10 +181,10 @@ def test_nothing_is_tentative_before_the_task_is_live() -> None:
     assert task.stream.records == []
 
 
-def failing(how: str, kind: BatchKind = BatchKind.TENTATIVE) -> tuple[JoinedWorld, JoinedTask]:
-    world = JoinedWorld(Chain())
+def failing(how: str) -> tuple[CoreWorld, CoreTask]:
+    world = CoreWorld(Chain())
     (task,) = world.tasks
-    task.fails = {kind: [how]}
+    task.fails = {BatchKind.TENTATIVE: [how]}
     world.run(10)
     world.cut(1)
     return world, task
@@ -206,7 +207,11 @@ def test_a_tentative_epoch_that_fails_is_reported_and_left_out(how: str) -> None
 
 
 def test_a_branch_that_cannot_be_written_does_not_hold_up_the_stable_one() -> None:
-    world, task = failing("disk", BatchKind.UNDO)
+    world = CoreWorld(Chain())
+    (task,) = world.tasks
+    task.appends_fail = ["disk"]
+    world.run(10)
+    world.cut(1)
     world.run(14)
     world.heal_all()
     world.run(20)
@@ -215,7 +220,7 @@ def test_a_branch_that_cannot_be_written_does_not_hold_up_the_stable_one() -> No
 
 
 def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
-    world = JoinedWorld(Chain())
+    world = CoreWorld(Chain())
     world.run(10.95)
     (task,) = world.tasks
     task.send(EngineDied("the JVM died"))  # until 11.15; epoch 10 arrives at 11.01
@@ -225,7 +230,7 @@ def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
 
 def test_a_call_that_had_to_be_smaller_lets_tentative_epochs_go_first() -> None:
     """While it corrects 20 epochs, new ones are answered within X."""
-    world = JoinedWorld(Chain(epoch_s=0.1, call_epochs=16))
+    world = CoreWorld(Chain(epoch_s=0.1, call_epochs=16))
     (task,) = world.tasks
     world.run(10)
     world.cut(1)

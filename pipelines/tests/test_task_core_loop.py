@@ -48,7 +48,7 @@ from rekindle.task.core.loop import (
 )
 from rekindle.task.state import TaskState
 
-EVERY = 4
+CHECKPOINT_EVERY = 4
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class FakeShell:
 
     core: LoopCore = field(
         default_factory=lambda: LoopCore(
-            TaskState(-1, 0, State()), EVERY, CallSizes.of(plan_memory())
+            TaskState(-1, 0, State()), CHECKPOINT_EVERY, CallSizes.of(plan_memory())
         )
     )
     now: float = 0.0
@@ -186,9 +186,11 @@ def test_every_epoch_is_appended_once_and_in_order(moves: list[str]) -> None:
 def test_no_call_goes_beyond_a_checkpoint_epoch(moves: list[str]) -> None:
     shell = play(moves)
     for call in shell.calls:
-        assert call[0] // EVERY == call[-1] // EVERY
+        assert call[0] // CHECKPOINT_EVERY == call[-1] // CHECKPOINT_EVERY
     done = shell.core.state.epoch
-    assert [s.epoch for s in shell.saved] == list(range(EVERY - 1, done + 1, EVERY))
+    assert [s.epoch for s in shell.saved] == list(
+        range(CHECKPOINT_EVERY - 1, done + 1, CHECKPOINT_EVERY)
+    )
 
 
 @given(MOVES)
@@ -305,7 +307,7 @@ def computed(core: LoopCore, epoch: int) -> list[object]:
 def test_a_restored_state_is_not_kept() -> None:
     held = Held()
     kept = weakref.ref(held)
-    core = LoopCore(TaskState(-1, 0, state_of(held)), EVERY, CallSizes.of(plan_memory()))
+    core = LoopCore(TaskState(-1, 0, state_of(held)), CHECKPOINT_EVERY, CallSizes.of(plan_memory()))
     del held
     core.step(Woken(), 0.0)
     computed(core, 0)
@@ -320,7 +322,7 @@ def tentative(core: LoopCore, epoch: int, operators: State) -> None:
 
 def with_branches() -> LoopCore:
     sizes = CallSizes.of(plan_memory())
-    core = LoopCore(TaskState(-1, 0, State()), EVERY, sizes, branches=True)
+    core = LoopCore(TaskState(-1, 0, State()), CHECKPOINT_EVERY, sizes, branches=True)
     core.step(Woken(), 0.0)
     return core
 

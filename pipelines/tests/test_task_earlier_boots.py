@@ -10,7 +10,7 @@ from task_world import SINK, World
 from rekindle.engine.model import State
 from rekindle.errors import Diverged, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.discard import discard_marked, mark, mark_comparison
+from rekindle.task.discard import discard_marked, mark_comparison, mark_for_discard
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
@@ -35,7 +35,7 @@ class Boot:
         return self.world
 
 
-def crashed(directory: Path, replicas: int) -> None:
+def run_boot_with_wrong_result(directory: Path, replicas: int) -> None:
     """A boot that computed WRONG wrongly, and ended before any poll."""
     Boot(directory, replicas, wrong=100).run()
 
@@ -46,7 +46,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_a_replica_serves_only_what_this_boot_computes(home: Path) -> None:
-    crashed(home, replicas=2)
+    run_boot_with_wrong_result(home, replicas=2)
     boot = Boot(home, replicas=2)
     assert boot.world.log.last == NO_EPOCH
     boot.run()
@@ -54,7 +54,7 @@ def test_a_replica_serves_only_what_this_boot_computes(home: Path) -> None:
 
 
 def test_with_partners_sinks_write_nothing_of_earlier_boots(home: Path) -> None:
-    crashed(home, replicas=2)
+    run_boot_with_wrong_result(home, replicas=2)
     boot = Boot(home, replicas=2)
     boot.world.sinks.assign([SINK])
     boot.world.run_to(WRONG)
@@ -64,7 +64,7 @@ def test_with_partners_sinks_write_nothing_of_earlier_boots(home: Path) -> None:
 
 
 def test_a_contradiction_is_reported_until_a_commit(home: Path) -> None:
-    crashed(home, replicas=2)
+    run_boot_with_wrong_result(home, replicas=2)
     world = Boot(home, replicas=2).run()
     found = world.status.response(1).contradiction
     assert found is not None
@@ -81,7 +81,7 @@ def test_a_task_without_partners_serves_its_log_at_once(home: Path) -> None:
 
 
 def test_a_wrong_log_is_replaced_once_two_computations_agree(home: Path) -> None:
-    crashed(home, replicas=1)
+    run_boot_with_wrong_result(home, replicas=1)
     with pytest.raises(Diverged, match="two of three"):
         Boot(home, replicas=1).run()
     third = Boot(home, replicas=1)
@@ -104,20 +104,20 @@ def test_a_right_log_is_kept_when_one_computation_was_wrong(home: Path) -> None:
 
 
 def test_a_task_whose_results_all_differ_stays_failed(home: Path) -> None:
-    crashed(home, replicas=1)
+    run_boot_with_wrong_result(home, replicas=1)
     with pytest.raises(Diverged):
         Boot(home, replicas=1, wrong=7).run()
     with pytest.raises(NotDeterministic, match="3 different results"):
         Boot(home, replicas=1).run()
     with pytest.raises(NotDeterministic, match="change the operator's definition"):
         Boot(home, replicas=1)
-    mark(home)
+    mark_for_discard(home)
     assert discard_marked(home)
     assert Boot(home, replicas=1).run().sums() == SUMS
 
 
 def test_sinks_compare_files_written_from_a_wrong_log(home: Path) -> None:
-    crashed(home, replicas=1)
+    run_boot_with_wrong_result(home, replicas=1)
     with pytest.raises(Diverged):
         Boot(home, replicas=1).run()
     boot = Boot(home, replicas=1)
@@ -130,8 +130,8 @@ def test_sinks_compare_files_written_from_a_wrong_log(home: Path) -> None:
 
 
 def test_sinks_compare_files_of_a_boot_that_may_be_wrong(home: Path) -> None:
-    crashed(home, replicas=2)
-    mark(home)
+    run_boot_with_wrong_result(home, replicas=2)
+    mark_for_discard(home)
     boot = Boot(home, replicas=2)
     boot.world.sink.epochs = list(range(8))
     boot.world.sinks.assign([SINK])
@@ -161,8 +161,8 @@ def killed(boot: Boot, epoch: int) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_sinks_compare_although_the_boot_that_had_to_was_killed(home: Path, replicas: int) -> None:
-    crashed(home, replicas)
-    mark(home)
+    run_boot_with_wrong_result(home, replicas)
+    mark_for_discard(home)
     killed(Boot(home, replicas), epoch=2)
     killed(Boot(home, replicas), epoch=2)
     boot = Boot(home, replicas)
@@ -175,7 +175,7 @@ def test_sinks_compare_although_the_boot_that_had_to_was_killed(home: Path, repl
 
 
 def test_files_of_a_decided_dispute_are_compared_after_a_kill_too(home: Path) -> None:
-    crashed(home, replicas=1)
+    run_boot_with_wrong_result(home, replicas=1)
     with pytest.raises(Diverged):
         Boot(home, replicas=1).run()
     killed(Boot(home, replicas=1), epoch=WRONG)
@@ -189,8 +189,8 @@ def test_files_of_a_decided_dispute_are_compared_after_a_kill_too(home: Path) ->
 
 
 def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
-    crashed(home, replicas=1)
-    mark(home)
+    run_boot_with_wrong_result(home, replicas=1)
+    mark_for_discard(home)
     world = Boot(home, replicas=1).world
     assert not world.sinks.all_compared(), "no sink is known yet"
     world.sink.epochs = list(range(8))
@@ -207,8 +207,8 @@ def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
 
 
 def test_a_conflict_keeps_a_comparison_alive(home: Path) -> None:
-    crashed(home, replicas=1)
-    mark(home)
+    run_boot_with_wrong_result(home, replicas=1)
+    mark_for_discard(home)
     world = Boot(home, replicas=1).world
     world.sink.conflict = "epoch 6 exists with rows that differ"
     world.sinks.assign([SINK])
@@ -219,7 +219,7 @@ def test_a_conflict_keeps_a_comparison_alive(home: Path) -> None:
 
 
 def test_a_checkpoint_beyond_the_epoch_ends_its_dispute(home: Path) -> None:
-    crashed(home, replicas=1)
+    run_boot_with_wrong_result(home, replicas=1)
     with pytest.raises(Diverged):
         Boot(home, replicas=1).run()
     world = World(home, TaskState(WRONG, 50, State()))

@@ -86,7 +86,7 @@ def failed(tmp_path: Path) -> Iterator[TaskRuntime]:
     assert not thread.is_alive()
 
 
-def test_a_failed_task_reports_why_and_stays_live(failed: TaskRuntime) -> None:
+def test_a_failed_task_reports_why_and_passes_its_liveness_probe(failed: TaskRuntime) -> None:
     answer = failed.status.response(1)
     assert answer.problem is not None
     assert answer.problem.message.startswith("epoch 3 of stream")

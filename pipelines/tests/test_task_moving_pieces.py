@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_parts import MemorySpill, batch, filled, open_log
-from test_checkpoints_manifests import Disk
+from test_checkpoints_manifests import MemoryObjects
 from test_checkpoints_restore_histories import EPOCHS, Model, model
 from window_parts import folded
 
@@ -71,8 +71,8 @@ class Replicated:
 
     @property
     def task_state(self) -> TaskState:
-        mark = self.model.steps[self.epoch][1][2]
-        return TaskState(self.epoch, mark, State({"op": self.state}), f"-1:{self.epoch:032d}")
+        watermark = self.model.watermark(self.epoch)
+        return TaskState(self.epoch, watermark, State({"op": self.state}), f"-1:{self.epoch:032d}")
 
     def take(self, moved: Moved) -> None:
         found = moved.state.operators.operators.get("op", EMPTY)
@@ -85,14 +85,14 @@ class Replicated:
         part = self.model.steps[first : first + count]
         if not part:
             return
-        rows, marks = pa.concat_tables([rows for rows, _ in part]), [mark for _, mark in part]
-        step = advance(self.model.shape, self.state, rows, marks, self.files)
+        rows, watermarks = pa.concat_tables([rows for rows, _ in part]), [w for _, w in part]
+        step = advance(self.model.shape, self.state, rows, watermarks, self.files)
         expected = pa.concat_tables(self.model.closed[first : first + len(part)])
         assert digest_table(step.closed) == digest_table(expected)
         for at in range(first, first + len(part)):
             closed = self.model.closed[at]
-            mark = self.model.steps[at][1][2]
-            self.log.append(EpochBatch("s", 0, at, mark, closed, digest_table(closed)))
+            watermark = self.model.watermark(at)
+            self.log.append(EpochBatch("s", 0, at, watermark, closed, digest_table(closed)))
         self.state, self.epoch = step.state, first + len(part) - 1
 
     def check(self) -> None:
@@ -163,7 +163,7 @@ def test_a_moved_state_computes_what_its_donor_and_a_restored_one_do(
         donor.finish(after)
         assert newcomer.log.results(pin.base) == donor.log.results(0)
 
-        store = Store(Disk().url, objects=Disk())
+        store = Store(MemoryObjects.url, objects=MemoryObjects())
         saved = StateStore(store, "u").save("s", 0, 0, 0, ("op",), pinned.operators, None)
         assert saved.object is not None
         restored = Replicated(known, directory, "restored")

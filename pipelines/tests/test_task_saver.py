@@ -74,7 +74,7 @@ def test_a_replica_that_takes_over_uploads_its_state_once(
     assert uploaded == [True, False, False, False]
 
 
-def test_a_save_that_waits_for_restored_state_is_not_a_storage_that_does_not_respond(
+def test_a_save_that_waits_for_restored_state_is_no_problem(
     replicas: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica, goes_on = replicas[0], threading.Event()

@@ -242,7 +242,7 @@ def test_a_cut_input_is_answered_tentatively_and_corrected(world: World) -> None
     eventually(lambda: task.output.report.tentative == 7, 20)
     tentative = task.live(5)
     assert kinds(tentative) == [BatchKind.TENTATIVE] * 3
-    only_left = [sum(expected(5, "left", "right-side")[-1:]) + 54]
+    only_left = [expected(5, "left", "right-side")[-1] + 54]  # 54: the row of epoch 5 of `left`
     assert tentative[0].rows["n"].to_pylist() == only_left
     assert {batch.attempt for batch in tentative} == {1}
     assert task.log.last == 4

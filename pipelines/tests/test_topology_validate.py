@@ -40,7 +40,7 @@ def test_a_stream_sink_is_valid_with_a_small_log(stream: dict[str, Any]) -> None
     assert problems_of(manifest) == []
 
 
-def test_the_table_is_large_and_its_names_differ() -> None:
+def test_bad_manifests_are_many_and_have_different_names() -> None:
     assert len(BAD) >= 40
     assert len({b.name for b in BAD}) == len(BAD)
 

@@ -58,5 +58,5 @@ def test_fields_that_do_not_go_together_are_refused(
     assert [p for p in problems if p.path == path and p.message.startswith(message)]
 
 
-def test_fields_of_no_kind_are_not_supported() -> None:
+def test_window_fields_without_a_kind_are_not_supported() -> None:
     assert unsupported_fields() == ["session", "rows", "slide_rows"]

@@ -72,9 +72,9 @@ def history(
     result, before, after = [], NO_WATERMARK, -30
     for number, (rows, step) in enumerate(drawn):
         once = {(key, pane): (key, pane, number, 1, *rest) for key, pane, *rest in rows}
-        late = [(k, LATE if p + size <= before else p, *r) for k, p, *r in once.values()]
+        marked = [(k, LATE if p + size <= before else p, *r) for k, p, *r in once.values()]
         after += step
-        result.append((table(late), (number, before, after)))
+        result.append((table(marked), (number, before, after)))
         before = after
     return result
 

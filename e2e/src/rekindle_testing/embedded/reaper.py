@@ -2,7 +2,7 @@
 
 Started as a script by `processes.ChildProcesses`, which holds the other end of
 standard input and writes `+GROUP` and `-GROUP` lines.  End of file means that
-the children's process ended, however it ended: kill -9 closes pipes too.
+the process that started them ended, however it ended: kill -9 closes pipes too.
 PR_SET_PDEATHSIG would do it without a process, but it follows the *thread* that
 started the child, reaches no grandchildren, and exists on Linux only.
 It must not import anything of this package: it runs isolated, to stay small.

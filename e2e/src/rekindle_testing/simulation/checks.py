@@ -93,8 +93,8 @@ class Checks:
         return ""
 
     def check_promises(self, pod: TaskPod) -> None:
-        """I3: a replica whose partner relies on it does not begin to stabilize, unless it has lost
-        it."""
+        """I3: a replica does not suspend new input to stabilize while its partner relies on it,
+        unless it has lost the connection to that partner."""
         own = pod.boot.tentative.checks if pod.boot is not None else None
         if own is None or not own.branches.is_served(own.now):
             return

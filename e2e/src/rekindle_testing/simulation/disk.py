@@ -26,15 +26,15 @@ class Disk:
     discard: bool = False
     compare: bool = False
     unreadable: bool = False  # the next access for a state movement fails
-    attempts: int = 1  # the first number of a tentative branch that no boot may have used
+    next_attempt: int = 1  # the first number of a tentative branch that no boot may have used
     # Of a task without partners: an epoch, and its different results.
     disputed: tuple[int, tuple[str, ...]] | None = None
     earlier: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of epochs to be computed
 
     def start_at(self, epoch: int, alone: bool) -> int | None:
-        """As `continue_log`. `alone`: the task has no partners, so that a log that reaches to
-        `epoch` stays. Returns the first epoch of which sinks may have written a wrong file; None:
-        they have not. Raises NotDeterministic."""
+        """As `earlier_boots.continue_log`. `alone`: the task has no partners, so that a log that
+        reaches to `epoch` stays. Returns the first epoch of which sinks may have written a wrong
+        file; None: they have not. Raises NotDeterministic."""
         self._discard_marked(epoch)
         if self.disputed is not None and self.disputed[0] < epoch:
             self.disputed = None  # a trusted checkpoint covers the epoch

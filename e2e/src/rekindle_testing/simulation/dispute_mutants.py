@@ -42,7 +42,7 @@ def _every_result_counts(is_repetition: Any) -> Any:
     return lambda self, earlier, later: False
 
 
-def _needs_no_party(compare: Any) -> Any:
+def _drops_dispute_without_results(compare: Any) -> Any:
     """Copies that differ compute again, and nothing waits for that."""
 
     def wrong(self: DigestComparison, partition: Any, epoch: int) -> None:
@@ -79,7 +79,9 @@ DISPUTE_MUTANTS: Mapping[str, Mutant] = {
     "a replica that repeats its result is believed": replaced(
         Dispute, "is_repetition", _every_result_counts
     ),
-    "copies that differ are in no dispute": replaced(DigestComparison, "_compare", _needs_no_party),
+    "copies that differ are in no dispute": replaced(
+        DigestComparison, "_compare", _drops_dispute_without_results
+    ),
     "pods that start after a dispute compare no files": replaced(
         Containment, "may_have_wrong_files", _compares_no_files
     ),

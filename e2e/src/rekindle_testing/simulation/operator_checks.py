@@ -52,7 +52,7 @@ class OperatorChecks:
         self._working = working
         self._clock = clock
         self._cordoned_until: dict[str, float] = {}  # by node; infinite while it is
-        self._highest: dict[str, int] = {}  # by slot
+        self._highest: dict[str, int] = {}  # incarnation that was created, by slot
         self._used_by: dict[tuple[str, int], str] = {}  # uid of the pod of each incarnation
 
     def object_changed(self, plural: str, event: ApiEvent) -> None:

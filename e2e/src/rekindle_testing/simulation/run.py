@@ -29,7 +29,7 @@ from rekindle_testing.simulation.late import LATEST_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
-from rekindle_testing.simulation.topologies import INTERVAL_EPOCHS, Variant, draw_variant
+from rekindle_testing.simulation.topologies import CHECKPOINT_INTERVAL_EPOCHS, Variant, draw_variant
 from rekindle_testing.simulation.topologies import TOPOLOGIES as SPECS
 
 _WRONG_CLOCKS, _WRONG_CLOCK_S = 0.2, 70.0
@@ -213,7 +213,7 @@ class Simulation:
             missing += cluster.checks.of_wrong_results.not_done()
         newest = cluster.store.newest
         committed = newest.epoch if newest is not None else -1
-        if committed < head - 3 * INTERVAL_EPOCHS:
+        if committed < head - 3 * CHECKPOINT_INTERVAL_EPOCHS:
             missing.append(f"committed is {committed} of {head}")
         return missing
 

@@ -184,7 +184,7 @@ class TaskProcess:
         around, disk = self._around, self._disk
         if around.topology.spec.max_delay is None or not self.pod.segment.inputs:
             return None
-        first, disk.attempts = disk.attempts, disk.attempts + BLOCK
+        first, disk.next_attempt = disk.next_attempt, disk.next_attempt + BLOCK
         return replace(
             consistency_settings(around.topology, self.pod.segment, ref),
             first_attempt=first,

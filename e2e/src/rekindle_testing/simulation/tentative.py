@@ -111,8 +111,8 @@ class TentativeResults:
         assert self._output is not None, "only branches give tentative epochs"
         assert self.checks is not None, "it is restored"
         (value,) = values_in(output.rows)
-        is_there = self._output.append(attempt, output.epoch, value)
-        self.checks.tentative_appended(attempt, output.epoch, value, is_there=is_there)
+        was_kept = self._output.append(attempt, output.epoch, value)
+        self.checks.tentative_appended(attempt, output.epoch, value, was_kept=was_kept)
         self._task.step(TentativeAppended())
 
     def stable_appended(self, epoch: int) -> None:

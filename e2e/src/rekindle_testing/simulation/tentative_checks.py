@@ -79,9 +79,10 @@ class TentativeChecks:
         self._note_output(epoch)
         self._violated("I3", self._order.stable(epoch))
 
-    def tentative_appended(self, attempt: int, epoch: int, value: str, *, is_there: bool) -> None:
+    def tentative_appended(self, attempt: int, epoch: int, value: str, *, was_kept: bool) -> None:
+        """`was_kept`: it is in the output; False if the epoch is stable already."""
         self._newest_branch = attempt, value
-        if not is_there:
+        if not was_kept:
             return
         self._note_output(epoch)
         self._around.checks.tentative(self._task.partition, epoch, value)
@@ -158,14 +159,14 @@ class TentativeChecks:
         self._ticked_at = now
         if self._newest_output >= self._newest_arrived - _BACKLOG_EPOCHS:
             self._catching_up = False
-        waits = self._arrivals.get(self._newest_output + 1)
-        if waits is not None:
-            since = max(waits, self._exempt_at, self._output_at if self._catching_up else 0.0)
+        arrived_at = self._arrivals.get(self._newest_output + 1)
+        if arrived_at is not None:
+            since = max(arrived_at, self._exempt_at, self._output_at if self._catching_up else 0.0)
             if now > since + self._max_delay_s + _SLACK_S:
                 self._violated(
                     "I3",
-                    f"epoch {self._newest_output + 1} arrived at {waits:.2f} s, and has no result "
-                    f"after {now - since:.2f} s",
+                    f"epoch {self._newest_output + 1} arrived at {arrived_at:.2f} s, and has no "
+                    f"result after {now - since:.2f} s",
                 )
         self._around.checks.check_promises(self._task.pod)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 Spec = dict[str, Any]
 
-INTERVAL_EPOCHS = 4
+CHECKPOINT_INTERVAL_EPOCHS = 4
 
 
 def _source(name: str, **more: Any) -> Spec:
@@ -30,7 +30,10 @@ def _query(name: str, priority: int) -> Spec:
 def _spec(sources: Sequence[Spec], operators: Sequence[Spec], queries: Sequence[Spec]) -> Spec:
     return {
         "epochInterval": "1s",
-        "checkpoint": {"interval": f"{INTERVAL_EPOCHS}s", "store": "s3://bucket/checkpoints"},
+        "checkpoint": {
+            "interval": f"{CHECKPOINT_INTERVAL_EPOCHS}s",
+            "store": "s3://bucket/checkpoints",
+        },
         "sources": list(sources),
         "operators": list(operators),
         "queries": list(queries),

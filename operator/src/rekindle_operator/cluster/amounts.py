@@ -125,7 +125,7 @@ class ResourceAmounts:
         )
 
     def cpu_memory_pods_fraction_of(self, whole: ResourceAmounts) -> float:
-        """The same for what every node has: CPU, memory, pods."""
+        """Sum of the fractions of what every node has: CPU, memory, pods."""
         if whole.cpu_m > 0 and whole.memory > 0 and whole.pods > 0:
             # The common case, computed for each node and each task of a plan.
             cpu, memory = self.cpu_m / whole.cpu_m, self.memory / whole.memory

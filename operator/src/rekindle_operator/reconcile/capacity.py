@@ -37,7 +37,7 @@ def measure_capacity(
     snapshot, losses, limits = pass_inputs.snapshot, pass_inputs.losses, pass_inputs.settings.limits
     unplaced = [_from_coordinator(m["spec"]) for m in coordinators]
     for pod in snapshot.pods:
-        node = _capacity_of(pod)
+        node = _node_used_by(pod)
         if pod.ended or (pod.node is None and pod.uid in cancelled):
             continue
         if node is not None:
@@ -65,7 +65,7 @@ def measure_capacity(
     return capacity
 
 
-def _capacity_of(pod: PodView) -> str | None:
+def _node_used_by(pod: PodView) -> str | None:
     """The node whose capacity it uses. A required node alone reserves nothing: any user may write
     one into a pod that is gated, or that the scheduler has refused."""
     if pod.node is not None or pod.required_node is None:

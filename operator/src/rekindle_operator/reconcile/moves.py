@@ -70,7 +70,8 @@ def with_moves(
     begun = [state for state in uncreated if state.uncreated_pod is not None]
     at_once = sum(not problem_of(context, state) for state in (*running, *begun))
     not_begun = (state for state in uncreated if state.uncreated_pod is None)
-    # Of the newest image: it could not read from tasks that run, and would never be live.
+    # A new successor has the newest image. In a conflict of stream protocols it could not read from
+    # the tasks that run, and would never be live.
     may_begin = 0 if context.report.stream_conflict else MOVES_AT_ONCE - at_once
     started = islice(not_begun, max(0, may_begin))
     return MovedStates(

@@ -45,7 +45,7 @@ from rekindle_operator.topology_status import QueryState, RebalancingEntry
 _TRUE = ("Valid", "Available", "Redundant", "Consistent")
 _FALSE = ("Recovering", "Degraded")
 """Conditions of a topology with which nothing is wrong."""
-_RETRY_FACTOR = 6  # how much longer than a move that failed none begins
+_RETRY_FACTOR = 6  # after a failed move, none begins for this many times its duration
 
 
 @dataclass(frozen=True, slots=True)

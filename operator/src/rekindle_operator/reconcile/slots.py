@@ -203,7 +203,8 @@ def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
 
 
 def _has_run(context: ReconcileContext, state: SlotState) -> bool:
-    """According to the status. Until all queries were live once, only slots of those that were."""
+    """Whether a pod of the slot has run, according to the status: until all queries have been Live
+    once, only those of queries that have been Live count."""
     assert context.running is not None
     if context.last_status.phase not in BEFORE_RUNNING:
         return True

@@ -34,7 +34,7 @@ def find_silent_kubelets(
         if n.uid in snapshot.kubelet_probes
     ]
     elsewhere = [probed.responded_at for name, probed in known if name != snapshot.own_node]
-    last_response_at = max((at for at in elsewhere if at is not None), default=0.0)
+    newest_response_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         name
         for name, probed in known
@@ -42,7 +42,7 @@ def find_silent_kubelets(
         and now - probed.responded_at <= max_response_age_s
         and probed.unanswered_since is not None
         # The probe that got a response is later, so it was of another kubelet.
-        and last_response_at - probed.unanswered_since >= timing.kubelet_silent_s
+        and newest_response_at - probed.unanswered_since >= timing.kubelet_silent_s
     )
 
 
@@ -56,13 +56,13 @@ def temporarily_avoided_nodes(snapshot: Snapshot, now: float, timing: Timing) ->
         for uid, probed in snapshot.kubelet_probes.items()
         if names.get(uid, snapshot.own_node) != snapshot.own_node
     )
-    last_response_at = max((at for at in elsewhere if at is not None), default=0.0)
+    newest_response_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         names[uid]
         for uid, probed in snapshot.kubelet_probes.items()
         if uid in names
         and probed.unanswered_since is not None
-        and last_response_at - probed.unanswered_since >= timing.kubelet_silent_s
+        and newest_response_at - probed.unanswered_since >= timing.kubelet_silent_s
         and now - probed.unanswered_since < timing.quarantine_s
     )
 

@@ -3,10 +3,10 @@
 NotReady means that the kubelet does not reach the API server. That is one signal. Tasks that
 respond to their coordinator, or a kubelet that responds to the operator, prove that the node works.
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
-NotReady node could replace another anyway. Then no node is lost whose kubelet responds, and without
-reports only one whose kubelet used to respond and does not. The same holds if a task responds on
-more than half of the nodes that have pods of topologies with a fresh report; otherwise those
-without one are lost.
+NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
+lost whose kubelet used to respond and no longer does; and a node of which a fresh report says that
+none of its tasks responds, unless a task responds on more than half of the NotReady nodes that
+fresh reports name.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Entry:
     (`rekindle.engine.state.layout`); objects by their index in `objects`. `watermark`: the chain's
     watermark after `epoch`. `operators`: ids of the chain, so that its state is found when segments
     change.
-    `chain`: the chained digest of the partition's output through `epoch`; "" if it begins with the
-    next epoch.
+    `chain`: not of operators, but the chained digest of the partition's output through `epoch`; ""
+    if it begins with the next epoch.
     """
 
     segment: str

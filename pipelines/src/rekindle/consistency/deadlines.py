@@ -2,7 +2,7 @@
 
 An epoch waits min(alpha * X, X - p99) from the moment when its first batch arrived: X is
 `maxDelay`, alpha is `availability.delayFraction`, p99 is of the time from when an epoch is due to
-when its output is in the log, over the calls of the last minute: if X is hardly longer than a call,
+when its output is written, over the calls of the last minute: if X is hardly longer than a call,
 one slow call makes the epochs after it tentative, and must not do so for long. X - p99 is taken as
 X / 4 at least: an engine that is too slow for X must not have to compute tentative epochs too, only
 because channels deliver one after another. Memory is bounded: arrival times are forgotten once the
@@ -58,8 +58,9 @@ class Deadlines:
         return self._epochs[-1] if self._epochs else self._expired_through
 
     def processed(self, took_s: float, now: float) -> None:
-        """The processing time of a call that ends now. Ignored while `maxDelay` is infinite, as it
-        is while the task is not Live: then calls have more epochs and take longer."""
+        """How long output that is written now took: a tentative epoch from when it was due, a
+        stable call from its begin. Ignored while `maxDelay` is infinite, as it is while the task is
+        not Live: then calls have more epochs and take longer."""
         if self.max_delay_s is None:
             return
         self._calls.append((now, took_s))

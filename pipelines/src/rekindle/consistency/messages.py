@@ -155,8 +155,8 @@ ConsistencyInput = (
 
 @dataclass(frozen=True, slots=True)
 class ProcessStable:
-    """Process the first of these complete epochs on the stable branch, and append the output to the
-    log."""
+    """Process these complete epochs, from the first on as many as fit into one call, on the stable
+    branch, and append the output to the log."""
 
     epochs: Sequence[EpochInput]
 

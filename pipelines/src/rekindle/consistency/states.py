@@ -76,7 +76,7 @@ ROWS: Mapping[ConsistencyState, Mapping[ConsistencyEvent, Row]] = {
     _FAILURE: _stays(_FAILURE)
     | {
         _E.TENTATIVE_DUE: Row(_FAILURE, "3.3", "process what has arrived, on the fork"),
-        _E.TENTATIVE_PROCESSED: Row(_FAILURE, "3.3", "its output is in the log"),
+        _E.TENTATIVE_PROCESSED: Row(_FAILURE, "3.3", "its output is in the branch"),
         _E.INPUTS_CORRECTED: Row(_STABILIZATION, "3.4, 3.5", "UNDO; read again what was dropped"),
         _E.POSTPONEMENT_REQUESTED: Row(_FAILURE, "3.4", "promise, unless this replica goes first"),
         _E.PARTNER_PROMISED: Row(_FAILURE, "3.4", "the partner serves: stabilize"),
@@ -86,7 +86,7 @@ ROWS: Mapping[ConsistencyState, Mapping[ConsistencyEvent, Row]] = {
     | {
         _E.STABLE_PROCESSED: Row(_STABILIZATION, "3.4", "a corrected epoch is in the log"),
         _E.TENTATIVE_DUE: Row(_STABILIZATION, "3.4", "process new input, on the fork"),
-        _E.TENTATIVE_PROCESSED: Row(_STABILIZATION, "3.4", "its output is in the log"),
+        _E.TENTATIVE_PROCESSED: Row(_STABILIZATION, "3.4", "its output is in the branch"),
         _E.INPUT_FAILED_AGAIN: Row(_FAILURE, "3.4, 3.5", "REC_DONE before new tentative epochs"),
         _E.RECONCILED: Row(_STABLE, "3.4", "REC_DONE; drop the fork"),
         _E.POSTPONEMENT_REQUESTED: Row(_STABILIZATION, "3.4", "refuse, unless all is corrected"),

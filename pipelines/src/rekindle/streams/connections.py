@@ -7,8 +7,8 @@ any connection, and `make_room` was called a few times, each after the server ha
 received: all readers of a task may connect at one moment, those on a busy machine send their
 requests a second later, and a server that was paused has not read them yet. Then connections that
 still have sent no request are closed: the oldest ones of the address that has most of them, so that
-a client that opens thousands loses only its own. An admitted connection has to begin its next
-request before it has been idle for too long.
+a client that opens thousands loses only its own. The next complete request of an admitted
+connection has to arrive before the connection has been idle for too long.
 
 Design: docs/design/streams.md#edges.
 """
@@ -29,7 +29,7 @@ MAX_ADMITTED = 2048
 GRACE_S = 2.0
 """An unadmitted connection may be closed to make room so long after it began, and after the last
 valid request of any."""
-MAX_CHECKS = 10
+GRACE_CALLS = 10
 """And after so many calls of `make_room`."""
 
 C = TypeVar("C")
@@ -62,7 +62,7 @@ class Connections(Generic[C]):
         self.max_admitted = max_admitted
         self._peers: dict[C, str] = {}
         self._unadmitted: dict[C, float] = {}  # when they began, the oldest first
-        self._checks: dict[C, int] = {}  # of those: calls of `make_room`
+        self._room_calls: dict[C, int] = {}  # of those: calls of `make_room`
         self._admitted_at = -math.inf  # the latest of them
         self._idle: dict[C, float] = {}  # admitted ones; deadlines, idle the longest first
 
@@ -84,13 +84,13 @@ class Connections(Generic[C]):
     def opened(self, connection: C, peer: str, now: float) -> None:
         self._peers[connection] = peer
         self._unadmitted[connection] = now
-        self._checks[connection] = 0
+        self._room_calls[connection] = 0
 
     def make_room(self, now: float) -> list[Close[C]]:
         """The connections to close while it is `full`. To be called repeatedly, each time after the
         server has read what it had received."""
-        for connection in self._checks:
-            self._checks[connection] += 1
+        for connection in self._room_calls:
+            self._room_calls[connection] += 1
         if now - self._admitted_at < GRACE_S:
             return []
         counts = Counter(self._peers[c] for c in self._unadmitted)
@@ -99,7 +99,7 @@ class Connections(Generic[C]):
             c
             for c, opened_at in self._unadmitted.items()
             if self._peers[c] == most
-            and self._checks[c] > MAX_CHECKS
+            and self._room_calls[c] > GRACE_CALLS
             and now - opened_at >= GRACE_S
         ]
         reason = f"{len(self._unadmitted)} at once have sent no valid request in time"
@@ -116,7 +116,7 @@ class Connections(Generic[C]):
             if not self._idle:
                 return None
             closed.append(self._close(next(iter(self._idle)), ""))
-        del self._unadmitted[connection], self._checks[connection]
+        del self._unadmitted[connection], self._room_calls[connection]
         self._admitted_at = now
         return closed
 
@@ -128,7 +128,7 @@ class Connections(Generic[C]):
     def closed(self, connection: C) -> None:
         self._peers.pop(connection, None)
         self._unadmitted.pop(connection, None)
-        self._checks.pop(connection, None)
+        self._room_calls.pop(connection, None)
         self._idle.pop(connection, None)
 
     def expired(self, now: float) -> list[Close[C]]:

@@ -47,7 +47,7 @@ from rekindle.streams.log_files import (
     read_outline,
     write_floor,
 )
-from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch, Reading, View
+from rekindle.streams.log_reading import MAX_READ_EPOCHS, EncodedEpoch, Reading, View
 from rekindle.streams.records import DamagedRecord, Record, RecordKind
 from rekindle.streams.retention import file_bytes as file_bytes_with
 from rekindle.streams.retention import retained_floor
@@ -235,7 +235,7 @@ class OutputLog:
         self,
         from_epoch: int,
         max_bytes: int,
-        max_epochs: int = READ_EPOCHS,
+        max_epochs: int = MAX_READ_EPOCHS,
         *,
         at_least_one: bool = False,
     ) -> list[EncodedEpoch]:
@@ -249,7 +249,7 @@ class OutputLog:
         fetched: FetchedFile,
         from_epoch: int,
         max_bytes: int,
-        max_epochs: int = READ_EPOCHS,
+        max_epochs: int = MAX_READ_EPOCHS,
         *,
         at_least_one: bool = False,
     ) -> list[EncodedEpoch]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from rekindle.streams import records
 from rekindle.streams.records import Record
 
-READ_EPOCHS = 256
+MAX_READ_EPOCHS = 256
 """Maximum epochs of one read: empty ones hardly count for its limit in bytes."""
 
 
@@ -65,7 +65,7 @@ class Reading:
     next_epoch: int
     left: int
     at_least_one: bool = True
-    max_epochs: int = READ_EPOCHS
+    max_epochs: int = MAX_READ_EPOCHS
     epochs: list[EncodedEpoch] = field(default_factory=list)
     complete: bool = False
 

@@ -29,7 +29,7 @@ from rekindle.streams.io_thread import SLICE_S, CallThread
 from rekindle.streams.live_history import Position, Span
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
-from rekindle.streams.log_reading import READ_EPOCHS, EncodedEpoch
+from rekindle.streams.log_reading import MAX_READ_EPOCHS, EncodedEpoch
 from rekindle.streams.memory_budget import MemoryBudget
 from rekindle.streams.store_calls import StoreCalls
 from rekindle.streams.wire import (
@@ -37,14 +37,14 @@ from rekindle.streams.wire import (
     ReadRequest,
     control_frame,
     epoch_frame,
-    live_marks,
+    live_fields,
 )
 from rekindle.table_memory import object_bytes
 
 SERVE_BYTES = 112 << 20
 """Memory for readers, by default."""
-_SPLIT_CACHE_SHARE = 1 / 7
-_RESPONSES_SHARE = 4 / 7
+_SPLIT_CACHE_FRACTION = 1 / 7
+_RESPONSES_FRACTION = 4 / 7
 """The part of the memory that all responses may reserve; a larger epoch is sent alone. The rest is
 used by logs, for fetched files."""
 PORTION_BYTES = 1 << 20
@@ -53,7 +53,7 @@ BATCH_BYTES = 128 << 10
 """Small epochs are read, divided and sent in batches of this size."""
 LARGE_BYTES = 4 << 20
 """Larger epochs are read and divided in a separate thread."""
-_CALL_SPLIT_SHARE = 1 / 4
+_CALL_SPLIT_FRACTION = 1 / 4
 """A call ends after so large a part of the cache of splits, or one split, so that other calls that
 read the same epochs still find their splits in the cache."""
 ROUND_S = 0.25
@@ -76,10 +76,10 @@ class ResponseFrames:
     """The frames of all responses of a server; used within one event loop."""
 
     def __init__(self, memory_bytes: int = SERVE_BYTES) -> None:
-        cached_bytes = int(_SPLIT_CACHE_SHARE * memory_bytes)
-        self._call_split_bytes = int(_CALL_SPLIT_SHARE * cached_bytes)
+        cached_bytes = int(_SPLIT_CACHE_FRACTION * memory_bytes)
+        self._call_split_bytes = int(_CALL_SPLIT_FRACTION * cached_bytes)
         self._splits = SplitCache(cached_bytes)
-        self._budget = MemoryBudget(int(_RESPONSES_SHARE * memory_bytes))
+        self._budget = MemoryBudget(int(_RESPONSES_FRACTION * memory_bytes))
         self._rows_thread = CallThread("stream-rows")
         self._large_thread = CallThread("stream-large")
         self._store_calls = StoreCalls()
@@ -196,7 +196,7 @@ class ResponseFrames:
                 divided = self._split(call, call.share, epoch, payload)
                 split_bytes = divided.nbytes
                 rows, checksum = _encode(divided[call.share.index])
-            frame = epoch_frame(epoch, watermark, digest, rows, checksum, marks=call.marks)
+            frame = epoch_frame(epoch, watermark, digest, rows, checksum, live=call.live_fields)
             frames.append((frame, rows))
             call.add_sent(rows, split_bytes)
             if time.monotonic() >= ends_at:
@@ -232,7 +232,7 @@ class ResponseFrames:
                     self._budget.shrink(reservation, 0 if rows is None else rows.size)
                 call.add_sent(rows, 0 if number else split_bytes, epochs=number + 1 == count)
                 frame = epoch_frame(
-                    epoch, watermark, digest, rows, checksum, number, count, call.marks
+                    epoch, watermark, digest, rows, checksum, number, count, call.live_fields
                 )
                 yield [(frame, rows)]
 
@@ -272,7 +272,7 @@ class _Call:
         self.epoch = request.from_epoch  # the next one
         self.bytes_left = request.max_bytes
         self.through: int | None = None  # the last epoch of a span; None: all of the log
-        self.marks: Mapping[str, Any] | None = None  # additional fields of the frames
+        self.live_fields: Mapping[str, Any] | None = None  # of the frames
         self.full = False  # no further epoch may be sent
         self.complete = False  # no further epoch of this span, or at all, is to be sent
         self.portion: list[EncodedEpoch] = []
@@ -289,7 +289,7 @@ class _Call:
     def begin_span(self, log: OutputLog, span: Span) -> None:
         """The next epochs are those of a span."""
         self.log, self.epoch, self.through = log, span.first, span.last
-        self.marks = live_marks(span.kind, span.attempt, span.number)
+        self.live_fields = live_fields(span.kind, span.attempt, span.number)
         self.complete = self.full
         self.portion.clear()
 
@@ -301,7 +301,7 @@ class _Call:
                 self.complete = self.full = True
             if self.complete:
                 break
-            frame = epoch_frame(epoch, watermark, digest, payload, checksum, marks=self.marks)
+            frame = epoch_frame(epoch, watermark, digest, payload, checksum, live=self.live_fields)
             frames.append((frame, payload))
             self.add_sent(payload)
         return frames
@@ -312,7 +312,7 @@ class _Call:
         self._split_bytes_left -= split_bytes
         self.epoch += epochs
         self._epochs += epochs
-        if self._epochs == READ_EPOCHS or (
+        if self._epochs == MAX_READ_EPOCHS or (
             self._epochs and min(self.bytes_left, self._split_bytes_left) <= 0
         ):
             self.complete = self.full = True

@@ -38,7 +38,7 @@ from rekindle.exchange.routing import Share
 from rekindle.identity import STREAM_VERSIONS, UNVERSIONED, Identity, Versions, incompatible
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
-from rekindle.streams.log_reading import READ_EPOCHS
+from rekindle.streams.log_reading import MAX_READ_EPOCHS
 
 PATH = "/v3/epochs"
 MAX_REQUEST_BYTES = 64 << 10
@@ -255,25 +255,25 @@ def epoch_frame(
     checksum: int,
     part: int = 0,
     parts: int = 1,
-    marks: Mapping[str, Any] | None = None,
+    live: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The frame of an epoch without its payload, which the caller sends after it. `marks`:
-    `live_marks`."""
+    """The frame of an epoch without its payload, which the caller sends after it. `live`:
+    `live_fields`."""
     header: dict[str, Any] = {"epoch": epoch, "watermark": watermark, "digest": digest}
     if parts > 1:
         header |= {"part": part, "parts": parts}
-    if marks is not None:
-        header |= marks
+    if live is not None:
+        header |= live
     return _frame(header, payload, checksum)
 
 
-def live_marks(kind: BatchKind, attempt: int, span: int) -> dict[str, Any]:
+def live_fields(kind: BatchKind, attempt: int, span: int) -> dict[str, Any]:
     """Additional fields of the frames of a live response."""
     return {"kind": kind, "attempt": attempt, "segment": span}
 
 
 def control_frame(kind: BatchKind, epoch: int, span: int) -> bytes:
-    return epoch_frame(epoch, 0, "", None, 0, marks=live_marks(kind, 0, span))
+    return epoch_frame(epoch, 0, "", None, 0, live=live_fields(kind, 0, span))
 
 
 LAST_FRAME_HEADER = {"end": True}
@@ -398,9 +398,12 @@ class ResponseDecoder:
             raise self._wrong(f"a payload of {size} bytes")
         if not part and (
             (self.epochs and self._received >= self._request.max_bytes)
-            or len(self.epochs) >= READ_EPOCHS
+            or len(self.epochs) >= MAX_READ_EPOCHS
         ):
-            raise self._wrong(f"more than the {self._request.max_bytes} bytes that were requested")
+            raise self._wrong(
+                f"more than the {self._request.max_bytes} bytes that were requested, or more than "
+                f"{MAX_READ_EPOCHS} epochs"
+            )
         self._epoch_bytes += size
         if size:
             self._check_size(epoch, self._epoch_bytes)

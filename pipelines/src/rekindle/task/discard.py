@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 
-def mark(log: Path) -> None:
+def mark_for_discard(log: Path) -> None:
     """Mark the log in this directory, to be deleted before it is opened again. Raises OSError."""
     marker = _marker_of(log)
     marker.parent.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ from rekindle.task.core.supervisor import (
     TaskFailed,
     TruncateLog,
 )
-from rekindle.task.discard import mark, mark_comparison
+from rekindle.task.discard import mark_comparison, mark_for_discard
 from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
@@ -301,7 +301,7 @@ class TaskRuntime:
                     "replicas disagree: the task restarts and computes again from the committed "
                     "checkpoint"
                 )
-                mark(self._config.log_directory)
+                mark_for_discard(self._config.log_directory)
             case CompareFiles():
                 mark_comparison(self._config.log_directory)
             case StopSinks():

@@ -24,8 +24,8 @@ from rekindle_testing.simulation.overlapping import Overlapping
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
 _CALL_S = (0.002, 0.03)
-_CLOSED_AFTER_S = 8.0
 _ERROR_SHARE = 0.4
+_CLOSED_AFTER_S = 8.0
 """A client closes a watch that was silent for so long, and opens it again."""
 _REOPEN_S = 5.0
 

@@ -350,7 +350,7 @@ class DigestComparison:
         groups = _equal_results(results)
         witnesses = [self._witnesses(partition, group) for group in groups]
         if len(groups) < 2:
-            self._agree(partition, epoch, results)
+            self._record_agreement(partition, epoch, results)
             return
         after = min(self.witnessed(partition), epoch - 1)
         self._untrusted.append(UntrustedOutput(partition, after))
@@ -366,7 +366,9 @@ class DigestComparison:
             self._disputes[partition] = Dispute(partition, after, epoch, name, tuple(originals))
             self._requested_at.pop(partition, None)
 
-    def _agree(self, partition: Partition, epoch: int, results: Sequence[Result]) -> None:
+    def _record_agreement(
+        self, partition: Partition, epoch: int, results: Sequence[Result]
+    ) -> None:
         """Record that these results have no comparable differences."""
         records = self._records[partition]
         agreeing = {

@@ -28,7 +28,7 @@ class AccessError(RekindleError):
 
 @dataclass(slots=True)
 class Token:
-    """A bearer token in a file (or fixed)."""
+    """A bearer token for the API server, in a file (or fixed)."""
 
     file: Path | None = None
     value: str | None = None

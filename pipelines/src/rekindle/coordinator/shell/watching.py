@@ -147,6 +147,6 @@ class GenerationReader:
                 self._compiled[number] = topology
             elif number == newest:
                 failure = topology
-            else:  # accepted by a less strict release: only its operator ids are missing
+            else:  # accepted by a less strict release; state with its operator ids is not found
                 _log.warning("generation %d does not compile any more: %s", number, topology)
         return failure

@@ -175,7 +175,7 @@ DonorEffect = PinSnapshot | UnpinSnapshot | ReadChunk | Reply
 
 
 @dataclass(slots=True)
-class _Sending:
+class _DonorSession:
     """One session at the donor. `needed`: as in `messages.Order`. `prepared`: runs that the shell
     has read for the offer. `reading`: numbers of the chunks that the shell reads."""
 
@@ -204,7 +204,7 @@ class DonorCore:
         self._boot = boot
         self._epoch = epoch
         self._limits = limits or DonorLimits()
-        self._active: dict[Slot, _Sending] = {}
+        self._active: dict[Slot, _DonorSession] = {}
         self._newest: dict[Slot, Session] = {}  # of each slot, also ended ones
         self._stopping = False
 
@@ -229,8 +229,8 @@ class DonorCore:
             case SnapshotPinned():
                 return self._pinned(event)
             case PinProgressed(session, runs):
-                if (sending := self._find(session)) is not None:
-                    sending.prepared = runs
+                if (active := self._find(session)) is not None:
+                    active.prepared = runs
                 return []
             case PinFailed(session, message):
                 return self._failed(session, DonorEvent.PIN_FAILED, message)
@@ -280,102 +280,102 @@ class DonorCore:
         if len(self._active) >= self._limits.sessions:
             return [*effects, self._refuse(session, RefusalReason.BUSY)]
         chunk_bytes = min(self._limits.chunk_bytes, request.chunk_bytes)
-        sending = _Sending(session, request.needed, chunk_bytes, now)
-        self._active[session.slot] = sending
+        active = _DonorSession(session, request.needed, chunk_bytes, now)
+        self._active[session.slot] = active
         self._newest[session.slot] = session
-        return [*effects, *self._pin_if_reached(sending)]
+        return [*effects, *self._pin_if_reached(active)]
 
     def _offer_repeated(self, request: OfferRequest, now: float) -> list[DonorEffect]:
-        sending = self._find(request.session)
-        if sending is None:
+        active = self._find(request.session)
+        if active is None:
             return [self._refuse(request.session, RefusalReason.ENDED)]
-        sending.last_request_at = now
-        if sending.offer is not None:
-            return [Reply(sending.offer)]
-        if sending.prepared:
-            return [Reply(Preparing(sending.session, sending.prepared))]
-        return self._pin_if_reached(sending)
+        active.last_request_at = now
+        if active.offer is not None:
+            return [Reply(active.offer)]
+        if active.prepared:
+            return [Reply(Preparing(active.session, active.prepared))]
+        return self._pin_if_reached(active)
 
     def _chunk_requested(self, request: ChunkRequest, now: float) -> list[DonorEffect]:
-        sending = self._find(request.session)
-        if sending is None or sending.plan is None or request.boot != self._boot:
+        active = self._find(request.session)
+        if active is None or active.plan is None or request.boot != self._boot:
             return [self._refuse(request.session, RefusalReason.ENDED)]
-        sending.last_request_at = now
-        number, plan = request.number, sending.plan
-        if not 0 <= number < plan.chunks or number in sending.reading:
+        active.last_request_at = now
+        number, plan = request.number, active.plan
+        if not 0 <= number < plan.chunks or number in active.reading:
             return []
-        if len(sending.reading) >= self._limits.window:
+        if len(active.reading) >= self._limits.window:
             return []  # the newcomer asks again
-        sending.reading.add(number)
-        return [ReadChunk(sending.session, number, plan.slices(number))]
+        active.reading.add(number)
+        return [ReadChunk(active.session, number, plan.slices(number))]
 
     # -- results from the shell ------------------------------------------------------------------
 
-    def _pin_if_reached(self, sending: _Sending) -> list[DonorEffect]:
+    def _pin_if_reached(self, active: _DonorSession) -> list[DonorEffect]:
         """Take the snapshot once every upstream log still has the epoch after it, which is the
         first one that the newcomer reads."""
-        if sending.machine.state is not DonorPhase.BEHIND or self._epoch + 1 < sending.needed:
+        if active.machine.state is not DonorPhase.BEHIND or self._epoch + 1 < active.needed:
             return []
-        sending.machine.step(DonorEvent.REACHED)
-        return [PinSnapshot(sending.session)]
+        active.machine.step(DonorEvent.REACHED)
+        return [PinSnapshot(active.session)]
 
     def _pinned(self, event: SnapshotPinned) -> list[DonorEffect]:
-        sending = self._find(event.session)
-        if sending is None:  # it ended meanwhile
+        active = self._find(event.session)
+        if active is None:  # it ended meanwhile
             return [UnpinSnapshot(event.session)]
-        if event.epoch + 1 < sending.needed:
-            sending.machine.step(DonorEvent.PINNED_TOO_EARLY)
-            sending.prepared = 0
+        if event.epoch + 1 < active.needed:
+            active.machine.step(DonorEvent.PINNED_TOO_EARLY)
+            active.prepared = 0
             return [UnpinSnapshot(event.session)]
-        sending.machine.step(DonorEvent.PINNED)
-        plan = ChunkPlan(event.sizes, sending.chunk_bytes)
-        sending.plan = plan
-        sending.offer = Offer(
+        active.machine.step(DonorEvent.PINNED)
+        plan = ChunkPlan(event.sizes, active.chunk_bytes)
+        active.plan = plan
+        active.offer = Offer(
             event.session, self._boot, event.epoch, event.base, plan.chunks, event.digest
         )
-        return [Reply(sending.offer)]
+        return [Reply(active.offer)]
 
     def _chunk_read(self, session: Session, number: int, data: bytes) -> list[DonorEffect]:
-        sending = self._find(session)
-        if sending is None:
+        active = self._find(session)
+        if active is None:
             return []
-        sending.reading.discard(number)
+        active.reading.discard(number)
         return [Reply(Chunk(session, self._boot, number, data, chunk_digest(data)))]
 
     # -- endings ---------------------------------------------------------------------------------
 
     def _failed(self, session: Session, event: DonorEvent, message: str) -> list[DonorEffect]:
-        sending = self._find(session)
-        if sending is None:
+        active = self._find(session)
+        if active is None:
             return []
         return [
-            *self._end(sending, event),
+            *self._end(active, event),
             Reply(Refusal(session, RefusalReason.UNREADABLE, message)),
         ]
 
     def _released(self, session: Session) -> list[DonorEffect]:
-        sending = self._find(session)
-        return self._end(sending, DonorEvent.RELEASED) if sending is not None else []
+        active = self._find(session)
+        return self._end(active, DonorEvent.RELEASED) if active is not None else []
 
     def _stop(self) -> list[DonorEffect]:
         self._stopping = True
         effects: list[DonorEffect] = []
-        for sending in [*self._active.values()]:
-            effects += self._end(sending, DonorEvent.STOPPED)
-            effects.append(self._refuse(sending.session, RefusalReason.STOPPING))
+        for active in [*self._active.values()]:
+            effects += self._end(active, DonorEvent.STOPPED)
+            effects.append(self._refuse(active.session, RefusalReason.STOPPING))
         return effects
 
-    def _end(self, sending: _Sending, event: DonorEvent) -> list[DonorEffect]:
-        pinned = sending.machine.state is DonorPhase.SENDING
-        sending.machine.step(event)
-        del self._active[sending.session.slot]
+    def _end(self, active: _DonorSession, event: DonorEvent) -> list[DonorEffect]:
+        pinned = active.machine.state is DonorPhase.SENDING
+        active.machine.step(event)
+        del self._active[active.session.slot]
         # If the shell is still pinning, its SnapshotPinned finds no session and is unpinned then.
-        return [UnpinSnapshot(sending.session)] if pinned else []
+        return [UnpinSnapshot(active.session)] if pinned else []
 
-    def _find(self, session: Session) -> _Sending | None:
+    def _find(self, session: Session) -> _DonorSession | None:
         """The session, if it is active."""
-        sending = self._active.get(session.slot)
-        return sending if sending is not None and sending.session == session else None
+        active = self._active.get(session.slot)
+        return active if active is not None and active.session == session else None
 
     def _is_partner(self, slot: Slot) -> bool:
         mine = self._replica.slot

@@ -103,7 +103,7 @@ class EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineDied:
-    """The engine died while it was idle."""
+    """The engine died while it was idle: between two calls, or before a failed call is repeated."""
 
     message: str
 
