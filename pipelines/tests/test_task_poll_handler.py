@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,18 +121,36 @@ def test_a_failure_counts_as_reported_after_a_response(
     assert handler.failure_reported
 
 
-@pytest.fixture
-def control(handler: PollHandler, status: TaskStatus) -> Iterator[ControlServer]:
-    server = ControlServer(
+def serve(handler: PollHandler, status: TaskStatus, port: int = 0) -> ControlServer:
+    return ControlServer(
         "127.0.42.1",
-        0,
+        port,
         handler,
         alive=lambda: True,
         ready=lambda: status.phase.serves,
         registry=make_registry(status, "topo", "hourly", REF),
     )
+
+
+@pytest.fixture
+def control(handler: PollHandler, status: TaskStatus) -> Iterator[ControlServer]:
+    server = serve(handler, status)
     yield server
     server.stop()
+
+
+def test_a_server_that_has_ended_or_cannot_bind_leaves_nothing_open(
+    handler: PollHandler, status: TaskStatus
+) -> None:
+    server = serve(handler, status)
+    with pytest.raises(OSError, match=str(server.port)):
+        serve(handler, status, server.port)
+    server.stop()
+    del server
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [w for w in found if issubclass(w.category, ResourceWarning)] == []
 
 
 def ask(control: ControlServer, path: str, body: str | None = None) -> tuple[int, str]:

@@ -48,9 +48,14 @@ class ControlServer:
         self._registry = registry
         self._loop = asyncio.new_event_loop()
         self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.5)
-        self._loop.run_until_complete(self._runner.setup())
-        site = web.TCPSite(self._runner, address, port)
-        self._loop.run_until_complete(site.start())
+        try:
+            self._loop.run_until_complete(self._runner.setup())
+            site = web.TCPSite(self._runner, address, port)
+            self._loop.run_until_complete(site.start())
+        except BaseException:
+            self._loop.run_until_complete(self._runner.cleanup())
+            self._loop.close()
+            raise
         self.port: int = self._runner.addresses[0][1]
         self._worker = Worker("control", self._loop.run_forever).start()
 
@@ -59,6 +64,8 @@ class ControlServer:
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(2)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._worker.join(2)
+        if not self._loop.is_running():
+            self._loop.close()
 
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_POLL_BYTES)
