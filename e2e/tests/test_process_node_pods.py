@@ -291,11 +291,11 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(
 ) -> None:
     before = len(node.pids)
     spec = on(node, "trap '' TERM; while :; do sleep 1; done", terminationGracePeriodSeconds=1)
-    pods.create("deaf", spec)
-    pods.wait_ready("deaf")
+    pods.create("no-sigterm", spec)
+    pods.wait_ready("no-sigterm")
     deleted_at = time.monotonic()
-    pods.delete("deaf")
-    pods.wait_gone("deaf", within_s=5)
+    pods.delete("no-sigterm")
+    pods.wait_gone("no-sigterm", within_s=5)
     assert time.monotonic() - deleted_at >= 1
     wait_for("its processes are gone", lambda: len(node.pids) == before)
 
@@ -312,9 +312,9 @@ def test_a_pod_whose_object_is_gone_uses_no_capacity(node: ProcessNode, pods: Po
     """As on a kubelet, while its processes still end: the plan and the scheduler see only
     objects."""
     most = {"requests": {"cpu": "1500m"}}
-    pods.create("deaf", on(node, "trap '' TERM; while :; do sleep 1; done", resources=most))
-    pods.wait_ready("deaf")
-    pods.delete("deaf", grace_s=0)
+    pods.create("no-sigterm", on(node, "trap '' TERM; while :; do sleep 1; done", resources=most))
+    pods.wait_ready("no-sigterm")
+    pods.delete("no-sigterm", grace_s=0)
     pods.create("next", on(node, "sleep 600", resources=most))
     pod = pods.wait("next", "ran or was refused", lambda p: p["status"]["phase"] != "Pending")
     assert pod["status"]["phase"] == "Running", pod["status"]

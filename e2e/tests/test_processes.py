@@ -35,7 +35,9 @@ def test_closing_ends_the_group_and_keeps_the_log(tmp_path: Path) -> None:
 
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     with ChildProcesses(tmp_path) as children:
-        child = children.start("deaf", ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"])
+        child = children.start(
+            "no-sigterm", ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"]
+        )
         eventually(lambda: "ready" in child.log_tail())
         children.stop(child, grace_s=0.2)
         assert child.exit_code == -9

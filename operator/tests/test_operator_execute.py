@@ -15,6 +15,7 @@ from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.execute import Executor
+from rekindle_operator.metrics import ACTIONS
 from rekindle_operator.reconcile.actions import (
     METRIC_KINDS,
     Action,
@@ -206,8 +207,11 @@ def test_pods_do_not_wait_for_a_status_that_is_refused(caplog: pytest.LogCapture
     decided = {"phase": "Recovering", "queries": [{"name": "q"}], "slots": slots}
     last = {"phase": "Running", "dataPlane": {"fence": 1}}
     write = replace(status_reserving("t"), replaces=last, status=decided)
+    failed = ACTIONS.labels("WriteStatusFailed")
+    before = failed._value.get()
     executor.run([TopologyActions("default/t", (write, creation("t-0", uid="t")))])
     assert api.calls == ["PATCH status", "PATCH status", "POST pods"]
+    assert failed._value.get() == before + 1
     assert api.written == [{"phase": "Running", "slots": slots}]
     assert "queries: Too long" in caplog.text
     assert not cluster.snapshot().uncreated_pods

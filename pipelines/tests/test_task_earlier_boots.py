@@ -129,27 +129,25 @@ def test_sinks_compare_files_written_from_a_wrong_log(home: Path) -> None:
     boot.run()
 
 
-def test_sinks_compare_files_of_a_boot_that_may_be_wrong(home: Path) -> None:
-    run_boot_with_wrong_result(home, replicas=2)
-    mark_for_discard(home)
-    boot = Boot(home, replicas=2)
+def run_and_compare_all_files(boot: Boot) -> None:
+    """Its sink has files of eight epochs, and gets all epochs again."""
     boot.world.sink.epochs = list(range(8))
     boot.world.sinks.assign([SINK])
     boot.world.run_to(12)
     eventually(lambda: boot.world.sinks.progress()[0].durable == 11)
     assert boot.world.sink.epochs == [*range(8), *range(12)]
     boot.run()
+
+
+def test_sinks_compare_files_of_a_boot_that_may_be_wrong(home: Path) -> None:
+    run_boot_with_wrong_result(home, replicas=2)
+    mark_for_discard(home)
+    run_and_compare_all_files(Boot(home, replicas=2))
 
 
 def test_sinks_of_a_new_pod_compare_files_if_told_so(home: Path) -> None:
     mark_comparison(home)
-    boot = Boot(home, replicas=2)
-    boot.world.sink.epochs = list(range(8))
-    boot.world.sinks.assign([SINK])
-    boot.world.run_to(12)
-    eventually(lambda: boot.world.sinks.progress()[0].durable == 11)
-    assert boot.world.sink.epochs == [*range(8), *range(12)]
-    boot.run()
+    run_and_compare_all_files(Boot(home, replicas=2))
 
 
 def killed(boot: Boot, epoch: int) -> None:
@@ -165,13 +163,7 @@ def test_sinks_compare_although_the_boot_that_had_to_was_killed(home: Path, repl
     mark_for_discard(home)
     killed(Boot(home, replicas), epoch=2)
     killed(Boot(home, replicas), epoch=2)
-    boot = Boot(home, replicas)
-    boot.world.sink.epochs = list(range(8))
-    boot.world.sinks.assign([SINK])
-    boot.world.run_to(12)
-    eventually(lambda: boot.world.sinks.progress()[0].durable == 11)
-    assert boot.world.sink.epochs == [*range(8), *range(12)]
-    boot.run()
+    run_and_compare_all_files(Boot(home, replicas))
 
 
 def test_files_of_a_decided_dispute_are_compared_after_a_kill_too(home: Path) -> None:

@@ -250,6 +250,7 @@ class Executor:
             if error.status != 422 or not (action.new_incarnations or action.accepts_generation):
                 raise
             # Lost tasks must come back, even if a field of the status is invalid.
+            ACTIONS.labels(f"{METRIC_KINDS[WriteStatus]}Failed").inc()
             logger.error(
                 "the API server refuses the status of %s/%s; only its slots and generations are "
                 "written: %s",

@@ -20,8 +20,7 @@ from rekindle.coordinator.checkpoints import phases as commits
 from rekindle.coordinator.checkpoints.phases import CommitEvent
 from rekindle.coordinator.movement import phases as movements
 from rekindle.exchange.state_mover import phases as sessions
-from rekindle.exchange.state_mover.phases import DonorEvent, NewcomerEvent, NewcomerPhase
-from rekindle.protocol import TaskPhase
+from rekindle.exchange.state_mover.phases import DonorEvent
 from rekindle.task.core import phases as tasks
 from rekindle.task.core.phases import PhaseMachine, TaskEvent
 from rekindle.transitions import StateMachine
@@ -66,31 +65,7 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
         "no edit here moves operators to other segments, so chained digests have one base",
         [("dispute", DisputePhase.OPEN, DisputeEvent.NOT_COMPARABLE)],
     ),
-    ("processes are killed, not asked to stop", _all_of("task", TaskEvent.STOP_REQUESTED)),
-    (
-        "simulated failures end, but for a checkpoint that is gone when it is restored",
-        [
-            ("task", phase, TaskEvent.FAILED)
-            for phase in TaskPhase
-            if phase is not TaskPhase.RESTORING
-        ],
-    ),
-    (
-        "a task that could not be restored ends",
-        [
-            ("task", TaskPhase.FAILED, event)
-            for event in (TaskEvent.CAUGHT_UP, TaskEvent.FELL_BEHIND)
-        ],
-    ),
     ("there is one store", _all_of("checkpoint", CommitEvent.STORE_REFUSED)),
-    ("donors are killed, not stopped", _all_of("donor", DonorEvent.STOPPED)),
-    (
-        "disks do not fail",
-        [
-            *_all_of("donor", DonorEvent.PIN_FAILED, DonorEvent.READ_FAILED),
-            ("newcomer", NewcomerPhase.INSTALLING, NewcomerEvent.FAILED),
-        ],
-    ),
     (
         "what is pinned is the newest state, which had reached the epoch",
         _all_of("donor", DonorEvent.PINNED_TOO_EARLY),
