@@ -245,6 +245,25 @@ def test_a_node_that_responds_before_any_action_is_kept(
     assert changes(running) == []
 
 
+@pytest.mark.parametrize(("responded_ago_s", "is_lost"), [(8.0, False), (10.5, True), (None, True)])
+def test_the_first_response_ends_a_quarantine_for_good(
+    running: ModelCluster, responded_ago_s: float | None, is_lost: bool
+) -> None:
+    """Also once nobody probes the node any more: tasks may have been placed there since."""
+    now, node = running.now, next(iter(running.nodes.values()))
+    at = now - responded_ago_s if responded_ago_s is not None else None
+    snapshot = replace(
+        running.snapshot(),
+        pods=tuple(p for p in running.snapshot().pods if p.node != node.name),
+        quarantined={node.name: now - 10.0},
+        kubelet_probes={node.uid: ProbeResults(now, at)},
+        readiness_seen_at={},
+    )
+    assessment = assess_nodes(snapshot, now, running.settings.timing)
+    assert (node.name in assessment.lost_nodes) == is_lost
+    assert (node.name in assessment.usable_nodes) != is_lost
+
+
 def test_a_silence_counts_up_to_the_last_report(running: ModelCluster) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
     running.kill_node_still_ready(victim)

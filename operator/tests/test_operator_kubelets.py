@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +39,9 @@ class ProbingOperator:
         self.dead: set[str] = set()
         self.isolated = False  # from all nodes but its own, which is the first
         self.probes = ProbeState()
-        self.pending: dict[str, tuple[float, float]] = {}  # when response and deadline of each come
+        # When response and deadline of each probe come, by node and when it was sent. Without a
+        # response: the probe did not arrive.
+        self.pending: dict[tuple[str, float], tuple[float, float]] = {}
         self.silent_tasks: dict[str, float] = {}
         self.nodes = {name: node(name) for name in self.delays}
         self.pods = {name: task(i, name) for i, name in enumerate(self.nodes)}
@@ -67,27 +70,29 @@ class ProbingOperator:
         self.now += after_s
         lost = self.lost()
         self.probes.reset_after_pause(self.now)
-        for name, (response_at, until) in list(self.pending.items()):
+        for (name, sent_at), (response_at, until) in list(self.pending.items()):
             at = response_at if after_s <= 2 * TICK_S else max(response_at, self.now + TICK_S)
-            self.pending[name] = at, until
+            self.pending[name, sent_at] = at, until
             if at <= self.now and self._is_reached(name) and name != lose_response_of:
-                self.probes.responded(f"uid-{name}")
-                self._close(name)
+                self.probes.responded(f"uid-{name}", sent_at)
+                self._close(name, sent_at)
             elif until <= self.now or name == lose_response_of:
-                self._close(name)
-        for due in kubelets_to_probe(self.snapshot(), self.probes.in_flight, self.now, TIMING):
+                self._close(name, sent_at)
+        for due in kubelets_to_probe(self.snapshot(), self.probes.busy(self.now), self.now, TIMING):
             self.probes.sent(due.uid, self.now)
-            response_at = self.now + self.delays[due.name]
-            self.pending[due.name] = response_at, self.now + 2 * TIMING.kubelet_silent_s
+            arrives = self._is_reached(due.name)
+            response_at = self.now + self.delays[due.name] if arrives else inf
+            until = self.now + 2 * TIMING.kubelet_silent_s
+            self.pending[due.name, self.now] = response_at, until
         return lost | self.lost()
 
     def _is_reached(self, name: str) -> bool:
         own = name == next(iter(self.nodes))
         return name not in self.dead and (own or not self.isolated)
 
-    def _close(self, name: str) -> None:
-        self.probes.ended(f"uid-{name}")
-        del self.pending[name]
+    def _close(self, name: str, sent_at: float) -> None:
+        self.probes.ended(f"uid-{name}", sent_at)
+        del self.pending[name, sent_at]
 
     def run(self, seconds: float) -> set[str]:
         lost: set[str] = set()
@@ -121,6 +126,22 @@ def test_a_node_whose_kubelet_responds_is_not_lost(
     for number, after_s in enumerate(ticks):
         missed = names[1] if number == missed_at else ""
         assert operator.tick(after_s, missed) <= {names[-1]}
+
+
+@settings(deadline=None)
+@given(st.integers(0, 20), st.integers(0, 8), st.integers(0, 4))
+def test_a_kubelet_that_is_cut_off_for_a_moment_is_not_silent(
+    ticks_before: int, ticks_silent: int, ticks_cut: int
+) -> None:
+    """The probes that it did not get have no response yet; later ones have one."""
+    operator = ProbingOperator([0.0] * 3)
+    operator.run(9.0 + ticks_before * TICK_S)
+    operator.silent_tasks = {"n1": operator.now}
+    lost = operator.run(ticks_silent * TICK_S)
+    operator.dead = {"n1"}
+    lost |= operator.run(ticks_cut * TICK_S)
+    operator.dead = set()
+    assert lost | operator.run(9.0) == set()
 
 
 @settings(deadline=None)
@@ -229,6 +250,15 @@ def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     assert probe(unanswered, START + 1) == ["b"]
 
 
+def test_a_node_is_probed_for_as_long_as_its_quarantine_may_last() -> None:
+    nodes = tuple(node(name) for name in "abc")
+    probed = {n.uid: ProbeResults(START, START) for n in nodes}
+    snapshot = Snapshot(nodes=nodes, kubelet_probes=probed, quarantined={"b": START - 58})
+    assert probe(snapshot, START + 0.5) == []
+    assert probe(snapshot, START + 1) == ["b"]
+    assert probe(snapshot, START + 2) == [], "a minute is over"
+
+
 def probe(snapshot: Snapshot, now: float) -> list[str]:
     return [n.name for n in kubelets_to_probe(snapshot, frozenset(), now, TIMING)]
 
@@ -244,6 +274,34 @@ def test_a_node_that_is_not_ready_is_probed_at_each_tick() -> None:
     probed = {n.uid: ProbeResults(START, START) for n in nodes}
     snapshot = Snapshot(pods=(task(0, "a"), task(1, "b")), nodes=nodes, kubelet_probes=probed)
     assert probe(snapshot, START + 1) == ["b", "c", "a"], "with others to compare it with"
+
+
+def test_a_response_to_an_earlier_probe_leaves_the_later_one_unanswered() -> None:
+    probes = ProbeState()
+    for at in (START, START + 1, START + 2):
+        probes.sent("a", at)
+    probes.responded("a", START)
+    assert probes.results["a"] == ProbeResults(START + 2, START, START + 1)
+    probes.responded("a", START + 2)
+    probes.responded("a", START + 1)  # by another connection
+    assert probes.results["a"] == ProbeResults(START + 2, START + 2, None)
+    probes.sent("a", START + 3)
+    probes.sent("a", START + 4)
+    probes.reset_timers(START + 5)
+    probes.responded("a", START + 3)
+    assert probes.results["a"] == ProbeResults(START + 4, START + 3, START + 5)
+
+
+def test_a_probe_without_a_response_does_not_hold_up_the_next() -> None:
+    probes = ProbeState()
+    probes.sent("a", START)
+    assert probes.busy(START + TICK_S) == {"a"}
+    assert probes.busy(START + 2 * TICK_S) == set()
+    probes.sent("a", START + 2 * TICK_S)
+    probes.ended("a", START)
+    assert probes.busy(START + 3 * TICK_S) == {"a"}
+    probes.ended("a", START + 2 * TICK_S)
+    assert probes.busy(START + 3 * TICK_S) == set()
 
 
 def test_results_of_a_deleted_node_are_forgotten() -> None:

@@ -57,32 +57,33 @@ class HealthProber:
             await asyncio.sleep(TICK_S)
 
     def _probe_due(self) -> None:
-        pods, nodes = start_due_probes(self._cluster, self._clock(), self._timing)
+        now = self._clock()
+        pods, nodes = start_due_probes(self._cluster, now, self._timing)
         for pod in pods:
-            self._start(self._probe_pod(pod))
+            self._start(self._probe_pod(pod, now))
         for node in nodes:
             if node.kubelet is not None:
-                self._start(self._probe_kubelet(node.uid, node.kubelet))
+                self._start(self._probe_kubelet(node.uid, node.kubelet, now))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         probe = asyncio.create_task(work)
         self._running.add(probe)
         probe.add_done_callback(self._running.discard)
 
-    async def _probe_pod(self, pod: PodView) -> None:
+    async def _probe_pod(self, pod: PodView, sent_at: float) -> None:
         try:
             if await pod_responds(pod.ip, CONTROL_PORT, 2 * self._timing.kubelet_silent_s):
-                self._cluster.pod_probes.responded(pod.uid)
+                self._cluster.pod_probes.responded(pod.uid, sent_at)
         finally:
-            self._cluster.pod_probes.ended(pod.uid)
+            self._cluster.pod_probes.ended(pod.uid, sent_at)
 
-    async def _probe_kubelet(self, node_uid: str, kubelet: Endpoint) -> None:
+    async def _probe_kubelet(self, node_uid: str, kubelet: Endpoint, sent_at: float) -> None:
         try:
             # Longer than the timeout of silence: a late response still counts.
             if await kubelet_responds(kubelet, self._tls, 2 * self._timing.kubelet_silent_s):
-                self._cluster.kubelet_probes.responded(node_uid)
+                self._cluster.kubelet_probes.responded(node_uid, sent_at)
         finally:
-            self._cluster.kubelet_probes.ended(node_uid)
+            self._cluster.kubelet_probes.ended(node_uid, sent_at)
 
 
 def start_due_probes(
@@ -94,8 +95,8 @@ def start_due_probes(
         probes.reset_after_pause(now)
     cluster.pod_probes.retain({pod.uid for pod in snapshot.pods if pod.is_managed})
     cluster.kubelet_probes.retain({node.uid for node in snapshot.nodes})
-    pods = pods_to_probe(snapshot, cluster.pod_probes.in_flight, now, timing)
-    nodes = kubelets_to_probe(snapshot, cluster.kubelet_probes.in_flight, now, timing)
+    pods = pods_to_probe(snapshot, cluster.pod_probes.busy(now), now, timing)
+    nodes = kubelets_to_probe(snapshot, cluster.kubelet_probes.busy(now), now, timing)
     for pod in pods:
         cluster.pod_probes.sent(pod.uid, now)
     for node in nodes:

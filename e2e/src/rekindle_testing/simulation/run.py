@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from random import Random
 
+from rekindle import names
 from rekindle.coordinator.model import Partition
 from rekindle.protocol import ConsistencyState
 from rekindle.topology.model import Slot
 from rekindle_testing.simulation.checks import Violation
-from rekindle_testing.simulation.cluster import SETTINGS, SimulatedCluster
+from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.coverage import Cell, counted
 from rekindle_testing.simulation.faults import (
     Fault,
@@ -40,8 +41,6 @@ _WRONG_RESULTS = 0.15
 """The share of seeds in which replicas compute wrong results."""
 _DONE_WITHIN_S, _DONE_WITH_MOVES_WITHIN_S = 90.0, 240.0
 """Within so many seconds after the last fault all has to be done."""
-_NEXT_MOVE_S = 4.0
-"""Once tasks have settled, a move begins within so many seconds, or there is none to make."""
 _BEHIND_EPOCHS = 4
 _UNCHANGED_S = 10.0
 """For so long nothing may change any more."""
@@ -151,34 +150,46 @@ class Simulation:
         self._log("nothing fails any more")
         healed_at = self.scheduler.now
         self._was_stable.clear()
-        missing, done_at = self.not_done(), healed_at
-        timeout_s, settle_s = _DONE_WITHIN_S, 0.0
-        if self._rebalances:
-            timeout_s = _DONE_WITH_MOVES_WITHIN_S
-            settle_s = SETTINGS.timing.rebalance_settle_s + _NEXT_MOVE_S
-        while self.scheduler.now < (
-            healed_at + timeout_s if missing else max(healed_at + LATEST_S, done_at + settle_s)
-        ):
+        end_at = healed_at + (_DONE_WITH_MOVES_WITHIN_S if self._rebalances else _DONE_WITHIN_S)
+        while True:
+            missing, done_at = self._run_until_done(healed_at, end_at)
+            done_after = done_at - healed_at
+            if missing:
+                after_s = self.scheduler.now - healed_at
+                return f"not done {after_s:g} s after the last fault: {missing}", done_after
+            self._log("all is done")
+            before = self._pod_uids()
+            self.scheduler.run_until(self.scheduler.now + _UNCHANGED_S)
+            if self._pod_uids() == before:
+                break
+            if not self._has_moved_only(before):
+                return "pods are replaced although all was done", done_after
+            if self.scheduler.now >= end_at:
+                return "moves to emptier nodes do not end", done_after
+        if missing := self.not_done():
+            return f"not done any more: {'; '.join(missing)}", done_after
+        return None, done_after
+
+    def _run_until_done(self, healed_at: float, end_at: float) -> tuple[str, float]:
+        """What is missing at the end; and when all was done."""
+        missing, done_at = self.not_done(), self.scheduler.now
+        while self.scheduler.now < (end_at if missing else max(healed_at + LATEST_S, done_at)):
             self.scheduler.run_until(self.scheduler.now + 0.5)
             if self.cluster.checks.of_wrong_results is not None:
                 self.cluster.checks.of_wrong_results.delete_named_files()
             missing = self.not_done()
             if missing:
                 done_at = self.scheduler.now
-        done_after = done_at - healed_at
-        if missing:
-            return (
-                f"not done {timeout_s:g} s after the last fault: {'; '.join(missing)}",
-                done_after,
-            )
-        self._log("all is done")
-        before = self._pod_uids()
-        self.scheduler.run_until(self.scheduler.now + _UNCHANGED_S)
-        if self._pod_uids() != before:
-            return "pods are replaced although all was done", done_after
-        if missing := self.not_done():
-            return f"not done any more: {'; '.join(missing)}", done_after
-        return None, done_after
+        return "; ".join(missing), done_at
+
+    def _has_moved_only(self, before: Set[str]) -> bool:
+        """Whether all new pods are of moves to emptier nodes: a node that is avoided for a while
+        may get tasks again, so one may begin although nothing has happened."""
+        pods = self.cluster.server.objects.all(PODS)
+        new = [raw for raw in pods if raw["metadata"]["uid"] not in before]
+        return self._rebalances and all(
+            names.ANNOTATION_REPLACES in raw["metadata"].get("annotations", {}) for raw in new
+        )
 
     def _pod_uids(self) -> set[str]:
         return {raw["metadata"]["uid"] for raw in self.cluster.server.objects.all(PODS)}

@@ -213,8 +213,7 @@ class IncarnationRef:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResults:
-    """Results of probing one kubelet or one pod. Probes do not overlap; times are when a probe was
-    sent."""
+    """Results of probing one kubelet or one pod. Times are when a probe was sent."""
 
     sent_at: float  # the last probe
     responded_at: float | None = None  # the last probe that got a response

@@ -86,7 +86,8 @@ def kubelets_to_probe(
     """At every tick nodes whose tasks are silent or that are NotReady, some others for comparison,
     and those with an unanswered probe; at longer intervals all that run tasks. While there are
     suspects all other nodes are probed too, since tasks may have to go there, and a lost node
-    counts as Ready for a while. `busy`: uids with a probe in flight."""
+    counts as Ready for a while; so are nodes that were quarantined lately. `busy`: uids that were
+    probed just now."""
     free = [n for n in snapshot.nodes if n.kubelet is not None and n.uid not in busy]
     free.sort(key=lambda n: _probed_at(n, snapshot))
     ours = [p for p in snapshot.pods if p.is_managed and not p.ended]
@@ -104,8 +105,12 @@ def kubelets_to_probe(
         for n in free
         if n.name in occupied and now - _probed_at(n, snapshot) >= timing.probe_interval_s
     ]
-    if suspects:
-        routine += [n for n in free if now - _probed_at(n, snapshot) >= _INTERVAL_S]
+    routine += [
+        n
+        for n in free
+        if (suspects or _was_quarantined(n, snapshot, now, timing))
+        and now - _probed_at(n, snapshot) >= _INTERVAL_S
+    ]
     return list({n.uid: n for n in [*urgent, *routine]}.values())[:_MAX_AT_ONCE]
 
 
@@ -143,6 +148,11 @@ def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) 
     if results is None or results.unanswered_since is None:
         return False
     return timing.kubelet_silent_s <= now - results.unanswered_since < timing.quarantine_s
+
+
+def _was_quarantined(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
+    """Whether it may have to be noticed that it works again, or is lost again."""
+    return now - snapshot.quarantined.get(node.name, -inf) < timing.quarantine_s
 
 
 def _has_responded_recently(results: ProbeResults, now: float, timing: Timing) -> bool:

@@ -28,7 +28,7 @@ def nodes_with_late_reports(snapshot: Snapshot, now: float, timing: Timing) -> f
 
 def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) -> list[PodView]:
     """One of each node at intervals; at every tick those that no coordinator reports on, and those
-    with an unanswered probe. `busy`: uids with a probe in flight."""
+    with an unanswered probe. `busy`: uids that were probed just now."""
     urgent = nodes_with_late_reports(snapshot, now, timing)
     chosen: dict[str, PodView] = {}
     for pod in snapshot.pods:

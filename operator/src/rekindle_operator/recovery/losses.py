@@ -118,7 +118,8 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         if name in nodes
         and now - at < timing.quarantine_s
         and snapshot.readiness_seen_at.get(nodes[name].uid, at) <= at
-    } - (evidence.alive_nodes | kubelet_responds)
+        and last_response_at(nodes[name], snapshot) <= at
+    } - evidence.alive_nodes
     with_credible_report = [
         p
         for p in running

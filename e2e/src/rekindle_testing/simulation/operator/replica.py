@@ -18,6 +18,7 @@ from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.convert import Json
 from rekindle_operator.cluster.mirror import Mirror
+from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
 from rekindle_operator.live_check import LiveCheck
@@ -191,18 +192,19 @@ class OperatorReplica:
     # --- probes -----------------------------------------------------------------
 
     def _probe(self) -> None:
-        pods, nodes = start_due_probes(self.cache, self._clock(), self._timing)
+        now = self._clock()
+        pods, nodes = start_due_probes(self.cache, now, self._timing)
         for pod in pods:
-            self._send_probe(pod.ip, self.cache.pod_probes, pod.uid)
+            self._send_probe(pod.ip, self.cache.pod_probes, pod.uid, now)
         for node in nodes:
             if node.kubelet is not None:
-                self._send_probe(node.kubelet.host, self.cache.kubelet_probes, node.uid)
+                self._send_probe(node.kubelet.host, self.cache.kubelet_probes, node.uid, now)
 
-    def _send_probe(self, host: str, probes: Any, uid: str) -> None:
+    def _send_probe(self, host: str, probes: ProbeState, uid: str, now: float) -> None:
         def ended(result: Any) -> None:
             if result is None:
-                probes.responded(uid)
-            probes.ended(uid)
+                probes.responded(uid, now)
+            probes.ended(uid, now)
 
         deadline_s = 2 * self._timing.kubelet_silent_s
         self._network.call(self.process, host, LivenessProbe(), ended, deadline_s)
