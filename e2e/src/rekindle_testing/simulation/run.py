@@ -166,8 +166,8 @@ class Simulation:
                 return "pods are replaced although all was done", done_after
             if self.scheduler.now >= end_at:
                 return "moves to emptier nodes do not end", done_after
-        if missing := self.not_done():
-            return f"not done any more: {'; '.join(missing)}", done_after
+        if undone := self.not_done():
+            return f"not done any more: {'; '.join(undone)}", done_after
         return None, done_after
 
     def _run_until_done(self, healed_at: float, end_at: float) -> tuple[str, float]:
