@@ -127,7 +127,7 @@ RUNNING = ContainerView("a", "i", running_since=1.0, started=True, ready=True)
 DONE = ContainerView("a", "i", ended=ended(0))
 FAILED = ContainerView("a", "i", ended=ended(1))
 CREATING = ContainerView("a", "i", waiting=("ContainerCreating", ""))
-UNPREPARED = ContainerView("a", "i")
+UNPREPARED = ContainerView("a", "i")  # its volumes are not mounted yet
 BACKING_OFF = ContainerView(
     "a", "i", waiting=("CrashLoopBackOff", "x"), last_exit=ended(1), restarts=2
 )

@@ -67,7 +67,7 @@ def on(node: ProcessNode, *scripts: str) -> dict[str, Any]:
     ip = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     container = {
         "name": "main",
-        "image": "machine",
+        "image": "machine",  # the files of this machine: `Image`
         "command": ["sh", "-c", "\n".join([*lines, main])],
         "env": [ip],
         "readinessProbe": {"httpGet": {"port": 8080}, "periodSeconds": 1},
@@ -236,7 +236,7 @@ def test_draining_evicts_and_cordons(
     assert ready(node) == "True"
 
 
-def test_a_restarted_agent_adopts_containers_and_exits(
+def test_a_restarted_agent_adopts_containers_and_reports_the_exits_that_it_missed(
     serving: Callable[[str], tuple[ProcessNode, str]], pods: Pods, tmp_path: Path
 ) -> None:
     node, address = serving("kept")

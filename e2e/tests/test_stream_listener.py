@@ -37,7 +37,7 @@ class Upstream:
             self.log.append(EpochBatch("s", 0, epoch, epoch, ROWS, digest_table(ROWS)))
 
 
-@pytest.fixture(params=[True, False], ids=["finite", "infinite"])
+@pytest.fixture(params=[True, False], ids=["finite maxDelay", "infinite maxDelay"])
 def upstream(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     made = Upstream(tmp_path, live=request.param)
     yield made
@@ -65,8 +65,9 @@ def test_a_failure_and_its_corrections_arrive_in_order(tmp_path: Path) -> None:
     upstream.append(0)
     with upstream.listener(0) as listener:
         eventually(lambda: seen(listener) == [("STABLE", 0)])
+        attempt = 1
         for epoch in (1, 2):
-            output.append(1, epoch, epoch, ROWS)
+            output.append(attempt, epoch, epoch, ROWS)
         eventually(lambda: len(seen(listener)) == 3)
         output.undo(1)
         upstream.append(1, 2)

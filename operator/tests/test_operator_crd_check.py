@@ -115,7 +115,7 @@ def test_an_upgrade_of_the_crd_clears_it(
     assert _missing_fields() == 0
 
 
-def test_a_crd_without_the_fields_of_fencing_creates_no_pod(
+def test_without_a_required_field_in_the_crd_no_pod_is_created(
     api: Serving, check: CrdCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
     api.schema = without("slots", "lag")

@@ -27,7 +27,8 @@ TOPOLOGIES = "/apis/rekindle.dev/v1alpha1/namespaces/default/streamtopologies"
 
 
 class Observed:
-    """A snapshot of the cluster; tests may change it."""
+    """What kubectl shows of the flights example at one moment of a run on the embedded cluster;
+    tests may change it. "running": after the recovery."""
 
     def __init__(self, moment: str) -> None:
         raw = json.loads(DOCUMENTS.read_text())[moment]

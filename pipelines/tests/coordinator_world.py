@@ -15,7 +15,7 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
-    LogMovement,
+    LogMovementPhase,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
@@ -140,7 +140,7 @@ class World:
                         self.zombie = None
                     else:
                         self.step_downs.append(reason)
-                case CollectGarbage() | PollNow() | ApplyStatus() | LogMovement():
+                case CollectGarbage() | PollNow() | ApplyStatus() | LogMovementPhase():
                     pass
 
     def write(self, who: Coordinator, manifest: Manifest) -> None:
@@ -322,7 +322,11 @@ class World:
         ]
 
     def _written_by(self, partition: Partition, sink: SinkAssignment) -> int:
-        found = (e for (p, s), e in self.written.items() if p == partition and s.writes_as(sink))
+        found = (
+            e
+            for (p, s), e in self.written.items()
+            if p == partition and s.writes_same_output_as(sink)
+        )
         return max(found, default=sink.from_epoch - 1)
 
 

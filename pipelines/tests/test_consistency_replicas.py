@@ -18,7 +18,7 @@ from rekindle.streams.epochs import BatchKind
 
 EXAMPLES = settings(max_examples=30, deadline=None)
 SEEDS = st.sampled_from(Random().sample(range(2**32), EXAMPLES.max_examples))
-X_S = 3.0
+X_S = 3.0  # maxDelay, as in the paper
 SLOW = Chain(max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, epoch_s=0.1)
 
 
@@ -73,7 +73,7 @@ def test_replicas_with_an_input_that_is_always_too_late_both_go_on(policy: Polic
         assert task.core.stable_epoch >= world.epochs - late_s - 26
 
 
-def test_new_input_is_the_partners_while_it_serves() -> None:
+def test_a_replica_puts_out_nothing_tentative_while_its_partner_serves() -> None:
     world = common_failure(40, replace(SLOW, during_stabilization=Policy.PROCESS))
     world.run(60)
     kinds = [record.kind for record in world.tasks[0].stream.records]
@@ -122,7 +122,8 @@ def advance(world: Replicas, until: float) -> None:
 def test_one_always_serves(seed: int) -> None:
     """New epochs are out at one of them in time, although input is suspended in stabilization.
 
-    X is for an epoch alone; before one that arrived with others, these are processed.
+    X bounds the wait of an epoch that arrives alone. If several arrive together, each also waits
+    until those before it are processed.
     """
     world = play(seed)
     outs = [outputs(task) for task in world.tasks]

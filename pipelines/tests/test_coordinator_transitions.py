@@ -36,6 +36,8 @@ EVENTS = st.one_of(
     st.tuples(st.just("configured"), st.integers(1, 3)),
     st.tuples(st.just("checkpoint_differed"), COMPUTATIONS),
 )
+"""Calls of DigestComparison. "inherited": of `containment_inherited`, what an older coordinator had
+contained."""
 
 
 def apply(comparison: DigestComparison, event: tuple[object, ...]) -> None:
@@ -80,20 +82,22 @@ def test_an_ended_dispute_refuses_all_events(phase: DisputePhase, event: Dispute
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(CommitEvent), max_size=30))
-def test_a_checkpoint_in_flight_is_read_before_it_is_written(events: list[CommitEvent]) -> None:
+def test_the_newest_manifest_is_read_before_the_next_is_written(events: list[CommitEvent]) -> None:
     machine: StateMachine[CommitPhase, CommitEvent] = phases.commit_machine()
-    known = False
+    manifest_is_read = False
     for event in events:
         if event not in phases.TRANSITIONS[machine.state]:
             with pytest.raises(InvalidTransition):
                 machine.step(event)
             continue
         machine.step(event)
-        known = (known or event is CommitEvent.READ_ENDED) and machine.state in (
+        manifest_is_read = (
+            manifest_is_read or event is CommitEvent.READ_ENDED
+        ) and machine.state in (
             CommitPhase.READY,
             CommitPhase.WRITING,
         )
-        assert known or machine.state in (CommitPhase.UNREAD, CommitPhase.READING)
+        assert manifest_is_read or machine.state in (CommitPhase.UNREAD, CommitPhase.READING)
 
 
 def test_an_invalid_transition_shows_the_ones_before() -> None:

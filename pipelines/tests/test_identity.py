@@ -77,7 +77,8 @@ def poll(topology: str = "uid-a", fence: int = 1, **changes: object) -> dict[str
 
 
 def test_a_poll_may_name_eight_thousand_replicas(control: ControlServer) -> None:
-    """A topology has no more tasks; 64 partitions of 8 replicas, with the longest addresses."""
+    """The largest topology has 8,000 tasks. Here 64 partitions of 8 replicas, with the longest
+    addresses."""
     address = f"[{':'.join(['fd00'] * 8)}]:{STREAM_PORT}"
     replicas = [
         Endpoint(address=address, replica=n, incarnation=10**6, lagging=True).model_dump()
@@ -262,7 +263,7 @@ def test_a_response_of_another_topology_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_reported_until_the_task_responds() -> None:
-    world = started(2)
+    world = started(epochs=2)
     slot = Slot("both", 0, 0)
     reason = "HTTP 426 from 10.0.0.9: poll refused"
     world.feed(PollFailed(slot, world.tasks[slot].incarnation, reason, refused=True))

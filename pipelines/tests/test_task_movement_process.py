@@ -78,10 +78,10 @@ def test_a_lost_replica_gets_its_state_from_a_partner_that_goes_on(cluster: Task
     assert successor.response is not None
     report = successor.response.movement
     assert report is not None
-    assert report.moved_through is not None, (cluster.notes, successor.response)
+    assert report.moved_through is not None, (cluster.movement_phases, successor.response)
     assert successor.response.restored_from == report.moved_through
-    assert "moving" in [note.phase for note in cluster.notes]
-    assert "restoring" not in [n.phase for n in cluster.notes if n.incarnation == 2]
+    assert "moving" in [note.phase for note in cluster.movement_phases]
+    assert "restoring" not in [n.phase for n in cluster.movement_phases if n.incarnation == 2]
 
     # Both compute the same from now on, and checkpoints are committed again.
     committed = cluster.committed_epoch()

@@ -118,7 +118,7 @@ class RecoveryEntry:
     """One recovery of the history. Open while `finished_at` is empty."""
 
     started_at: str
-    mode: str = ""  # Direct, Progressive or Blocking
+    mode: str = ""  # Direct, Progressive or Blocking: docs/design/recovery.md#bursts
     lost_nodes: tuple[str, ...] = ()
     queries: tuple[RecoveredQuery, ...] = ()
     finished_at: str = ""
@@ -166,7 +166,8 @@ class RecoveryStatus:
 @dataclass(frozen=True, slots=True)
 class RebalancingEntry:
     """A move of a task to an emptier node that is in progress, or that has failed. `slot`,
-    `incarnation`: of the successor. `message`: why it has failed."""
+    `incarnation`: of the pod that takes over. `task`: the name of the one that is replaced, for
+    people. `message`: why it has failed."""
 
     slot: str
     incarnation: int

@@ -112,12 +112,12 @@ class SinkAssignment(_Message):
     definition: str = ""
     generation: int = 0
 
-    def writes_as(self, other: SinkAssignment) -> bool:
+    def writes_same_output_as(self, other: SinkAssignment) -> bool:
         """Whether the same is written as with another assignment: only settings of the sink may
         differ that take effect in place."""
         mine = (self.query, self.from_epoch, self.definition, self.generation)
         others = (other.query, other.from_epoch, other.definition, other.generation)
-        return mine == others and self.sink.writes_as(other.sink)
+        return mine == others and self.sink.writes_same_output_as(other.sink)
 
 
 class SinkProgress(_Message):

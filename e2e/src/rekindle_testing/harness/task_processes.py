@@ -29,7 +29,7 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
-    LogMovement,
+    LogMovementPhase,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
@@ -126,7 +126,7 @@ class TaskProcesses:
         self.origin_s = origin_s
         self._environment = environment
         self.replicas: dict[Slot, Replica] = {}
-        self.notes: list[LogMovement] = []
+        self.movement_phases: list[LogMovementPhase] = []
         self.pods = 0
         self.store = CheckpointStore(UID, 30.0)
         self.store.use(topology.spec.checkpoint.store)
@@ -179,8 +179,8 @@ class TaskProcesses:
                 written = asyncio.run(self.store.write(effect))
                 lost = ManifestRaceLost(manifest.seq)
                 self.feed(lost if written is None else ManifestWritten(written))
-            case LogMovement():
-                self.notes.append(effect)
+            case LogMovementPhase():
+                self.movement_phases.append(effect)
 
     def poll_all(self) -> None:
         for slot, replica in self.replicas.items():
@@ -205,7 +205,7 @@ class TaskProcesses:
         while not condition():
             responses = {r.slot.key: r.response for r in self.replicas.values()}
             logs = [r.output.read_text()[-1500:] for r in self.replicas.values()]
-            assert time.monotonic() < deadline, f"{responses} {self.notes} {logs}"
+            assert time.monotonic() < deadline, f"{responses} {self.movement_phases} {logs}"
             self.poll_all()
             time.sleep(0.05)
 
@@ -213,7 +213,7 @@ class TaskProcesses:
         return all(r.phase is TaskPhase.LIVE for r in self.replicas.values())
 
     def committed_epoch(self) -> int:
-        """Of the newest manifest; -1: none."""
+        """Of the newest manifest that this coordinator has committed; -1: none yet."""
         manifest = self.core.committer.own_manifest
         return manifest.epoch if manifest is not None else -1
 

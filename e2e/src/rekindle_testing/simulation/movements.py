@@ -19,7 +19,7 @@ class Movements:
         return sorted(found, key=lambda slot: slot.key)
 
     def newcomer(self, slot: Slot) -> TaskPod | None:
-        """The pod of a slot, or of a successor under its other number, that waits for state."""
+        """The pod of a slot, or of its successor in a planned move, that waits for state."""
         for found in (slot, slot.alternate):
             pod = self._cluster.pods.get(found)
             if pod is not None and _phase_of(pod) is TaskPhase.WAITING:

@@ -26,8 +26,8 @@ _LIVE_WITHIN_EPOCHS = 10
 its upstream starts, a task receives nothing newer, and reports Live."""
 _LIVE_WITHIN_S = 5.0
 _SINK_BEHIND_EPOCHS = 3
-"""How far the sinks of a task may be behind those of one that it replaces: a sink begins at the
-base of the log."""
+"""How far the sinks of a task may be behind those of one that it replaces: those of a new task
+first compare what is written already, from the first epoch that its output log holds."""
 _SHOWN_PARTITIONS = 5
 _OVER_NAMESPACE_LIMIT = (
     "the namespace has used its share of the cluster; the administrator sets the limit"
@@ -112,7 +112,7 @@ def health_of(
     surplus: Iterable[PodView],
     over_namespace_limit: Container[str] = (),
 ) -> Health:
-    """`surplus`: replicas that an edit removes, and that serve until others do.
+    """`surplus`: replicas that have moved, or that an edit removes, and that serve until others do.
     `over_namespace_limit`: queries that wait because their namespace has used its share of the
     cluster; "" for all."""
     replicas: dict[Partition, list[ReplicaState]] = defaultdict(list)
@@ -289,7 +289,7 @@ def _is_needed(state: SlotState, needed: Mapping[Partition, ReplicaState]) -> bo
 
 
 def _reason(context: ReconcileContext, state: SlotState) -> str:
-    """Why its pod was refused, or the problem that its task reports."""
+    """Why its pod is not created, placed or started, or the problem that its task reports."""
     task = context.report.task(state.slot.key, state.pod.incarnation) if state.pod else None
     return state.refusal or (task.problem if task is not None else "")
 

@@ -51,7 +51,7 @@ class PlanInput:
     context: ReconcileContext
     states: tuple[SlotState, ...]
     replacements: tuple[TaskReplacement, ...] = ()
-    surplus: tuple[PodView, ...] = ()  # replicas that an edit removes, until others serve
+    surplus: tuple[PodView, ...] = ()  # see `health_of`
     candidates: Mapping[str, PodCandidate] = field(default_factory=dict)  # by slot key
 
 

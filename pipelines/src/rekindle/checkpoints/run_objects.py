@@ -41,7 +41,8 @@ class RunObjects:
         self._token = uuid.uuid4().hex[:12]  # of this process, in the names of objects
 
     def write(self, saved: CheckpointName, operator: str, runs: Sequence[Run]) -> tuple[str, int]:
-        """Runs of one schema. The object's name and size. Raises StoreError."""
+        """Runs of one schema, of the partition and epoch that `saved` names. Returns name and
+        size of the object. Raises StoreError."""
         data = encode_runs([run.table for run in runs], self._uid)
         named = replace(saved, digest=digest_of(data))
         # Unique for each attempt to save, even with equal content.
@@ -72,7 +73,8 @@ class RunObjects:
         return facts, runs
 
     def fill(self, name: str, awaited: AwaitedRuns) -> None:
-        """Read an object, and give its runs to those that await them. Raises as `read`."""
+        """Read an object, and put its runs in the place of those of a lazy restore that are to be
+        fetched. Raises as `read`."""
         _, runs = self.read(name, awaited.keys())
         for batch, awaited_run in awaited.items():
             run, expected = runs.get(batch), awaited_run.facts

@@ -63,7 +63,8 @@ class CallSizeFile:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """A context in which the call waits, perhaps for long, and needs no memory: if the task is
+        """A context in which the call waits for state that is fetched from the checkpoint store,
+        perhaps for long, and needs no memory: if the task is
         killed then, the size of the call is not the reason. Does nothing in other threads than that
         of the call."""
         size = self.interrupted() if self._written else None

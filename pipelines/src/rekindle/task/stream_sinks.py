@@ -59,7 +59,7 @@ class StreamSinks:
     def _change(self, assigned: dict[str, SinkAssignment], through: int | None) -> None:
         self._log.retain(max((s.sink.retained_bytes for s in assigned.values()), default=0))
         for query, before in self._assigned.items():
-            if query not in assigned or not before.writes_as(assigned[query]):
+            if query not in assigned or not before.writes_same_output_as(assigned[query]):
                 self._served.pop(query).end()
         for query, sink in assigned.items():
             if query not in self._served:

@@ -105,12 +105,13 @@ class Slot:
 
     @property
     def first(self) -> Slot:
-        """The same replica under its first number."""
+        """The same replica under its first number, below MAX_REPLICAS."""
         return Slot(self.segment, self.partition, self.index)
 
     @property
     def alternate(self) -> Slot:
-        """The same replica under its other number."""
+        """The same replica under its other number: in a planned move the pod that is replaced and
+        its successor have one each."""
         if self != self.first:
             return self.first
         return Slot(self.segment, self.partition, self.index + MAX_REPLICAS)

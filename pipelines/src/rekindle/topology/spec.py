@@ -244,7 +244,7 @@ class SinkSpec(Spec):
         """The fields of each kind that take effect where the sink is, for `exclude` of pydantic."""
         return {name: set(given.in_place) for name, given in self.kinds.items() if given}
 
-    def writes_as(self, other: SinkSpec) -> bool:
+    def writes_same_output_as(self, other: SinkSpec) -> bool:
         """Whether only fields differ that take effect in place."""
         return self == other or self._written() == other._written()
 

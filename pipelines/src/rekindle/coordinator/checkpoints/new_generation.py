@@ -30,6 +30,8 @@ _LEAD_TIME_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
+    """`entries`: of each partition, newest first."""
+
     entries: Mapping[str, Refs]
     queries: Mapping[str, QueryStart]
     migrations: tuple[StateMigration, ...]
@@ -170,9 +172,9 @@ class _Starter:
         kept: list[EntryRef] = []
         for epoch in sorted(common, reverse=True):
             objects = [refs[epoch].object for refs in by_epoch]
-            sources = tuple(o for o in objects if o is not None)
-            if sources:
-                self._migrations.append(StateMigration(partition, epoch, operators, sources))
+            existing = tuple(o for o in objects if o is not None)
+            if existing:
+                self._migrations.append(StateMigration(partition, epoch, operators, existing))
             kept.append(empty_entry(epoch))
         return tuple(kept)
 

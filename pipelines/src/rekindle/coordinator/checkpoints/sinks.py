@@ -37,7 +37,7 @@ def _assignment(query: QuerySpec, start: QueryStart) -> SinkAssignment:
 def durable_epoch(response: PollResponse, assigned: SinkAssignment) -> int:
     """The newest durable epoch of an assignment. If the task does not have this assignment yet,
     nothing was written for it, even if it has another one of the same query."""
-    found = (s.durable for s in response.sinks if s.assigned.writes_as(assigned))
+    found = (s.durable for s in response.sinks if s.assigned.writes_same_output_as(assigned))
     return next(found, assigned.from_epoch - 1)
 
 

@@ -23,7 +23,7 @@ from rekindle.coordinator.model import (
     Event,
     GarbageCollected,
     GenerationSeen,
-    LogMovement,
+    LogMovementPhase,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
@@ -131,7 +131,7 @@ class Process:
                 self._status.offer(report)
             case PollNow(slot=slot):
                 self._pollers.poll_now(slot)
-            case LogMovement(slot, incarnation, phase, reason):
+            case LogMovementPhase(slot, incarnation, phase, reason):
                 what = f"state movement to {slot.key}, incarnation {incarnation}: {phase}"
                 _log.info("%s%s", what, f": {reason}" if reason else "")
             case StepDown(reason=reason):

@@ -254,7 +254,7 @@ def assignment_changes(
     """The changes from `current`, the running writers by query, to the assigned ones. A writer that
     would write to another place, or from another epoch on, is replaced."""
     assigned = {s.query: s for s in wanted}
-    kept = {q for q, s in current.items() if q in assigned and s.writes_as(assigned[q])}
+    kept = {q for q, s in current.items() if q in assigned and s.writes_same_output_as(assigned[q])}
     stop = [StopWriter(q) for q in current if q not in kept]
     start = [StartWriter(s) for q, s in assigned.items() if q not in kept]
     return [*stop, *start]

@@ -28,7 +28,7 @@ from rekindle.topology.schema import (
     type_to_ddl,
 )
 from rekindle.topology.sql import functions
-from rekindle.topology.sql.casts_without_date import check_dates
+from rekindle.topology.sql.casts_without_date import check_casts_without_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.inference import infer_types, unsupported_type
 from rekindle.topology.sql.tokens import (
@@ -86,9 +86,11 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
         raise InvalidSql(
             [Problem("", "InvalidAggregate", "is not a list of aggregates", _example())]
         )
-    if depth(tree, chains=True) > MAX_DEPTH:
+    if depth(tree, count_operator_chains=True) > MAX_DEPTH:
         raise InvalidSql([too_deep()])
-    problems = check_functions(text, tree, ()) + check_dates(text, tree) + _unsupported(text)
+    problems = (
+        check_functions(text, tree, ()) + check_casts_without_date(text, tree) + _unsupported(text)
+    )
     items: list[Aggregate] = []
     for item in tree.expressions:
         problems += _check_item(item)

@@ -51,7 +51,7 @@ def may_lack_date(text: exp.Expr) -> bool:
     return re.match(STARTS_WITH_YEAR, inner.name) is None and not is_clock_literal(inner.name)
 
 
-def check_dates(sql: str, tree: exp.Expr) -> list[Problem]:
+def check_casts_without_date(sql: str, tree: exp.Expr) -> list[Problem]:
     """Problems of casts that certainly use the clock, whatever the types of columns are."""
     without_date = [text for text in _cast_texts(tree) if _TIME_OF_DAY.match(text) is not None]
     what = "as a TIMESTAMP has no date, and Spark would use the current one"

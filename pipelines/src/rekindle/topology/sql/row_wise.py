@@ -18,7 +18,7 @@ from rekindle.errors import Problem
 from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.schema import Field, Schema
 from rekindle.topology.sql import functions
-from rekindle.topology.sql.casts_without_date import check_dates
+from rekindle.topology.sql.casts_without_date import check_casts_without_date
 from rekindle.topology.sql.columns import (
     VisibleColumns,
     check_casts,
@@ -82,7 +82,11 @@ def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlAnalysis:
     except InvalidSql as error:
         return SqlAnalysis(_with_quotes(error.problems, sql, inputs), (), None)
     columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
-    problems = _check_calls(sql) + check_functions(sql, tree, columns) + check_dates(sql, tree)
+    problems = (
+        _check_calls(sql)
+        + check_functions(sql, tree, columns)
+        + check_casts_without_date(sql, tree)
+    )
     reads: list[str] = []
     outputs: list[list[Field] | None] = []
     selects: list[SelectAnalysis] = []

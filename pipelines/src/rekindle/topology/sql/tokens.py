@@ -69,21 +69,21 @@ def parse(sql: str) -> exp.Expr:
         what = "is empty" if not statements else "has more than one statement"
         raise InvalidSql([Problem("", "SqlDoesNotParse", what, "write exactly one SELECT")])
     _refuse_trailing_commas(sql)
-    if depth(statements[0], chains=False) > MAX_DEPTH:
+    if depth(statements[0], count_operator_chains=False) > MAX_DEPTH:
         raise InvalidSql([too_deep()])
     return statements[0]
 
 
-def depth(tree: exp.Expr, *, chains: bool) -> int:
-    """Number of nodes from the root to the deepest leaf. Without `chains`, `a + b + c` is as deep
-    as `a + b`: sqlglot processes those in a loop."""
+def depth(tree: exp.Expr, *, count_operator_chains: bool) -> int:
+    """Number of nodes from the root to the deepest leaf. Without `count_operator_chains`,
+    `a + b + c` is as deep as `a + b`: sqlglot processes those in a loop."""
     deepest, left = 0, [(tree, 1)]
     while left:
         node, at = left.pop()
         deepest = max(deepest, at)
         for child in node.iter_expressions():
             chained = isinstance(node, exp.Binary) and type(child) is type(node)
-            left.append((child, at if chained and not chains else at + 1))
+            left.append((child, at if chained and not count_operator_chains else at + 1))
     return deepest
 
 

@@ -51,6 +51,6 @@ def unsupported_fields() -> list[str]:
 
 
 def windows_of(window: WindowSpec) -> Windows:
-    """The windows of a valid spec."""
+    """What the engine needs to know of the windows of a valid spec: their size and slide."""
     field = next(f for f in KINDS if getattr(window, f) is not None)
     return KINDS[field].windows(window)
