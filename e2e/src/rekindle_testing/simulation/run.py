@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -25,7 +25,14 @@ from rekindle_testing.simulation.faults import (
     draw_input_faults,
     draw_wrong_results,
 )
-from rekindle_testing.simulation.kube.objects import ADDED, DELETED, PODS, TOPOLOGIES, ApiEvent
+from rekindle_testing.simulation.kube.objects import (
+    ADDED,
+    DELETED,
+    PODS,
+    TOPOLOGIES,
+    ApiEvent,
+    Json,
+)
 from rekindle_testing.simulation.late import LATEST_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
 from rekindle_testing.simulation.pod import TaskPod
@@ -83,6 +90,7 @@ class Simulation:
         self.seed = seed
         self.faults = drawn if faults is None else faults
         self.lines: list[str] = []
+        self._added_pods: list[Json] = []
         # Since the last fault: with a `maxDelay` of an epoch, one that is late is tentative.
         self._was_stable: set[Slot] = set()
         self.scheduler = Scheduler(seed)
@@ -102,6 +110,8 @@ class Simulation:
         self._injector.plan(self.faults)
 
     def _log_pods(self, plural: str, event: ApiEvent) -> None:
+        if plural == PODS and event.type == ADDED:
+            self._added_pods.append(event.raw)
         if plural == PODS and event.type in (ADDED, DELETED):
             self._log(f"pod {event.raw['metadata']['name']} {event.type.lower()}")
 
@@ -158,11 +168,13 @@ class Simulation:
                 after_s = self.scheduler.now - healed_at
                 return f"not done {after_s:g} s after the last fault: {missing}", done_after
             self._log("all is done")
-            before = self._pod_uids()
+            self._added_pods.clear()
             self.scheduler.run_until(self.scheduler.now + _UNCHANGED_S)
-            if self._pod_uids() == before:
+            if not self._added_pods:
                 break
-            if not self._has_moved_only(before):
+            # A node that is avoided for a while may get tasks again: so a move may begin although
+            # nothing has happened.
+            if not (self._rebalances and all(map(_is_successor, self._added_pods))):
                 return "pods are replaced although all was done", done_after
             if self.scheduler.now >= end_at:
                 return "moves to emptier nodes do not end", done_after
@@ -181,18 +193,6 @@ class Simulation:
             if missing:
                 done_at = self.scheduler.now
         return "; ".join(missing), done_at
-
-    def _has_moved_only(self, before: Set[str]) -> bool:
-        """Whether all new pods are of moves to emptier nodes: a node that is avoided for a while
-        may get tasks again, so one may begin although nothing has happened."""
-        pods = self.cluster.server.objects.all(PODS)
-        new = [raw for raw in pods if raw["metadata"]["uid"] not in before]
-        return self._rebalances and all(
-            names.ANNOTATION_REPLACES in raw["metadata"].get("annotations", {}) for raw in new
-        )
-
-    def _pod_uids(self) -> set[str]:
-        return {raw["metadata"]["uid"] for raw in self.cluster.server.objects.all(PODS)}
 
     def not_done(self) -> list[str]:
         """What is missing until all is as if nothing had failed."""
@@ -263,6 +263,11 @@ class Simulation:
             if conditions.get(name) != value
         ]
         return missing
+
+
+def _is_successor(pod: Json) -> bool:
+    """In a move to an emptier node."""
+    return names.ANNOTATION_REPLACES in pod["metadata"].get("annotations", {})
 
 
 def simulate(

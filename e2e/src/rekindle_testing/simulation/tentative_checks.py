@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _SLACK_S = 0.8
 """A tick, a stable call that is in progress, and the tentative one."""
+_CALL_S = 0.15
+"""The longest call of an engine that is not slow: of epochs that arrive together, each also waits
+for those before it."""
 _SLOW_CALL_S = 6.0
 """The longest call of a slow engine, about."""
 _PAUSE_S = 0.3
@@ -55,6 +58,7 @@ class TentativeChecks:
         self._newest_branch: tuple[int, str] = (0, "")  # the newest attempt, and its state
         # Of the promise that results come in time:
         self._arrivals: dict[int, float] = {}
+        self._calls_before: dict[int, int] = {}  # how many epochs had arrived together with it
         self._newest_arrived = NO_EPOCH
         self._newest_output = task.pod.disk.last
         self._output_at = self._exempt_at = self._ticked_at = self.now
@@ -139,6 +143,8 @@ class TentativeChecks:
         is_epoch = batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE)
         if is_epoch and batch.epoch > self._newest_arrived:
             for epoch in range(max(self._newest_arrived, self._newest_output) + 1, batch.epoch + 1):
+                is_first = self._arrivals.get(epoch - 1) != self.now
+                self._calls_before[epoch] = 0 if is_first else self._calls_before[epoch - 1] + 1
                 self._arrivals[epoch] = self.now
             self._newest_arrived = batch.epoch
 
@@ -146,6 +152,7 @@ class TentativeChecks:
         if epoch > self._newest_output:
             for done in range(self._newest_output + 1, epoch + 1):
                 self._arrivals.pop(done, None)
+                self._calls_before.pop(done, None)
             self._newest_output, self._output_at = epoch, self.now
 
     def tick(self, better: frozenset[str]) -> None:
@@ -161,6 +168,7 @@ class TentativeChecks:
             self._catching_up = False
         arrived_at = self._arrivals.get(self._newest_output + 1)
         if arrived_at is not None:
+            arrived_at += _CALL_S * self._calls_before[self._newest_output + 1]
             since = max(arrived_at, self._exempt_at, self._output_at if self._catching_up else 0.0)
             if now > since + self._max_delay_s + _SLACK_S:
                 self._violated(
