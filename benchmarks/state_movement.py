@@ -175,7 +175,10 @@ def _rebuild(tasks: TaskProcesses, lost: Replica, partner: Replica) -> Movement:
     movement = Movement(time.monotonic())
     newcomer = tasks.start(lost.slot)
     while not movement.live:
-        assert time.monotonic() < movement.killed + TIMEOUT_S, (tasks.movement_phases, newcomer.response)
+        assert time.monotonic() < movement.killed + TIMEOUT_S, (
+            tasks.movement_phases,
+            newcomer.response,
+        )
         _poll(tasks)
         movement.observe(partner, newcomer)
     assert movement.moved, f"the state was restored from a checkpoint: {tasks.movement_phases}"

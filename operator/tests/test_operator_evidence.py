@@ -117,7 +117,7 @@ def with_an_isolated_coordinator(running: ModelCluster) -> tuple[str, ...]:
 def test_a_task_that_an_isolated_coordinator_does_not_hear_proves_nothing(
     running: ModelCluster,
 ) -> None:
-    running.kubelets_respond = False
+    running.kubelets_respond = running.pods_respond = False
     victim, _ = with_an_isolated_coordinator(running)
     running.turn_not_ready(victim)
     running.pass_time(1.0)

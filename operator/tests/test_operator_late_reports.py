@@ -127,6 +127,20 @@ def test_a_pod_that_never_responded_is_not_silent() -> None:
         assert lost(world({**ALL, "a": SILENT}, {**ALL, "a": results})) == set()
 
 
+@pytest.mark.parametrize("responded_ago_s", [0.5, 1.9, 2.1])
+def test_a_not_ready_node_is_kept_while_a_pod_responds(responded_ago_s: float) -> None:
+    """Its kubelet hangs, and the coordinator is being restarted."""
+    at = NOW - responded_ago_s
+    snapshot = world({**ALL, "a": SILENT}, {**ALL, "a": ProbeResults(NOW - 0.1, at, NOW - 0.1)})
+    nodes = tuple(replace(n, ready=n.name != "a") for n in snapshot.nodes)
+    not_ready = replace(snapshot, nodes=nodes)
+    assert lost(not_ready) == (set() if responded_ago_s <= TIMING.pod_silent_s else {"a"})
+    status = {"dataPlane": {"tasks": []}}
+    topologies = tuple(replace(t, status=status) for t in not_ready.topologies)
+    reported = replace(not_ready, topologies=topologies, report_times={"t": NOW - 0.5})
+    assert lost(reported) == {"a"}, "a fresh report counts instead"
+
+
 def test_a_fresh_report_is_believed_instead() -> None:
     silent = {**ALL, "a": SILENT}
     assert lost(world(silent, silent, report_age_s=0.5)) == set()

@@ -81,6 +81,17 @@ def silent_with_late_reports(
     return frozenset(silent - responding)
 
 
+def nodes_with_responding_pods(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+    """Nodes with a pod that has responded to a probe lately."""
+    found = set()
+    for pod in snapshot.pods:
+        results = snapshot.pod_probes.get(pod.uid)
+        responded_at = results.responded_at if results is not None else None
+        if pod.node and responded_at is not None and now - responded_at <= timing.pod_silent_s:
+            found.add(pod.node)
+    return frozenset(found)
+
+
 def _last_response_at(snapshot: Snapshot) -> float:
     """When the last probe was sent that a kubelet or a pod of another node responded to."""
     nodes = {node.uid: node.name for node in snapshot.nodes}

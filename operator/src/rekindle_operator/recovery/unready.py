@@ -1,7 +1,8 @@
 """Which nodes that Kubernetes calls NotReady are lost (docs/decisions/0027). Pure.
 
 NotReady means that the kubelet does not reach the API server. That is one signal. Tasks that
-respond to their coordinator, or a kubelet that responds to the operator, prove that the node works.
+respond to their coordinator, or a kubelet that responds to the operator, prove that the node works;
+so does a pod that responds to the operator, while no fresh report says anything of the node.
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
 lost whose kubelet used to respond and no longer does; and a node of which a fresh report says that
@@ -18,6 +19,7 @@ from math import inf
 from rekindle_operator.cluster.model import NodeView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence
 from rekindle_operator.recovery.kubelets import find_silent_kubelets, responds_now
+from rekindle_operator.recovery.late_reports import nodes_with_responding_pods
 from rekindle_operator.settings import Timing
 
 _MAX_NAMED = 3  # nodes in a message
@@ -47,9 +49,11 @@ def assess_unready(
     # Where a second source, a report or the silent kubelet, says that the node is lost.
     confirmed = silent if most_work else evidence.reported_nodes | silent
 
+    responding_pods = nodes_with_responding_pods(snapshot, now, timing) - evidence.reported_nodes
+
     def is_lost(node: NodeView) -> bool:
         responds = responds_now(node, snapshot, now, timing)
-        if node.name in evidence.alive_nodes or (most and responds):
+        if node.name in evidence.alive_nodes | responding_pods or (most and responds):
             return False
         return node.name in confirmed or not (most or responds)
 
