@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_a_not_ready_node_is_kept_while_a_pod_responds(responded_ago_s: float) -
     nodes = tuple(replace(n, ready=n.name != "a") for n in snapshot.nodes)
     not_ready = replace(snapshot, nodes=nodes)
     assert lost(not_ready) == (set() if responded_ago_s <= TIMING.pod_silent_s else {"a"})
-    status = {"dataPlane": {"tasks": []}}
+    status: dict[str, Any] = {"dataPlane": {"tasks": []}}
     topologies = tuple(replace(t, status=status) for t in not_ready.topologies)
     reported = replace(not_ready, topologies=topologies, report_times={"t": NOW - 0.5})
     assert lost(reported) == {"a"}, "a fresh report counts instead"
