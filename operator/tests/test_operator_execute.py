@@ -78,15 +78,16 @@ def executor_of(
     cluster: ClusterCache,
     clock: Callable[[], float],
     on_refused_status: Callable[[], None] = lambda: None,
+    may_act: Callable[[], bool] = lambda: True,
 ) -> Executor:
-    """Of a process that leads; with one worker, so that the order of calls is known."""
+    """With one worker, so that the order of calls is known. `may_act`: by default it leads."""
     return Executor(
         api,
         cluster,
         identity="me",
         status_interval_s=2.0,
         clock=clock,
-        may_act=lambda: True,
+        may_act=may_act,
         workers=1,
         on_refused_status=on_refused_status,
     )
@@ -228,8 +229,9 @@ def test_a_failed_status_write_creates_no_record() -> None:
     assert api.calls == ["PATCH status"]
 
 
-def grant_access(owner: str | None) -> list[str]:
-    """Calls, where objects of these names are there and belong to `owner`; None: they are not."""
+def grant_access(owner: str | None, leads_for_calls: int | None = None) -> list[str]:
+    """Calls, where objects of these names are there and belong to `owner`; None: they are not.
+    `leads_for_calls`: after so many another replica leads."""
     api = Refusing(owner=owner or "") if owner is not None else Refusing(missing=True)
     topology = topology_view(
         {
@@ -242,7 +244,12 @@ def grant_access(owner: str | None) -> list[str]:
         }
     )
     cluster = ClusterCache(api, None, lambda: 0.0)
-    executor = executor_of(api, cluster, lambda: 0.0)
+    executor = executor_of(
+        api,
+        cluster,
+        lambda: 0.0,
+        may_act=lambda: leads_for_calls is None or len(api.calls) < leads_for_calls,
+    )
     access = EnsureAccess("default", tuple(coordinator_access(topology)))
     ref = IncarnationRef("uid", COORDINATOR_KEY, 1)
     pod = {"kind": "Pod", "metadata": {"name": "c", "ownerReferences": [{"uid": "uid"}]}}
@@ -262,6 +269,14 @@ def test_the_access_objects_of_a_topology_are_updated(owner: str | None) -> None
     calls = grant_access(owner)
     assert sum(c.startswith("PATCH t-coordinator") for c in calls) == 3
     assert "POST pods" in calls
+
+
+@pytest.mark.parametrize("calls", range(1, 6))
+def test_a_replica_that_leads_no_longer_changes_nothing_more(calls: int) -> None:
+    """It may have been paused between two calls of one action."""
+    made = grant_access("uid", leads_for_calls=calls)
+    assert not [c for c in made[calls:] if not c.startswith("GET")]
+    assert "POST pods" not in made
 
 
 def test_a_pod_of_an_earlier_topology_delays_only_itself() -> None:

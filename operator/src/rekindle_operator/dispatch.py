@@ -79,6 +79,10 @@ class _Queue:
         self._by_namespace[action.namespace] += 1
 
 
+class NotLeading(Exception):
+    """This replica no longer leads, and must not change anything."""
+
+
 class Dispatcher:
     """`on_skipped` gets each action that is not executed: one that it depends on failed, or the
     pass ended before it could start. Not Events, which are kept."""
@@ -240,11 +244,13 @@ class Dispatcher:
         self._queue.insert(replace(decided, order=ActionOrder.CREATE_AGAIN, after=()))
 
     def _outcome(self, action: ScheduledAction) -> Outcome | None:
-        """None: this replica no longer leads, and must not change anything."""
+        """None: this replica no longer leads."""
         if not self._may_act():
             return None
         try:
             return self._execute(action)
+        except NotLeading:
+            return None
         except Exception:
             RECONCILE_ERRORS.inc()
             logger.exception("%s failed because of an error in the operator", action.key)

@@ -30,7 +30,7 @@ from rekindle.identity import Identity
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.model import DryRunResult
-from rekindle_operator.dispatch import WORKERS, Dispatcher, Outcome
+from rekindle_operator.dispatch import WORKERS, Dispatcher, NotLeading, Outcome
 from rekindle_operator.metrics import ACTIONS
 from rekindle_operator.reconcile.actions import (
     METRIC_KINDS,
@@ -89,6 +89,7 @@ class Executor:
         self._status_interval_s = status_interval_s
         self._on_refused_status = on_refused_status
         self._clock = clock
+        self._may_act = may_act
         self._api = api
         self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
         self._status_at: dict[str, float] = {}  # by the topology's uid
@@ -365,6 +366,10 @@ class Executor:
         self._call("PATCH", path, manifest, content_type=_APPLY, query=_APPLY_OPTIONS)
 
     def _call(self, method: str, path: str, body: Any = None, **how: Any) -> dict[str, Any] | None:
+        """Raises NotLeading: an action may have several calls, and this process may be paused
+        between them until another replica leads."""
+        if method != "GET" and not self._may_act():
+            raise NotLeading
         return call(self._api, method, path, body, **how)
 
 

@@ -85,6 +85,10 @@ class Network:
             (one, other) in self._down or one in isolated or other in isolated
         )
 
+    def has_link_down(self, node: str) -> bool:
+        """Whether it reaches, or is reached by, not all that others reach."""
+        return any(node in link for link in self._down)
+
     def is_connected(self, one: str, other: str) -> bool:
         return self.is_up(one, other) and self.is_up(other, one)
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _OBSERVED_EVERY_S = 0.25
 _SETTLED_S = 10.0
 _AVOIDED_S = 65.0
-"""An operator avoids a node that was silent for `Timing.quarantine_s`."""
+"""An operator avoids a node that was silent for `Timing.quarantine_s`, and for 30 s, or longer if
+it happens again, one whose tasks were silent while its kubelet responded."""
 
 
 class WorkingPods:
@@ -61,11 +62,12 @@ class WorkingPods:
         return pod is not None and pod.boot is not None and pod.boot.core.status.phase == "Live"
 
     def takes_pods(self, view: NodeView) -> bool:
-        """Whether a node takes pods, and was not silent for so long that an operator may avoid
+        """Whether a node takes pods, and was silent for nobody lately, so that no operator avoids
         it."""
         node = self._cluster.nodes[view.name]
         is_reached = self._cluster.server.reaches(node.kubelet.host)
-        if not (is_reached and self._responds_to_probes(node)):
+        has_all_links = not self._network.has_link_down(node.name)
+        if not (is_reached and has_all_links and self._responds_to_probes(node)):
             self._silent_at[node.name] = self._scheduler.now
         silent_at = self._silent_at.get(node.name, -inf)
         return view.ready and not view.cordoned and self._scheduler.now - silent_at > _AVOIDED_S
