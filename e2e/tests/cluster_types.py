@@ -105,7 +105,7 @@ def prepare_flights(cluster: Cluster) -> None:
     cluster.install()
 
 
-def storms(name: str, claim: str = "rekindle") -> dict[str, Any]:
+def storms_topology(name: str, claim: str = "rekindle") -> dict[str, Any]:
     """The flights example with its smallest query alone, of two replicas."""
     document = flights.topology_resource(name, speedup=86_400)
     spec = document["spec"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_types import storms
+from cluster_types import storms_topology
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.embedded.kubelet_node.node import KubeletNode
@@ -188,7 +188,7 @@ def test_an_upgraded_image_leaves_no_gap(
     cluster: EmbeddedCluster, shared_run: Run, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Beside the flights topology, whose tasks keep their image."""
-    document = storms("rolled")
+    document = storms_topology("rolled")
     document["spec"]["sources"][0]["replicas"] = 2
     others, image = shared_run.container_starts(), _next(cluster.node_kind.pipelines_image)
     _tag(cluster, cluster.node_kind.pipelines_image, image)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_types import flights_cluster, kubelet_nodes, storms
+from cluster_types import flights_cluster, kubelet_nodes, storms_topology
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -57,7 +57,9 @@ def cluster(directory: Path, server: FuseVolume, slow: FuseVolume) -> Iterator[E
 
 @pytest.fixture(scope="module")
 def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    found = Reference(storms("reference"), cluster.shared, tmp_path_factory.mktemp("oracle"))
+    found = Reference(
+        storms_topology("reference"), cluster.shared, tmp_path_factory.mktemp("oracle")
+    )
     found.execute()
     return found
 
@@ -67,7 +69,7 @@ def test_a_claim_that_pods_may_not_write_is_explained(
 ) -> None:
     volume = _root_owned(cluster, directory / "root-owned")
     cluster.create_claim("root-owned", volume)
-    with Run(cluster, storms("root-owned", claim="root-owned")) as run:
+    with Run(cluster, storms_topology("root-owned", claim="root-owned")) as run:
         wait_for("the reason in the status", lambda: _mentions(run, "Permission denied"), 90, 0.5)
         assert not run.observer.all_live()
         assert _mentions(run, str(POD_USER))
@@ -76,7 +78,7 @@ def test_a_claim_that_pods_may_not_write_is_explained(
 def test_an_fs_group_makes_a_claim_writable(cluster: EmbeddedCluster, directory: Path) -> None:
     volume = _root_owned(cluster, directory / "grouped")
     cluster.create_claim("grouped", volume, local=True)
-    document = storms("grouped", claim="grouped")
+    document = storms_topology("grouped", claim="grouped")
     document["spec"]["podTemplate"] = {"spec": {"securityContext": {"fsGroup": POD_USER}}}
     with Run(cluster, document) as run:
         run.wait_live()
@@ -86,7 +88,7 @@ def test_an_fs_group_makes_a_claim_writable(cluster: EmbeddedCluster, directory:
 def test_a_volume_that_does_not_respond_loses_no_rows(
     cluster: EmbeddedCluster, server: FuseVolume, reference: Reference
 ) -> None:
-    with Run(cluster, storms("hanging")) as run:
+    with Run(cluster, storms_topology("hanging")) as run:
         run.wait_live()
         run.wait_checkpoint()
         before = run.container_starts()
@@ -110,7 +112,7 @@ def test_a_slow_volume_loses_no_rows(
 ) -> None:
     flights.prepare_input(slow.backing_directory / "input")
     cluster.create_claim("slow", slow.directory)
-    with Run(cluster, storms("slow", claim="slow")) as run:
+    with Run(cluster, storms_topology("slow", claim="slow")) as run:
         run.wait_live()
         run.wait_checkpoint()
         run.wait_sinks_advance(epochs=20, timeout_s=120)

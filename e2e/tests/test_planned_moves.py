@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster_types import every_cluster_type, storms
+from cluster_types import every_cluster_type, storms_topology
 
 from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.oracle import Reference
@@ -56,7 +56,7 @@ def test_draining_every_node_in_turn_stops_no_query(
 
 
 def _topology() -> dict[str, Any]:
-    document = storms("drained")
+    document = storms_topology("drained")
     for source in document["spec"]["sources"]:
         source["files"]["speedup"] = _SPEEDUP
     return document

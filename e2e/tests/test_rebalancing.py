@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from cluster_types import flights_cluster, storms
+from cluster_types import flights_cluster, storms_topology
 
 from rekindle_testing.harness.nodes import ProcessNodes
 from rekindle_testing.harness.oracle import Reference
@@ -65,7 +65,7 @@ def _wait_spread(run: Run) -> None:
 
 def _topology() -> dict[str, Any]:
     """Four tasks, of which two fit on a node."""
-    document = storms("rebalanced")
+    document = storms_topology("rebalanced")
     spec = document["spec"]
     spec["recovery"] = {"rebalance": True}
     (source,), (operator,) = spec["sources"], spec["operators"]

@@ -97,11 +97,11 @@ def test_only_a_long_silence_proves_a_loss() -> None:
         for at in times:
             scheduler.run_until(at)
             silence.responded("a")
-        return silence.is_responsive("a")
+        return silence.responds_steadily("a")
 
     assert respond_at(0.0, 1.0, 2.5)
     scheduler.run_until(4.9)
-    assert not silence.is_responsive("a")
+    assert not silence.responds_steadily("a")
     assert not respond_at(5.0, 6.0)
     assert respond_at(*range(7, 22))
 

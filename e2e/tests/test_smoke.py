@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from cluster_types import flights_cluster, kubelet_nodes, storms
+from cluster_types import flights_cluster, kubelet_nodes, storms_topology
 
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.oracle import Reference
@@ -48,7 +48,7 @@ def test_both_images_are_built_and_start(container_engine: None) -> None:
 def test_a_lost_node_loses_no_rows(
     cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with Run(cluster, storms("smoke")) as run:
+    with Run(cluster, storms_topology("smoke")) as run:
         run.wait_live()
         run.wait_checkpoint()
         victim = run.task_pods("storms")[0].spec.node_name

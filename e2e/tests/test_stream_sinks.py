@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from cluster_types import every_cluster_type_long, storms
+from cluster_types import every_cluster_type_long, storms_topology
 
 from rekindle.connectors.files_sink import parse_name
 from rekindle_testing.harness.any_cluster import Cluster
@@ -34,7 +34,7 @@ def cluster(shared_cluster: Cluster) -> Cluster:
 
 
 def streamed(name: str) -> dict[str, Any]:
-    document = storms(name)
+    document = storms_topology(name)
     (query,) = document["spec"]["queries"]
     query["sink"] = {"stream": {"retain": "8Mi"}}
     return document

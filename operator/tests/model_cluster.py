@@ -99,7 +99,7 @@ class ModelCluster(ModelState):
         self.creating_containers = creating_containers_since(
             self.creating_containers, pods, self.now
         )
-        views: dict[str, Any] = {**self.views(pods), **self.stalled}
+        views: dict[str, Any] = {**self.views(pods), **self.views_of_stalled}
         return Snapshot(
             **views,
             generation_records=tuple(
@@ -325,7 +325,7 @@ class ModelCluster(ModelState):
         meta |= {
             "uid": f"uid-{self.next_version()}",
             "resourceVersion": str(self.next_version()),
-            "creationTimestamp": rfc3339(self.now + self.others_skew_s),
+            "creationTimestamp": rfc3339(self.now + self.api_and_kubelets_ahead_s),
         }
         self.raw_pods[meta["name"]] = manifest
 
@@ -336,7 +336,7 @@ class ModelCluster(ModelState):
         if grace_s == 0 or not raw["spec"].get("nodeName"):
             del self.raw_pods[name]
         else:
-            raw["metadata"]["deletionTimestamp"] = rfc3339(self.now + self.others_skew_s)
+            raw["metadata"]["deletionTimestamp"] = rfc3339(self.now + self.api_and_kubelets_ahead_s)
             raw["metadata"]["resourceVersion"] = str(self.next_version())
 
     def patch_pod(self, name: str, patch: Iterable[Mapping[str, Any]]) -> None:

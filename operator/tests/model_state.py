@@ -39,7 +39,7 @@ KUBERNETES_GRACE_S = 50.0  # after which a node without heartbeats is not Ready
 class ModelState:
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
-        self.others_skew_s = 0.0  # how far the clocks of API server and kubelets are ahead
+        self.api_and_kubelets_ahead_s = 0.0  # seconds of their clocks
         self.settings = Settings()
         self.version = 0
         self.raw_pods: dict[str, dict[str, Any]] = {}
@@ -72,7 +72,8 @@ class ModelState:
         ] = {}  # pod -> additional fields of its task's report
         self.stream_protocol = STREAM_PROTOCOL  # of the coordinator's report
         self.checkpoint_epoch: int | None = None
-        self.stream_conflict: list[int] = []  # of the coordinator's report
+        # Stream protocols that cannot read from each other, of the coordinator's report.
+        self.stream_conflict: list[int] = []
         self.lags_s: dict[str, float] = {}  # query -> its lag in the coordinator's report
         self.refusing = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> newest incarnation; none comes back
@@ -84,7 +85,8 @@ class ModelState:
         self.phases: Mapping[str, PhaseTime] = {}
         self.pod_times: Mapping[str, PodTimes] = {}
         self.readiness_times: Mapping[str, ReadinessTime] = {}
-        self.stalled: dict[str, tuple[Any, ...]] = {}  # kind -> what its watch has delivered so far
+        # kind -> what its watch has delivered so far
+        self.views_of_stalled: dict[str, tuple[Any, ...]] = {}
 
     # --- changes ---------------------------------------------------------------
 
@@ -97,7 +99,7 @@ class ModelState:
             uid=f"uid-{name}-{version}",
             version=version,
             ready=True,
-            ready_since=self.now + self.others_skew_s,
+            ready_since=self.now + self.api_and_kubelets_ahead_s,
             cordoned=False,
             taints=more.get("taints", ()),
             labels={"kubernetes.io/hostname": name, **more.get("labels", {})},
@@ -133,18 +135,18 @@ class ModelState:
             self.nodes[name] = replace(
                 self.nodes[name],
                 ready=ready,
-                ready_since=self.now + self.others_skew_s,
+                ready_since=self.now + self.api_and_kubelets_ahead_s,
                 version=version,
             )
 
     def stall(self, *kinds: str) -> None:
         """From now on the operator sees no change of pods, nodes, leases or topologies."""
         views = self.views(self.pods())
-        self.stalled |= {kind: views[kind] for kind in kinds}
+        self.views_of_stalled |= {kind: views[kind] for kind in kinds}
 
     def resume(self) -> None:
         """The watches are connected again and have caught up."""
-        self.stalled.clear()
+        self.views_of_stalled.clear()
 
     def remove_node(self, name: str) -> None:
         self.dead.add(name)

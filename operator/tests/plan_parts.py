@@ -32,6 +32,7 @@ def capacity(*nodes: NodeView) -> Capacity:
 
 
 def pod(key: str, cpu_m: int = 1, memory: int = 1, group: str = "", replica: int = 0) -> PodToPlace:
+    """`group`: the partition; replicas of one group never share a node. Default: its own."""
     return PodToPlace(key, ResourceAmounts(cpu_m, memory, 1), group or key, replica)
 
 
@@ -42,6 +43,7 @@ def query(
     has_waited_long: bool = False,
     paths: Iterable[Iterable[str]] = (),
 ) -> DownQuery:
+    """`needs`: keys of missing pods. `paths`: those on the path from each source (`DownQuery`)."""
     found = tuple(frozenset(path) for path in paths)
     return DownQuery(("ns/t", name), priority, frozenset(needs), has_waited_long, found)
 

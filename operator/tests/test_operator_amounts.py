@@ -64,13 +64,13 @@ def test_devices_disk_and_overhead_are_requests_too() -> None:
     [({GPU: "1"}, True), ({GPU: "0"}, False), ({}, False), ({"amd.com/gpu": "1"}, False)],
 )
 def test_a_node_without_the_device_does_not_cover_it(node: Any, covered: bool) -> None:
-    assert ResourceAmounts.parse(node).covers(ResourceAmounts.parse({GPU: 1}, 0)) is covered
+    assert ResourceAmounts.parse(node).covers(ResourceAmounts.parse({GPU: 1}, pods=0)) is covered
 
 
 def test_used_devices_are_subtracted() -> None:
-    free = ResourceAmounts.parse({GPU: 2}) - ResourceAmounts.parse({GPU: 1}, 0)
-    assert free.covers(ResourceAmounts.parse({GPU: 1}, 0))
-    assert not free.covers(ResourceAmounts.parse({GPU: 2}, 0))
+    free = ResourceAmounts.parse({GPU: 2}) - ResourceAmounts.parse({GPU: 1}, pods=0)
+    assert free.covers(ResourceAmounts.parse({GPU: 1}, pods=0))
+    assert not free.covers(ResourceAmounts.parse({GPU: 2}, pods=0))
 
 
 def test_tasks_that_request_a_gpu_are_planned_on_gpu_nodes_only() -> None:

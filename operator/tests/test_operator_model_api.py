@@ -19,7 +19,7 @@ from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import reconcile_all
-from rekindle_operator.reconcile.moves import WITHOUT_NODE_S
+from rekindle_operator.reconcile.moves import SUCCESSOR_WITHOUT_NODE_S
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_stalled_watch_of_leases_replaces_no_coordinator(started: ModelOperato
 def test_a_node_missing_only_in_the_mirror_keeps_its_pods(started: ModelOperator) -> None:
     before = uids(started)
     started.model.stall("nodes")
-    started.cache.nodes.remove_missing("", "c")
+    started.cache.nodes.remove_not_found("", "c")
     started.run(3.0)
     assert uids(started) == before
     assert {n.name for n in started.cache.nodes.views()} == {"a", "b", "c"}
@@ -131,7 +131,7 @@ def test_pods_missing_only_in_the_mirror_are_not_replaced(started: ModelOperator
     before = uids(started)
     started.model.stall("pods")
     for pod in started.cache.pods.views():
-        started.cache.pods.remove_missing(pod.namespace, pod.name)
+        started.cache.pods.remove_not_found(pod.namespace, pod.name)
     started.run(3.0)
     assert uids(started) == before
 
@@ -162,7 +162,7 @@ def test_a_cordon_that_is_over_removes_no_task(started: ModelOperator) -> None:
     assert set(model.query_states().values()) == {"Live"}
     cordon = {cordoned: replace(model.nodes["a"], cordoned=cordoned) for cordoned in (True, False)}
     model.nodes["a"] = replace(cordon[True], version=model.next_version())
-    started.run(WITHOUT_NODE_S - 5.0)
+    started.run(SUCCESSOR_WITHOUT_NODE_S - 5.0)
     replicated = {p.name for p in model.tasks().values() if p.node == "a" and "alarms" in p.name}
     model.stall("nodes")
     model.nodes["a"] = replace(cordon[False], version=model.next_version())

@@ -24,7 +24,7 @@ from rekindle_operator.reconcile.actions import (
     OpenGate,
 )
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
-from rekindle_operator.reconcile.moves import LATE_S, MOVES_AT_ONCE, WITHOUT_NODE_S
+from rekindle_operator.reconcile.moves import LATE_S, MOVES_AT_ONCE, SUCCESSOR_WITHOUT_NODE_S
 from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
@@ -238,7 +238,7 @@ def test_only_a_few_tasks_move_at_once(running: ModelCluster) -> None:
 def test_a_task_without_a_node_for_its_successor_stays(running: ModelCluster) -> None:
     cordon(running, *"abc")
     running.settle()
-    running.pass_time(WITHOUT_NODE_S + 1)
+    running.pass_time(SUCCESSOR_WITHOUT_NODE_S + 1)
     running.settle()
     message = running.condition("Valid")["message"]
     assert "flown/0/0 (successor: no node takes it)" in message
@@ -257,7 +257,7 @@ def test_a_task_with_a_live_partner_goes_when_no_node_takes_its_successor(
     cordon(running, "a")
     for _ in range(4):
         running.settle()
-        running.pass_time(WITHOUT_NODE_S + 1)
+        running.pass_time(SUCCESSOR_WITHOUT_NODE_S + 1)
         for _ in passes(running):
             assert running.query_states()["delay-alarms"] == "Live"
     replicated = {p.segment_name for p in running.tasks().values() if p.node == "a"}
@@ -277,7 +277,7 @@ def test_a_task_whose_partner_has_not_written_stays_without_a_node_for_its_succe
     cordon(running, "a")
     for _ in range(4):
         running.settle()
-        running.pass_time(WITHOUT_NODE_S + 1)
+        running.pass_time(SUCCESSOR_WITHOUT_NODE_S + 1)
     assert on_a <= running.tasks().keys()
 
 
@@ -368,7 +368,7 @@ def test_not_all_successors_start_at_once_when_capacity_returns(running: ModelCl
     cordon(running, "a", "b", "c")
     for _ in range(8):
         running.settle()
-        running.pass_time(WITHOUT_NODE_S + 1)
+        running.pass_time(SUCCESSOR_WITHOUT_NODE_S + 1)
     waiting = gated(running)
     assert len(waiting) > MOVES_AT_ONCE
     running.task_reports = {p.name: {"phase": "Restoring"} for p in waiting}
@@ -430,7 +430,7 @@ def test_successors_of_the_most_valuable_query_get_a_node_first(storms: int, rou
     cordon(cluster, "a", "b", "c")
     for _ in range(6):
         cluster.settle()
-        cluster.pass_time(WITHOUT_NODE_S + 1)
+        cluster.pass_time(SUCCESSOR_WITHOUT_NODE_S + 1)
     names = {p.segment_name: p.name for p in gated(cluster)}
     cluster.add_node("d", cpu_m=600)
     actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)

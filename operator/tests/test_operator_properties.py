@@ -125,7 +125,7 @@ def test_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
 )
 def test_clocks_of_other_machines_decide_nothing(steps: Any, skew_s: float) -> None:
     clusters = ModelCluster(), ModelCluster()
-    clusters[1].others_skew_s = skew_s
+    clusters[1].api_and_kubelets_ahead_s = skew_s
     for cluster in clusters:
         cluster.add_topology("flights", flights_spec())
         cluster.settle()

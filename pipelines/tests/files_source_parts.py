@@ -32,7 +32,7 @@ def source_of(
     schema: pa.Schema = SCHEMA,
     lateness: str = "0s",
     partition: tuple[int, int] = (0, 1),
-    verified: bool = True,
+    verifies: bool = True,
     **files: Any,
 ) -> FilesSource:
     """`partition`: its number, and how many there are."""
@@ -48,7 +48,7 @@ def source_of(
     source = SourceSpec.model_validate(spec)
     node = Node("s", "id-s", source, (), topology_schema(schema), event_time, partition[1])
     opened = open_source(
-        source, node, SECOND, tmp / "work", partition=partition[0], verified=verified
+        source, node, SECOND, tmp / "work", partition=partition[0], verifies=verifies
     )
     assert isinstance(opened, FilesSource)
     return opened

@@ -48,18 +48,21 @@ from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_t
 
 STEP_S = 0.25
 CHUNK_BYTES = 48
-WINDOW = 3
+CHUNKS_AT_ONCE = 3
 POLL_TIMEOUT_STEPS = 4
 DISCOVERY_STEPS = 12
 READ_EPOCHS = 6
 LIVE_WITHIN = 10
 
 MOVEMENT = MovementLimits(
-    holds_s=6.0, stall_s=6.0, session_s=30.0, attempts=2, wait_s=60.0, per_donor=1
+    confirm_holds_s=6.0, stall_s=6.0, session_s=30.0, attempts=2, wait_s=60.0, per_donor=1
 )
-DONOR = DonorLimits(chunk_bytes=64, window=WINDOW, sessions=2, lease_s=8.0)
+DONOR = DonorLimits(chunk_bytes=64, chunks_at_once=CHUNKS_AT_ONCE, sessions=2, lease_s=8.0)
 NEWCOMER = NewcomerLimits(
-    chunk_bytes=CHUNK_BYTES, window=WINDOW, max_damaged=4, retry=BackoffPolicy(0.75, 3.0)
+    chunk_bytes=CHUNK_BYTES,
+    chunks_at_once=CHUNKS_AT_ONCE,
+    max_damaged=4,
+    retry=BackoffPolicy(0.75, 3.0),
 )
 LONGEST_S = MOVEMENT.wait_s + MOVEMENT.attempts * MOVEMENT.session_s
 """After this time without failures no newcomer waits or moves any more."""
@@ -273,7 +276,7 @@ class Node:
             if poll.floor is not None:
                 self.truncate(poll.floor)
             return
-        if directive.abandoned is not None:
+        if directive.abandoned is not None:  # no session up to this version may be used
             self._step_newcomer(newcomers.AbandonReceived(directive.abandoned))
         if directive.order is not None:
             self._step_newcomer(newcomers.OrderReceived(directive.order))
@@ -454,7 +457,7 @@ class Coordinator:
         )
 
     def floors(self) -> dict[Partition, int]:
-        """In quiet times: what every current incarnation of each consumer has received."""
+        """Without sessions: what every current incarnation of each consumer has received."""
         world = self.world
         positions: dict[Partition, tuple[int, ...]] = {}
         unknown: set[Partition] = set()
@@ -718,7 +721,7 @@ class World:
             if node.epoch is None:
                 self._check_memory(node)
             if node.donor is not None:
-                reads = DONOR.window * (DONOR.sessions + 2)
+                reads = DONOR.chunks_at_once * (DONOR.sessions + 2)
                 if len(node.pinned) > DONOR.sessions + 1 or node.reading > reads:
                     self.violations.append(f"{node.slot.key} keeps too much as a donor")
             if node.epoch is None and self.coordinator.would_take_over(node):
@@ -727,10 +730,10 @@ class World:
     def _check_memory(self, node: Node) -> None:
         stored = node.newcomer.report().progress
         at = stored.stored if stored is not None else 0
-        if node.asked - at > WINDOW or node.storing > 1:
-            self.violations.append(f"{node.slot.key} has more than its window in memory")
-        if node.newcomer.bytes_in_memory > WINDOW * CHUNK_BYTES:
-            self.violations.append(f"{node.slot.key} counts more than its window in memory")
+        if node.asked - at > CHUNKS_AT_ONCE or node.storing > 1:
+            self.violations.append(f"{node.slot.key} has too many chunks in memory")
+        if node.newcomer.bytes_in_memory > CHUNKS_AT_ONCE * CHUNK_BYTES:
+            self.violations.append(f"{node.slot.key} counts too many chunks in memory")
 
     def _check_inputs(self) -> None:
         """I5: what a replica reads next is still there, if anything is."""

@@ -66,7 +66,7 @@ class Rows:
 
     schema = SCHEMA
     last_epoch = None
-    input: tuple[InputFile, ...] = ()
+    input_files: tuple[InputFile, ...] = ()
     summary = SourceSummary(None, None, None)
 
     def __init__(self, per_epoch: int = 1) -> None:

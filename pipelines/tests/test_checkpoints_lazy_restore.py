@@ -266,7 +266,7 @@ def test_objects_of_the_first_windows_to_close_are_fetched_first(world: World) -
     state = world.restore(world.save(state, 2))
     assert world.fetch is not None
     order = world.fetch.missing
-    world.fetch.prefer(order[-1])
+    world.fetch.fetch_first(order[-1])
     world.fetch.start()
     eventually(lambda: world.fetch is not None and not world.fetch.missing, 10)
     first = {name.rpartition("/")[2] for name in world.reads[:4]}
@@ -374,7 +374,7 @@ class Nowhere:
     def fetch(self) -> None:
         raise AssertionError
 
-    def prefer(self) -> None: ...
+    def fetch_first(self) -> None: ...
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "another"])
@@ -527,7 +527,7 @@ def test_what_was_restored_does_not_count_as_waiting(
 
 def test_failed_objects_are_fetched_again_after_the_others() -> None:
     queue = FetchQueue({"a": 1, "b": 2, "c": 3})
-    queue.prefer(["c", "b"])
+    queue.fetch_first(["c", "b"])
     assert queue.take(0.0) == "c"
     queue.failed("c", "busy", 0.0)
     assert (queue.take(0.0), queue.problem) == (None, "busy")
@@ -563,7 +563,7 @@ def test_the_cost_of_a_step_does_not_depend_on_how_many_objects_wait() -> None:
     names = [f"{n}" for n in range(20_000)]
     queue, began = FetchQueue(dict.fromkeys(names, 1)), time.process_time()
     for name in names:
-        queue.prefer([name])
+        queue.fetch_first([name])
     for number in range(1_000):
         wake_at = queue.wake_at
         assert wake_at is not None
@@ -633,7 +633,7 @@ def test_each_object_is_fetched_once(steps: list[tuple[int, str]]) -> None:
             assert taken not in flying
             flying.add(taken)
         elif what == "p":
-            queue.prefer([name])
+            queue.fetch_first([name])
         elif what == "c" and queue.phase(name) is FetchPhase.WAITING and queue.has_room(name):
             queue.claim(name)
             flying.add(name)

@@ -74,7 +74,7 @@ def assert_together(whole: FilesSource, parts: list[FilesSource], epochs: list[i
         assert {part.cut(epoch).watermark for part in parts} == {whole.cut(epoch).watermark}
     for part in parts:
         assert part.schema == whole.schema
-        assert part.input == whole.input
+        assert part.input_files == whole.input_files
         assert part.last_epoch == whole.last_epoch
         assert [part.next_epoch_to_cut(e) for e in epochs] == [
             whole.next_epoch_to_cut(e) for e in epochs

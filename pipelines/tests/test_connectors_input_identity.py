@@ -66,7 +66,7 @@ class Node:
             self.source.spec, self.source, 1_000_000, self.disk, partition=self.partition
         )
         assert isinstance(opened, FilesSource)
-        self.states.require_same_input(self.source, opened.input)
+        self.states.require_same_input(self.source, opened.input_files)
         return opened.cut(5).rows.column("k").to_pylist()  # type: ignore[no-any-return]
 
 

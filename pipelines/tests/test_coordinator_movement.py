@@ -26,7 +26,7 @@ from rekindle.exchange.state_mover.messages import (
     Progress,
     Replica,
     Session,
-    Version,
+    SessionVersion,
 )
 from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.protocol import TaskPhase
@@ -36,10 +36,10 @@ from rekindle.transitions import InvalidTransition, StateMachine
 SRC, MID, END = Partition("src", 0), Partition("mid", 0), Partition("end", 0)
 INPUTS: dict[Partition, tuple[Partition, ...]] = {SRC: (), MID: (SRC,), END: (MID,)}
 WANTED = {"src": 2, "mid": 2, "end": 1}
-LIMITS = MovementLimits(holds_s=10, stall_s=20, session_s=100, attempts=2, wait_s=300)
+LIMITS = MovementLimits(confirm_holds_s=10, stall_s=20, session_s=100, attempts=2, wait_s=300)
 NEWCOMER = Replica(Slot("mid", 0, 1), 2)
-FIRST = Session(NEWCOMER.slot, 2, Version(1, 1))
-SECOND = replace(FIRST, version=Version(1, 2))
+FIRST = Session(NEWCOMER.slot, 2, SessionVersion(1, 1))
+SECOND = replace(FIRST, version=SessionVersion(1, 2))
 
 
 def live(segment: str, index: int = 0, incarnation: int = 1, **fields: Any) -> ReplicaView:
@@ -294,7 +294,7 @@ def test_a_session_that_is_slow_for_ever_is_given_up() -> None:
 
 def test_holds_that_are_not_confirmed_end_a_session() -> None:
     world = observer()
-    world.wait(LIMITS.holds_s)
+    world.wait(LIMITS.confirm_holds_s)
     assert world.phase() is MovementPhase.ABANDONING
 
 
@@ -356,12 +356,12 @@ def test_versions_of_a_new_coordinator_are_newer() -> None:
 
 
 def test_sessions_of_an_earlier_coordinator_are_released_later() -> None:
-    left = replace(FIRST, version=Version(1, 8))
+    left = replace(FIRST, version=SessionVersion(1, 8))
     world = Observer(hold(left, 0, 5), waiting(), fence=2)
     assert world.phase() is MovementPhase.RESTORING
     assert world.directive(Replica(Slot("src", 0, 0), 1)).release == ()
-    assert world.directive().abandoned == Version(2, 0)
-    world.show(waiting(abandoned=Version(2, 0)))
+    assert world.directive().abandoned == SessionVersion(2, 0)
+    world.show(waiting(abandoned=SessionVersion(2, 0)))
     assert world.directive(Replica(Slot("src", 0, 0), 1)).release == (left,)
 
 

@@ -113,7 +113,7 @@ def test_an_input_that_is_lost_begins_again_where_a_newcomer_reads() -> None:
 
 def test_without_progress_it_restores_from_the_checkpoint() -> None:
     world = world_with_newcomer()
-    seconds = LIMITS.attempts * (LIMITS.stall_s + LIMITS.holds_s)
+    seconds = LIMITS.attempts * (LIMITS.stall_s + LIMITS.confirm_holds_s)
     for _ in range(int(seconds / 0.25)):
         world.poll_round()
         if world.tasks[LOST].restored_from is not None:

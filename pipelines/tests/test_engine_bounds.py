@@ -56,7 +56,7 @@ def test_an_epoch_larger_than_a_call_is_taken_alone() -> None:
 class WideSource:
     schema = SCHEMA
     last_epoch = None
-    input: tuple[InputFile, ...] = ()
+    input_files: tuple[InputFile, ...] = ()
     summary = SourceSummary(None, None, None)
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ from rekindle.exchange.state_mover.messages import (
     Release,
     Replica,
     Session,
-    Version,
+    SessionVersion,
 )
 from rekindle.exchange.state_mover.newcomer import NewcomerCore, NewcomerLimits
 from rekindle.exchange.state_mover.phases import (
@@ -47,8 +47,8 @@ from rekindle.transitions import InvalidTransition, StateMachine
 
 SLOT = Slot("mid", 0, 1)
 DONOR_REPLICA = Replica(Slot("mid", 0, 0), 3)
-SESSION = Session(SLOT, 2, Version(1, 1))
-NEWER = replace(SESSION, version=Version(1, 2))
+SESSION = Session(SLOT, 2, SessionVersion(1, 1))
+NEWER = replace(SESSION, version=SessionVersion(1, 2))
 OFFER = Offer(SESSION, "boot-d", epoch=9, base=5, chunks=4, digest="whole")
 
 
@@ -102,7 +102,10 @@ def test_a_released_hold_keeps_nothing() -> None:
 
 def a_donor(epoch: int = 9) -> DonorCore:
     return DonorCore(
-        DONOR_REPLICA, "boot-d", epoch, DonorLimits(chunk_bytes=10, window=2, sessions=2, lease_s=8)
+        DONOR_REPLICA,
+        "boot-d",
+        epoch,
+        DonorLimits(chunk_bytes=10, chunks_at_once=2, sessions=2, lease_s=8),
     )
 
 
@@ -189,7 +192,7 @@ def test_a_newer_session_of_the_slot_ends_the_older_one() -> None:
 
 def test_an_older_incarnation_is_refused() -> None:
     core = sending_donor()
-    fenced = Session(SLOT, 1, Version(9, 9))
+    fenced = Session(SLOT, 1, SessionVersion(9, 9))
     assert core.step(offer_request(fenced), 0.0) == [
         d.Reply(Refusal(fenced, RefusalReason.SUPERSEDED))
     ]
@@ -197,7 +200,7 @@ def test_an_older_incarnation_is_refused() -> None:
 
 def test_a_request_for_another_incarnation_or_partition_is_refused() -> None:
     core = a_donor()
-    other = Session(Slot("mid", 1, 0), 2, Version(1, 1))
+    other = Session(Slot("mid", 1, 0), 2, SessionVersion(1, 1))
     meant_for_another = OfferRequest(SESSION, replace(DONOR_REPLICA, incarnation=2), 5, 10)
     refused = [
         core.step(offer_request(other), 0.0),
@@ -225,7 +228,7 @@ def test_a_pin_after_the_end_of_its_session_is_unpinned() -> None:
 
 def test_a_donor_has_a_limit_of_sessions() -> None:
     core = a_donor()
-    sessions = [Session(Slot("mid", 0, at), 1, Version(1, at)) for at in (1, 2, 4)]
+    sessions = [Session(Slot("mid", 0, at), 1, SessionVersion(1, at)) for at in (1, 2, 4)]
     answers = [core.step(offer_request(s), 0.0) for s in sessions]
     assert answers[2] == [d.Reply(Refusal(sessions[2], RefusalReason.BUSY))]
     core.step(d.SessionsReleased([sessions[0]]), 0.0)
@@ -256,7 +259,7 @@ def test_epochs_go_on_in_every_phase_of_a_session(phase: str) -> None:
 
 
 def a_newcomer() -> NewcomerCore:
-    limits = NewcomerLimits(chunk_bytes=10, window=2, max_damaged=3)
+    limits = NewcomerLimits(chunk_bytes=10, chunks_at_once=2, max_damaged=3)
     return NewcomerCore(Replica(SLOT, 2), "boot-n", limits)
 
 
@@ -417,7 +420,7 @@ def test_an_abandoned_session_is_never_started() -> None:
 def test_a_restore_point_of_an_older_poll_is_not_followed() -> None:
     core = receiving_newcomer()
     assert not core.may_restore(None)
-    assert not core.may_restore(Version(0, 9))
+    assert not core.may_restore(SessionVersion(0, 9))
     assert core.may_restore(SESSION.version)
 
 

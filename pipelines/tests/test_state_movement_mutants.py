@@ -92,11 +92,11 @@ def everything_is_asked_for_at_once(patch: Patch) -> None:
     go_on = NewcomerCore._continue_transfer
 
     def greedy(self: NewcomerCore, current: Any, now: float) -> Any:
-        object.__setattr__(self._limits, "window", 1000)
+        object.__setattr__(self._limits, "chunks_at_once", 1000)
         try:
             return go_on(self, current, now)
         finally:
-            object.__setattr__(self._limits, "window", 3)
+            object.__setattr__(self._limits, "chunks_at_once", 3)
 
     patch.setattr(NewcomerCore, "_continue_transfer", greedy)
 

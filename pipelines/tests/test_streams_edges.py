@@ -151,7 +151,7 @@ def test_stopping_is_immediate_whoever_is_connected(logs: list[OutputLog]) -> No
         server.serve_log(log)
     edges = Edges(server)
     strangers = [socket.create_connection((ADDRESS, server.port)) for _ in range(20)]
-    eventually(lambda: len(server._http.limits) == EDGES + 20)
+    eventually(lambda: len(server._http.open_connections) == EDGES + 20)
     began = time.monotonic()
     server.stop()
     assert time.monotonic() - began < 2

@@ -31,7 +31,7 @@ from rekindle.streams.wire import (
 )
 
 
-class Live:
+class LiveServer:
     """A task whose output may be tentative, and its server."""
 
     def __init__(self, directory: Path) -> None:
@@ -64,8 +64,8 @@ class Live:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    made = Live(tmp_path)
+def live(tmp_path: Path) -> Iterator[LiveServer]:
+    made = LiveServer(tmp_path)
     yield made
     made.server.stop()
 
@@ -74,7 +74,7 @@ def kinds(response: ReadResponse) -> list[tuple[str, int, int]]:
     return [(str(b.kind), b.epoch, b.attempt) for b in response.epochs]
 
 
-def correct(live: Live) -> None:
+def correct(live: LiveServer) -> None:
     """Two stable epochs; two tentative ones that are corrected; another stable one."""
     live.stable(0, 1)
     live.tentative(2, 3)
@@ -84,14 +84,14 @@ def correct(live: Live) -> None:
     live.stable(4)
 
 
-def test_a_reader_of_stable_epochs_gets_no_others(live: Live) -> None:
+def test_a_reader_of_stable_epochs_gets_no_others(live: LiveServer) -> None:
     live.stable(0)
     live.tentative(1, 2)
     assert kinds(live.request(0)) == [("STABLE", 0, 0)]
     assert live.request(0).progress.live == LiveReport("boot", ConsistencyState.STABLE, 2, -1)
 
 
-def test_a_live_reader_gets_tentative_epochs_too(live: Live) -> None:
+def test_a_live_reader_gets_tentative_epochs_too(live: LiveServer) -> None:
     live.stable(0)
     live.tentative(1, 2)
     response = live.live(0)
@@ -100,7 +100,7 @@ def test_a_live_reader_gets_tentative_epochs_too(live: Live) -> None:
     assert response.live == LivePosition("boot", 1, 3)
 
 
-def test_the_next_call_goes_on_where_one_ended(live: Live) -> None:
+def test_the_next_call_goes_on_where_one_ended(live: LiveServer) -> None:
     live.stable(0)
     live.tentative(1)
     before = live.live(1)
@@ -119,7 +119,7 @@ def test_the_next_call_goes_on_where_one_ended(live: Live) -> None:
     assert live.request(4, after.live).epochs == ()
 
 
-def test_a_call_ends_within_its_bytes_and_goes_on(live: Live) -> None:
+def test_a_call_ends_within_its_bytes_and_goes_on(live: LiveServer) -> None:
     live.stable(0)
     live.tentative(*range(1, 40), rows=200)
     got, at, calls = list[int](), LivePosition(), 0
@@ -132,13 +132,13 @@ def test_a_call_ends_within_its_bytes_and_goes_on(live: Live) -> None:
     assert calls > 5
 
 
-def test_a_restarted_task_begins_again(live: Live) -> None:
+def test_a_restarted_task_begins_again(live: LiveServer) -> None:
     correct(live)
     response = live.request(3, LivePosition("another boot", 70, 9))
     assert kinds(response) == [("STABLE", 3, 0), ("REC_DONE", 3, 0), ("STABLE", 4, 0)]
 
 
-def test_shares_of_a_tentative_epoch_are_its_own(live: Live) -> None:
+def test_shares_of_a_tentative_epoch_are_its_own(live: LiveServer) -> None:
     """Not those of another attempt, nor of the stable epoch."""
     shares = [Share(("n",), 2, index) for index in (0, 1)]
     live.stable(0)
@@ -159,7 +159,7 @@ def test_shares_of_a_tentative_epoch_are_its_own(live: Live) -> None:
     assert kinds(after[0])[-1] == ("TENTATIVE", 1, 2)
 
 
-def test_a_waiting_live_call_returns_with_a_tentative_epoch(live: Live) -> None:
+def test_a_waiting_live_call_returns_with_a_tentative_epoch(live: LiveServer) -> None:
     live.stable(0)
     timer = threading.Timer(0.1, live.tentative, [1])
     timer.start()
@@ -168,7 +168,7 @@ def test_a_waiting_live_call_returns_with_a_tentative_epoch(live: Live) -> None:
     assert time.monotonic() - began < 0.9
 
 
-def test_a_waiting_reader_of_stable_epochs_hears_of_tentative_ones(live: Live) -> None:
+def test_a_waiting_reader_of_stable_epochs_hears_of_tentative_ones(live: LiveServer) -> None:
     """At once: it has to begin to read them."""
     live.stable(0)
     timer = threading.Timer(0.1, live.tentative, [1])
@@ -192,7 +192,7 @@ def test_a_task_without_tentative_output_responds_to_live_calls(tmp_path: Path) 
     assert response.progress.live is None
 
 
-def test_messages_without_tentative_output_have_no_new_fields(live: Live) -> None:
+def test_messages_without_tentative_output_have_no_new_fields(live: LiveServer) -> None:
     """Readers of older releases do not know them."""
     assert "live" not in ReadRequest("s", 0, 0, 1).message(OWN)
     assert StreamProgress(0, 4, 5).header() == {"base": 0, "last": 4, "released": 5}
@@ -221,7 +221,9 @@ def test_a_state_of_a_newer_release_is_taken_as_stable() -> None:
         LiveReport.of(message | {"state": 4})
 
 
-def test_a_damaged_branch_costs_only_the_epochs_of_its_file(live: Live, tmp_path: Path) -> None:
+def test_a_damaged_branch_costs_only_the_epochs_of_its_file(
+    live: LiveServer, tmp_path: Path
+) -> None:
     """Nobody computes them again; those after them are read and written."""
     live.stable(0, 1)
     live.tentative(2, 3)

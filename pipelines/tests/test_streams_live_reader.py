@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from edge_parts import ADDRESS, OWN
 from reader_parts import A, B, C, endpoints, started_io
-from test_streams_live_edges import Live
+from test_streams_live_edges import LiveServer
 
 from rekindle.protocol import ConsistencyState, Endpoint
 from rekindle.streams.client import StreamClient
@@ -115,7 +115,7 @@ def test_a_stable_replica_that_failed_is_not_preferred() -> None:
 
 def test_a_live_reader_needs_no_epoch_twice() -> None:
     made = choice(True, a=STABLE)
-    assert made.step(LiveReceived(A, 9, True), 101) == []
+    assert made.step(LiveReceived(A, next_epoch=9, new=True), 101) == []
     assert made.next_epoch == 9
 
 
@@ -134,7 +134,9 @@ def test_a_live_reader_goes_on_at_its_position() -> None:
     call = call_of(core, 0)
     assert (call.epoch, call.position) == (5, LivePosition())
     at = LivePosition("boot", 4, 8)
-    core.step(LiveReturned(call.call, 9, UP_FAILURE, 7, 7, at), 0)
+    core.step(
+        LiveReturned(call.call, head=9, state=UP_FAILURE, next_epoch=7, newest=7, position=at), 0
+    )
     call = call_of(core, 0)
     assert (call.address, call.epoch, call.position) == (A, 7, at)
 
@@ -144,7 +146,17 @@ def test_at_another_replica_only_newer_epochs_are_read() -> None:
     core = ReaderCore(Subscription("s", 0, 5, live=True), 3)
     core.step(endpoints(A, B), 0)
     call = call_of(core, 0)
-    core.step(LiveReturned(call.call, 9, UP_FAILURE, 7, 7, LivePosition("boot", 4, 8)), 0)
+    core.step(
+        LiveReturned(
+            call.call,
+            head=9,
+            state=UP_FAILURE,
+            next_epoch=7,
+            newest=7,
+            position=LivePosition("boot", 4, 8),
+        ),
+        0,
+    )
     core.step(routes(a=UP_FAILURE, b=STABLE), 50)
     call = call_of(core, 50)
     assert (call.address, call.epoch, call.position) == (B, 8, LivePosition())
@@ -154,7 +166,7 @@ def test_at_another_replica_only_newer_epochs_are_read() -> None:
 
 
 class Collected:
-    def __init__(self, *live: Live) -> None:
+    def __init__(self, *live: LiveServer) -> None:
         self.got: list[tuple[str, int, int]] = []
         self.progress: list[StreamProgress] = []
         self.io = started_io()
@@ -171,7 +183,7 @@ class Collected:
     def _delivered(self, batch: EpochBatch) -> None:
         self.got.append((str(batch.kind), batch.epoch, batch.attempt))
 
-    def route(self, *live: tuple[Live, ConsistencyState]) -> None:
+    def route(self, *live: tuple[LiveServer, ConsistencyState]) -> None:
         self.reader.route(
             tuple(
                 Endpoint(
@@ -190,7 +202,7 @@ class Collected:
 
 
 def test_a_correction_is_delivered_in_its_order(tmp_path: Path) -> None:
-    live = Live(tmp_path)
+    live = LiveServer(tmp_path)
     live.stable(0)
     collected = Collected(live)
     collected.expect(1)
@@ -218,7 +230,7 @@ def test_a_correction_is_delivered_in_its_order(tmp_path: Path) -> None:
 
 
 def test_a_reader_switches_to_a_replica_that_is_stable(tmp_path: Path) -> None:
-    failed, stable = Live(tmp_path / "a"), Live(tmp_path / "b")
+    failed, stable = LiveServer(tmp_path / "a"), LiveServer(tmp_path / "b")
     failed.stable(0)
     stable.stable(0)
     collected = Collected(failed, stable)

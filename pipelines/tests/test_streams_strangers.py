@@ -183,13 +183,13 @@ def test_thousands_of_connections_keep_nobody_out(
     monkeypatch.setattr(connections, "HANDSHAKE_S", 120.0)  # on a slow machine, too
     log.append(batch(0))
     reader = socket.create_connection((ADDRESS, server.port), source_address=("127.0.42.9", 0))
-    eventually(lambda: len(server._http.limits) == 1)
+    eventually(lambda: len(server._http.open_connections) == 1)
     strangers = []
     for number in range(2000):
         strangers.append(socket.create_connection((ADDRESS, server.port)))
         if number % 500 == 0:
             assert read(server, ReadRequest("s", 0, 0, 1)) == [0]
-    eventually(lambda: len(server._http.limits) <= connections.MAX_UNADMITTED)
+    eventually(lambda: len(server._http.open_connections) <= connections.MAX_UNADMITTED)
     request = ReadRequest("s", 0, 0, 1)
     body = json.dumps(request.message(OWN)).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token-a\r\n"
@@ -270,7 +270,7 @@ def test_all_readers_of_a_task_may_connect_at_one_moment(
     log: OutputLog, server: StreamServer, paused_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the unadmitted connections that there may be."""
-    monkeypatch.setattr(server._http, "limits", Connections(64))
+    monkeypatch.setattr(server._http, "open_connections", Connections(64))
     log.append(batch(0))
     server._io.call(time.sleep, paused_s)
     address = f"{ADDRESS}:{server.port}"
@@ -296,7 +296,7 @@ def test_a_connection_that_is_closed_before_it_is_made_does_not_stay(
             super().opened(connection, peer, now)
             self.closed(connection)
 
-    monkeypatch.setattr(server._http, "limits", Forgetful())
+    monkeypatch.setattr(server._http, "open_connections", Forgetful())
     stranger = socket.create_connection((ADDRESS, server.port))
     assert closed_within(stranger, 5)
     stranger.close()
@@ -306,9 +306,10 @@ def test_a_connection_that_is_closed_before_it_is_made_does_not_stay(
 def test_a_reader_too_many_is_refused_with_a_message(
     log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server._http, "limits", Connections(8, 2))
+    monkeypatch.setattr(server._http, "open_connections", Connections(8, 2))
     busy = [ask(server, ReadRequest("s", 0, 0, 1, wait_s=1.0)) for _ in range(2)]
-    eventually(lambda: len(server._http.limits) == 2 and not server._http.limits.unadmitted)
+    open_connections = server._http.open_connections
+    eventually(lambda: len(open_connections) == 2 and not open_connections.unadmitted)
     with pytest.raises(StreamUnavailable, match="2 readers have connections; raise the limit of"):
         read(server, ReadRequest("s", 0, 0, 1))
     for one in busy:

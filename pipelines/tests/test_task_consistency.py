@@ -24,7 +24,7 @@ from test_consistency_histories import (
 from rekindle.consistency.messages import Policy
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import BatchKind
-from rekindle.task.core.loop import EngineDied
+from rekindle.task.core.loop import IdleEngineDied
 
 EXAMPLES = settings(max_examples=20, deadline=None)
 # Others in each process; a failure names its seed.
@@ -223,7 +223,7 @@ def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
     world = CoreWorld(Chain())
     world.run(10.95)
     (task,) = world.tasks
-    task.send(EngineDied("the JVM died"))  # until 11.15; epoch 10 arrives at 11.01
+    task.send(IdleEngineDied("the JVM died"))  # until 11.15; epoch 10 arrives at 11.01
     world.run(20)
     assert task.task.response().stable_epoch == 18
 

@@ -41,7 +41,7 @@ from rekindle.task.core.start import (
     CompleteStart,
     OpenInputs,
     RestoreState,
-    StepSucceeded,
+    StartStepSucceeded,
 )
 from rekindle.task.core.supervisor import (
     REPORT_FAILURE_S,
@@ -96,7 +96,7 @@ def test_a_task_starts_with_the_first_restore_point() -> None:
     assert response.response.phase == "Waiting"
     effects = task_core.step(PollReceived(poll()), 0.0)
     assert effects[1:] == [RestoreState(RestorePoint(epoch=-1)), RouteInputs(())]
-    assert [type(task_core.step(StepSucceeded(), 0.0)[0]) for _ in range(3)] == [
+    assert [type(task_core.step(StartStepSucceeded(), 0.0)[0]) for _ in range(3)] == [
         OpenInputs,
         AwaitEngine,
         CompleteStart,

@@ -15,16 +15,16 @@ from rekindle.engine.model import EpochOutput
 from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, TaskProblem
 from rekindle.task.core.loop import (
     AppendEpochs,
-    AttemptFailed,
     EngineFailed,
     EpochsAppended,
+    LoopRequestFailed,
     ProcessEpochs,
     TakeEpochs,
 )
 from rekindle.task.core.messages import CallSink, SinkReported, TaskCoreEvent, TaskEffect
 from rekindle.task.core.saver import SaveFailed, SaveState
 from rekindle.task.core.sink import CallFailed, EpochWritten, OpenSink, SinkOpened
-from rekindle.task.core.start import OpenInputs, RestoreState, StepFailed
+from rekindle.task.core.start import OpenInputs, RestoreState, StartStepFailed
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
@@ -60,19 +60,19 @@ class World(SimulatedTask):
     def _failures(self, effect: TaskEffect) -> Iterable[TaskCoreEvent]:
         match effect:
             case RestoreState() if "store" in self.failing:
-                yield StepFailed(TaskProblem(message="the store is down"))
+                yield StartStepFailed(TaskProblem(message="the store is down"))
             case OpenInputs() if "input" in self.failing:
-                yield StepFailed(TaskProblem(message="the file cannot be read"))
+                yield StartStepFailed(TaskProblem(message="the file cannot be read"))
             case TakeEpochs() if "input" in self.failing:
-                yield AttemptFailed("the file cannot be read")
+                yield LoopRequestFailed("the file cannot be read")
             case ProcessEpochs(_, epochs) if self.crashes and len(epochs) > 1:
                 self.crashes -= 1
                 yield EngineFailed(EngineUnavailable("the JVM died", -9))
             case ProcessEpochs() if "engine" in self.failing:
-                yield AttemptFailed("no disk space")
+                yield LoopRequestFailed("no disk space")
             case AppendEpochs(outputs) if "log" in self.failing:
                 yield from [EpochsAppended([self._append(o)]) for o in outputs[:-1][:1]]
-                yield AttemptFailed("the log is full")
+                yield LoopRequestFailed("the log is full")
             case SaveState() if "store" in self.failing:
                 yield SaveFailed("the store is down")
             case CallSink(assigned) if "sink" in self.failing:

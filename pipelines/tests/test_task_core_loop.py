@@ -21,10 +21,8 @@ from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
     VALID_EVENTS,
     AppendEpochs,
-    AttemptFailed,
     CallCompleted,
     CheckpointReached,
-    EngineDied,
     EngineFailed,
     EngineRestarted,
     EpochComputed,
@@ -33,11 +31,13 @@ from rekindle.task.core.loop import (
     EpochsTaken,
     ForkDropped,
     GiveUp,
+    IdleEngineDied,
     InvalidLoopEvent,
     LoopCore,
     LoopEvent,
     LoopPhase,
     LoopRequest,
+    LoopRequestFailed,
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
@@ -140,17 +140,19 @@ class FakeShell:
     def fail(self) -> None:
         if self.request is not None:
             self.request = None
-            self.step(AttemptFailed("not now"))
+            self.step(LoopRequestFailed("not now"))
 
     def crash(self) -> None:
+        """The engine dies in the call."""
         if isinstance(self.request, ProcessEpochs) and len(self.request.epochs) > 1:
             self.request = None
             self.step(EngineFailed(EngineUnavailable("the JVM died", -9)))
 
     def die(self) -> None:
+        """The engine died before the call began."""
         if isinstance(self.request, TakeEpochs | ProcessEpochs):
             self.request = None
-            self.step(EngineDied("the JVM died"))
+            self.step(IdleEngineDied("the JVM died"))
 
 
 def made(epoch: int) -> EpochInput:
@@ -315,7 +317,7 @@ def test_a_restored_state_is_not_kept() -> None:
 
 
 def tentative(core: LoopCore, epoch: int, operators: State) -> None:
-    core.step(TentativeTaken(1, made(epoch), True), 0.0)
+    core.step(TentativeTaken(1, made(epoch), forks=True), 0.0)
     core.step(EpochsProcessed((EpochOutput(epoch, 0, ROWS),), operators), 0.0)
     core.step(TentativeAppended(), 0.0)
 
@@ -340,6 +342,6 @@ def test_the_state_of_a_branch_is_not_kept_after_it() -> None:
 
 def test_a_problem_of_a_branch_ends_with_it() -> None:
     core = with_branches()
-    core.step(TentativeTaken(1, made(0), True), 0.0)
+    core.step(TentativeTaken(1, made(0), forks=True), 0.0)
     core.step(TentativeFailed("a cast failed"), 0.0)
     assert SetProblem("tentative", None) in core.step(ForkDropped(), 0.0)

@@ -22,8 +22,8 @@ from rekindle.task.core.start import (
     StartEvent,
     StartRequested,
     StartStep,
-    StepFailed,
-    StepSucceeded,
+    StartStepFailed,
+    StartStepSucceeded,
 )
 
 POINT = RestorePoint(epoch=9)
@@ -54,12 +54,12 @@ class FakeShell:
         if self.call is not None:
             self.done.append(type(self.call))
             self.call = None
-            self.step(StepSucceeded())
+            self.step(StartStepSucceeded())
 
     def fail(self) -> None:
         if isinstance(self.call, RestoreState | OpenInputs):
             self.call = None
-            self.step(StepFailed(TaskProblem(message="not there")))
+            self.step(StartStepFailed(TaskProblem(message="not there")))
 
     def wake(self) -> None:
         self.now = max(self.now, self.core.wake_at or 0.0)
@@ -112,11 +112,11 @@ def test_back_offs_grow_and_begin_anew_with_each_step() -> None:
 
 def test_events_out_of_order_are_refused() -> None:
     with pytest.raises(InvalidStart, match="while the task waits for a restore point"):
-        StartCore().step(StepFailed(TaskProblem(message="x")), 0.0)
+        StartCore().step(StartStepFailed(TaskProblem(message="x")), 0.0)
     with pytest.raises(InvalidStart, match="while the task waits for its engine"):
         play(["succeed", "succeed"]).core.step(StartRequested(POINT), 0.0)
     with pytest.raises(InvalidStart, match="while the task waits for nothing"):
-        play(["succeed"] * 3).core.step(StepSucceeded(), 0.0)
+        play(["succeed"] * 3).core.step(StartStepSucceeded(), 0.0)
 
 
 def test_every_step_leads_to_the_end() -> None:

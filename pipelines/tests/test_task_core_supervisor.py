@@ -14,16 +14,16 @@ from rekindle.task.core.supervisor import (
     FLUSH_TIMEOUT_S,
     NEXT,
     REPORT_FAILURE_S,
-    CompareFiles,
+    CompareSinkFiles,
     DiscardLog,
     EndProcess,
     FailureReported,
     PollAccepted,
     ProcessPhase,
-    RecordCommitted,
     ReportDigests,
     RouteInputs,
     RunLoop,
+    SetCommittedEntry,
     SetSinks,
     SinksProgressed,
     Started,
@@ -38,7 +38,7 @@ from rekindle.task.core.supervisor import (
 )
 
 REF = TaskRef(segment="seg", partition=0, replica=0, incarnation=1)
-NEEDS_COMPONENTS = SetSinks | RecordCommitted | TruncateLog | RunLoop
+NEEDS_COMPONENTS = SetSinks | SetCommittedEntry | TruncateLog | RunLoop
 
 
 def poll(**changes: object) -> PollRequest:
@@ -186,7 +186,7 @@ def test_what_a_poll_changes_is_applied_in_order() -> None:
         RouteInputs(()),
         SetSinks(None, ()),
         ReportDigests(()),
-        RecordCommitted(None),
+        SetCommittedEntry(None),
         RunLoop(),
     ]
 
@@ -198,6 +198,7 @@ def test_no_sink_loses_an_epoch_that_it_has_not_written() -> None:
 
 
 def test_a_task_whose_results_differ_each_time_stays() -> None:
+    """Its next boot would only fail again: it stays until it has to stop or to compute again."""
     process = play(["restore", "start", "fail_permanently", "report", "pass_time", "pass_time"])
     assert process.core.phase is ProcessPhase.STAYING
     process.recompute()
@@ -219,10 +220,11 @@ def test_a_task_that_has_to_compute_again_discards_its_log() -> None:
 
 
 def test_a_task_that_has_to_compare_files_does_so_from_its_start_on() -> None:
-    """Also from a partner's state, which arrives after the poll."""
+    """The sinks compare files of earlier incarnations, also after a start from a partner's state,
+    which arrives after the poll."""
     compare = {"compare_files": True}
-    assert Process().step(PollAccepted(poll(**compare))) == [CompareFiles()]
+    assert Process().step(PollAccepted(poll(**compare))) == [CompareSinkFiles()]
     effects = Process().step(PollAccepted(RESTORE.model_copy(update=compare)))
-    assert [type(effect) for effect in effects] == [CompareFiles, StartTask, RouteInputs]
+    assert [type(effect) for effect in effects] == [CompareSinkFiles, StartTask, RouteInputs]
     running = play(["restore", "start"])
-    assert CompareFiles() not in running.step(PollAccepted(RESTORE.model_copy(update=compare)))
+    assert CompareSinkFiles() not in running.step(PollAccepted(RESTORE.model_copy(update=compare)))

@@ -33,7 +33,7 @@ from rekindle.exchange.state_mover.messages import (
     Order,
     Replica,
     Session,
-    Version,
+    SessionVersion,
 )
 from rekindle.exchange.state_mover.newcomer import NewcomerEffect, NewcomerLimits
 from rekindle.exchange.state_mover.phases import NewcomerPhase
@@ -114,7 +114,7 @@ class Newcomer:
         return Installed(Moved(found.state, found.base, found.digest(log)), log, earlier)
 
     def order(self, port: int, number: int = 1, **fields: Any) -> PollRequest:
-        session = Session(SLOT, 3, Version(1, number))
+        session = Session(SLOT, 3, SessionVersion(1, number))
         order = Order(session, self.boot, DONOR, needed=0)
         directive = Directive(order, f"{ADDRESS}:{port}", **fields)
         return poll(movement=directive)
@@ -285,7 +285,9 @@ def ask(port: int, content: Any, **headers: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.loads(error.read())
 
 
-SMALL_CHUNKS = asdict(OfferRequest(Session(SLOT, 3, Version(1, 1)), DONOR, needed=0, chunk_bytes=1))
+SMALL_CHUNKS = asdict(
+    OfferRequest(Session(SLOT, 3, SessionVersion(1, 1)), DONOR, needed=0, chunk_bytes=1)
+)
 GOOD = {"topology": "uid-a", "protocol": 3, "oldest": 3, "incarnation": 1}
 
 

@@ -33,7 +33,7 @@ from rekindle.exchange.state_mover import donor as donors
 from rekindle.exchange.state_mover import newcomer as newcomers
 from rekindle.exchange.state_mover.chunks import ChunkPlan
 from rekindle.exchange.state_mover.donor import DonorCore, DonorLimits
-from rekindle.exchange.state_mover.messages import Order, Replica, Session, Version
+from rekindle.exchange.state_mover.messages import Order, Replica, Session, SessionVersion
 from rekindle.exchange.state_mover.newcomer import NewcomerCore, NewcomerLimits
 from rekindle.streams.digest import chained_digest_from, digest_table
 from rekindle.streams.epochs import EpochBatch
@@ -181,7 +181,7 @@ class Sessions:
         self.directory = directory
         self.newcomer_replica = Replicated(known, directory, "newcomer")
         self.donors = [Replicated(known, directory, f"donor-{n}") for n in range(2)]
-        self.limits = NewcomerLimits(chunk_bytes=chunk_bytes, window=3)
+        self.limits = NewcomerLimits(chunk_bytes=chunk_bytes, chunks_at_once=3)
         self.boots = 0
         self.version = 0
         self.moved: Moved | None = None
@@ -216,7 +216,7 @@ class Sessions:
 
     def order(self) -> None:
         self.version += 1
-        session = Session(self.replica.slot, 1, Version(1, self.version))
+        session = Session(self.replica.slot, 1, SessionVersion(1, self.version))
         order = Order(session, self.boot, Replica(self.donor_slot, 1), needed=0)
         self.to_newcomer(newcomers.OrderReceived(order))
 

@@ -19,7 +19,7 @@ from rekindle.errors import StoreError
 from rekindle.protocol import RestorePoint, TaskRef
 from rekindle.streams.log import OutputLog
 from rekindle.task import startup
-from rekindle.task.core.start import StepSucceeded
+from rekindle.task.core.start import StartStepSucceeded
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.moving.pieces import Installation, NotMovable
 from rekindle.task.startup import Startup
@@ -114,6 +114,6 @@ def test_a_late_installation_leaves_the_log_of_a_running_task_alone(
     assert open_log(config.log_directory).last == 2
 
 
-def opened_inputs(self: Startup) -> StepSucceeded:
+def opened_inputs(self: Startup) -> StartStepSucceeded:
     self._inputs = object()  # type: ignore[assignment]
-    return StepSucceeded()
+    return StartStepSucceeded()

@@ -128,7 +128,7 @@ class _Check:
         except ReadFailed as error:
             return str(error)
         if raw is None:
-            self._cluster.nodes.remove_missing("", name)
+            self._cluster.nodes.remove_not_found("", name)
             return "" if expected is not None else None
         self._cluster.nodes.put(raw)
         live = node_view(raw)
@@ -169,7 +169,7 @@ class _Check:
             self._cluster.pods.put(raw)
         for uid, name in preconditions.pods.items():
             if uid not in versions:
-                self._cluster.pods.remove_missing(view.namespace, name, uid)
+                self._cluster.pods.remove_not_found(view.namespace, name, uid)
         return preconditions.pods.keys() == versions.keys() and all(
             versions[a.uid] == a.version for a in preconditions.deletions if a.uid in versions
         )
@@ -177,7 +177,7 @@ class _Check:
     def _is_same_pod(self, action: DeletePod) -> bool:
         raw = self._read(f"/api/v1/namespaces/{action.namespace}/pods/{action.name}")
         if raw is None or raw["metadata"]["uid"] != action.uid:
-            self._cluster.pods.remove_missing(action.namespace, action.name, action.uid)
+            self._cluster.pods.remove_not_found(action.namespace, action.name, action.uid)
             return False
         self._cluster.pods.put(raw)
         return version_of(raw) == action.version

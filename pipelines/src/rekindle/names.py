@@ -44,7 +44,7 @@ ANNOTATION_FAILED_PLACEMENTS = f"{GROUP}/attempt"  # earlier pods of the slot th
 ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was lost
 ANNOTATION_REPLACES = f"{GROUP}/replaces"  # in a move to an emptier node: the pod that it replaces
 # Of task pods and coordinator pods
-ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what the pod was made from
+ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what it was made from; another now: outdated
 ANNOTATION_SHAPE = f"{GROUP}/shape"  # digest of its spec: `rekindle_operator.resources.shape`
 ANNOTATION_IMAGE = f"{GROUP}/image"  # image that a coordinator's pod was created with
 # Of a topology

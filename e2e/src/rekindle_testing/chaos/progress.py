@@ -7,7 +7,7 @@ if the newest one exists, all before it are written. Times are seconds on the ca
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 Newest = Mapping[str, Mapping[int, int]]
@@ -25,17 +25,21 @@ class StalledLive:
 
 @dataclass(slots=True)
 class Progress:
-    """`partitions`: query -> how many its sink has; `file_interval_s`: the time between two
+    """`partition_counts`: query -> how many its sink has; `file_interval_s`: the time between two
     of its files without failures."""
 
-    partitions: Mapping[str, int]
+    partition_counts: Mapping[str, int]
     file_interval_s: float
     _written: dict[str, int] = field(default_factory=dict)
     _advanced_at_s: dict[str, float] = field(default_factory=dict)
     _newest_written: int = -1
 
+    @property
+    def queries(self) -> Iterable[str]:
+        return self.partition_counts
+
     def observe(self, at_s: float, newest: Newest) -> None:
-        for query, count in self.partitions.items():
+        for query, count in self.partition_counts.items():
             found = newest.get(query, {})
             self._newest_written = max(self._newest_written, *found.values(), -1)
             written = min((found.get(p, -1) for p in range(count)), default=-1)
@@ -55,17 +59,17 @@ class Progress:
     @property
     def written_through(self) -> int:
         """The epoch through which every query is written."""
-        return min(self.written(query) for query in self.partitions)
+        return min(self.written(query) for query in self.queries)
 
     def behind(self, epoch: int) -> dict[str, int]:
         """Queries that are not written through `epoch`, and how far they are."""
-        return {q: self.written(q) for q in self.partitions if self.written(q) < epoch}
+        return {q: self.written(q) for q in self.queries if self.written(q) < epoch}
 
     def find_stalled_live(self, at_s: float, states: Mapping[str, str]) -> list[StalledLive]:
         """Of queries that are reported as Live: since when their next file is overdue."""
         return [
             StalledLive(query, at_s, stalled_s)
-            for query in self.partitions
+            for query in self.queries
             if states.get(query) == "Live"
             and (since_s := self._advanced_at_s.get(query)) is not None
             and (stalled_s := at_s - since_s - self.file_interval_s) > 0

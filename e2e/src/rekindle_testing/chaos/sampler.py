@@ -92,7 +92,7 @@ class Sampler:
         return {
             query: self.states(name).get(query, "")
             for name, progress in self._progress.items()
-            for query in progress.partitions
+            for query in progress.queries
             if self.states(name).get(query) != "Live"
         }
 

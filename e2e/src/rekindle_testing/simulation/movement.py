@@ -34,9 +34,9 @@ from rekindle_testing.simulation.network import Network, Refused, Reply, TimedOu
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 from rekindle_testing.simulation.values import FoldedState
 
-DONOR = DonorLimits(chunk_bytes=128, window=3, lease_s=20.0)
+DONOR = DonorLimits(chunk_bytes=128, chunks_at_once=3, lease_s=20.0)
 NEWCOMER = NewcomerLimits(
-    chunk_bytes=128, window=3, retry=BackoffPolicy(first_s=0.5, longest_s=2.0)
+    chunk_bytes=128, chunks_at_once=3, retry=BackoffPolicy(first_s=0.5, longest_s=2.0)
 )
 _DISK_S = (0.001, 0.2)
 """The least and the most time that an access of the disk takes."""

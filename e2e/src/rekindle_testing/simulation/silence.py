@@ -32,8 +32,8 @@ class Silence:
             responses.silent_until = now
         responses.last_at = now
 
-    def is_responsive(self, host: str) -> bool:
-        """Whether a host responds, and was not silent lately."""
+    def responds_steadily(self, host: str) -> bool:
+        """Whether a host responds, and no silence that may prove a loss ended lately."""
         responses, now = self._responses.get(host), self._scheduler.now
         if responses is None or now - responses.last_at >= _SILENT_S:
             return False

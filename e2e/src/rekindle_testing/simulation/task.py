@@ -71,11 +71,11 @@ from rekindle.task.core.start import (
     CompleteStart,
     OpenInputs,
     RestoreState,
-    StepFailed,
-    StepSucceeded,
+    StartStepFailed,
+    StartStepSucceeded,
 )
 from rekindle.task.core.supervisor import (
-    CompareFiles,
+    CompareSinkFiles,
     DiscardLog,
     EndProcess,
     RouteInputs,
@@ -289,7 +289,7 @@ class TaskProcess:
                 self._open_inputs()
             case AwaitEngine():
                 left_s = max(0.0, self._engine_ready_at - self._scheduler.now)
-                self.process.after(left_s, lambda: self.step(StepSucceeded()))
+                self.process.after(left_s, lambda: self.step(StartStepSucceeded()))
             case CompleteStart():
                 self._complete_start()
             case TakeEpochs():
@@ -318,7 +318,7 @@ class TaskProcess:
                     self._inputs.route(upstreams)
             case DiscardLog():
                 self._disk.discard = True
-            case CompareFiles():
+            case CompareSinkFiles():
                 self._disk.compare = True
             case EndProcess(loop_s=loop_s):
                 self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self._end)
@@ -349,7 +349,7 @@ class TaskProcess:
     def _restore(self, point: RestorePoint) -> None:
         if point.object is None:
             self._restored = TaskState(point.epoch, 0, FoldedState())
-            self.step(StepSucceeded())
+            self.step(StartStepSucceeded())
             return
         name = point.object
         if self._fails_for_good():
@@ -357,12 +357,12 @@ class TaskProcess:
 
         def ended(result: TaskState | Exception | None) -> None:
             if isinstance(result, Exception):
-                self.step(StepFailed(TaskProblem(message="the store does not respond")))
+                self.step(StartStepFailed(TaskProblem(message="the store does not respond")))
             elif result is None:
                 self.step(CallFailedPermanently(ObjectMissing(f"{name} does not exist")))
             else:
                 self._restored = result
-                self.step(StepSucceeded())
+                self.step(StartStepSucceeded())
 
         self._outside(STORE, partial(self._around.store.load, name), ended, _SAVE_DEADLINE_S)
 
@@ -395,7 +395,7 @@ class TaskProcess:
                 lambda: self._scheduler.now + pod.skew_s,
                 around.epoch_us,
             )
-        self.step(StepSucceeded())
+        self.step(StartStepSucceeded())
 
     def _complete_start(self) -> None:
         assert self._restored is not None

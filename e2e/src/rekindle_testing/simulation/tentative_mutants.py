@@ -109,8 +109,8 @@ def _skips_epoch(ready: Any) -> Any:
     return wrong
 
 
-def _finite_at_once(replace_settings: Any) -> Any:
-    """Also what a task has not read yet after its start is missing."""
+def _max_delay_from_start(dataclass_replace: Any) -> Any:
+    """`maxDelay` holds from the start on, not only once the task is Live."""
     return lambda settings, **changes: settings
 
 
@@ -137,5 +137,5 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "new input waits during a failure": replaced(ConsistencyCore, "_policy", _suspends_in_failure),
     "corrections never begin": replaced(ConsistencyCore, "_try_to_stabilize", _never_corrects),
     "a correction begins an epoch too late": replaced(Inputs, "ready", _skips_epoch),
-    "a task is tentative before it is Live": replaced(branches, "replace", _finite_at_once),
+    "a task is tentative before it is Live": replaced(branches, "replace", _max_delay_from_start),
 }

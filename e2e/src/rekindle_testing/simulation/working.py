@@ -82,8 +82,8 @@ class WorkingPods:
     def _is_responsive(self, pod: SimulatedPod[Any]) -> bool:
         """A coordinator is lost with its node, also if that is said to be lost by mistake."""
         silence, kubelet = self._silence, self._node(pod).kubelet
-        return silence.is_responsive(pod.address) and (
-            isinstance(pod, TaskPod) or silence.is_responsive(kubelet.host)
+        return silence.responds_steadily(pod.address) and (
+            isinstance(pod, TaskPod) or silence.responds_steadily(kubelet.host)
         )
 
     # --- who responds now -----------------------------------------------------------

@@ -154,7 +154,7 @@ class Mirror(Generic[V]):
         """Remove an object: the response of its deletion, or the event."""
         self._remove(raw)
 
-    def remove_missing(self, namespace: str, name: str, uid: str | None = None) -> None:
+    def remove_not_found(self, namespace: str, name: str, uid: str | None = None) -> None:
         """Remove an object of which a read returned 404. With `uid`, an object of that name with
         another uid stays."""
         with self._lock:

@@ -97,7 +97,7 @@ class PodView:
     segment_name: str = ""
     incarnation: int = 0
     generation: int = 0
-    template_digest: str = ""  # of what it was made from
+    template_digest: str = ""  # of what it was made from; outdated if it would differ now
     shape: str = ""  # digest of its spec, see `resources.shape`
     container_error: str = ""  # why its containers do not run
     creating_containers: bool = False  # its node has created none yet, and no error is known

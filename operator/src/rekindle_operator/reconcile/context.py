@@ -288,7 +288,7 @@ def draining_nodes(context: ReconcileContext) -> frozenset[str]:
     return frozenset(n.name for n in nodes if n.cordoned and n.name not in losses.lost_nodes)
 
 
-def coordinator_incarnation(context: ReconcileContext) -> int:
+def reserved_coordinator_incarnation(context: ReconcileContext) -> int:
     return context.reserved.get(names.COORDINATOR_KEY, 0)
 
 

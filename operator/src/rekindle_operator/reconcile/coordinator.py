@@ -21,9 +21,9 @@ from rekindle_operator.reconcile.actions import (
 )
 from rekindle_operator.reconcile.context import (
     ReconcileContext,
-    coordinator_incarnation,
     coordinator_pods,
     draining_nodes,
+    reserved_coordinator_incarnation,
 )
 from rekindle_operator.reconcile.roll import is_replaced_by_roll
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
@@ -98,7 +98,7 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     if not why:
         return CoordinatorReplacement(prepare=ensure, remove=remove)
     replacement = _next_coordinator(context, newest, why)
-    is_retry = replacement.incarnation == coordinator_incarnation(context)
+    is_retry = replacement.incarnation == reserved_coordinator_incarnation(context)
     return replace(
         replacement,
         why="" if is_retry else why,
@@ -114,7 +114,7 @@ def _next_coordinator(
     assert context.running is not None
     view, pass_inputs = context.running.view, context.pass_inputs
     losses, defaults = pass_inputs.losses, pass_inputs.settings.pods
-    reserved = coordinator_incarnation(context)
+    reserved = reserved_coordinator_incarnation(context)
     ref = IncarnationRef(view.uid, names.COORDINATOR_KEY, reserved)
     uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
     if uncreated is None:
@@ -128,7 +128,7 @@ def _next_coordinator(
         if newest.shape and newest.node in losses.usable_nodes and not rolled:
             node = losses.usable_nodes[newest.node]
             prepare.append(AvoidNode(newest.shape, node.name, node.uid, newest.uid, why))
-    pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, avoid=avoided)
+    pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, used_last=avoided)
     create: tuple[CreatePod, ...] = ()
     if uncreated is None or pass_inputs.now >= uncreated.retry_at:
         prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
@@ -190,7 +190,7 @@ def _working_meanwhile(
         return None
     if holder is newest:
         ref = IncarnationRef(
-            context.view.uid, names.COORDINATOR_KEY, coordinator_incarnation(context)
+            context.view.uid, names.COORDINATOR_KEY, reserved_coordinator_incarnation(context)
         )
         uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
         is_refused = uncreated is not None and uncreated.attempts > 0
@@ -285,12 +285,12 @@ def _is_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None)
 
 
 def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
-    """A pod whose template has not changed waits: the scheduler keeps trying."""
+    """A pod that would be made the same again waits: the scheduler keeps trying."""
     assert context.running is not None
     pass_inputs = context.pass_inputs
     template_digest = coordinator_template_digest(
         context.running.view, pass_inputs.losses.avoided, pass_inputs.settings.pods
     )
     if pod.node is None and pod.template_digest != template_digest and _is_old(context, pod):
-        return "its pod was not scheduled, and its template has changed"
+        return "its pod was not scheduled, and would be made differently now"
     return ""

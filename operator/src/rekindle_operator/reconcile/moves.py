@@ -29,7 +29,7 @@ from rekindle_operator.recovery.losses import Loss
 
 MOVES_AT_ONCE = 2
 """Of a topology: successors that start take the CPU of those that run."""
-WITHOUT_NODE_S = 60.0
+SUCCESSOR_WITHOUT_NODE_S = 60.0
 """How long a successor may find no node before a task with a live partner is removed without it."""
 LATE_S = 300.0
 """How long a successor that runs may take before it keeps no other one from starting."""
@@ -194,7 +194,7 @@ def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
     if successor.phase not in (SlotPhase.GATED, SlotPhase.OPEN):
         return False
     pass_inputs = context.pass_inputs
-    is_old = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now) >= WITHOUT_NODE_S
+    is_old = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now) >= SUCCESSOR_WITHOUT_NODE_S
     is_gated = successor.phase is SlotPhase.GATED
     return (is_gated and is_old) or pod.failed_placements >= _UNBOUND_FOR_LONG
 

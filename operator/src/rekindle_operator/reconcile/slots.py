@@ -47,7 +47,7 @@ class SlotState:
     loss: Loss | None = None
     start_problem: str = ""  # why the containers of its pod do not run
     uncreated_pod: UncreatedPod | None = None  # of the reserved incarnation
-    outdated: bool = False  # its template has changed since it was created
+    outdated: bool = False  # it would be made differently now
     is_successor: bool = False  # in a planned move: the slot that it will replace still runs
     rebalancing: RebalancingMove | None = None  # of a successor that is one for that reason
 

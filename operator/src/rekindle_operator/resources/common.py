@@ -87,9 +87,9 @@ def generation_record(topology: TopologyView, default_image: str) -> Manifest:
     }
 
 
-def template_digest(parts: Mapping[str, Any]) -> str:
-    """Digest of what a pod is made from, except what identifies the single pod. A pod with another
-    digest is outdated."""
+def digest_of_parts(parts: Mapping[str, Any]) -> str:
+    """Digest of `parts` as JSON. A pod's template digest is that of what it is made from, except
+    what identifies the single pod: one with another digest is outdated."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

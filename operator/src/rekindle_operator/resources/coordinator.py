@@ -19,12 +19,12 @@ from rekindle_operator.resources.common import (
     TOLERATE_LOST_NODE,
     Manifest,
     container_security_context,
+    digest_of_parts,
     metadata,
     pod_security_context,
     prometheus_annotations,
     store_credentials,
     store_volumes,
-    template_digest,
     token_variable,
 )
 from rekindle_operator.resources.merge import merge
@@ -44,18 +44,18 @@ COORDINATOR_REQUESTS = ResourceAmounts.parse(REQUESTS, pods=1)
 def coordinator_pod(
     topology: TopologyView,
     incarnation: int,
-    lost: Iterable[str],
+    excluded: Iterable[str],
     defaults: PodDefaults,
     *,
-    avoid: Iterable[str] = (),
+    used_last: Iterable[str] = (),
 ) -> Manifest:
-    """`lost`: nodes that are excluded. `avoid`: nodes on which its predecessors failed or became
-    silent. They may be good, and the only ones with capacity, so they are used last."""
-    spec = _spec(topology, lost, defaults)
-    digest = template_digest(spec)
+    """`excluded`: nodes that take no coordinator. `used_last`: nodes on which its
+    predecessors failed or became silent. They may be good, and the only ones with capacity."""
+    spec = _spec(topology, excluded, defaults)
+    digest = digest_of_parts(spec)
     container = spec["containers"][0]
     spec["containers"] = [merge(container, {"env": _environment(topology, incarnation)})]
-    if nodes := sorted(set(avoid)):
+    if nodes := sorted(set(used_last)):
         spec["affinity"] = merge(
             spec.get("affinity") or {}, {"nodeAffinity": _preferably_not(nodes)}
         )
@@ -77,10 +77,10 @@ def coordinator_pod(
 
 
 def coordinator_template_digest(
-    topology: TopologyView, lost: Iterable[str], defaults: PodDefaults
+    topology: TopologyView, excluded: Iterable[str], defaults: PodDefaults
 ) -> str:
     """The template digest of a coordinator that would be created now."""
-    return template_digest(_spec(topology, lost, defaults))
+    return digest_of_parts(_spec(topology, excluded, defaults))
 
 
 def coordinator_shape(topology: TopologyView, defaults: PodDefaults) -> str:
@@ -90,7 +90,7 @@ def coordinator_shape(topology: TopologyView, defaults: PodDefaults) -> str:
     return shape_of(topology.namespace, spec)
 
 
-def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) -> Manifest:
+def _spec(topology: TopologyView, excluded: Iterable[str], defaults: PodDefaults) -> Manifest:
     checkpoint = topology.spec.get("checkpoint") or {}
     volumes, mounts = store_volumes(checkpoint)
     spec: Manifest = {
@@ -131,7 +131,7 @@ def _spec(topology: TopologyView, lost: Iterable[str], defaults: PodDefaults) ->
     template = topology.spec.get("podTemplate") or {}
     spec = with_template_parts(spec, template, TASK_CONTAINER)
     # matchFields allows one value for each requirement; requirements of a term are ANDed.
-    if nodes := required_nodes(template, [_not_node(node) for node in sorted(set(lost))]):
+    if nodes := required_nodes(template, [_not_node(node) for node in sorted(set(excluded))]):
         spec["affinity"] = {"nodeAffinity": nodes}
     return spec
 

@@ -23,12 +23,12 @@ from rekindle_operator.resources.common import (
     TOPOLOGY_MOUNT,
     Manifest,
     container_security_context,
+    digest_of_parts,
     metadata,
     pod_security_context,
     prometheus_annotations,
     store_credentials,
     store_volumes,
-    template_digest,
     token_variable,
 )
 from rekindle_operator.resources.merge import merge
@@ -104,7 +104,7 @@ def task_template_digest(
     if topology.spec.max_delay is not None:  # else these values do not matter
         availability = topology.spec.availability.model_dump()
         parts["consistency"] = [topology.spec.max_delay, availability]
-    return template_digest(parts)
+    return digest_of_parts(parts)
 
 
 def _merged(

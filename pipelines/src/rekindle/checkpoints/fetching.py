@@ -132,7 +132,7 @@ class FetchQueue:
                 name, earliest = other, due_at
         return name, earliest
 
-    def prefer(self, names: Iterable[str]) -> None:
+    def fetch_first(self, names: Iterable[str]) -> None:
         """Fetch these first, in this order."""
         for name in reversed([name for name in names if name in self._waiting]):
             self._waiting.move_to_end(name, last=False)
@@ -267,9 +267,9 @@ class Fetch:
         lost = self._queue.lost
         return lost.error() if lost is not None else None
 
-    def prefer(self, name: str) -> None:
+    def fetch_first(self, name: str) -> None:
         with self._changed:
-            self._queue.prefer([name])
+            self._queue.fetch_first([name])
 
     def get(self, name: str) -> None:
         """Return when this object is fetched: by this thread, or by another one if it does already,
@@ -294,7 +294,7 @@ class Fetch:
                     if self._queue.has_room(name):
                         self._queue.claim(name)
                         return True
-                    self._queue.prefer([name])
+                    self._queue.fetch_first([name])
                 self._changed.wait()
             return False
 
@@ -368,5 +368,5 @@ class _ObjectFetcher:
     def fetch(self) -> None:
         self.owner.get(self.name)
 
-    def prefer(self) -> None:
-        self.owner.prefer(self.name)
+    def fetch_first(self) -> None:
+        self.owner.fetch_first(self.name)

@@ -38,7 +38,7 @@ class PreparationJob:
     epoch_interval_us: int
     partition: int = 0
     partitions: int = 1
-    verified: bool = True
+    verifies: bool = True
     """Whether rows have checksums, and files digests (`SourceContext`)."""
 
     @property
@@ -97,7 +97,7 @@ class PreparationJob:
             before += count
 
 
-def check(job: PreparationJob) -> None:
+def require_order_and_speed(job: PreparationJob) -> None:
     """Raises SourceFailed for a job whose rows cannot be ordered or assigned to epochs."""
     files = job.files
     if files.order_by is not None and files.order_by not in job.schema.names:
@@ -130,6 +130,6 @@ def fingerprint(job: PreparationJob, found: list[FoundFile]) -> str:
         "interval_us": job.epoch_interval_us,
         "partition": [job.partition, job.partitions],
     }
-    if not job.verified:
+    if not job.verifies:
         parts["verified"] = False
     return hashlib.blake2b(to_json(parts), digest_size=8).hexdigest()

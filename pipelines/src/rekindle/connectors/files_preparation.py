@@ -2,10 +2,11 @@
 
 Input that is in order is read in place if parts of it can be read alone (Parquet with small row
 groups, plain text: `connectors.text_in_place`): only the index is written, and cuts read the input
-files (`connectors.rows_in_place`). Otherwise the units of the partition are read once, sorted
-(stable) by `orderBy` and written to the task's disk as one Arrow file. The name of a prepared file
-contains a hash of spec, schema, and each input file's size and time, so a changed input is prepared
-again.
+files (`connectors.rows_in_place`). Otherwise the units of the partition (row groups of Parquet,
+otherwise whole files) are read once, sorted (stable) by `orderBy` and written to the task's disk as
+one Arrow file. The name of a prepared file contains a hash of spec, schema, and each input file's
+size and time, so a changed input is prepared again. *Keys* are the columns that decide on order and
+epochs, not those of `keyBy`.
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -52,7 +53,7 @@ from rekindle.connectors.prepared import (
     with_checksum,
     write_rows,
 )
-from rekindle.connectors.rows_in_place import RowsInPlace, VerifiedRowsInPlace
+from rekindle.connectors.rows_in_place import RowsInPlace, TextRowsInPlace
 from rekindle.connectors.text_in_place import TextBlocks, read_blocks, scan_blocks
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.objects import to_json
@@ -153,12 +154,13 @@ def _copy(
 def _index_in_place(
     job: PreparationJob, fs: Any, found: list[FoundFile], temporary: _TemporaryFiles
 ) -> pa.Table | None:
-    """The index of input that can be read in place; None for other input. Text that is not verified
-    is not read in place: it would be parsed twice, for the index and for the rows."""
+    """The index of input that can be read in place; None for other input. Text without
+    checksums (`verifies` is False: a reference execution) is not read in place: it would be parsed
+    twice, for the index and for the rows."""
     in_place = None
     if job.files.format == "parquet":
         in_place = _parquet_in_place(job, fs, found, temporary.path("keys"))
-    elif job.verified:
+    elif job.verifies:
         in_place = _text_in_place(job, fs, found, temporary.path("keys"))
     if in_place is None:
         return None
@@ -269,7 +271,7 @@ def _rows_in_place(
                 yield from _read_split(job, fs, file, split, row)
             row = max(0, row - split.rows)
 
-    kind = RowsInPlace if job.files.format == "parquet" else VerifiedRowsInPlace
+    kind = RowsInPlace if job.files.format == "parquet" else TextRowsInPlace
     return kind(job.name, job.schema, sum(split.rows for split in splits), read_from)
 
 
@@ -328,7 +330,7 @@ def _read_keys(
 
 
 def _identify(job: PreparationJob, fs: Any, found: list[FoundFile]) -> bytes:
-    input_files = identify(fs, [file.path for file in found if job.verified], job.name)
+    input_files = identify(fs, [file.path for file in found if job.verifies], job.name)
     require_unchanged(job, found)
     return encode_input_files(input_files)
 

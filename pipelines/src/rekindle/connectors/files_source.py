@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.connectors.files_index import int64s
-from rekindle.connectors.files_job import PreparationJob, check, fingerprint
+from rekindle.connectors.files_job import PreparationJob, fingerprint, require_order_and_speed
 from rekindle.connectors.files_preparation import (
     EXTENT_KEY,
     INPUT_KEY,
@@ -62,9 +62,9 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         context.epoch_interval_us,
         context.partition,
         node.partitions,
-        context.verified,
+        context.verifies,
     )
-    check(job)
+    require_order_and_speed(job)
     fs, found = find_files(job.files.url, job.name)
     prefix = f"source-{node.id}-{context.partition}-"
     file_stem = prefix + fingerprint(job, found)
@@ -114,7 +114,9 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
 
 class FilesSource:
     """A prepared input. `repair` prepares it again if its bytes are damaged; `require_unchanged`
-    raises SourceFailed if a file has another size or time."""
+    raises SourceFailed if a file has another size or time. `verifies`: each cut verifies the
+    checksum of its rows. Otherwise (reference execution) only the last cut checks that the files'
+    sizes and times are the same."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class FilesSource:
         require_unchanged: Callable[[], None],
     ) -> None:
         self._name = job.name
-        self._verified = job.verified
+        self._verifies = job.verifies
         self._lateness_us = lateness_us
         self._open_rows = open_rows
         self._repair = repair
@@ -135,7 +137,7 @@ class FilesSource:
 
     def _use(self, prepared: PreparedSource) -> None:
         self._rows, index = self._open_rows(prepared), prepared.index
-        self.input = _input_of(prepared)
+        self.input_files = _input_of(prepared)
         self._event_time_range_us: list[int | None] = json.loads(index.schema.metadata[EXTENT_KEY])
         self._epochs = int64s(index.column("epoch"))
         self._starts = np.append(int64s(index.column("start")), self._rows.num_rows)
@@ -162,7 +164,7 @@ class FilesSource:
         rows = self._undamaged_rows(at)
         if rows is None:
             rows = self._repaired(epoch, at)
-        if not self._verified and epoch == self.last_epoch:
+        if not self._verifies and epoch == self.last_epoch:
             self._require_unchanged()
         return SourceCut(rows, self._watermark(epoch, at))
 
@@ -173,7 +175,7 @@ class FilesSource:
             rows = self._rows.slice(start, end - start)
         except DamagedRows:
             return None
-        if self._verified and self._rows.checksum(rows) != self._checksums[at]:
+        if self._verifies and self._rows.checksum(rows) != self._checksums[at]:
             return None
         return rows
 
@@ -181,7 +183,7 @@ class FilesSource:
         """The rows after the input was prepared again. Raises SourceFailed."""
         _log.warning("source %s: the prepared rows of epoch %d are damaged", self._name, epoch)
         prepared = self._repair()
-        if _input_of(prepared) != self.input:
+        if _input_of(prepared) != self.input_files:
             raise SourceFailed(
                 f"source {self._name}: the prepared rows of epoch {epoch} are damaged, and the "
                 "input files have changed since they were prepared; restore the files"

@@ -84,7 +84,7 @@ def open_source(options: GeneratorSourceSpec, context: SourceContext) -> Generat
 class GeneratorSource:
     """Implements `rekindle.connectors.source.ReplayableSource`. Bounded if the spec has `rows`."""
 
-    input: tuple[InputFile, ...] = ()
+    input_files: tuple[InputFile, ...] = ()
 
     def __init__(self, options: GeneratorSourceSpec, context: SourceContext) -> None:
         source, node = context.spec, context.node

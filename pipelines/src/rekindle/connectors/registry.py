@@ -31,11 +31,11 @@ def open_source(
     memory: MemoryPlan | None = None,
     partition: int = 0,
     *,
-    verified: bool = True,
+    verifies: bool = True,
 ) -> ReplayableSource:
     """A partition of the source of `node`. Its prepared files are in `work_dir` and are reused
     after a restart. With `memory`, an epoch of computed rows is refused before it is computed if it
-    would be too large. `verified`: each cut verifies a checksum of its rows (see `SourceContext`).
+    would be too large. `verifies`: each cut verifies a checksum of its rows (see `SourceContext`).
 
     Raises SourceFailed, which names the file, row and column where it can.
     """
@@ -43,7 +43,7 @@ def open_source(
     opener: OpenSource | None = connector(type(options))
     if opener is None:
         raise SourceFailed(f"source {source.name}: sources of kind {kind} are not supported yet")
-    context = SourceContext(source, node, epoch_interval_us, work_dir, memory, partition, verified)
+    context = SourceContext(source, node, epoch_interval_us, work_dir, memory, partition, verifies)
     return opener(options, context)
 
 

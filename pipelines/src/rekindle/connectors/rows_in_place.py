@@ -81,7 +81,7 @@ class RowsInPlace:
             self._end += batch.num_rows
 
 
-class VerifiedRowsInPlace(RowsInPlace):
+class TextRowsInPlace(RowsInPlace):
     """Rows of text files, whose bytes are verified before they are parsed: cuts need no
     checksum."""
 

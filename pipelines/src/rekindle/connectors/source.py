@@ -44,12 +44,12 @@ class SourceSummary:
 
 
 class ReplayableSource(Protocol):
-    """Returns any epoch of one partition, any number of times, in any order. `input`: the files of
-    all partitions; empty if rows are computed or not verified. Partitions differ only in their
-    rows: watermarks, last epoch and epochs to cut are those of the whole source, the same for
-    each."""
+    """Returns any epoch of one partition, any number of times, in any order. `input_files`: the
+    files of all partitions; empty if rows are computed or not verified. Partitions differ only in
+    their rows: watermarks, last epoch and epochs to cut are those of the whole source, the same
+    for each."""
 
-    input: tuple[InputFile, ...]
+    input_files: tuple[InputFile, ...]
 
     @property
     def schema(self) -> pa.Schema: ...
@@ -79,8 +79,8 @@ class ReplayableSource(Protocol):
 class SourceContext:
     """What a source is opened with. Its prepared files are in `work_dir`, which belongs to this
     process, and are reused after a restart. `memory` limits the size of a computed epoch.
-    `partition`: number of the partition of `node`. `verified`: each cut verifies a checksum, and
-    `input` has the digest of each file. The reference execution, which has no replicas and no
+    `partition`: number of the partition of `node`. `verifies`: each cut verifies a checksum, and
+    `input_files` has the digest of each file. The reference execution, which has no replicas and no
     checkpoints, needs neither: its last cut checks that sizes and times of the files are the
     same."""
 
@@ -90,7 +90,7 @@ class SourceContext:
     work_dir: Path
     memory: MemoryPlan | None = None
     partition: int = 0
-    verified: bool = True
+    verifies: bool = True
 
 
 OpenSource = Callable[[Any, SourceContext], ReplayableSource]

@@ -73,7 +73,7 @@ class HttpServer(web.Server):
             max_line_size=_MAX_LINE_BYTES,
             max_field_size=_MAX_LINE_BYTES,
         )
-        self.limits: Connections[web.RequestHandler] = Connections(
+        self.open_connections: Connections[web.RequestHandler] = Connections(
             *limits(raise_descriptor_limit())
         )
         self._listening: socket.socket | None = None
@@ -106,7 +106,7 @@ class HttpServer(web.Server):
     def _accept(self) -> None:
         assert self._listening is not None
         for _ in range(MAX_ACCEPTS):
-            if self.limits.full:
+            if self.open_connections.full:
                 self._pause(CHECK_S)
                 return
             try:
@@ -119,7 +119,7 @@ class HttpServer(web.Server):
                 return
             connected.setblocking(False)
             handler = self()
-            self.limits.opened(handler, address[0], self._loop.time())
+            self.open_connections.opened(handler, address[0], self._loop.time())
             task = self._loop.create_task(self._connect(handler, connected))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
@@ -133,9 +133,9 @@ class HttpServer(web.Server):
     def _resume(self) -> None:
         if self._listening is None:
             return
-        if self.limits.full:
+        if self.open_connections.full:
             self._loop.call_later(CHECK_S, self._resume)  # first, in case the next line raises
-            self._close(self.limits.make_room(self._loop.time()))
+            self._close(self.open_connections.make_room(self._loop.time()))
         else:
             self._loop.add_reader(self._listening, self._accept)
 
@@ -143,14 +143,14 @@ class HttpServer(web.Server):
         try:
             await self._loop.connect_accepted_socket(lambda: handler, connected)
         except BaseException:
-            self.limits.closed(handler)
+            self.open_connections.closed(handler)
             connected.close()
             raise
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         self._transports[handler] = transport
-        if handler not in self.limits:  # closed by `Connections` before it was set up
+        if handler not in self.open_connections:  # closed by `Connections` before it was set up
             transport.abort()
         transport.set_write_buffer_limits(SEND_BYTES)
         with contextlib.suppress(OSError):  # it is closed already
@@ -158,7 +158,7 @@ class HttpServer(web.Server):
 
     def admit(self, http: web.BaseRequest) -> bool:
         """The connection has sent a valid request. Returns whether it may be served."""
-        closed = self.limits.admitted(http.protocol, self._loop.time())
+        closed = self.open_connections.admitted(http.protocol, self._loop.time())
         self._close(closed or [])
         return closed is not None
 
@@ -166,12 +166,12 @@ class HttpServer(web.Server):
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
         super().connection_lost(handler, exc)
-        self.limits.closed(handler)
+        self.open_connections.closed(handler)
         self._transports.pop(handler, None)
 
     def _sweep(self) -> None:
         self._loop.call_later(_SWEEP_S, self._sweep)
-        self._close(self.limits.expired(self._loop.time()))
+        self._close(self.open_connections.expired(self._loop.time()))
 
     def abort(self, http: web.BaseRequest) -> web.StreamResponse:
         """Close a connection in the middle of its response."""

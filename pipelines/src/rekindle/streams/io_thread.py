@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 STOP_S = 2.0
 SLICE_S = 0.005
-"""How long a loop, or a thread of calls, works for one call before it continues with the next."""
+"""How long one response may occupy a loop, or a thread of calls, before the next one's turn."""
 
 SWITCH_S = 0.0005
 """CPython's switch interval, for the whole process: how long a thread that computes in Python keeps

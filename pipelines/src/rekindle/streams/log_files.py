@@ -33,7 +33,8 @@ FLOOR_FILE = "floor"
 
 class LogFile:
     """One file: `<first epoch>.log`; or, spilled, its outline `<first epoch>.spilled`. `tail`: its
-    end, with which the next epoch is appended (`streams.tail`)."""
+    end, to which the next epoch is appended. A last record without rows grows in place by further
+    such epochs (`streams.tail`)."""
 
     __slots__ = ("_index", "_mapped", "first", "path", "spilled", "tail")
 
@@ -289,8 +290,8 @@ def _load_spilled(path: Path) -> LogFile:
 
 
 def read_outline(path: Path) -> Iterator[tuple[Record, memoryview]]:
-    """The records of a spilled file, and their watermark changes. Raises DamagedRecord,
-    FileNotFoundError."""
+    """The records of a spilled file, and where the watermark changes within each empty one. Raises
+    DamagedRecord, FileNotFoundError."""
     return records.read_outline(memoryview(_read_spilled_file(path)[2]))
 
 

@@ -157,14 +157,15 @@ class _Served:
 
 
 def _reported(output: LiveOutput) -> tuple[ConsistencyState, bool, int]:
-    """The part of the report that ends the wait of a call for stable epochs when it changes."""
+    """What ends the wait of a call for stable epochs when it changes: the state, whether there are
+    tentative epochs that are not corrected, and the epoch of the newest REC_DONE."""
     report = output.report
     return report.state, report.tentative > output.log.last, report.corrected
 
 
 class StreamServer:
-    """Serves streams and state. A stream is not served before `serve_log`: a restarted task must be
-    consistent first."""
+    """Serves streams and state. A stream is not served before `serve_log`: a restarted task has to
+    restore its state and reopen its log first."""
 
     def __init__(
         self,
@@ -241,7 +242,7 @@ class StreamServer:
             _log.exception("a call of a reader failed")
             return self._http.abort(http) if http.writer.output_size else _error(500, error)
         finally:
-            self._http.limits.idle(connection, self._io.loop.time())
+            self._http.open_connections.idle(connection, self._io.loop.time())
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         message = await self._message(http)
@@ -305,7 +306,7 @@ class StreamServer:
 
     def _admit_connection(self, http: web.BaseRequest) -> None:
         if not self._http.admit(http):
-            most = self._http.limits.max_admitted
+            most = self._http.open_connections.max_admitted
             text = f"{most} readers have connections; raise the limit of open files of this task"
             raise _Refusal(503, StreamUnavailable(text), close=True)
 

@@ -32,10 +32,8 @@ from rekindle.task.core.loop import (
     VALID_EVENTS,
     AppendEpochs,
     AppendTentative,
-    AttemptFailed,
     CallCompleted,
     CheckpointReached,
-    EngineDied,
     EngineFailed,
     EngineRestarted,
     EpochComputed,
@@ -43,10 +41,12 @@ from rekindle.task.core.loop import (
     EpochsProcessed,
     EpochsTaken,
     GiveUp,
+    IdleEngineDied,
     LoopCore,
     LoopEffect,
     LoopEvent,
     LoopRequest,
+    LoopRequestFailed,
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
@@ -232,7 +232,7 @@ class EpochLoop:
         except StateLost:
             raise
         except _TRANSIENT as error:
-            return AttemptFailed(str(error))
+            return LoopRequestFailed(str(error))
 
     def _process(self, call: ProcessEpochs, file: CallSizeFile | None) -> LoopEvent:
         size = CallSize(len(call.epochs), sum(e.nbytes for e in call.epochs))
@@ -313,9 +313,9 @@ class EpochLoop:
 
     def _find_dead_engine(self) -> None:
         """Find an engine that died while it was idle."""
-        idle = EngineDied in VALID_EVENTS[self._core.phase]
+        idle = IdleEngineDied in VALID_EVENTS[self._core.phase]
         if idle and self._engine is not None and (error := self._engine.lost()) is not None:
-            self._step(EngineDied(str(error)))
+            self._step(IdleEngineDied(str(error)))
 
     def _restart(self, spark_job_input_bytes: int) -> EngineRestarted:
         assert self._engine is not None

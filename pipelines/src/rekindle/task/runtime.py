@@ -45,16 +45,16 @@ from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
-    CompareFiles,
+    CompareSinkFiles,
     DiscardLog,
     EndProcess,
     FailureReported,
     PollAccepted,
     ProcessPhase,
-    RecordCommitted,
     ReportDigests,
     RouteInputs,
     RunLoop,
+    SetCommittedEntry,
     SetSinks,
     SinksProgressed,
     Started,
@@ -302,7 +302,7 @@ class TaskRuntime:
                     "checkpoint"
                 )
                 mark_for_discard(self._config.log_directory)
-            case CompareFiles():
+            case CompareSinkFiles():
                 mark_comparison(self._config.log_directory)
             case StopSinks():
                 if running is not None:
@@ -319,7 +319,7 @@ class TaskRuntime:
     def _apply_to(
         self,
         running: Running,
-        effect: RouteInputs | SetSinks | RecordCommitted | TruncateLog | RunLoop,
+        effect: RouteInputs | SetSinks | SetCommittedEntry | TruncateLog | RunLoop,
     ) -> None:
         match effect:
             case RouteInputs(upstreams):
@@ -329,7 +329,7 @@ class TaskRuntime:
                 running.sinks.assign(sinks)
                 running.stream_sinks.assign(through, sinks)
                 self.status.set_problem("stream sinks", running.stream_sinks.problem)
-            case RecordCommitted(point, refused):
+            case SetCommittedEntry(point, refused):
                 running.saver.commit(point)
                 running.saver.refuse(refused)
                 self.status.committed(point.epoch if point is not None else NO_EPOCH)

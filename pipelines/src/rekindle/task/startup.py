@@ -39,9 +39,9 @@ from rekindle.task.core.start import (
     StartCore,
     StartEvent,
     StartRequested,
+    StartStepFailed,
+    StartStepSucceeded,
     StateArrived,
-    StepFailed,
-    StepSucceeded,
 )
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.discard import discard_marked
@@ -142,7 +142,7 @@ class Startup:
         """Retry a step that is due. Returns the result, once all steps have succeeded."""
         if self._waits_for_engine and self._engine.chain.done():
             self._waits_for_engine = False
-            self._step(StepSucceeded())
+            self._step(StartStepSucceeded())
         else:
             self._step(Woken())
         prepared, self._prepared = self._prepared, None
@@ -170,8 +170,8 @@ class Startup:
         except ObjectMissing:
             raise  # it was garbage-collected: a restarted task gets a newer restore point
         except (StoreError, DiskFull) as error:
-            return StepFailed(TaskProblem(message=str(error)))
-        return StepSucceeded()
+            return StartStepFailed(TaskProblem(message=str(error)))
+        return StartStepSucceeded()
 
     def _restored(self) -> TaskState:
         assert self._state is not None, "the state is restored first"
@@ -182,14 +182,16 @@ class Startup:
         if not isinstance(node.spec, SourceSpec):
             self._inputs = self._subscribe(self._restored())
             self._inputs.route(self._upstreams)
-            return StepSucceeded()
+            return StartStepSucceeded()
         try:
             with self._calls.during(f"opening source {node.name}"):
                 self._inputs = self._open_source(node, node.spec, self._restored())
         except (SourceFailed, StoreError) as error:
             refused = node.name if isinstance(error, SchemaMismatch) else None
-            return StepFailed(TaskProblem(message=str(error), operator=node.name, refused=refused))
-        return StepSucceeded()
+            return StartStepFailed(
+                TaskProblem(message=str(error), operator=node.name, refused=refused)
+            )
+        return StartStepSucceeded()
 
     def _complete(self) -> Prepared:
         restored, chain = self._restored(), self._engine.chain.result()
@@ -250,7 +252,7 @@ class Startup:
             config.memory,
             config.ref.partition,
         )
-        self._store.require_same_input(node, source.input)
+        self._store.require_same_input(node, source.input_files)
         return SourceInputs(
             source,
             state.epoch + 1,

@@ -23,7 +23,7 @@ from rekindle.names import API_VERSION, KIND
 from rekindle.topology.documents import Document, read_documents
 from rekindle.topology.kinds.base import FIELDS_BELOW, Spec, spec_in
 from rekindle.topology.problems import nearest
-from rekindle.topology.spec import UNITS_REQUIRED, TopologySpec
+from rekindle.topology.spec import DURATION_UNITS_REQUIRED, TopologySpec
 from rekindle.topology.unparsable_fields import (
     field_at,
     field_path,
@@ -54,7 +54,7 @@ def load_spec(data: Any) -> TopologySpec:
     """Parses the `spec` alone. Raises InvalidTopology, also with the problems of the fields that
     can be parsed."""
     try:
-        return TopologySpec.model_validate(data, context=UNITS_REQUIRED)
+        return TopologySpec.model_validate(data, context=DURATION_UNITS_REQUIRED)
     except ValidationError as error:
         problems = [_problem(e) for e in error.errors(include_url=False)]
     rest = problems_of_parsed_fields(data, [p.path for p in problems])

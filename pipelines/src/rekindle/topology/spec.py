@@ -22,14 +22,14 @@ from rekindle.topology.kinds.stream import StreamSinkSpec
 from rekindle.topology.kinds.unsupported import UnsupportedSink, UnsupportedSource
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
-UNITS_REQUIRED: Final = {"units_required": True}
+DURATION_UNITS_REQUIRED: Final = {"units_required": True}
 """Context of the validation of a resource: Python may write a duration as microseconds, a resource
 has to name the unit."""
 
 
 def _read_duration(value: Any, info: ValidationInfo) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and info.context == UNITS_REQUIRED:
+    if is_number and info.context == DURATION_UNITS_REQUIRED:
         raise ValueError(f"{value!r} has no unit; write it like 250ms, 10s, 1h30m or 2d")
     return parse_duration(value)
 

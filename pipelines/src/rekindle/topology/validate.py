@@ -30,7 +30,7 @@ def validate(spec: TopologySpec, name: str, *, skip_cluster_checks: bool = False
 def validate_derived(
     spec: TopologySpec, name: str, derived: DerivedStreams, *, skip_cluster_checks: bool
 ) -> list[Problem]:
-    """`validate` for a caller that needs the streams too."""
+    """`validate` for a caller that has derived schema, event time and partitions of all nodes."""
     found = [
         *check_fields(spec, name, skip_cluster_checks=skip_cluster_checks),
         *check_references(spec),

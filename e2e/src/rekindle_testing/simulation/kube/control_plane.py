@@ -52,7 +52,8 @@ class Views:
 
 
 class ControlPlane:
-    """`grace_s`: without heartbeats, after which a node is not Ready."""
+    """`scheduler`: of simulated time, not of pods. `grace_s`: without heartbeats, after which
+    a node is not Ready."""
 
     def __init__(
         self, scheduler: Scheduler, server: ApiServer, nodes: Mapping[str, Node], views: Views

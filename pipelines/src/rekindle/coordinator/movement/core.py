@@ -26,7 +26,7 @@ from rekindle.coordinator.movement.choice import choose_donor, usable_donors, wa
 from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import Movement, MovementLimits, has_left
 from rekindle.coordinator.movement.views import ReplicaView, ReplicaViews
-from rekindle.exchange.state_mover.messages import Directive, Replica, Session, Version
+from rekindle.exchange.state_mover.messages import Directive, Replica, Session, SessionVersion
 from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot
 
@@ -162,7 +162,7 @@ class MovementCore:
         for view in self._views:
             if view.boot is not None and view.is_newcomer and self._views.is_current(view):
                 attempts = self._failed_attempts.get(view.slot, 0)
-                none = Version(self._fence, 0)
+                none = SessionVersion(self._fence, 0)
                 new = Movement(view.replica, view.boot, now, none, attempts=attempts)
                 self._movements.setdefault(view.replica, new)
         for movement, view in self._with_views():
@@ -261,7 +261,7 @@ class MovementCore:
             donor = choose_donor(donors, busy, self._limits.per_donor, movement.failed)
             if donor is not None:
                 self._last_number += 1
-                movement.begin(donor, Version(self._fence, self._last_number), now)
+                movement.begin(donor, SessionVersion(self._fence, self._last_number), now)
 
     # -- directives --------------------------------------------------------------------------------
 

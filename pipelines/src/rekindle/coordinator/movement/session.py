@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.movement.phases import TRANSITIONS, MovementEvent, MovementPhase
 from rekindle.coordinator.movement.views import DonorBoot, ReplicaView, ReplicaViews
-from rekindle.exchange.state_mover.messages import Order, Progress, Replica, Session, Version
+from rekindle.exchange.state_mover.messages import Order, Progress, Replica, Session, SessionVersion
 from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.protocol import TaskPhase
 from rekindle.transitions import StateMachine
@@ -23,13 +23,13 @@ _DONOR_PHASES = (TaskPhase.LIVE, TaskPhase.CATCHING_UP)
 class MovementLimits:
     """When an attempt, and when all of them, end.
 
-    Maxima. `holds_s`: time until all upstream replicas have confirmed. `stall_s`: time without
-    progress, until all is stored. `session_s`: time of one attempt. `attempts`: of a slot, until a
-    newcomer is Live. `wait_s`: time for newcomers of inputs, for a donor without other sessions,
-    and for all attempts. `silent_s`: time for a donor that does not respond. `per_donor`: sessions
-    of a donor at a time."""
+    Maxima. `confirm_holds_s`: time until all upstream replicas have confirmed. `stall_s`: time
+    without progress, until all is stored. `session_s`: time of one attempt. `attempts`: of a slot,
+    until a newcomer is Live. `wait_s`: time for newcomers of inputs, for a donor without other
+    sessions, and for all attempts. `silent_s`: time for a donor that does not respond. `per_donor`:
+    sessions of a donor at a time."""
 
-    holds_s: float = 15.0
+    confirm_holds_s: float = 15.0
     stall_s: float = 30.0
     session_s: float = 600.0
     attempts: int = 2
@@ -47,7 +47,7 @@ class Movement:
     replica: Replica
     boot: str
     known_since: float
-    abandoned: Version | None = None
+    abandoned: SessionVersion | None = None
     session: Session | None = None
     donor: Replica | None = None
     donor_boot: str | None = None
@@ -81,7 +81,7 @@ class Movement:
         assert self.donor is not None
         return Order(self.session, self.boot, self.donor, self.needed)
 
-    def begin(self, donor: ReplicaView, version: Version, now: float) -> None:
+    def begin(self, donor: ReplicaView, version: SessionVersion, now: float) -> None:
         self.machine.step(MovementEvent.BEGUN)
         self.session = Session(self.replica.slot, self.replica.incarnation, version)
         self.donor, self.donor_boot, self.needed = donor.replica, donor.boot, None
@@ -125,8 +125,10 @@ class Movement:
             return lost
         if (missing := self._why_unreadable(views, progress)) is not None:
             return missing
-        if self.phase is MovementPhase.HOLDING and now - self.began_at >= limits.holds_s:
-            return f"not all upstream replicas confirmed its hold within {limits.holds_s:g} s"
+        if self.phase is MovementPhase.HOLDING and now - self.began_at >= limits.confirm_holds_s:
+            return (
+                f"not all upstream replicas confirmed its hold within {limits.confirm_holds_s:g} s"
+            )
         moves = self.phase is MovementPhase.MOVING and not installs
         if moves and now - self.progress_at >= limits.stall_s:
             return f"no progress for {limits.stall_s:g} s"

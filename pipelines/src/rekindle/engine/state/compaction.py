@@ -1,11 +1,11 @@
-"""Folds deltas into pages of the base, and joins deltas. Pure.
+"""Folds deltas (appended rows) into pages (folded rows, by pane and bucket); joins deltas. Pure.
 
 Compaction changes where rows are and never what they add up to: a page is replaced by the left fold
 of its rows and of *all* its rows in later deltas. It may process as many rows as `append` has added
 to `credit`, so that its cost does not depend on the size of the state. It does not read runs that
 are not available yet (see `engine.state.remote`): pages that need them are compacted once the runs
-are available, or once too many rows wait for that. `OperatorState` defines `through`, `pending` and
-`restored`.
+are available, or once too many rows wait for that. Of each page, `through`: its newest folded
+delta; `pending`: rows of later ones; `restored`: of these, those that a restore brought.
 
 Design: docs/decisions/0044-window-state.md, docs/decisions/0048-lazy-restore.md.
 """
@@ -32,9 +32,9 @@ from rekindle.engine.state.operator import (
     copy_rows,
     newest_unavailable,
     pages_of,
-    trim,
+    without_folded_deltas,
 )
-from rekindle.engine.state.remote import prefer
+from rekindle.engine.state.remote import fetch_first
 from rekindle.engine.state.runs import (
     Int64s,
     Run,
@@ -214,7 +214,7 @@ def _live(state: OperatorState, delta: Delta) -> pa.Table:
 def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorState:
     page, through = state.pages[at], state.through[at]
     later = (delta.run for delta in state.deltas if delta.seq > through)
-    prefer(run for run in (page.run, *later) if run is not None)
+    fetch_first(run for run in (page.run, *later) if run is not None)
     first_live = (state.first_live_pane_us, 0)
     tables = [between(page.run, first_live, None)] if page.run is not None else []
     low, high = bounds(state, at)
@@ -229,7 +229,7 @@ def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorSta
         pending=_replaced(state.pending, at, len(pages), 0),
         restored=_replaced(state.restored, at, len(pages), 0),
     )
-    return trim(state)
+    return without_folded_deltas(state)
 
 
 def _cut(page: Page, rows: pa.Table) -> list[Page]:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.engine.state.remote import prefer
+from rekindle.engine.state.remote import fetch_first
 from rekindle.engine.state.runs import BUCKETS, Int64s, Run
 
 COMPACTION_RATIO = 1.6
@@ -48,8 +48,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """`seq`: the number of the delta in the order of epochs; `level`: how often its rows were
-    joined, which does not increase in that order."""
+    """`seq`: the number of the delta in the order of epochs; `level`: how often compaction has put
+    its rows into a larger delta, which does not increase in that order."""
 
     seq: int
     run: Run
@@ -210,9 +210,9 @@ def drop(state: OperatorState, first_us: int) -> OperatorState:
         end = page_start(kept, 1)[0] + 1 if len(kept.pages) > 1 else END_OF_PANES
         later = [d for d in kept.deltas if d.seq > kept.through[0]]
         touched = [d for d in later if overlaps(d.run, first_us, end)]
-        prefer(delta.run for delta in touched)
+        fetch_first(delta.run for delta in touched)
         kept.pending[0] = sum(_length(kept, delta, 0) for delta in touched)
-    return trim(kept)
+    return without_folded_deltas(kept)
 
 
 def _live_part(delta: Delta, first_us: int) -> Delta:
@@ -234,7 +234,7 @@ def copy_rows(rows: pa.Table, first: int, end: int) -> pa.Table:
     return rows.take(pa.array(np.arange(first, end)))
 
 
-def trim(state: OperatorState) -> OperatorState:
+def without_folded_deltas(state: OperatorState) -> OperatorState:
     """The state without deltas of which no page needs rows any more."""
     through = state.through[state.pending > 0]
     oldest = int(through.min()) if len(through) else state.seq

@@ -17,7 +17,7 @@ from rekindle.engine.state.operator import (
     page_start,
     pages_of,
 )
-from rekindle.engine.state.remote import prefer
+from rekindle.engine.state.remote import fetch_first
 from rekindle.engine.state.runs import (
     BUCKETS,
     Run,
@@ -58,7 +58,7 @@ def portions(
     if first >= end or not len(state.panes):
         return
     low, high = page_at(state, first, 0), page_at(state, end, 0)
-    prefer(_unavailable(state, (low, high + 1), first, end))
+    fetch_first(_unavailable(state, (low, high + 1), first, end))
     for at in range(low, high + 1, READ_PAGES):
         part = (at, min(at + READ_PAGES, high + 1))
         yield _read_pages(shape, state, part, first, end, buckets)

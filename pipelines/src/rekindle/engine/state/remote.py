@@ -27,7 +27,7 @@ class RunFetcher(Protocol):
         """Return when the runs have arrived. Raises StoreError, StateLost, DiskFull."""
         ...
 
-    def prefer(self) -> None:
+    def fetch_first(self) -> None:
         """Fetch these runs before others, because they will be read soon. Returns at once."""
         ...
 
@@ -118,8 +118,8 @@ class RemoteRun(Run):
         return self._awaited.fetcher
 
 
-def prefer(runs: Iterable[Run]) -> None:
+def fetch_first(runs: Iterable[Run]) -> None:
     """Fetch these runs first, in this order: they will be read."""
     fetchers = (run.fetcher for run in runs if isinstance(run, RemoteRun))
     for fetcher in reversed(dict.fromkeys(fetcher for fetcher in fetchers if fetcher is not None)):
-        fetcher.prefer()
+        fetcher.fetch_first()

@@ -52,7 +52,8 @@ class RunFiles:
             return states
         pa.default_memory_pool().release_unused()  # return memory freed since the last spill
         by_schema: dict[pa.Schema, list[Run]] = {}
-        for run in in_memory:  # tree nodes and pages (`OperatorState`), then deltas, oldest first
+        # Tree nodes (folds of ranges of panes), pages, then deltas, oldest first.
+        for run in in_memory:
             if size <= self._memory_bytes // 2:
                 break
             size -= run.nbytes

@@ -35,8 +35,8 @@ from rekindle.topology.model import Slot
 from rekindle.transitions import StateMachine
 
 CHUNK_BYTES = 4 << 20
-WINDOW = 4
-"""Chunks of a session that are read at a time. WINDOW * CHUNK_BYTES is its memory."""
+CHUNKS_AT_ONCE = 4
+"""Chunks of a session that are read at a time. CHUNKS_AT_ONCE * CHUNK_BYTES is its memory."""
 MAX_SESSIONS = 2
 """Sessions at a time, of different slots."""
 LEASE_S = 60.0
@@ -45,7 +45,7 @@ LEASE_S = 60.0
 @dataclass(frozen=True, slots=True)
 class DonorLimits:
     chunk_bytes: int = CHUNK_BYTES
-    window: int = WINDOW
+    chunks_at_once: int = CHUNKS_AT_ONCE
     sessions: int = MAX_SESSIONS
     lease_s: float = LEASE_S
 
@@ -304,7 +304,7 @@ class DonorCore:
         number, plan = request.number, active.plan
         if not 0 <= number < plan.chunks or number in active.reading:
             return []
-        if len(active.reading) >= self._limits.window:
+        if len(active.reading) >= self._limits.chunks_at_once:
             return []  # the newcomer asks again
         active.reading.add(number)
         return [ReadChunk(active.session, number, plan.slices(number))]

@@ -18,7 +18,7 @@ from rekindle.topology.model import Slot
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Version:
+class SessionVersion:
     """`fence`: of the coordinator that began the session. A coordinator that abandons all
     sessions of its predecessors sends number 0."""
 
@@ -32,10 +32,10 @@ class Session:
 
     slot: Slot
     incarnation: int
-    version: Version
+    version: SessionVersion
 
     @property
-    def sort_key(self) -> tuple[int, Version]:
+    def sort_key(self) -> tuple[int, SessionVersion]:
         """Of two sessions of a slot the one with the higher key is newer."""
         return self.incarnation, self.version
 
@@ -81,7 +81,7 @@ class Directive:
 
     order: Order | None = None
     donor_address: str = ""
-    abandoned: Version | None = None
+    abandoned: SessionVersion | None = None
     may_restore: bool = False
     register: tuple[Session, ...] = ()
     release: tuple[Session, ...] = ()
@@ -117,7 +117,7 @@ class NewcomerReport:
     """`abandoned`: this boot will not start from any session up to this version."""
 
     progress: Progress | None = None
-    abandoned: Version | None = None
+    abandoned: SessionVersion | None = None
 
 
 # -- coordinator to upstream replica, and back ---------------------------------------------------

@@ -1,9 +1,9 @@
 """The newcomer's side of a state movement: `NewcomerCore.step(event, now) -> effects`. Pure.
 
-It requests chunks from the donor, several at a time within a window, and stores them in
-order. Chunks that are requested, have arrived or are being stored are never more than the window,
-so a slow disk slows the transfer, and a lost connection costs the chunks in the window. The state
-is used only as a whole, once its digest equals the donor's.
+It requests chunks from the donor, several at a time (`chunks_at_once`), and stores them in order.
+Chunks that are requested, have arrived or are being stored are never more, so a slow disk slows the
+transfer, and a lost connection costs these chunks. The state is used only as a whole, once its
+digest equals the donor's.
 
 Requests are repeated until they are answered, with back-off. How long that may go on is decided by
 the coordinator, which sees the progress.
@@ -36,14 +36,14 @@ from rekindle.exchange.state_mover.messages import (
     Release,
     Replica,
     Session,
-    Version,
+    SessionVersion,
 )
 from rekindle.exchange.state_mover.phases import NEWCOMER, NewcomerEvent, NewcomerPhase
 from rekindle.transitions import StateMachine
 
 CHUNK_BYTES = 4 << 20
-WINDOW = 4
-"""Chunks that are requested or in memory. WINDOW * CHUNK_BYTES is the memory of a movement."""
+CHUNKS_AT_ONCE = 4
+"""Chunks that are requested or in memory. Times CHUNK_BYTES, they are the memory of a movement."""
 MAX_DAMAGED = 8
 """A session fails when so many chunks in a row arrive damaged."""
 RETRY = BackoffPolicy(first_s=2.0, longest_s=16.0)
@@ -52,7 +52,7 @@ RETRY = BackoffPolicy(first_s=2.0, longest_s=16.0)
 @dataclass(frozen=True, slots=True)
 class NewcomerLimits:
     chunk_bytes: int = CHUNK_BYTES
-    window: int = WINDOW
+    chunks_at_once: int = CHUNKS_AT_ONCE
     max_damaged: int = MAX_DAMAGED
     retry: BackoffPolicy = RETRY
 
@@ -69,7 +69,7 @@ class OrderReceived:
 class AbandonReceived:
     """Give up all sessions with this version or an older one: start from none of them."""
 
-    version: Version
+    version: SessionVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,8 @@ class _Request:
 
 @dataclass(slots=True)
 class _NewcomerSession:
-    """One session at the newcomer. `needed`: as in `Order`. `prepared`: runs that the donor has
+    """One session at the newcomer. `needed`: the first epoch that all upstream logs still
+    have; None until they have confirmed the hold (HOLDING). `prepared`: runs that the donor has
     read for its offer. `stored`: how many chunks the shell has stored. `storing`: whether it stores
     the next one. `requested`, `arrived`: chunks by number. `damaged`: chunks in a row that arrived
     damaged."""
@@ -224,7 +225,7 @@ class NewcomerCore:
         self._replica = replica
         self._boot = boot
         self._limits = limits or NewcomerLimits()
-        self._abandoned: Version | None = None
+        self._abandoned: SessionVersion | None = None
         self._current: _NewcomerSession | None = None
         self._restores = False
 
@@ -247,7 +248,7 @@ class NewcomerCore:
             made.append(current.offer_request)
         return min((self._due(request) for request in made), default=None)
 
-    def may_restore(self, abandoned: Version | None) -> bool:
+    def may_restore(self, abandoned: SessionVersion | None) -> bool:
         """Whether to restore from the checkpoint that a poll names, which abandons all sessions up
         to a version. Not for an older poll, from before the session."""
         current = self._current
@@ -321,7 +322,7 @@ class NewcomerCore:
             effects += self._request_offer(current, now)
         return effects
 
-    def _abandon(self, version: Version) -> list[NewcomerEffect]:
+    def _abandon(self, version: SessionVersion) -> list[NewcomerEffect]:
         if self.started:
             return []
         self._abandoned = max(version, self._abandoned or version)
@@ -416,7 +417,7 @@ class NewcomerCore:
     # -- requests --------------------------------------------------------------------------------
 
     def _continue_transfer(self, current: _NewcomerSession, now: float) -> list[NewcomerEffect]:
-        """Store the next chunk, one at a time; request what fits into the window; install when all
+        """Store the next chunk, one at a time; request up to `chunks_at_once`; install when all
         is stored."""
         offer = current.offer
         assert offer is not None
@@ -426,7 +427,7 @@ class NewcomerCore:
             if data is not None:
                 current.storing = True
                 effects.append(StoreChunk(current.session, current.stored, data))
-        upto = min(offer.chunks, current.stored + self._limits.window)
+        upto = min(offer.chunks, current.stored + self._limits.chunks_at_once)
         for number in range(current.stored + current.storing, upto):
             if number not in current.requested and number not in current.arrived:
                 current.requested[number] = _Request(now)

@@ -88,7 +88,7 @@ class TentativeFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFailed:
+class LoopRequestFailed:
     """The request of this phase failed for a reason that may pass: it is made again."""
 
     message: str
@@ -102,7 +102,7 @@ class EngineFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineDied:
+class IdleEngineDied:
     """The engine died while it was idle: between two calls, or before a failed call is repeated."""
 
     message: str
@@ -198,9 +198,9 @@ LoopEvent = (
     | EpochsAppended
     | TentativeAppended
     | TentativeFailed
-    | AttemptFailed
+    | LoopRequestFailed
     | EngineFailed
-    | EngineDied
+    | IdleEngineDied
     | EngineRestarted
     | Woken
 )
@@ -230,15 +230,15 @@ class LoopPhase(StrEnum):
 
 VALID_EVENTS: Mapping[LoopPhase, frozenset[type]] = {
     LoopPhase.TAKING: frozenset(
-        {EpochsTaken, TentativeTaken, ForkDropped, AttemptFailed, EngineDied, Woken}
+        {EpochsTaken, TentativeTaken, ForkDropped, LoopRequestFailed, IdleEngineDied, Woken}
     ),
     LoopPhase.PROCESSING: frozenset(
-        {EpochsProcessed, AttemptFailed, TentativeFailed, EngineFailed, EngineDied, Woken}
+        {EpochsProcessed, LoopRequestFailed, TentativeFailed, EngineFailed, IdleEngineDied, Woken}
     ),
     LoopPhase.APPENDING: frozenset(
-        {EpochsAppended, TentativeAppended, AttemptFailed, TentativeFailed, Woken}
+        {EpochsAppended, TentativeAppended, LoopRequestFailed, TentativeFailed, Woken}
     ),
-    LoopPhase.RESTARTING: frozenset({EngineRestarted, AttemptFailed, Woken}),
+    LoopPhase.RESTARTING: frozenset({EngineRestarted, LoopRequestFailed, Woken}),
 }
 """The events that can happen in a phase; another one is a bug in the caller."""
 
@@ -314,13 +314,13 @@ class LoopCore:
                 return self._tentative_failed(message, now)
             case EpochsAppended(digests):
                 return self._epochs_appended(digests, now)
-            case AttemptFailed(message):
+            case LoopRequestFailed(message):
                 if self._tentative is not None:
                     return self._tentative_failed(message, now)
                 return self._attempt_failed(message, now)
             case EngineFailed(error):
                 return self._engine_failed(error)
-            case EngineDied(message):
+            case IdleEngineDied(message):
                 self._failed_in_call = False
                 report = self._report("engine", message)
                 return [report, *self._leave_out_tentative(), *self._restart()]

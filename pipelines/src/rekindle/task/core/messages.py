@@ -1,6 +1,7 @@
-"""The settings, events and effects of a task's core. Pure.
+"""The settings, events and effects of `TaskCore`, which only simulators and tests run. Pure.
 
-Events of its loop, saver and sinks, and their effects, are in the modules of those cores.
+Events of its loop, saver, sinks and tentative inputs (`branches`), and their effects, are in the
+modules of those cores.
 """
 
 from __future__ import annotations
@@ -22,18 +23,17 @@ from rekindle.exchange.state_mover.newcomer import (
 )
 from rekindle.identity import Identity
 from rekindle.protocol import PollRequest, PollResponse, SinkAssignment, TaskRef
-from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.branches import BranchEffect
 from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
-    AttemptFailed,
-    EngineDied,
     EngineFailed,
     EngineRestarted,
     EpochsAppended,
     EpochsProcessed,
     EpochsTaken,
+    IdleEngineDied,
     LoopRequest,
+    LoopRequestFailed,
     TentativeAppended,
     TentativeFailed,
 )
@@ -45,9 +45,9 @@ from rekindle.task.core.saver import (
     StateComplete,
 )
 from rekindle.task.core.sink import SinkEffect, SinkEvent
-from rekindle.task.core.start import CompleteStart, StartCall, StepFailed, StepSucceeded
+from rekindle.task.core.start import CompleteStart, StartCall, StartStepFailed, StartStepSucceeded
 from rekindle.task.core.supervisor import (
-    CompareFiles,
+    CompareSinkFiles,
     DiscardLog,
     EndProcess,
     RouteInputs,
@@ -67,7 +67,7 @@ class TaskSettings:
     epoch_interval_us: int
     origin_us: int = 0
     engine: str = ""
-    fence: int = NO_EPOCH  # the highest one that earlier boots have seen
+    fence: int = -1  # the highest one that earlier boots have seen; -1: none
     identity: Identity = field(default_factory=Identity)
     memory: MemoryPlan = field(default_factory=plan_memory)
     donor: DonorLimits = field(default_factory=DonorLimits)
@@ -164,16 +164,16 @@ TaskCoreEvent = (
     | EpochsTaken
     | EpochsProcessed
     | EpochsAppended
-    | AttemptFailed
+    | LoopRequestFailed
     | EngineFailed
-    | EngineDied
+    | IdleEngineDied
     | EngineRestarted
     | StateComplete
     | EntrySaved
     | SaveFailed
     | SaveAbandoned
-    | StepSucceeded
-    | StepFailed
+    | StartStepSucceeded
+    | StartStepFailed
     | StopRequested
     | InputEvent
     | TentativeAppended
@@ -217,6 +217,6 @@ TaskEffect = (
     | RouteInputs
     | TruncateLog
     | DiscardLog
-    | CompareFiles
+    | CompareSinkFiles
     | EndProcess
 )

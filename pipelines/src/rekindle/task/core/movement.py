@@ -15,7 +15,7 @@ from rekindle.exchange.state_mover.messages import (
     Hold,
     NewcomerReport,
     Replica,
-    Version,
+    SessionVersion,
 )
 from rekindle.exchange.state_mover.newcomer import (
     AbandonReceived,
@@ -67,8 +67,10 @@ class MovementPart:
                 self.addresses[directive.order.donor] = directive.donor_address
             effects += self.step(OrderReceived(directive.order), now)
         abandoned = directive.abandoned
-        if poll.movement is None:  # its coordinator may be of a release without sessions
-            abandoned = Version(poll.fence, 0)
+        if poll.movement is None:
+            # A release without sessions, perhaps: then those of all earlier coordinators are
+            # abandoned.
+            abandoned = SessionVersion(poll.fence, 0)
         if poll.restore is not None and self._newcomer.may_restore(abandoned):
             self.restores = True
             effects += self.step(RestoreBegun(), now)

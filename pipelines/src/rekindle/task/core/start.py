@@ -32,12 +32,12 @@ class StateArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSucceeded:
+class StartStepSucceeded:
     """The last effect has succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepFailed:
+class StartStepFailed:
     """The last effect has failed, because something is missing, perhaps for a while."""
 
     problem: TaskProblem
@@ -63,8 +63,8 @@ class CompleteStart:
     """Open the log, and begin."""
 
 
-StartEvent = StartRequested | StateArrived | StepSucceeded | StepFailed | Woken
-# Effects that need I/O; each ends with StepSucceeded or StepFailed.
+StartEvent = StartRequested | StateArrived | StartStepSucceeded | StartStepFailed | Woken
+# Effects that need I/O; each ends with StartStepSucceeded or StartStepFailed.
 StartCall = RestoreState | OpenInputs | AwaitEngine
 StartEffect = StartCall | CompleteStart | SetProblem
 
@@ -116,9 +116,9 @@ class StartCore:
             case StateArrived() if self.waits_for is StartStep.RESTORE_POINT:
                 self.waits_for = StartStep.STATE
                 return self._advance()
-            case StepSucceeded() if self.waits_for in NEXT and self._retry_at is None:
+            case StartStepSucceeded() if self.waits_for in NEXT and self._retry_at is None:
                 return [*self._recovered(), *self._advance()]
-            case StepFailed(problem) if self.waits_for in _SUBJECTS and self._retry_at is None:
+            case StartStepFailed(problem) if self.waits_for in _SUBJECTS and self._retry_at is None:
                 self._failures += 1
                 self._retry_at = now + _BACKOFF.wait_s(self._failures)
                 return [SetProblem(_SUBJECTS[self.waits_for], problem)]
@@ -127,7 +127,7 @@ class StartCore:
                     return []
                 self._retry_at = None
                 return self._attempt()
-            case StartRequested() | StateArrived() | StepSucceeded() | StepFailed():
+            case StartRequested() | StateArrived() | StartStepSucceeded() | StartStepFailed():
                 raise InvalidStart(f"start: {event} while the task waits for {self.waits_for}")
         assert_never(event)
 

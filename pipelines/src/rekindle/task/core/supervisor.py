@@ -113,7 +113,7 @@ class ReportDigests:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordCommitted:
+class SetCommittedEntry:
     """The partition's entry in the newest manifest; None if it has none. `refused`: entries of the
     partition that cannot be restored."""
 
@@ -139,7 +139,7 @@ class DiscardLog:
 
 
 @dataclass(frozen=True, slots=True)
-class CompareFiles:
+class CompareSinkFiles:
     """Files of earlier incarnations may be wrong: sinks compare them."""
 
 
@@ -175,11 +175,11 @@ SupervisorEffect = (
     | RouteInputs
     | SetSinks
     | ReportDigests
-    | RecordCommitted
+    | SetCommittedEntry
     | TruncateLog
     | RunLoop
     | DiscardLog
-    | CompareFiles
+    | CompareSinkFiles
     | StopSinks
     | EndProcess
 )
@@ -287,7 +287,7 @@ class SupervisorCore:
             return [DiscardLog(), StopSinks(), *self._end(flush_s=0.0)]
         match self.phase:
             case ProcessPhase.WAITING:
-                compare = [CompareFiles()] if poll.compare_files else []
+                compare = [CompareSinkFiles()] if poll.compare_files else []
                 if poll.restore is None:
                     return [*compare]  # a partner's state may come instead
                 self._enter(ProcessPhase.STARTING)
@@ -314,7 +314,7 @@ class SupervisorCore:
             RouteInputs(desired.upstreams),
             SetSinks(desired.sinks_through, desired.sinks),
             ReportDigests(desired.digests_of),
-            RecordCommitted(desired.committed, frozenset(desired.refused)),
+            SetCommittedEntry(desired.committed, frozenset(desired.refused)),
         ]
 
     def _truncate(self, durable: Sequence[int]) -> list[SupervisorEffect]:

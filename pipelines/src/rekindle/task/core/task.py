@@ -108,21 +108,21 @@ from rekindle.task.core.start import (
     StartCore,
     StartEvent,
     StartRequested,
+    StartStepFailed,
+    StartStepSucceeded,
     StateArrived,
-    StepFailed,
-    StepSucceeded,
 )
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
-    CompareFiles,
+    CompareSinkFiles,
     DiscardLog,
     EndProcess,
     FailureReported,
     PollAccepted,
-    RecordCommitted,
     ReportDigests,
     RouteInputs,
     RunLoop,
+    SetCommittedEntry,
     SetSinks,
     SinksProgressed,
     Started,
@@ -211,7 +211,7 @@ class TaskCore:
                 return [*phase_effects, *self.saver.step(event, self._now)]
             case EntrySaved() | SaveFailed() | SaveAbandoned():
                 return [*self.saver.step(event, self._now)]
-            case StepSucceeded() | StepFailed():
+            case StartStepSucceeded() | StartStepFailed():
                 return self._step_start(event)
             case StopRequested():
                 return self._step_supervisor(event)
@@ -307,7 +307,7 @@ class TaskCore:
             case ReportDigests(epochs):
                 self.status.request_digests(epochs)
                 return []
-            case RecordCommitted(point, refused):
+            case SetCommittedEntry(point, refused):
                 return self._record_committed(point, refused)
             case StopSinks():
                 if self.parts is not None:
@@ -319,7 +319,7 @@ class TaskCore:
             case TruncateLog(floor):
                 log, floor = self._started().log, self.movement.floor(floor)
                 return [TruncateLog(floor)] if log.base <= min(floor, log.last) else []
-            case RouteInputs() | DiscardLog() | CompareFiles():
+            case RouteInputs() | DiscardLog() | CompareSinkFiles():
                 return [effect]
         assert_never(effect)
 

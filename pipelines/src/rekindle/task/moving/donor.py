@@ -119,7 +119,7 @@ class StateDonor:
         self._waiting: dict[_Key, list[asyncio.Future[NewcomerMessage]]] = {}
         self._reading: set[_Key] = set()
         self._chunk_answers = 0  # that are being sent, or wait for their chunk
-        self._max_chunk_answers = 2 * limits.sessions * limits.window
+        self._max_chunk_answers = 2 * limits.sessions * limits.chunks_at_once
         self._tasks: set[asyncio.Task[None]] = set()
         server.serve_state(self.answer)
 

@@ -69,7 +69,8 @@ _Key = tuple[Session, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """State and log of a partner, on this task's disk."""
+    """State and log of a partner, on this task's disk. `earlier`: results of this task's earlier
+    boots."""
 
     moved: Moved
     log: OutputLog
@@ -88,8 +89,8 @@ class StateNewcomer:
         install: Callable[[Path], Installed],
         limits: NewcomerLimits | None = None,
     ) -> None:
-        """`directory`: for chunks. `install` is called in the thread of the disk; raises
-        RekindleError, OSError."""
+        """`part`: the core, which decides. `directory`: for chunks. `install` is
+        called in the thread of the disk; raises RekindleError, OSError."""
         self.installed: Installed | None = None
         limits = limits or NewcomerLimits()
         self._part = part
@@ -97,7 +98,7 @@ class StateNewcomer:
         self._install = install
         self._lock = threading.RLock()
         self._io: IoThread | None = None
-        self._client = DonorClient(identity, limits.chunk_bytes, limits.window + 2)
+        self._client = DonorClient(identity, limits.chunk_bytes, limits.chunks_at_once + 2)
         self._disk = CallThread("state-disk")
         self._files: dict[Session, IO[bytes]] = {}  # used in that thread
         self._asking: set[_Key] = set()
@@ -107,18 +108,21 @@ class StateNewcomer:
     # -- the supervisor ----------------------------------------------------------------------------
 
     def apply_poll(self, poll: PollRequest, log_base: int | None) -> PollRequest:
-        """Apply a poll with a desired state. Returns the poll that the supervisor may apply
-        (`MovementPart.permitted`)."""
+        """Apply a poll with a desired state. Returns the poll for the supervisor: without its
+        restore point while a session may still be used."""
         with self._lock:
             self._perform(self._part.apply_poll(poll, log_base, time.monotonic()))
             return self._part.permitted(poll)
 
     def floor(self, floor: int) -> int:
+        """The epoch through which the task's log may be truncated: `floor`, or less for its
+        holds."""
         with self._lock:
             return self._part.floor(floor)
 
     def report(self) -> tuple[NewcomerReport | None, tuple[Hold, ...]]:
-        """For poll responses. The first part is None once the task has state."""
+        """Its report as a newcomer, None once it has state; its holds for its consumers'
+        newcomers."""
         with self._lock:
             part = self._part
             return None if part.has_state else part.newcomer_report(), part.holds()
