@@ -7,7 +7,7 @@ from math import inf
 
 from rekindle_testing.simulation.scheduler import Scheduler
 
-_SILENT_S = 2.3
+_SILENT_S = 2.0
 """A shorter silence is no proof of a loss (docs/design/recovery.md#loss)."""
 _REMEMBERED_S = 15.0
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _SLACK_S = 0.8
 """A tick, a stable call that is in progress, and the tentative one."""
 _CALL_S = 0.15
-"""The longest call of an engine that is not slow: of epochs that arrive together, each also waits
-for those before it."""
+"""The longest call of an engine that is not slow: an epoch also waits for those before it that
+arrived together with it, or shortly before."""
 _SLOW_CALL_S = 6.0
 """The longest call of a slow engine, about."""
 _PAUSE_S = 0.3
@@ -58,7 +58,7 @@ class TentativeChecks:
         self._newest_branch: tuple[int, str] = (0, "")  # the newest attempt, and its state
         # Of the promise that results come in time:
         self._arrivals: dict[int, float] = {}
-        self._calls_before: dict[int, int] = {}  # how many epochs had arrived together with it
+        self._counts_from: dict[int, float] = {}  # its arrival, or later if it waits for others
         self._newest_arrived = NO_EPOCH
         self._newest_output = task.pod.disk.last
         self._output_at = self._exempt_at = self._ticked_at = self.now
@@ -143,8 +143,8 @@ class TentativeChecks:
         is_epoch = batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE)
         if is_epoch and batch.epoch > self._newest_arrived:
             for epoch in range(max(self._newest_arrived, self._newest_output) + 1, batch.epoch + 1):
-                is_first = self._arrivals.get(epoch - 1) != self.now
-                self._calls_before[epoch] = 0 if is_first else self._calls_before[epoch - 1] + 1
+                before = self._counts_from.get(epoch - 1, -_CALL_S)
+                self._counts_from[epoch] = max(self.now, before + _CALL_S)
                 self._arrivals[epoch] = self.now
             self._newest_arrived = batch.epoch
 
@@ -152,7 +152,7 @@ class TentativeChecks:
         if epoch > self._newest_output:
             for done in range(self._newest_output + 1, epoch + 1):
                 self._arrivals.pop(done, None)
-                self._calls_before.pop(done, None)
+                self._counts_from.pop(done, None)
             self._newest_output, self._output_at = epoch, self.now
 
     def tick(self, better: frozenset[str]) -> None:
@@ -168,8 +168,8 @@ class TentativeChecks:
             self._catching_up = False
         arrived_at = self._arrivals.get(self._newest_output + 1)
         if arrived_at is not None:
-            arrived_at += _CALL_S * self._calls_before[self._newest_output + 1]
-            since = max(arrived_at, self._exempt_at, self._output_at if self._catching_up else 0.0)
+            counts_from = self._counts_from[self._newest_output + 1]
+            since = max(counts_from, self._exempt_at, self._output_at if self._catching_up else 0.0)
             if now > since + self._max_delay_s + _SLACK_S:
                 self._violated(
                     "I3",
