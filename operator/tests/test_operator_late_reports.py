@@ -164,6 +164,24 @@ def test_one_pod_of_each_node_is_probed_at_intervals() -> None:
     assert "pb" not in {p.uid for p in pods_to_probe(both, {"pb"}, NOW, TIMING)}
 
 
+def test_if_a_pod_is_silent_the_others_of_its_node_are_probed() -> None:
+    """Its container may have ended, while the node's kubelet hangs."""
+    snapshot = world({**ALL, "a": SILENT}, {**ALL, "a": SILENT})
+    neighbours = (pod("pa2", "a"), pod("pa3", "a"))
+    both = replace(snapshot, pods=(*snapshot.pods, *neighbours))
+    assert lost(both) == {"a"}
+    assert "pa2" in {p.uid for p in pods_to_probe(both, set(), NOW, TIMING)}
+    probed = replace(both, pod_probes={**both.pod_probes, "pa2": ProbeResults(NOW, None, NOW)})
+    assert "pa3" in {p.uid for p in pods_to_probe(probed, {"pa2"}, NOW, TIMING)}
+    for responding in (ANSWERS, replace(ANSWERS, sent_at=NOW, unanswered_since=NOW)):
+        assert lost(replace(both, pod_probes={**both.pod_probes, "pa3": responding})) == set()
+    since = NOW - TIMING.pod_silent_s / 2 + 0.1
+    brief = replace(
+        both, pod_probes={**both.pod_probes, "pa": replace(SILENT, unanswered_since=since)}
+    )
+    assert {p.uid for p in pods_to_probe(brief, set(), NOW, TIMING)} <= {"pa", "pb", "pc"}
+
+
 def test_a_pod_that_never_responded_is_probed_last() -> None:
     """Anybody may create a pod with a topology's label; where no process listens, it never
     responds."""

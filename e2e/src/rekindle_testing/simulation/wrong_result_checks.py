@@ -80,6 +80,8 @@ class WrongResultChecks:
     def began(self, pod: TaskPod) -> None:
         sources = self._sources.setdefault(partition_of(pod.slot), [])
         if pod not in sources:
+            if not any(self._is_wrong(p) for p in self._pods_of(partition_of(pod.slot))):
+                self._first_wrong.pop(partition_of(pod.slot), None)  # of what it had read
             sources.append(pod)
             self.happened += 1
 
@@ -220,7 +222,8 @@ class WrongResultChecks:
     # --- what a coordinator knows and says ---------------------------------------------
 
     def compared(self, coordinator: Coordinator, slot: Slot) -> None:
-        """A response was compared: a replica that has another, wrong result is not trusted."""
+        """A response was compared: a replica that has another, wrong result is not trusted. Results
+        of a boot that has to compute again do not count: it may have read a wrong epoch."""
         partition = partition_of(slot)
         if not self.happened or partition in self.unprotected:
             return
@@ -234,6 +237,8 @@ class WrongResultChecks:
             if comparison.is_untrusted(one):
                 continue
             for other, its in found:
+                if comparison.boot_to_restart(other) is not None:
+                    continue
                 common = response.chained.keys() & its.chained.keys()
                 for epoch in sorted(common):
                     wrong, right = response.digests[epoch], its.digests[epoch]

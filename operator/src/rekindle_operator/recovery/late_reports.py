@@ -10,7 +10,7 @@ in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
 from rekindle_operator.settings import Timing
@@ -28,11 +28,12 @@ def nodes_with_late_reports(snapshot: Snapshot, now: float, timing: Timing) -> f
 
 def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing) -> list[PodView]:
     """One of each node at intervals; at every tick those that no coordinator reports on, and those
-    with an unanswered probe. `busy`: uids that were probed just now."""
+    with an unanswered probe. If that is unanswered for a while, also the others of its node, one
+    after another: its container may be what has ended. `busy`: uids that were probed just now."""
     urgent = nodes_with_late_reports(snapshot, now, timing)
     chosen: dict[str, PodView] = {}
     for pod in snapshot.pods:
-        if pod.node and pod.is_managed and pod.ready and pod.ip and not pod.terminating:
+        if pod.node and _may_be_probed(pod):
             known = chosen.get(pod.node)
             if known is None or _preference(pod, snapshot) < _preference(known, snapshot):
                 chosen[pod.node] = pod
@@ -47,7 +48,33 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
         )
     ]
     due.sort(key=lambda p: (p.node not in urgent, _probed_at(p, snapshot)))
+    due += _neighbours(snapshot, chosen, busy, now, timing)
     return due[:_MAX_AT_ONCE]
+
+
+def _neighbours(
+    snapshot: Snapshot, chosen: Mapping[str, PodView], busy: Set[str], now: float, timing: Timing
+) -> list[PodView]:
+    """Of each node whose chosen pod is silent, the pod that was probed longest ago."""
+
+    def is_silent(pod: PodView) -> bool:
+        results = snapshot.pod_probes.get(pod.uid)
+        since = results.unanswered_since if results is not None else None
+        is_long = since is not None and now - since >= timing.pod_silent_s / 2
+        return is_long and _has_unanswered(pod, snapshot, now, timing)
+
+    silent = {node for node, pod in chosen.items() if is_silent(pod)}
+    found: dict[str, PodView] = {}
+    for pod in snapshot.pods if silent else ():
+        if pod.node in silent and _may_be_probed(pod) and pod.uid != chosen[pod.node].uid:
+            known = found.get(pod.node)
+            if known is None or _probed_at(pod, snapshot) < _probed_at(known, snapshot):
+                found[pod.node] = pod
+    return [pod for pod in found.values() if pod.uid not in busy]
+
+
+def _may_be_probed(pod: PodView) -> bool:
+    return pod.is_managed and pod.ready and bool(pod.node and pod.ip) and not pod.terminating
 
 
 def silent_with_late_reports(
@@ -60,16 +87,11 @@ def silent_with_late_reports(
     if not suspects:
         return frozenset()
     last_response_at = _last_response_at(snapshot)
-    silent, responding = set(), set()
+    silent = set()
     for pod in snapshot.pods:
         results = snapshot.pod_probes.get(pod.uid)
         if pod.node not in suspects or results is None:
             continue
-        if (
-            results.unanswered_since is None
-            and now - (results.responded_at or 0.0) <= timing.pod_silent_s
-        ):
-            responding.add(pod.node)
         if (
             results.responded_at is None
             or now - results.responded_at > timing.probe_response_max_age_s
@@ -78,7 +100,7 @@ def silent_with_late_reports(
         first = results.unanswered_since
         if first is not None and last_response_at - first >= timing.pod_silent_s:
             silent.add(pod.node)
-    return frozenset(silent - responding)
+    return frozenset(silent) - nodes_with_responding_pods(snapshot, now, timing)
 
 
 def nodes_with_responding_pods(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
