@@ -107,12 +107,13 @@ class WorkingPods:
             return False
         if isinstance(pod, CoordinatorPod):
             return self._cluster.server.reaches(pod.address)
-        if coordinator is None or not coordinator.runs:  # none runs that could miss it
-            return self._responds_to_probes(self._node(pod))
-        return self._network.is_connected(coordinator.address, pod.address) and (
-            self._cluster.server.reaches(coordinator.address)
-            or self._responds_to_probes(self._node(pod))
-        )
+        responds_to_probes = self._responds_to_probes(self._node(pod))
+        if coordinator is None or coordinator.boot is None:  # none that could miss it
+            return responds_to_probes
+        # One that is frozen goes on with what it has found silent before.
+        can_report = coordinator.runs and self._cluster.server.reaches(coordinator.address)
+        is_connected = self._network.is_connected(coordinator.address, pod.address)
+        return is_connected and (can_report or responds_to_probes)
 
     def _responds_to_probes(self, node: Node) -> bool:
         kubelet = node.kubelet

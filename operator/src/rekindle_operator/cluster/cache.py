@@ -59,7 +59,7 @@ from rekindle_operator.cluster.model import (
 )
 from rekindle_operator.cluster.phase_times import PhaseTime, phase_times
 from rekindle_operator.cluster.probes import ProbeState
-from rekindle_operator.cluster.reports import ReportAges
+from rekindle_operator.cluster.reports import ReportAges, newest_coordinators
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.cluster.unsuitable import Cause, UnsuitableNodes
 
@@ -348,17 +348,19 @@ class ClusterCache:
             return self._uncreated_pods.by_ref
 
     def snapshot(self) -> Snapshot:
+        pods = self.pods.views()
+        coordinators = newest_coordinators(pods)
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
             lease_views = self.leases.views()
-            report_times = dict(self._reports.as_of(topologies, lease_views))
+            report_times = dict(self._reports.as_of(topologies, lease_views, coordinators))
             failures = self._failures.by_topology(self._clock())
         leases = tuple(
             x if x.seen_at >= reset_at else replace(x, seen_at=reset_at) for x in lease_views
         )
-        pods = without_reused_ips(self.pods.views())
+        pods = without_reused_ips(pods)
         nodes = without_reused_kubelet_addresses(self.nodes.views())
         if self._namespace is not None:
             # Tasks of another operator only use capacity, as all other pods do.

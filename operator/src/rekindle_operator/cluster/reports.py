@@ -6,7 +6,9 @@ are of this process's clock, so another machine's clock cannot make a report loo
 coordinator that cannot write its status does not name the report in its Lease.
 
 A report or a Lease that exists when this process starts may be of any age. It proves nothing until
-one of them changes. Neither does a report that was removed, until there is another one.
+one of them changes. Neither does a report that was removed, until there is another one. Once a
+coordinator has a successor, what it goes on to report proves nothing: it may be cut off from some
+nodes, which may be why it was replaced.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.names import coordinator_name
-from rekindle_operator.cluster.model import LeaseView, TopologyView
+from rekindle.names import ROLE_COORDINATOR, coordinator_name
+from rekindle_operator.cluster.model import LeaseView, PodView, TopologyView
 from rekindle_operator.dataplane import report_number
 
 PREEXISTING_AGE_S = 60.0
@@ -40,6 +42,8 @@ class ReportAges:
         self._unreported: set[str] = set()  # seen before their first report
         self._known: dict[str, _KnownReport] = {}
         self._preexisting_leases: dict[str, int] = {}  # versions, by the topology's uid
+        # The age that was found last while the coordinator had no successor, by the topology's uid.
+        self._before_successor: dict[str, float] = {}
 
     def observe(self, view: TopologyView, now: float) -> None:
         """Record the report in the newest version of the topology."""
@@ -56,11 +60,16 @@ class ReportAges:
         self._unreported.discard(uid)
         self._known.pop(uid, None)
         self._preexisting_leases.pop(uid, None)
+        self._before_successor.pop(uid, None)
 
     def as_of(
-        self, topologies: Iterable[TopologyView], leases: Iterable[LeaseView]
+        self,
+        topologies: Iterable[TopologyView],
+        leases: Iterable[LeaseView],
+        newest: Mapping[str, int] | None = None,
     ) -> Mapping[str, float]:
-        """When each report was last known to be true, without topologies that never had one."""
+        """When each report was last known to be true, without topologies that never had one.
+        `newest`: the highest incarnation of a coordinator that has a pod, by the topology's uid."""
         by_name = {(lease.namespace, lease.name): lease for lease in leases}
         for view in topologies:
             known = self._known.get(view.uid)
@@ -75,7 +84,17 @@ class ReportAges:
                 continue
             if confirms(lease, known.content):
                 self._known[view.uid] = _KnownReport(known.content, lease.seen_at)
-        return {uid: known.as_of for uid, known in self._known.items()}
+        newest = newest or {}
+        return {
+            uid: self._as_of_before_successor(uid, known, newest.get(uid, 0))
+            for uid, known in self._known.items()
+        }
+
+    def _as_of_before_successor(self, uid: str, known: _KnownReport, newest: int) -> float:
+        fence, _ = report_number(known.content)
+        if not known.content or newest <= fence:
+            self._before_successor[uid] = known.as_of
+        return self._before_successor.setdefault(uid, known.as_of)
 
 
 def confirms(lease: LeaseView, report: Mapping[str, Any]) -> bool:
@@ -83,3 +102,12 @@ def confirms(lease: LeaseView, report: Mapping[str, Any]) -> bool:
     that does not number its reports, each renewal confirms."""
     fence, number = report_number(report)
     return lease.holder == str(fence) and lease.report_number in (None, number)
+
+
+def newest_coordinators(pods: Iterable[PodView]) -> Mapping[str, int]:
+    """The highest incarnation that has a pod, by the topology's uid."""
+    found: dict[str, int] = {}
+    for pod in pods:
+        if pod.role == ROLE_COORDINATOR and pod.owner_uid is not None and not pod.ended:
+            found[pod.owner_uid] = max(pod.incarnation, found.get(pod.owner_uid, 0))
+    return found
