@@ -184,6 +184,21 @@ def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
     assert comparison.witnessed(LEFT) == 29
 
 
+def test_a_checkpoint_of_a_later_epoch_ends_the_dispute_and_nobody_goes_on_without_it() -> None:
+    """Both were behind a checkpoint, and one computes again from it: the other one may be wrong."""
+    comparison = disputed()
+    both = [computation(0), computation(1)]
+    comparison.request_recomputation(LEFT, both, 0.0)
+    assert comparison.observed(computation(1, boot="b"), {}, restored_from=7)
+    assert not comparison.disputes
+    assert comparison.boot_to_restart(REPLICAS[0]) == computation(0).boot
+    assert comparison.boot_to_restart(REPLICAS[1]) is None
+    assert comparison.is_untrusted(REPLICAS[0])
+    assert not comparison.is_untrusted(REPLICAS[1])
+    comparison.observed(computation(0, boot="b"), {}, restored_from=7)
+    assert not comparison.is_untrusted(REPLICAS[0])
+
+
 def test_an_unresolved_dispute_ends_with_its_parties() -> None:
     comparison = unresolved()
     comparison.forget(REPLICAS[0])

@@ -106,6 +106,8 @@ class SimulatedMover:
             case newcomers.SendToDonor(_, message):
                 self._ask(message)
             case newcomers.StoreChunk(session, number, data):
+                if number == 0:
+                    self._stored[session] = []
                 self._later(partial(self._store, session, number, data))
             case newcomers.InstallState(session, _):
                 self._later(partial(self._install, session))
@@ -137,10 +139,12 @@ class SimulatedMover:
         self._network.call(self._process, host, message, ended, _TIMEOUT_S)
 
     def _store(self, session: Session, number: int, data: bytes) -> None:
+        chunks = self._stored.get(session)
+        if chunks is None:
+            return  # discarded
         if self._disk.access_fails():
             self._not_stored(session)
             return
-        chunks = self._stored.setdefault(session, [])
         assert len(chunks) == number, "chunks are stored in order"
         chunks.append(data)
         self._step(NewcomerEventReceived(newcomers.ChunkStored(session, number)))

@@ -138,6 +138,7 @@ class TaskProcess:
         self._known_head: int | None = None  # to the core
         self._upstreams: Sequence[Upstream] = ()
         self._restored: TaskState | None = None
+        self.is_failing = False  # a call is in progress that will not be tried again
         self._engine_ready_at = scheduler.now + scheduler.between(*_ENGINE_START_S)
         self._engine_crashes = False
         self._reply: Reply | None = None
@@ -479,6 +480,7 @@ class TaskProcess:
         """Whether the call that begins now fails in a way that is not tried again."""
         fails, self.pod.call_fails = self.pod.call_fails, False
         if fails:
+            self.is_failing = True
             self._later(_FAILED_CALL_S, CallFailedPermanently(RuntimeError("an operator failed")))
         return fails
 

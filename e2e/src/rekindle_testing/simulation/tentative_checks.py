@@ -189,7 +189,7 @@ class TentativeChecks:
         suspends = self.branches.suspends(now)
         self._suspended_ticks = self._suspended_ticks + 1 if suspends else 0
         core = self._task.core
-        has_failed = core.status.phase is TaskPhase.FAILED
+        has_failed = core.status.phase is TaskPhase.FAILED or self._task.is_failing
         gives_none = not self.branches.serves or core.supervisor.ended or has_failed
         return is_down or was_frozen or gives_none or now < self._slow_until or suspends
 
