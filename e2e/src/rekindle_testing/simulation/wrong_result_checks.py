@@ -18,6 +18,7 @@ from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import build_graph, downstream
 from rekindle.protocol import PollRequest, TaskPhase
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 from rekindle_testing.simulation.kube.objects import TOPOLOGIES
 from rekindle_testing.simulation.pod import TaskPod
@@ -64,6 +65,8 @@ class WrongResultChecks:
         # The coordinator that has found the difference: it must not forget that.
         self._found_by: dict[Partition, object] = {}
         self._found_at: dict[Partition, float] = {}
+        # A coordinator that has not read a manifest yet gives no desired state.
+        self._ready: tuple[object, float] | None = None  # its boot, and since when it is ready
 
     # --- which results are wrong ------------------------------------------------------
 
@@ -129,12 +132,21 @@ class WrongResultChecks:
                 self._reached_at[pod.address] = now
             else:
                 self._silent_at[pod.address] = now
+        self._note_ready()
         for name in self._named_files():
             self._named_looks[name] = self._named_looks.get(name, 0) + 1
         for partition in self._sources:
             if partition not in self.unprotected:
                 self._check_protection(partition)
         self._scheduler.after(_LOOK_S, self._look)
+
+    def _note_ready(self) -> None:
+        coordinator = self._cluster.coordinator
+        boot = coordinator.boot if coordinator is not None else None
+        if boot is None or not boot.core.ready:
+            self._ready = None
+        elif self._ready is None or self._ready[0] is not boot:
+            self._ready = boot, self._scheduler.now
 
     def _check_protection(self, partition: Partition) -> None:
         pods = [p for p in self._pods_of(partition) if self._is_wrong(p)]
@@ -249,7 +261,8 @@ class WrongResultChecks:
                         )
 
     def polls(self, coordinator: Coordinator, slot: Slot, poll: PollRequest) -> None:
-        """While replicas disagree, nothing that depends on wrong results is written."""
+        """While replicas disagree, nothing that depends on wrong results is written. (Sinks have
+        what is committed: a replica that computes that again only compares it.)"""
         if not self.happened or poll.ask_only:
             return
         for partition in coordinator.containment.comparison.disputes:
@@ -257,11 +270,18 @@ class WrongResultChecks:
             if partition not in self._sources or partition_of(slot) not in depends:
                 continue
             first, through = self._first_wrong.get(partition), poll.sinks_through
+            if first is not None and first <= (committed := self._committed(partition_of(slot))):
+                first = committed + 1
             if first is not None and (through is None or through >= first):
                 self._failed(
                     f"I2: replicas of {partition.key} disagree on epoch {first}, and sinks of "
                     f"{slot.key} may write through {through}"
                 )
+
+    def _committed(self, partition: Partition) -> int:
+        newest = self._cluster.store.newest
+        refs = newest.entries.get(partition.key) if newest is not None else None
+        return refs[0].epoch if refs else NO_EPOCH
 
     def writes(self, pod: TaskPod, epoch: int, value: str) -> None:
         """A sink begins to write an epoch. Nothing wrong is written once the coordinator has found
@@ -279,7 +299,10 @@ class WrongResultChecks:
             and self._found_by.get(p) is boot
             and self._first_wrong.get(p, inf) <= epoch
         ]
-        is_told = all(now - at > _TOLD_S for at in known_since) and len(known_since) == len(causes)
+        if self._ready is None or self._ready[0] is not boot:
+            return
+        known_since.append(self._ready[1])
+        is_told = all(now - at > _TOLD_S for at in known_since) and len(known_since) > len(causes)
         if is_told and self._was_reached_for(pod, _TOLD_S):
             self._failed(
                 f"I2: {pod.slot.key} writes a wrong result of epoch {epoch}, "
