@@ -199,6 +199,29 @@ def test_a_checkpoint_of_a_later_epoch_ends_the_dispute_and_nobody_goes_on_witho
     assert not comparison.is_untrusted(REPLICAS[0])
 
 
+@pytest.mark.parametrize("again", ["right", "wrong"])
+def test_a_dispute_goes_on_while_its_parties_compute_again(again: str) -> None:
+    """They may have read a wrong epoch: but one of them may be wrong by itself, and is so again."""
+    comparison = disputed()
+    comparison.discard([computation(0), computation(1)])
+    assert not comparison.disputes[LEFT].results
+    comparison.observed(computation(1, boot="b"), chained(["d0", again]))
+    assert all(comparison.is_untrusted(slot) for slot in REPLICAS)
+    comparison.observed(computation(0, boot="b"), chained(["d0", "right"]))
+    assert (LEFT in comparison.disputes) == (again == "wrong")
+    assert not comparison.diverged
+
+
+def test_an_unresolved_dispute_is_open_again_if_a_party_has_to_compute_again() -> None:
+    comparison = disputed()
+    comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", "another"]))
+    assert comparison.disputes[LEFT].unresolved
+    comparison.discard([computation(1)])
+    assert not comparison.disputes[LEFT].unresolved
+    comparison.observed(computation(1, boot="b"), chained(["d0", "right"]))
+    assert comparison.diverged.keys() == {Slot("left", 0, 2)}
+
+
 def test_an_unresolved_dispute_ends_with_its_parties() -> None:
     comparison = unresolved()
     comparison.forget(REPLICAS[0])

@@ -253,14 +253,16 @@ class DigestComparison:
 
     def discard(self, computations: Iterable[Computation]) -> None:
         """These computations may have read a wrong epoch: their replicas compute again, and their
-        results are discarded."""
+        results are discarded. An open dispute goes on without them: what they computed again may
+        be as wrong."""
         for computation in computations:
             partition = partition_of(computation.slot)
             self._restarts[computation.slot] = computation
             self._records.get(partition, {}).pop(computation.slot, None)
             dispute = self._disputes.get(partition)
             if dispute is not None and dispute.is_party(computation):
-                self._end(partition, DisputeEvent.DISCARDED)
+                self._disputes[partition] = dispute.without(computation)
+                self._requested_at.pop(partition, None)
 
     def forget(self, slot: Slot) -> None:
         """The slot's task ended or was replaced. Its results in an open dispute still count."""

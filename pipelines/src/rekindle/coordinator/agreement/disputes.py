@@ -32,12 +32,12 @@ class DisputeEvent(StrEnum):
 
     REPEATED = "a replica repeated its result"
     CONTRADICTED = "a replica contradicted its result"
-    FIRST_RESULT = "a first result, after copies that differed were discarded"
+    FIRST_RESULT = "a first result, after all were discarded"
     SECOND_DIFFERS = "a new result differs from the only one"
     MATCHED = "two computations agree"
     MATCHED_NONE = "a new result differs from all"
     SUPERSEDED = "a trusted checkpoint is beyond the epoch, and parties compute again from it"
-    DISCARDED = "a party read a wrong epoch"
+    DISCARDED = "a party has to compute again, since it may have read a wrong epoch"
     NOT_COMPARED = "the partition has one replica"
     NOT_COMPARABLE = "all computed again, from a checkpoint with another base of chained digests"
     PARTIES_GONE = "all parties ended"
@@ -46,7 +46,6 @@ class DisputeEvent(StrEnum):
 _ENDINGS = {
     DisputeEvent.MATCHED: DisputePhase.DECIDED,
     DisputeEvent.SUPERSEDED: DisputePhase.DISSOLVED,
-    DisputeEvent.DISCARDED: DisputePhase.DISSOLVED,
     DisputeEvent.NOT_COMPARED: DisputePhase.DISSOLVED,
     DisputeEvent.NOT_COMPARABLE: DisputePhase.DISSOLVED,
 }
@@ -58,12 +57,14 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
         DisputeEvent.FIRST_RESULT: DisputePhase.OPEN,
         DisputeEvent.SECOND_DIFFERS: DisputePhase.OPEN,
         DisputeEvent.MATCHED_NONE: DisputePhase.UNRESOLVED,
+        DisputeEvent.DISCARDED: DisputePhase.OPEN,
         **_ENDINGS,
     },
     DisputePhase.UNRESOLVED: {
         DisputeEvent.REPEATED: DisputePhase.UNRESOLVED,
         DisputeEvent.CONTRADICTED: DisputePhase.OPEN,
         DisputeEvent.MATCHED_NONE: DisputePhase.UNRESOLVED,
+        DisputeEvent.DISCARDED: DisputePhase.OPEN,
         DisputeEvent.PARTIES_GONE: DisputePhase.DISSOLVED,
         **_ENDINGS,
     },
@@ -76,7 +77,8 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
 class Dispute:
     """Computations of a partition that differ at `epoch`, in the field `digest_name` of
     EpochDigests; all agree through `agreed_through`. A dispute that an older coordinator opened
-    begins with the result of one party, one between copies with none. `repeated`: replicas that
+    begins with the result of one party, one between copies with none, and it has none if all
+    parties have to compute again. `repeated`: replicas that
     computed the same again; `contradicted`: those that computed something else. `replaced`:
     incarnations that are, or were, replaced on another node because of this dispute. `history`: the
     transitions so far."""
@@ -117,6 +119,15 @@ class Dispute:
         subject = f"dispute of {self.partition.key}, epoch {self.epoch}"
         phase, history = next_state(subject, TRANSITIONS, self.phase, event, self.history)
         return replace(self, phase=phase, history=history)
+
+    def without(self, computation: Computation) -> Dispute:
+        """Its result does not count any more, nor what that said of its replica."""
+        return replace(
+            self.step(DisputeEvent.DISCARDED),
+            results=tuple((c, digests) for c, digests in self.results if c != computation),
+            repeated=self.repeated - {computation.slot},
+            contradicted=self.contradicted - {computation.slot},
+        )
 
     def with_first(self, computation: Computation, digests: EpochDigests) -> Dispute:
         return replace(self.step(DisputeEvent.FIRST_RESULT), results=((computation, digests),))
