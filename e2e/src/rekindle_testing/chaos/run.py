@@ -66,8 +66,8 @@ class RoundFailure(AssertionError):
 @dataclass(frozen=True, slots=True)
 class RoundResult:
     """Times are seconds since the end of the round's last fault. `stalled_live_s`: the longest time
-    that a query, `stalled_query`, was reported as Live while its sink wrote nothing; `tentative`,
-    `latest_s`: of a topology with a finite `maxDelay`, see `Freshness`."""
+    that a query, `stalled_query`, was reported as Live while its sink wrote nothing. `tentative`,
+    `latest_s`: `Freshness.tentative` and `longest_s` of a topology with a finite `maxDelay`."""
 
     number: int
     advanced_s: float
@@ -219,9 +219,9 @@ class _Run:
                 "all queries to be Live before the first round",
                 self._all_live,
                 START_TIMEOUT_S,
-                0.25,
+                every_s=0.25,
             )
-            wait_for("checkpoints of both", self._all_checkpointed, 60, 0.25)
+            wait_for("checkpoints of both", self._all_checkpointed, 60, every_s=0.25)
             self._print(f"all queries are Live after {time.monotonic() - began:.1f} s")
             for round in self.plan.rounds:
                 self._print(f"round {round.number}")

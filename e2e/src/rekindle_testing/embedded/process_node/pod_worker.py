@@ -72,7 +72,7 @@ class PodWorker:
         self.directory = directory
         self.pod_ip = pod_ip
         self.removed = False
-        self.failure: tuple[str, str] | None = None
+        self.failure: tuple[str, str] | None = None  # reason and message
         self._worker_context = worker_context
         self._wake = asyncio.Event()
         self._deleted_at: float | None = None

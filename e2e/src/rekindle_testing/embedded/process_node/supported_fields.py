@@ -22,6 +22,7 @@ class _Anything:
 
 
 _ANY = _Anything()
+# A field with one of these values is as good as absent, so a rule supports them by default.
 _EMPTY: tuple[object, ...] = (False, 0, "", [], {})
 
 
