@@ -44,6 +44,7 @@ POLL_S = 0.01
 EPOCH_S = 1.0
 MEMORY_TARGET_MIB = 128
 MIB = 2**20
+# The donor reads while the newcomer asks, and sends while it receives.
 _MOVING = (NewcomerPhase.ASKING, NewcomerPhase.RECEIVING, NewcomerPhase.INSTALLING)
 
 

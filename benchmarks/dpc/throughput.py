@@ -177,7 +177,7 @@ class _Bench:
         while log.last < self._epochs - 1:
             if time.perf_counter() - began > _ROUND_TIMEOUT_S:
                 raise TimeoutError(f"round {name} is at epoch {log.last} of {self._epochs}")
-            loop.run_call(1.0)
+            loop.run_call(timeout_s=1.0)
         seconds = time.perf_counter() - began
         inputs.close()
         if max(output.report.tentative, output.report.corrected) != NO_EPOCH:

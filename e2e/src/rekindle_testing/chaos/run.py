@@ -299,9 +299,9 @@ class _Run:
         now."""
         # An epoch of both topologies is one second, so epochs and seconds of input compare.
         goals = {name: progress.newest_written + 1 for name, progress in self._progress.items()}
-        late = max(goals.values()) + _SPARE_INPUT_S - self._input_s
-        if late > 0:
-            raise RoundFailure(f"round {round.number}: the input ends {late} s too early")
+        lacking_s = max(goals.values()) + _SPARE_INPUT_S - self._input_s
+        if lacking_s > 0:
+            raise RoundFailure(f"round {round.number}: the input ends {lacking_s} s too early")
 
         def missing() -> dict[str, int]:
             behind: dict[str, int] = {}

@@ -89,8 +89,8 @@ class PodWorker:
             lambda problem: self.fail("Evicted", problem),
         )
         spec = pod["spec"]
-        self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
-        self.main = [self._container(c, False) for c in spec["containers"]]
+        self.init = [self._container(c, is_init=True) for c in spec.get("initContainers") or []]
+        self.main = [self._container(c, is_init=False) for c in spec["containers"]]
         self.downward_values = DownwardValues(
             pod_ip, worker_context.settings.address, worker_context.settings.capacity
         )

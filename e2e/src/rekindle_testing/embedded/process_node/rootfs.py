@@ -86,7 +86,7 @@ def storage_below_root(mountinfo: str, data_directory: str) -> list[str]:
 def make_devices(directory: str) -> None:
     syscalls.mount("tmpfs", directory, "tmpfs", syscalls.MS_NOSUID, "mode=755")
     for name in _DEVICES:
-        _bind(f"/dev/{name}", f"{directory}/{name}", False)
+        _bind(f"/dev/{name}", f"{directory}/{name}", read_only=False)
     for name in ("shm", "pts"):
         Path(directory, name).mkdir()
     syscalls.mount("tmpfs", f"{directory}/shm", "tmpfs", syscalls.MS_NOSUID, "mode=1777")

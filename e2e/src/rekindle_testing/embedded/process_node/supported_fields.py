@@ -29,7 +29,8 @@ _EMPTY: tuple[object, ...] = (False, 0, "", [], {})
 @dataclass(frozen=True, slots=True)
 class Rule:
     """`supported` values have the effect that Kubernetes documents; `ignorable` ones are
-    ignored, with a warning; all others are refused."""
+    ignored, with a warning; all others are refused. If both are empty, any value is refused, also
+    an empty one."""
 
     supported: Container[object] = _EMPTY
     ignorable: Container[object] = ()
