@@ -235,9 +235,17 @@ def _dry_run(candidate: CompiledGeneration, defaults: PodDefaults) -> DryRunPods
     before, and may have any value."""
     view, pods = candidate.view, []
     for segment in candidate.topology.segments:
-        path, slot = f"spec.podTemplate (as merged for {segment.name})", Slot(segment.id, 0, 0)
+        path = f"spec.podTemplate (as merged for {segment.name})"
+        slot = Slot(segment.id, partition=0, replica=0)
         try:
-            pod = task_pod(view, candidate.topology, candidate.generation, slot, 0, defaults)
+            pod = task_pod(
+                view,
+                candidate.topology,
+                candidate.generation,
+                slot,
+                incarnation=0,
+                defaults=defaults,
+            )
         except Exception as error:
             what = str(error) if isinstance(error, ValueError) else f"cannot be merged: {error!r}"
             return Problem(path, "PodRefused", what, "correct spec.podTemplate")

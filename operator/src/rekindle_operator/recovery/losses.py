@@ -79,7 +79,8 @@ class LossAssessment:
     responding: frozenset[str]  # uids of topologies with a task that responds
     usable_nodes: Mapping[str, NodeView]  # by name
     unreachable_by_coordinator: frozenset[tuple[str, str]] = frozenset()
-    unresponsive: frozenset[str] = frozenset()  # not lost, but their kubelets do not respond now
+    # Names of nodes that are not lost, but whose kubelets do not respond now.
+    unresponsive: frozenset[str] = frozenset()
     freshly_reported: frozenset[str] = frozenset()  # uids of topologies with a fresh report
     problem: str = ""
 
@@ -112,6 +113,8 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     unready = assess_unready(snapshot, occupied, evidence, now, timing)
     lost = {p.node: "is gone" for p in bound if p.node is not None and p.node not in nodes}
     lost |= dict.fromkeys(unready.lost, "is not Ready")
+    # A quarantine ends early if since then its readiness has changed, or its kubelet, a task
+    # or a coordinator on it has responded.
     quarantined = {
         name
         for name, at in snapshot.quarantined.items()
