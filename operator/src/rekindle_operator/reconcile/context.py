@@ -74,7 +74,8 @@ class ReconcileContext:
     """One topology in one pass."""
 
     pass_inputs: PassInputs
-    view: TopologyView
+    view: TopologyView  # with the newest spec, whether accepted or not
+    # The newest accepted generation; None if there is none, or this version cannot compile it.
     running: CompiledGeneration | None
     problems: tuple[Problem, ...]  # of the newest generation
     validation_ended: bool  # False while it is compiled, or its pods' dry run is pending
