@@ -64,7 +64,8 @@ class OrderedInput:
 
     @property
     def own_order(self) -> Int64s | None:
-        """The permutation of the partition's rows; None if they are in order."""
+        """The permutation of the partition's rows, numbered without those of others; None if they
+        are in order."""
         order = self.order
         if order is None:
             return None

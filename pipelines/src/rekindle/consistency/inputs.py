@@ -35,7 +35,8 @@ class Inputs:
         self._ready_bytes = 0
         self.live = LiveUnion(settings.inputs, settings.schemas, next_epoch)
         self.channels = {
-            c: ChannelState(next_epoch - 1, next_epoch - 1) for c in self._union.channels
+            c: ChannelState(received=next_epoch - 1, stable=next_epoch - 1)
+            for c in self._union.channels
         }
 
     @property

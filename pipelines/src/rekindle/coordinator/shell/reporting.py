@@ -26,7 +26,7 @@ from rekindle.coordinator.shell.watching import EventHandler
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
-_REFUSED = (409, 422)
+_REFUSED = (409, 422)  # another topology of this name; a fence that is lower
 
 
 async def store_id_from_status(api: KubeApi, settings: Settings) -> str | None:

@@ -302,7 +302,7 @@ def _position(task: Task, response: PollResponse) -> int | None:
         start = task.assigned.epoch if task.assigned else None
     if start is None and response.phase in (TaskPhase.WAITING, TaskPhase.FAILED):
         return task.position
-    candidates = [-1 if start is None else start, *(c.epoch for c in response.checkpoints)]
+    candidates = [NO_EPOCH if start is None else start, *(c.epoch for c in response.checkpoints)]
     if task.first_stable is not None and response.stable_epoch > task.first_stable:
         candidates.append(response.stable_epoch)
     if task.position is not None:
