@@ -180,7 +180,7 @@ class Inputs:
 
     def may_read(self, channel: Channel) -> bool:
         """Whether the stable subscription may deliver more. A channel that lacks the next epoch
-        always may, unless complete epochs wait."""
+        always may, unless too many complete epochs wait."""
         ahead = self.channels[channel].received + 1 - self.next_epoch
         return (
             not self.is_full()

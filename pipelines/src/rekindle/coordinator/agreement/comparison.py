@@ -32,7 +32,7 @@ from rekindle.coordinator.model import Partition, partition_of
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
-_MAX_EPOCHS = 64
+_MAX_EPOCHS = 64  # the newest ones, whose digests are kept for each computation
 RECOMPUTATION_TIMEOUT_S = 60.0
 """Time for a third computation to reach the epoch, after which another replica starts one."""
 

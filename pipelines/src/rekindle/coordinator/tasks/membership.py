@@ -67,6 +67,7 @@ class Task:
     silence_s: float = 0.0
     refusal: str | None = None  # why it and this coordinator cannot work together
     failed_to_start: bool = False
+    # Seconds between its responses.
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     slot: Slot = field(init=False)
     partition: Partition = field(init=False)
