@@ -156,7 +156,7 @@ class _Bench:
         branched = inputs if isinstance(inputs, BranchedInputs) else None
         if branched is not None:
             branched.attach(output)
-            branched.become_live()
+            branched.allow_tentative()
         status = TaskStatus(
             self._config.ref, name, origin_us=0, epoch_interval_us=EPOCH_US, clock=time.time
         )
