@@ -96,9 +96,9 @@ def test_rows_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_not_a_time_is_refused_by_column() -> None:
-    worst = pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("us"))
+    not_a_time = pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("us"))  # NumPy's NaT
     with pytest.raises(UnencodableValue, match="column t has a"):
-        encode_lines(pa.table({"t": worst}))
+        encode_lines(pa.table({"t": not_a_time}))
 
 
 def test_what_is_under_a_null_does_not_matter() -> None:

@@ -17,7 +17,8 @@ from rekindle.connectors import files_preparation, prepared
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SourceFailed
 
-DAYS = [f"k{n},{n}.5,2013-01-01T{n:02d}:00:00" for n in range(5)]
+LINES = [f"k{n},{n}.5,2013-01-01T{n:02d}:00:00" for n in range(5)]
+"""An hour apart: a row in each epoch."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +29,10 @@ def rows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(tmp: Path) -> FilesSource:
-    return source_of(tmp, csv(tmp, *DAYS))
+    return source_of(tmp, csv(tmp, *LINES))
 
 
-def files(tmp: Path, suffix: str) -> Path:
+def prepared_file(tmp: Path, suffix: str) -> Path:
     (path,) = (tmp / "work").glob(f"*{suffix}")
     return path
 
@@ -42,7 +43,7 @@ def all_keys(source: FilesSource) -> list[str]:
 
 def damage(tmp: Path) -> None:
     """Replace a value by zeros, like a block that was never written."""
-    path = files(tmp, ".arrow")
+    path = prepared_file(tmp, ".arrow")
     raw = path.read_bytes()
     at = raw.index(np.float64(3.5).tobytes())
     with path.open("r+b") as file:
@@ -53,13 +54,13 @@ def damage(tmp: Path) -> None:
 @pytest.mark.parametrize("left", [b"", b"ARROW1", b"x" * 1000])
 def test_a_torn_index_is_prepared_again(tmp_path: Path, left: bytes) -> None:
     opened(tmp_path)
-    files(tmp_path, ".index").write_bytes(left)
+    prepared_file(tmp_path, ".index").write_bytes(left)
     assert all_keys(opened(tmp_path)) == ["k0", "k1", "k2", "k3", "k4"]
 
 
 def test_a_damaged_index_is_prepared_again(tmp_path: Path) -> None:
     opened(tmp_path)
-    index = files(tmp_path, ".index")
+    index = prepared_file(tmp_path, ".index")
     entries = prepared.open_memory_mapped(index)
     changed = entries.set_column(1, "start", pa.array([0] * entries.num_rows, pa.int64()))
     written = tmp_path / "other"
@@ -70,7 +71,7 @@ def test_a_damaged_index_is_prepared_again(tmp_path: Path) -> None:
 
 def test_torn_rows_are_prepared_again(tmp_path: Path) -> None:
     opened(tmp_path)
-    os.truncate(files(tmp_path, ".arrow"), 100)
+    os.truncate(prepared_file(tmp_path, ".arrow"), 100)
     assert all_keys(opened(tmp_path)) == ["k0", "k1", "k2", "k3", "k4"]
 
 
@@ -118,7 +119,7 @@ def test_files_are_flushed_before_they_are_renamed(
             "fsync .stage",
             "rename to .sorted",
             "rename to .arrow",
-            "fsync ",
+            "fsync ",  # of the directory
         ),  # the input is already sorted
         *("fsync .index", "rename to .index", "fsync "),
     ]

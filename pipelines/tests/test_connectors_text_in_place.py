@@ -26,7 +26,7 @@ from rekindle.errors import SourceFailed
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 BOM = b"\xef\xbb\xbf"
-TEXTS = pa.schema([("k", pa.string()), ("v", pa.float64())])
+KV_SCHEMA = pa.schema([("k", pa.string()), ("v", pa.float64())])
 BY_COUNT: dict[str, Any] = {"orderBy": None, "speedup": None, "rowsPerSecond": 2}
 
 
@@ -126,7 +126,7 @@ def test_a_file_that_changes_under_an_open_source_is_found(
     assert keys(source, 0) == [f"k{n}" for n in range(6)]
     before = path.read_bytes()
     edit(path)
-    source.close()  # what it has read before would be right
+    source.close()  # it forgets what it has read ahead, which would be right
     with pytest.raises(SourceFailed, match=r"in\.csv changed"):
         source.cut(3)
     path.write_bytes(before)
@@ -172,6 +172,7 @@ def test_an_index_whose_blocks_are_damaged_is_prepared_again(tmp_path: Path) -> 
     source_of(tmp_path, url)
     (path,) = (tmp_path / "work").iterdir()
     raw = path.read_bytes()
+    # The file's blocks, in JSON: the first one begins after the header, at byte 6.
     path.write_bytes(raw.replace(b"[0,24,0,[[6,", b"[0,24,0,[[7,"))
     assert path.read_bytes() != raw
     assert keys(source_of(tmp_path, url), 3) == [f"k{n}" for n in range(18, 24)]
@@ -221,7 +222,7 @@ def test_what_has_no_blocks_is_copied(
     monkeypatch.setattr(files_preparation, "IN_PLACE_BYTES", 500)
     (tmp_path / name).write_bytes(data)
     given = {"format": name.split(".")[1], **BY_COUNT, **options}
-    source = source_of(tmp_path, f"file://{tmp_path}/{name}", TEXTS, **given)
+    source = source_of(tmp_path, f"file://{tmp_path}/{name}", KV_SCHEMA, **given)
     assert suffixes(tmp_path) == [".arrow", ".index"]
     assert source.cut(0).rows.num_rows
 
@@ -295,7 +296,7 @@ def outcomes(
 def outcome(tmp: Path, url: str, options: dict[str, Any], seed: int | None = None) -> Cuts | str:
     tmp.mkdir(exist_ok=True)
     try:
-        source = source_of(tmp, url, options.get("schema", TEXTS), **without_schema(options))
+        source = source_of(tmp, url, options.get("schema", KV_SCHEMA), **without_schema(options))
     except SourceFailed as e:
         return str(e)
     epochs = list(range(source.last_epoch + 2))
@@ -367,8 +368,8 @@ def csv_files(draw: st.DrawFn) -> bytes:
         [
             *({}, {}, {"header": False}, {"nullValue": ""}, {"quote": ""}, {"quote": "'"}),
             *({"escape": "\\"}, {"escape": '"'}, {"orderBy": "k"}, {"orderBy": "v"}),
-            {"schema": pa.schema([TEXTS.field("v")])},
-            {"schema": pa.schema([TEXTS.field("v")]), "header": False},
+            {"schema": pa.schema([KV_SCHEMA.field("v")])},
+            {"schema": pa.schema([KV_SCHEMA.field("v")]), "header": False},
         ]
     ),
     block_bytes=st.integers(1, 40),

@@ -29,6 +29,7 @@ from rekindle.consistency.states import ROWS, ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
 
 X_S = 3.0
+"""`maxDelay`, which the paper calls X."""
 POLICIES = [
     (during_failure, during_stabilization)
     for during_failure in (Policy.PROCESS, Policy.DELAY)
@@ -37,7 +38,7 @@ POLICIES = [
 SEEDS = st.integers(0, 2**32)
 EXAMPLES = settings(max_examples=30, deadline=None)
 SHARED_SEEDS = st.sampled_from(Random().sample(range(2**32), EXAMPLES.max_examples))
-"""Others in each process; a failure names its seed."""
+"""Drawn anew in each process; a failure names its seed."""
 
 
 def drawn_chain(random: Random) -> Chain:
@@ -109,7 +110,7 @@ def disturb(random: Random, world: World) -> None:
 
 @functools.cache
 def drawn(seed: int) -> World:
-    """Played to its end. Several properties are of the same worlds: these take the time."""
+    """Played to its end. Several properties check the same worlds: to play one takes the time."""
     random = Random(seed)
     return play(random, drawn_chain(random))
 
@@ -214,7 +215,8 @@ def outputs(task: Task) -> dict[int, float]:
 def test_output_follows_the_arrival_of_an_epoch_within_x(
     seed: int, policies: tuple[Policy, Policy]
 ) -> None:
-    """X is for an epoch alone; before one that arrived with others, these are processed."""
+    """X is the limit of an epoch that arrives alone; if earlier ones arrived with it, the time to
+    process these is added."""
     random = Random(seed)
     chain = replace(
         drawn_chain(random),

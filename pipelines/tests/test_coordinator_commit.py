@@ -56,7 +56,7 @@ def halves() -> World:
     return world
 
 
-def test_a_starved_partition_does_not_stop_checkpoints() -> None:
+def test_a_partition_without_replicas_does_not_stop_checkpoints() -> None:
     world = started(10)
     for slot in [s for s in world.tasks if s.segment == "left"]:
         world.kill(slot)
@@ -306,13 +306,13 @@ def test_a_started_task_gets_no_restore_point() -> None:
 def test_no_first_manifest_in_an_empty_store_while_tasks_run() -> None:
     world = started()
     restored = {s: t.restored_from for s, t in world.tasks.items()}
-    held, world.store = world.store, []  # another directory is where the store was mounted
+    mounted, world.store = world.store, []  # another directory is where the store was mounted
     world.start_coordinator()
     world.poll_rounds(40)
     assert world.store == []
     problem = checkpoint_problems(world)["StoreUnavailable"]
     assert "has no manifest, but task both/0/0 has started" in problem
-    world.store = held
+    world.store = mounted
     world.run_epochs(4)
     assert world.store[-1].fence == 2
     assert {s: t.restored_from for s, t in world.tasks.items()} == restored

@@ -28,7 +28,7 @@ Results = dict[int, EpochDigests]
 
 
 def results(wrong_from: int | None = None, mark: str = "!", epochs: int = 20) -> Results:
-    """The chained and own digests of epochs 0 to 19, wrong from an epoch on."""
+    """The chained and own digests of epochs, from 0 on; wrong ones have the mark."""
     found, before = {}, chained_digest_from(-1)
     for epoch in range(epochs):
         digest = f"d{epoch}" + (mark if wrong_from is not None and epoch >= wrong_from else "")
@@ -75,7 +75,7 @@ def test_a_copy_is_no_second_witness() -> None:
     assert comparison.disputes[MID].agreed_through == 2
 
 
-def test_it_stays_a_copy_in_later_responses() -> None:
+def test_a_copy_stays_a_copy_in_later_responses() -> None:
     comparison = wrong_donor()
     comparison.observed(COPY, {}, copied_through=9)
     comparison.observed(COPY, {}, copied_through=None)
@@ -163,7 +163,7 @@ def test_in_a_dispute_a_copy_computes_again() -> None:
     comparison.observed(OTHER, RIGHT)
     assert comparison.boot_to_restart(COPY.slot) == "a"
     assert not comparison.disputes[MID].is_party(COPY)
-    comparison.observed(Computation(COPY.slot, 1, "b"), RIGHT, 2)
+    comparison.observed(Computation(COPY.slot, 1, "b"), RIGHT, restored_from=2)
     assert comparison.diverged.keys() == {DONOR.slot}
     assert not comparison.disputes
 
@@ -182,7 +182,7 @@ def test_a_copy_that_outlives_its_donor_is_disputed() -> None:
     comparison.observed(OTHER, RIGHT)
     assert [by for by, _ in comparison.disputes[MID].results] == [OTHER]
     assert comparison.boot_to_restart(COPY.slot) == "a"
-    comparison.observed(Computation(COPY.slot, 1, "b"), RIGHT, 2)
+    comparison.observed(Computation(COPY.slot, 1, "b"), RIGHT, restored_from=2)
     assert not comparison.disputes
     assert not comparison.diverged
 
@@ -206,10 +206,10 @@ def test_while_copies_that_differ_compute_again_neither_is_trusted() -> None:
     """The first of them to do so may be wrong again."""
     comparison = copies_that_differ()
     assert not comparison.disputes[MID].results
-    comparison.observed(Computation(COPY.slot, 1, "b"), after(2, WRONG), 2)
+    comparison.observed(Computation(COPY.slot, 1, "b"), after(2, WRONG), restored_from=2)
     assert comparison.is_untrusted(COPY.slot)
     assert comparison.witnessed(MID) == -1
-    comparison.observed(Computation(OTHER.slot, 1, "b"), after(2, WRONG), 2)
+    comparison.observed(Computation(OTHER.slot, 1, "b"), after(2, WRONG), restored_from=2)
     assert not comparison.disputes
     assert comparison.witnessed(MID) == 19
 
@@ -218,7 +218,7 @@ def test_copies_that_differ_again_are_disputed_as_any() -> None:
     comparison = copies_that_differ()
     again = [Computation(by.slot, 1, "b") for by in (COPY, OTHER)]
     for by, found in zip(again, (WRONG, RIGHT), strict=True):
-        comparison.observed(by, after(2, found), 2)
+        comparison.observed(by, after(2, found), restored_from=2)
     assert [by for by, _ in comparison.disputes[MID].results] == again
     comparison.request_recomputation(MID, again, now=100.0)
     assert comparison.boot_to_restart(COPY.slot) == "b"
@@ -229,7 +229,7 @@ def test_copies_that_differ_again_are_disputed_as_any() -> None:
 
 def test_a_checkpoint_ends_a_dispute_of_copies() -> None:
     comparison = copies_that_differ()
-    comparison.observed(Computation(COPY.slot, 1, "b"), after(15, RIGHT), 15)
+    comparison.observed(Computation(COPY.slot, 1, "b"), after(15, RIGHT), restored_from=15)
     assert not comparison.disputes
 
 
@@ -289,7 +289,7 @@ def test_a_copy_of_a_state_that_differs_from_the_checkpoint_computes_again() -> 
     comparison = compared(replicas=2)
     comparison.observed(DONOR, WRONG)
     start_copy(comparison, OTHER, 9, WRONG)
-    comparison.checkpoint_differed(DONOR.slot, 1, 5)
+    comparison.checkpoint_differed(DONOR.slot, incarnation=1, epoch=5)
     assert comparison.boot_to_restart(OTHER.slot) == "a"
     assert [found.after for found in comparison.take_untrusted()] == [-1]
 
@@ -436,8 +436,8 @@ steps = st.one_of(
 def test_no_wrong_result_is_committed_and_no_right_replica_is_replaced(
     wrong_from: int, lead: int, starts: bool, follows: int, history: list[tuple[str, int]]
 ) -> None:
-    """It begins with what random steps seldom reach: the third one copies the first one, which is
-    ahead."""
+    """Each history begins with what random steps seldom reach: the third replica gets the state of
+    the first one, which is `lead` epochs ahead, and may compute `follows` more."""
     world = Histories(wrong_from)
     world.compute(0, lead)
     world.lose(2, donor=0)

@@ -7,7 +7,7 @@ from coordinator_world import DIAMOND, World, next_polls, started
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.coordinator.agreement.comparison import DigestComparison
+from rekindle.coordinator.agreement.comparison import RECOMPUTATION_TIMEOUT_S, DigestComparison
 from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
 from rekindle.coordinator.model import Partition
 from rekindle.protocol import Contradiction, PollResponse
@@ -82,7 +82,7 @@ def disputed_and_replaced() -> DigestComparison:
     comparison.observed(computation(0, boot="b"), chained(["d0", "right"]))
     comparison.observed(computation(1, boot="b"), chained(["d0", "wrong"]))
     both = [computation(0, boot="b"), computation(1, boot="b")]
-    comparison.request_recomputation(LEFT, both, 0.0)
+    comparison.request_recomputation(LEFT, both, now=0.0)
     assert comparison.diverged.keys() == {REPLICAS[1]}
     comparison.forget(REPLICAS[1])
     return comparison
@@ -112,7 +112,7 @@ def test_a_replica_that_repeats_itself_decides_nothing() -> None:
     comparison = disputed()
     comparison.observed(computation(1, boot="b"), chained(["d0", "wrong"]))
     assert not comparison.diverged
-    comparison.request_recomputation(LEFT, [computation(0), computation(1, boot="b")], 100.0)
+    comparison.request_recomputation(LEFT, [computation(0), computation(1, boot="b")], now=100.0)
     assert comparison.boot_to_restart(REPLICAS[0]) == "a"
     assert comparison.boot_to_restart(REPLICAS[1]) is None
 
@@ -122,7 +122,7 @@ def test_when_both_repeat_themselves_one_is_replaced() -> None:
     for replica, result in enumerate(("right", "wrong")):
         comparison.observed(computation(replica, boot="b"), chained(["d0", result]))
     alive = [computation(0, boot="b"), computation(1, boot="b")]
-    comparison.request_recomputation(LEFT, alive, 100.0)
+    comparison.request_recomputation(LEFT, alive, now=100.0)
     assert set(comparison.diverged) == {REPLICAS[1]}
     comparison.observed(computation(1, incarnation=2), chained(["d0", "right"]))
     assert not comparison.diverged
@@ -141,7 +141,7 @@ def test_replicas_that_all_contradict_themselves_decide_nothing() -> None:
     comparison = unresolved()
     assert comparison.disputes[LEFT].unresolved
     alive = [computation(0, boot="b"), computation(1, boot="b")]
-    comparison.request_recomputation(LEFT, alive, 1000.0)
+    comparison.request_recomputation(LEFT, alive, now=1000.0)
     assert comparison.boot_to_restart(REPLICAS[0]) is None
     assert not comparison.diverged
 
@@ -165,7 +165,7 @@ def test_after_a_contradiction_the_other_replica_computes_again() -> None:
     comparison = disputed()
     comparison.observed(computation(1, boot="b"), chained(["d0", "third"]))
     assert not comparison.diverged
-    comparison.request_recomputation(LEFT, [computation(0), computation(1, boot="b")], 1000.0)
+    comparison.request_recomputation(LEFT, [computation(0), computation(1, boot="b")], now=1000.0)
     assert comparison.boot_to_restart(REPLICAS[0]) == "a"
     assert comparison.boot_to_restart(REPLICAS[1]) is None
 
@@ -177,9 +177,9 @@ def test_a_dispute_ends_if_no_boot_can_be_compared_with_it() -> None:
     comparison.observed(computation(1), newest(chained([*digests[:20], "other", *digests[21:]])))
     # Restored from an entry of a generation whose operators are fused into other segments.
     again = chained(digests[11:], 10)
-    comparison.observed(computation(1, boot="b"), again, 10)
+    comparison.observed(computation(1, boot="b"), again, restored_from=10)
     assert LEFT in comparison.disputes
-    comparison.observed(computation(0, boot="b"), again, 10)
+    comparison.observed(computation(0, boot="b"), again, restored_from=10)
     assert LEFT not in comparison.disputes
     assert comparison.witnessed(LEFT) == 29
 
@@ -188,7 +188,7 @@ def test_a_checkpoint_of_a_later_epoch_ends_the_dispute_and_nobody_goes_on_witho
     """Both were behind a checkpoint, and one computes again from it: the other one may be wrong."""
     comparison = disputed()
     both = [computation(0), computation(1)]
-    comparison.request_recomputation(LEFT, both, 0.0)
+    comparison.request_recomputation(LEFT, both, now=0.0)
     assert comparison.observed(computation(1, boot="b"), {}, restored_from=7)
     assert not comparison.disputes
     assert comparison.boot_to_restart(REPLICAS[0]) == computation(0).boot
@@ -249,7 +249,7 @@ def test_a_successor_of_a_lost_replica_repeats_its_result() -> None:
     assert comparison.disputes[LEFT].repeated == {REPLICAS[1]}
     comparison.observed(computation(0, boot="b"), chained(["d0", "right"]))
     alive = [computation(0, boot="b"), computation(1, incarnation=2)]
-    comparison.request_recomputation(LEFT, alive, 0.0)
+    comparison.request_recomputation(LEFT, alive, now=0.0)
     assert comparison.diverged.keys() == {REPLICAS[1]}
     comparison.forget(REPLICAS[1])
     comparison.observed(computation(1, incarnation=3), chained(["d0", "right"]))
@@ -266,11 +266,11 @@ def test_a_node_that_was_replaced_for_a_dispute_is_another_witness() -> None:
 def test_only_one_replica_computes_again_at_a_time() -> None:
     comparison = disputed()
     both = [computation(0), computation(1)]
-    comparison.request_recomputation(LEFT, both, 100.0)
-    comparison.request_recomputation(LEFT, both, 101.0)
+    comparison.request_recomputation(LEFT, both, now=100.0)
+    comparison.request_recomputation(LEFT, both, now=101.0)
     restarted = [comparison.boot_to_restart(slot) for slot in REPLICAS]
     assert restarted == [None, "a"]
-    comparison.request_recomputation(LEFT, [computation(0)], 101.0 + 60)
+    comparison.request_recomputation(LEFT, [computation(0)], now=101.0 + RECOMPUTATION_TIMEOUT_S)
     assert comparison.boot_to_restart(REPLICAS[0]) == "a"
 
 
@@ -488,18 +488,18 @@ def disputed_move() -> DigestComparison:
     return comparison
 
 
-def left_alone(computation: Computation) -> DigestComparison:
+def one_remains(computation: Computation) -> DigestComparison:
     """Of the disputed move, only this one is left; it computes again."""
     comparison = disputed_move()
     comparison.forget(OLD.slot if computation is NEW else NEW.slot)
-    comparison.request_recomputation(LEFT, [computation], 0.0, [computation.slot])
+    comparison.request_recomputation(LEFT, [computation], now=0.0, listed=[computation.slot])
     assert comparison.boot_to_restart(computation.slot) == "a"
     return comparison
 
 
 def test_in_a_move_a_third_computation_decides() -> None:
     comparison = disputed_move()
-    comparison.request_recomputation(LEFT, [OLD, NEW], 0.0, [OLD.slot, NEW.slot])
+    comparison.request_recomputation(LEFT, [OLD, NEW], now=0.0, listed=[OLD.slot, NEW.slot])
     assert comparison.boot_to_restart(NEW.slot) == "a"
     comparison.observed(again(NEW, "b"), chained(["d0", "right"]))
     assert not comparison.disputes
@@ -510,26 +510,28 @@ def test_in_a_move_a_third_computation_decides() -> None:
 def test_one_that_is_left_and_repeats_itself_is_accepted(
     computation: Computation, result: str
 ) -> None:
-    comparison = left_alone(computation)
+    comparison = one_remains(computation)
     comparison.observed(again(computation, "b"), chained(["d0", result]))
-    assert comparison.disputes, "its result is none of another replica"
-    comparison.request_recomputation(LEFT, [again(computation, "b")], 1.0, [computation.slot])
+    assert comparison.disputes, "no other replica has the same result"
+    comparison.request_recomputation(
+        LEFT, [again(computation, "b")], now=1.0, listed=[computation.slot]
+    )
     assert not comparison.disputes
     assert not comparison.diverged
     assert not comparison.is_untrusted(computation.slot)
 
 
 def test_one_that_is_left_and_agrees_with_the_other_one_has_diverged() -> None:
-    comparison = left_alone(NEW)
+    comparison = one_remains(NEW)
     comparison.observed(again(NEW, "b"), chained(["d0", "right"]))
     assert not comparison.disputes
     assert comparison.diverged.keys() == {NEW.slot}
 
 
 def test_one_that_is_left_and_contradicts_itself_is_replaced() -> None:
-    comparison = left_alone(OLD)
+    comparison = one_remains(OLD)
     comparison.observed(again(OLD, "b"), chained(["d0", "third"]))
-    comparison.request_recomputation(LEFT, [again(OLD, "b")], 1.0, [OLD.slot])
+    comparison.request_recomputation(LEFT, [again(OLD, "b")], now=1.0, listed=[OLD.slot])
     assert comparison.diverged.keys() == {OLD.slot}
     assert LEFT in comparison.disputes
 
@@ -539,10 +541,10 @@ def test_nobody_is_accepted_while_another_one_is_to_start() -> None:
     for computation, result in ((NEW, "wrong"), (OLD, "right")):
         comparison.observed(again(computation, "b"), chained(["d0", result]))
     both = [again(OLD, "b"), again(NEW, "b")]
-    comparison.request_recomputation(LEFT, both, 1.0, [OLD.slot, NEW.slot])
+    comparison.request_recomputation(LEFT, both, now=1.0, listed=[OLD.slot, NEW.slot])
     assert comparison.diverged.keys() == {NEW.slot}
     comparison.forget(NEW.slot)
-    comparison.request_recomputation(LEFT, both[:1], 2.0, [OLD.slot, NEW.slot])
+    comparison.request_recomputation(LEFT, both[:1], now=2.0, listed=[OLD.slot, NEW.slot])
     assert LEFT in comparison.disputes
     comparison.observed(Computation(NEW.slot, 2, "c"), chained(["d0", "wrong"]))
     assert comparison.diverged.keys() == {OLD.slot}

@@ -1,4 +1,5 @@
-"""Whether a coordinator's own network is faulty: the proof, what is none, and its age.
+"""Whether a coordinator's own network is faulty: what proves it, what proves nothing, and for how
+long a proof counts.
 
 Two sources are read by one task, which the coordinator hears; the sources it does not hear.
 
@@ -140,8 +141,8 @@ def test_a_reader_that_has_restarted_proves_nothing_before_it_is_live() -> None:
     cluster.pass_time(10.0)
     other = Slot("right", 0, 0)
     cluster.membership.pods_listed((pod(s) for s in (*SOURCES, READER, other)), cluster.now)
-    silent = {Slot("src", 2, 0), *SOURCES}
-    cluster.membership.pods_listed((pod(s) for s in (*silent, READER, other)), cluster.now)
+    sources = {Slot("src", 2, 0), *SOURCES}
+    cluster.membership.pods_listed((pod(s) for s in (*sources, READER, other)), cluster.now)
     cluster.hear(Slot("src", 2, 0), 110)
     readable = {partition_of(READER): SOURCES, partition_of(other): SOURCES}
     for number in range(40):

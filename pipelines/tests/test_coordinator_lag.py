@@ -24,42 +24,42 @@ def heads() -> SourceHeads:
 
 
 def test_a_query_does_not_lag_behind_sources_that_it_does_not_read(heads: SourceHeads) -> None:
-    assert heads.lag_s([GOOD], 298, 299.0, 1.0) == 0.0
-    assert heads.lag_s([GOOD], 288, 299.0, 1.0) == 9.0
+    assert heads.lag_s([GOOD], 298, now=299.0, interval_s=1.0) == 0.0
+    assert heads.lag_s([GOOD], 288, now=299.0, interval_s=1.0) == 9.0
 
 
 def test_a_query_of_a_source_that_is_ahead_lags_by_its_clock(heads: SourceHeads) -> None:
-    assert heads.lag_s([AHEAD], 298 + SKEW_S, 299.0, 1.0) == 0.0
-    assert heads.lag_s([AHEAD], 288 + SKEW_S, 299.0, 1.0) == 9.0
+    assert heads.lag_s([AHEAD], 298 + SKEW_S, now=299.0, interval_s=1.0) == 0.0
+    assert heads.lag_s([AHEAD], 288 + SKEW_S, now=299.0, interval_s=1.0) == 9.0
 
 
 def test_the_slowest_clock_counts_for_a_query_of_several(heads: SourceHeads) -> None:
-    assert heads.lag_s([GOOD, AHEAD], 298, 299.0, 1.0) == 0.0
-    assert heads.lag_s([GOOD, AHEAD], 288, 299.0, 1.0) == 9.0
+    assert heads.lag_s([GOOD, AHEAD], 298, now=299.0, interval_s=1.0) == 0.0
+    assert heads.lag_s([GOOD, AHEAD], 288, now=299.0, interval_s=1.0) == 9.0
 
 
 def test_the_lag_grows_while_a_source_is_stopped(heads: SourceHeads) -> None:
     for now in range(300, 400):
         heads.advanced(AHEAD, now - 1 + SKEW_S, float(now))
-    assert heads.lag_s([GOOD], 298, 399.0, 1.0) >= 100.0
-    assert heads.lag_s([GOOD, AHEAD], 298, 399.0, 1.0) >= 100.0
+    assert heads.lag_s([GOOD], 298, now=399.0, interval_s=1.0) >= 100.0
+    assert heads.lag_s([GOOD, AHEAD], 298, now=399.0, interval_s=1.0) >= 100.0
 
 
 def test_a_lag_older_than_what_is_kept_is_estimated(heads: SourceHeads) -> None:
-    assert heads.lag_s([GOOD], -1, 299.0, 1.0) == pytest.approx(298.0)
+    assert heads.lag_s([GOOD], -1, now=299.0, interval_s=1.0) == pytest.approx(298.0)
 
 
 def test_a_gap_between_polls_is_not_a_lag(heads: SourceHeads) -> None:
     heads.advanced(GOOD, 358, 359.0)  # no responses for 60 s
     heads.advanced(AHEAD, 358 + SKEW_S, 359.0)
-    assert heads.lag_s([GOOD], 355, 359.0, 1.0) == 2.0
-    assert heads.lag_s([GOOD], 300, 359.0, 1.0) == 57.0
-    assert heads.lag_s([GOOD], 288, 359.0, 1.0) == 69.0
+    assert heads.lag_s([GOOD], 355, now=359.0, interval_s=1.0) == 2.0
+    assert heads.lag_s([GOOD], 300, now=359.0, interval_s=1.0) == 57.0
+    assert heads.lag_s([GOOD], 288, now=359.0, interval_s=1.0) == 69.0
 
 
 def test_partitions_of_earlier_generations_are_forgotten(heads: SourceHeads) -> None:
     heads.keep([AHEAD])
-    assert heads.lag_s([GOOD], 298, 299.0, 1.0) > 0.0
+    assert heads.lag_s([GOOD], 298, now=299.0, interval_s=1.0) > 0.0
 
 
 def test_a_segment_knows_the_sources_that_it_reads_indirectly() -> None:

@@ -17,8 +17,8 @@ from rekindle.coordinator.shell.objects import lease
 from rekindle.coordinator.shell.reporting import LeaseKeeper, StatusWriter
 from rekindle.coordinator.shell.settings import Settings
 
-SETTINGS = Settings("t", "ns", "u", 3, "127.0.0.1:0")
-SHORT = Settings("t", "ns", "u", 3, "127.0.0.1:0", lease_renew_s=0.01, lease_timeout_s=0.05)
+SETTINGS = Settings("t", "ns", "u", incarnation=3, bind="127.0.0.1:0")
+SHORT = replace(SETTINGS, lease_renew_s=0.01, lease_timeout_s=0.05)
 
 
 class LosesFirst:
@@ -28,7 +28,8 @@ class LosesFirst:
         self.renewals = 0
 
     async def get(self, path: str) -> dict[str, Any]:
-        return lease("ns", "t", "u", 3, 6, "2026-01-01T00:00:00.000000Z", None)
+        now = "2026-01-01T00:00:00.000000Z"
+        return lease("ns", "t", "u", incarnation=3, duration_s=6, now=now, report=None)
 
     async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         self.renewals += 1
@@ -39,7 +40,12 @@ class LosesFirst:
 
 def keeper_of(api: LosesFirst, settings: Settings, may_poll: Callable[[], bool]) -> LeaseKeeper:
     return LeaseKeeper(
-        cast(KubeApi, api), settings, lambda event: None, lambda: 1, lambda: False, may_poll
+        cast(KubeApi, api),
+        settings,
+        feed=lambda event: None,
+        valid_report_number=lambda: 1,
+        suspecting=lambda: False,
+        may_poll=may_poll,
     )
 
 
@@ -65,7 +71,8 @@ def test_there_is_a_pause_between_reports_and_the_newest_is_written() -> None:
     async def report_often() -> None:
         runs = asyncio.create_task(writer.run())
         for epoch in range(40):
-            writer.offer(Report(3, (), (), (), (), (), (), head_epoch=epoch))
+            report = Report(3, (), (), (), (), (), (), head_epoch=epoch)  # of fence 3, empty
+            writer.offer(report)
             await asyncio.sleep(0.02)
         async with asyncio.timeout(10.0):
             while api.written[-1:] != [39]:
@@ -106,6 +113,6 @@ def test_a_lease_is_left_to_a_predecessor_but_not_for_long(waits_s: float, taken
     assert bool(api.renewals) is taken
 
 
-def test_there_is_time_for_another_before_the_coordinator_is_replaced() -> None:
+def test_a_second_renewal_fits_before_the_coordinator_is_replaced() -> None:
     lost_after_s = SETTINGS.lease_renew_s + SETTINGS.lease_timeout_s
     assert lost_after_s + SETTINGS.lease_renew_s < SETTINGS.lease_duration_s

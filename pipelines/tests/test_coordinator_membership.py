@@ -219,7 +219,9 @@ def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
 
 def test_the_highest_incarnation_of_a_slot_wins() -> None:
     membership = Membership()
-    old, new = (Pod(f"p{i}", SRC, i, "10.0.0.1", True, True) for i in (1, 2))
+    old, new = (
+        Pod(f"p{i}", SRC, i, "10.0.0.1", may_be_running=True, was_ready=True) for i in (1, 2)
+    )
     membership.pods_listed([new, old], 0.0)
     assert membership.find(SRC, 2) is not None
     membership.pods_listed([old], 1.0)
@@ -240,7 +242,7 @@ def test_responses_of_a_replaced_incarnation_do_not_count() -> None:
 
 def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
     world = started()
-    pod = Pod("left-new", LEFT, 9, address(LEFT), True, False)
+    pod = Pod("left-new", LEFT, 9, address(LEFT), may_be_running=True, was_ready=False)
     world.feed(PodsListed((*[p for p in world.pods() if p.slot != LEFT], pod)))
     del world.tasks[LEFT]
     world.poll_rounds(20)

@@ -1,4 +1,4 @@
-"""What the coordinator decides of state movements, view by view.
+"""What the coordinator decides of state movements when it sees replicas change (`ReplicaView`).
 
 Design: docs/design/state-movement.md#the-coordinators-side.
 Paper: Flux (Shah et al. 2004), sections 3.5 and 5.3.
@@ -59,7 +59,8 @@ def waiting(
 
 
 def progress(phase: NewcomerPhase, stored: int = 0, session: Session = FIRST) -> Progress:
-    return Progress(session, Replica(Slot("mid", 0, 0), 1), 5, phase, 9, stored, 8)
+    donor = Replica(Slot("mid", 0, 0), 1)
+    return Progress(session, donor, needed=5, phase=phase, epoch=9, stored=stored, chunks=8)
 
 
 class Observer:
@@ -89,7 +90,7 @@ class Observer:
 
 
 def observer(*more: ReplicaView) -> Observer:
-    """Two sources and a donor; a session begins."""
+    """Two replicas of the source, a donor and a newcomer; a session begins."""
     return Observer(live("src", 0), live("src", 1), live("mid", 0), waiting(), *more)
 
 
@@ -184,7 +185,7 @@ def test_a_session_ends_if_an_input_begins_after_what_it_needs() -> None:
     assert world.core.with_holds(RetentionProgress()).positions[MID] == (6,)
 
 
-def test_what_was_offered_is_what_it_needs() -> None:
+def test_a_newcomer_needs_what_comes_after_the_offered_state() -> None:
     world = moving()
     offered = waiting(progress=progress(NewcomerPhase.RECEIVING))  # the state after epoch 9
     world.show(offered, live("src", 0, log_base=10), live("src", 1, log_base=10))
@@ -422,7 +423,7 @@ def test_a_donor_that_responds_again_is_asked() -> None:
 
 
 def test_attempts_of_boots_that_ended_in_a_session_count() -> None:
-    """Installing the state may be what kills the newcomer, or to go on with it."""
+    """What kills the newcomer may be to install the state, or to go on from it."""
     world = observer()
     assert world.phase() is MovementPhase.HOLDING
     world.show(waiting(boot="second"))

@@ -191,10 +191,12 @@ def with_operator_ids(generation: Generation, **segments: tuple[str, ...]) -> Ge
 def manifest_of(**epochs: dict[int, bool]) -> Manifest:
     """Segment -> epoch of each entry -> whether it has state; all of partition 0."""
     entries = {
-        f"{name}/0": tuple(EntryRef(e, f"{name}@{e}" if o else None, "d") for e, o in refs.items())
+        f"{name}/0": tuple(
+            EntryRef(e, f"{name}@{e}" if full else None, "d") for e, full in refs.items()
+        )
         for name, refs in epochs.items()
     }
-    return Manifest(5, 29, 2, 1, "", entries)
+    return Manifest(seq=5, epoch=29, generation=2, fence=1, time="", entries=entries)
 
 
 def fused(reader: bool) -> Generation:

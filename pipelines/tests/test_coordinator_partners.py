@@ -22,11 +22,16 @@ ASKS = Postponement(number=3, lease_s=10)
 ANSWER = PostponementAnswer(boot="boot 0", number=2, promised=True)
 
 
+def pod(slot: Slot) -> Pod:
+    address = f"10.0.0.{slot.replica}"
+    return Pod(str(slot.replica), slot, 1, address, may_be_running=True, was_ready=True)
+
+
 def members(replicas: int, **last: object) -> Membership:
     """Replicas of one partition that serve; `last`: fields of the response of the last one."""
     slots = [Slot("seg", 0, replica) for replica in range(replicas)]
     found = Membership()
-    pods = [Pod(str(s.replica), s, 1, f"10.0.0.{s.replica}", True, True) for s in slots]
+    pods = [pod(s) for s in slots]
     found.pods_listed(pods, 0)
     for slot in slots:
         ref = TaskRef(segment="seg", partition=0, replica=slot.replica, incarnation=1)
@@ -43,7 +48,7 @@ def members(replicas: int, **last: object) -> Membership:
 
 def partner_of(found: Membership, replica: int, suspected: int | None = None) -> Partner | None:
     slot = Slot("seg", 0, replica)
-    serving = serving_replicas(found, lambda _: False)[partition_of(slot)]
+    serving = serving_replicas(found, is_untrusted=lambda _: False)[partition_of(slot)]
     return partner(slot, serving, lambda task: task.slot.replica == suspected)
 
 

@@ -10,7 +10,7 @@ from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.tasks.membership import Task
 from rekindle.topology.model import Slot
 
-SETTINGS = Settings("t", "n", "uid", 1, "127.0.0.1", poll_interval_s=0.01)
+SETTINGS = Settings("t", "n", "uid", incarnation=1, bind="127.0.0.1", poll_interval_s=0.01)
 SLOT = Slot("s", 0, 0)
 TASK = Task(Pod("p", SLOT, 1, "127.0.0.1", may_be_running=True, was_ready=True), known_since=0.0)
 
@@ -29,9 +29,9 @@ def test_a_loop_that_ends_by_an_error_is_noticed() -> None:
         pollers = Pollers(
             SETTINGS,
             next_poll,
-            feed,
-            lambda took_s, answered: None,
-            lambda loop: ended.append(loop.exception()),
+            on_event=feed,
+            on_poll=lambda took_s, answered: None,
+            on_loop_end=lambda loop: ended.append(loop.exception()),
         )
         pollers.poll_only([TASK])
         await asyncio.sleep(0.05)

@@ -208,7 +208,7 @@ def test_a_waiting_partition_pins_the_entries_of_all_its_ancestors() -> None:
     )
     a, b, c = (Partition(n, 0) for n in "abc")
     available = {a: refs(15, 11, 7), b: refs(15, 7), c: refs(11, 7)}
-    kept = keep_entries(graph, available, {}, Progress(positions={b: (7,)}))
+    kept = keep_entries(graph, available, previous={}, progress=Progress(positions={b: (7,)}))
     assert epochs(kept["c/0"]) == [11]
     assert epochs(kept["b/0"]) == [15, 7], "7 is its newest entry at or before c's 11"
     assert epochs(kept["a/0"]) == [15, 7]
@@ -217,7 +217,9 @@ def test_a_waiting_partition_pins_the_entries_of_all_its_ancestors() -> None:
 def test_an_entry_that_is_being_loaded_is_kept() -> None:
     graph = build_graph(make_topology([SimulatedSegment("a")]))
     a = Partition("a", 0)
-    kept = keep_entries(graph, {a: refs(15, 11, 7)}, {}, Progress(restoring={a: (7,)}))
+    kept = keep_entries(
+        graph, {a: refs(15, 11, 7)}, previous={}, progress=Progress(restoring={a: (7,)})
+    )
     assert epochs(kept["a/0"]) == [15, 7]
 
 
@@ -231,7 +233,8 @@ def epochs(entries: tuple[EntryRef, ...]) -> list[int]:
 
 def manifest_of(entries: dict[str, list[int]]) -> Manifest:
     newest = max(max(e) for e in entries.values())
-    return Manifest(1, newest, 1, 1, "", {k: refs(*v) for k, v in entries.items()})
+    kept = {k: refs(*v) for k, v in entries.items()}
+    return Manifest(seq=1, epoch=newest, generation=1, fence=1, time="", entries=kept)
 
 
 def world_with_gap(missing: int) -> tuple[World, Slot]:

@@ -32,19 +32,20 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(url: str) -> CheckpointStore:
-    made = CheckpointStore(UID, 5.0)
+    made = CheckpointStore(UID, timeout_s=5.0)
     made.use(url)
     return made
 
 
 def manifest(seq: int, entries: dict[str, tuple[EntryRef, ...]], fence: int = 1) -> Manifest:
-    return Manifest(seq, 3, 1, fence, "2026-01-01T00:00:00Z", entries)
+    time = "2026-01-01T00:00:00Z"
+    return Manifest(seq, epoch=3, generation=1, fence=fence, time=time, entries=entries)
 
 
 def save(url: str, segment: str, operator: str, epoch: int) -> EntryRef:
     states = StateStore(Store(url), UID)
     state = count_state(operator, epoch)
-    return states.save(segment, 0, epoch, 5, [operator], state, None)
+    return states.save(segment, 0, epoch, 5, [operator], state, previous=None)
 
 
 def test_an_empty_store_has_no_manifest(store: CheckpointStore) -> None:
@@ -56,7 +57,7 @@ def test_an_unreachable_store_is_not_replaced(
 ) -> None:
     run(store.write(WriteManifest(manifest(0, {}))))
     (tmp_path / "store").rename(tmp_path / "away")
-    successor = CheckpointStore(UID, 5.0)
+    successor = CheckpointStore(UID, timeout_s=5.0)
     successor.use(url)
     successor.require_store_id(store.id)
     with pytest.raises(StoreError, match="does not exist"):
@@ -76,7 +77,7 @@ def test_another_store_at_the_url_is_refused(store: CheckpointStore, url: str) -
 
 
 def test_the_first_of_two_with_the_same_number_wins(store: CheckpointStore, url: str) -> None:
-    other = CheckpointStore(UID, 5.0)
+    other = CheckpointStore(UID, timeout_s=5.0)
     other.use(url)
     first, second = manifest(0, {}, fence=1), manifest(0, {}, fence=2)
     assert run(store.write(WriteManifest(first))) == first
@@ -104,7 +105,7 @@ def test_an_entry_is_migrated_from_older_segments(store: CheckpointStore, url: s
     assert value_in_state(state, "op-b") == 3
     again = run(store.write(WriteManifest(unmigrated, migrations=(migration,))))
     assert again == written, "every coordinator makes the same object"
-    run(store.collect_garbage(CollectGarbage(1)))
+    run(store.collect_garbage(CollectGarbage(retain=1)))
     assert run(store.unusable([ref.object])) == {}
 
 
@@ -114,7 +115,7 @@ def test_old_checkpoints_are_deleted(store: CheckpointStore, url: str) -> None:
         assert ref.object is not None
         assert run(store.unusable([ref.object])) == {}
         assert run(store.write(WriteManifest(manifest(seq, {"a/0": (ref,)})))) is not None
-        run(store.collect_garbage(CollectGarbage(1)))
+        run(store.collect_garbage(CollectGarbage(retain=1)))
     gc.collect()
     assert not [o for o in gc.get_objects() if isinstance(o, Entry)]
 
@@ -127,7 +128,7 @@ def test_garbage_collection_finds_what_others_deleted(store: CheckpointStore, ur
     objects = Store(url)
     (lost,) = (info.name for info in objects.list(f"{UID}/state/"))
     objects.delete(lost)
-    run(store.collect_garbage(CollectGarbage(1)))
+    run(store.collect_garbage(CollectGarbage(retain=1)))
     assert list(store.unrestorable) == [ref.object]
 
 
@@ -142,7 +143,7 @@ def test_missing_states_are_named(store: CheckpointStore, url: str) -> None:
 
 
 def test_a_call_after_a_timeout_sees_the_outcome(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = CheckpointStore(UID, 0.2)
+    store = CheckpointStore(UID, timeout_s=0.2)
     store.use(url)
     write = ManifestStore.write
 
@@ -167,4 +168,4 @@ def test_a_call_after_a_timeout_sees_the_outcome(url: str, monkeypatch: pytest.M
 
 def test_without_a_generation_no_store_is_known() -> None:
     with pytest.raises(StoreError, match="no checkpoint store"):
-        run(CheckpointStore(UID, 1.0).newest())
+        run(CheckpointStore(UID, timeout_s=1.0).newest())

@@ -18,7 +18,7 @@ from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.shell.watching import GenerationReader
 from rekindle.topology.model import Topology
 
-SETTINGS = Settings("flights", "default", "uid", 1, "127.0.0.1")
+SETTINGS = Settings("flights", "default", "uid", incarnation=1, bind="127.0.0.1")
 
 
 class Api:

@@ -27,8 +27,8 @@ def test_sigterm_ends_pid_1_during_imports(program: str) -> None:
             deadline = time.monotonic() + 30
             while process.poll() is None and time.monotonic() < deadline:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    for first in psutil.Process(process.pid).children():
-                        first.send_signal(signal.SIGTERM)
+                    for pid_1 in psutil.Process(process.pid).children():
+                        pid_1.send_signal(signal.SIGTERM)
                 time.sleep(0.02)
         finally:
             process.kill()

@@ -135,7 +135,7 @@ def test_aggregates_are_those_of_spark(spark: Any, kind: str) -> None:
     items = ", ".join(f"{aggregate} AS a{at}" for at, aggregate in enumerate(accepted(kind)))
     chain, rows = chain_of(spark, kind, items), rows_of(kind)
     expected = in_order(batch(spark, kind, items))
-    one = [EpochInput(0, NO_WATERMARK, 2 * MINUTE, (rows,))]
+    one = [EpochInput(0, watermark_before=NO_WATERMARK, watermark=2 * MINUTE, inputs=(rows,))]
     last = len(rows) - 1
     each = [
         EpochInput(e, NO_WATERMARK, 2 * MINUTE if e == last else NO_WATERMARK, (rows.slice(e, 1),))

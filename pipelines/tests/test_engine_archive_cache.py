@@ -98,7 +98,7 @@ def test_a_jvm_without_a_possible_archive_starts(tmp_path: Path, training: Train
     spec = session.jvm_spec()
     wildcard = replace(spec, jars=(tmp_path / "*",))
     assert archive_cache.cached_archive(tmp_path, wildcard) is None
-    assert archive_cache.cached_archive(tmp_path, replace(spec, heap="2gb")) is None
+    assert archive_cache.cached_archive(tmp_path, replace(spec, heap="2gb")) is None  # no size
 
 
 def test_unused_archives_are_removed_after_a_month(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ def _holders(path: Path) -> list[str]:
 @pytest.mark.process
 def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
     """Neither the training run nor its JVM, which here does not end with its standard input."""
-    java, began = tmp_path / "jdk/bin/java", tmp_path / "pid"
+    java, pid_file = tmp_path / "jdk/bin/java", tmp_path / "pid"
     java.parent.mkdir(parents=True)
     lines = (
         "#!/bin/sh",
-        f'echo "$$ $PPID" > {began}.tmp',
-        f"mv {began}.tmp {began}",
+        f'echo "$$ $PPID" > {pid_file}.tmp',
+        f"mv {pid_file}.tmp {pid_file}",
         "exec sleep 600",
     )
     java.write_text("\n".join(lines))
@@ -171,8 +171,8 @@ def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
     caller = subprocess.Popen(command, env={**os.environ, "JAVA_HOME": str(tmp_path / "jdk")})
     pids: list[int] = []
     try:
-        eventually(began.exists, 60)
-        pids = [int(text) for text in began.read_text().split()]
+        eventually(pid_file.exists, 60)
+        pids = [int(text) for text in pid_file.read_text().split()]
         caller.kill()
         caller.wait()
         eventually(lambda: not any(map(_runs, pids)), 10)

@@ -30,8 +30,8 @@ SCHEMA = pa.schema([("s", pa.string())])
 
 
 def wide(epoch: int, size: int) -> EpochInput:
-    rows = pa.table({"s": ["x" * (size - 4)]}, schema=SCHEMA)
-    return EpochInput(epoch, 0, 0, (rows,))
+    rows = pa.table({"s": ["x" * (size - 4)]}, schema=SCHEMA)  # 4: the offset
+    return EpochInput(epoch, watermark_before=0, watermark=0, inputs=(rows,))
 
 
 def numbers(epochs: list[EpochInput]) -> list[int]:
@@ -78,7 +78,12 @@ def test_a_gap_of_years_is_a_problem(days: int | None, message: str | None) -> N
     source = WideSource()
     source.next_epoch_to_cut = lambda epoch: None if days is None else epoch + days * 86_400
     inputs = SourceInputs(
-        source, 7, 0, origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 60.0
+        source,
+        next_epoch=7,
+        watermark=0,
+        origin_us=0,
+        epoch_interval_us=1_000_000,
+        clock=lambda: 60.0,
     )
     problem = inputs.problem()
     assert problem is None if message is None else message in str(problem)
@@ -95,7 +100,12 @@ def test_a_source_that_does_not_respond_is_a_problem() -> None:
             return super().cut(epoch)
 
     inputs = SourceInputs(
-        Hanging(), 0, 0, origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 1.0
+        Hanging(),
+        next_epoch=0,
+        watermark=0,
+        origin_us=0,
+        epoch_interval_us=1_000_000,
+        clock=lambda: 1.0,
     )
     inputs._calls = CallTimer(slow_s=0.01)
     assert numbers(inputs.take(CallBounds(), 0)) == [0]
@@ -106,7 +116,12 @@ def test_a_source_that_does_not_respond_is_a_problem() -> None:
 def test_a_source_stops_when_a_call_is_full() -> None:
     source = WideSource()
     inputs = SourceInputs(
-        source, 0, 0, origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 60.0
+        source,
+        next_epoch=0,
+        watermark=0,
+        origin_us=0,
+        epoch_interval_us=1_000_000,
+        clock=lambda: 60.0,
     )
     taken = inputs.take(CallBounds(max_bytes=4 * wide(0, 1000).nbytes), 0)
     assert numbers(taken) == [0, 1, 2, 3]
@@ -115,7 +130,7 @@ def test_a_source_stops_when_a_call_is_full() -> None:
 
 def test_bytes_of_a_slice_are_its_own() -> None:
     table = pa.table({"s": ["x" * 100] * 1000}, schema=SCHEMA)
-    part = EpochInput(0, 0, 0, (table.slice(10, 10),))
+    part = EpochInput(0, watermark_before=0, watermark=0, inputs=(table.slice(10, 10),))
     assert 1000 <= part.nbytes < 2000
 
 
@@ -159,7 +174,9 @@ def test_many_readers_share_the_buffer_of_a_task() -> None:
     request_bytes = {
         ahead: {
             reader._request_bytes
-            for readers in StreamInputs(segment, 0, 0, 0, read_ahead_bytes=ahead)._readers.values()
+            for readers in StreamInputs(
+                segment, 0, next_epoch=0, watermark=0, read_ahead_bytes=ahead
+            )._readers.values()
             for reader in readers
         }
         for ahead in (16 * MIB, 1 << 16)

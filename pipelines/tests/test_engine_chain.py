@@ -160,7 +160,7 @@ def test_one_input_of_a_window_has_window_ends_and_the_other_row_times(spark: Sp
 
     ends = rows((1 * MINUTE, 1), (2 * MINUTE, 1), (3 * MINUTE, 1))
     plain = rows((0, 10), (1 * MINUTE, 10), (2 * MINUTE, 10), (4 * MINUTE - 1, 10))
-    epoch = EpochInput(0, 0, 4 * MINUTE, (ends, plain))
+    epoch = EpochInput(0, watermark_before=0, watermark=4 * MINUTE, inputs=(ends, plain))
     for method in (None, *Aggregation):
         chain = SparkChain(segment, compiled, spark.session, method=method)
         (output,) = chain.process(State(), [epoch]).outputs
@@ -263,7 +263,7 @@ def test_bits_do_not_depend_on_memory(
         "n": [1 + i % GROUPS for i in range(len(values))],
         "t": pa.array([0] * len(values)).cast(pa.timestamp("us", "UTC")),
     }
-    epoch = EpochInput(0, -1, 10 * MINUTE, (pa.table(columns),))
+    epoch = EpochInput(0, watermark_before=-1, watermark=10 * MINUTE, inputs=(pa.table(columns),))
 
     def sums(chain: SparkChain) -> set[float]:
         (output,) = chain.process(State(), [epoch]).outputs
@@ -276,7 +276,7 @@ def test_bits_do_not_depend_on_memory(
         assert sums(chain_of(operators, "w", spark, method=Aggregation.HASHED)) != {0.0}
         chain = chain_of(operators, "w", spark)
         assert sums(chain) == {0.0}
-        assert chain.jobs == hashes + 2  # sorted, and the windows that closed
+        assert chain.jobs == hashes + 2  # hashed if tried, sorted, and the windows that closed
         assert sums(chain) == {0.0}
         assert chain.jobs == hashes + 4  # a size that did not fit is not tried again
     finally:

@@ -73,7 +73,7 @@ def test_an_archive_serves_only_the_jvm_flags_and_jars_it_was_made_for(
     assert used.jars == prepared.jars
     bigger = replace(spec, heap="1g", direct="256m")
     assert cds.with_archive(bigger, archive).archive_flags == used.archive_flags
-    huge = replace(spec, heap="40g")
+    huge = replace(spec, heap="40g")  # its object pointers are not compressed
     assert cds.with_archive(huge, archive) == huge
     other = replace(spec, extra_flags=("-Xint",))
     assert cds.with_archive(other, archive) == other

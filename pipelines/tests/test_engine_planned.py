@@ -74,7 +74,7 @@ SORTED = (
 PLANNED_ONCE = [ROW_WISE, EXPLODED, TWO, GROUPS, SORTED]
 
 
-def at_once(session: SparkSession, sql: str, views: Mapping[str, pa.Table]) -> pa.Table:
+def unplanned(session: SparkSession, sql: str, views: Mapping[str, pa.Table]) -> pa.Table:
     for name, table in views.items():
         session.createDataFrame(table.combine_chunks()).createOrReplaceTempView(name)
     return session.sql(sql).toArrow()
@@ -100,7 +100,7 @@ def test_a_planned_query_equals_an_unplanned_one(
     ]:
         views = {"a": a, "b": b}
         found = query.run(views)
-        assert found.equals(at_once(session, sql, views))
+        assert found.equals(unplanned(session, sql, views))
         assert found.num_rows > 0 or not a.num_rows
 
 
@@ -117,7 +117,7 @@ def test_plans_with_state_are_planned_again(session: SparkSession, sql: str) -> 
     assert Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA}) is None
     query = SqlRunner(session.newSession())
     for views in ({"a": rows(0, 9), "b": rows(5, 3)}, {"a": rows(2, 4), "b": rows(3, 3)}):
-        assert query.run(sql, views, "test").equals(at_once(session, sql, views))
+        assert query.run(sql, views, "test").equals(unplanned(session, sql, views))
 
 
 def test_a_schema_that_spark_would_change_is_planned_again(session: SparkSession) -> None:

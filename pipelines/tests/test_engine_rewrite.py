@@ -7,6 +7,7 @@ import pytest
 from rekindle.engine.spark.rewrite import quote, with_system_columns
 
 M = "`__e`, `__late`"
+"""The system columns, as they are inserted."""
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ doubles = st.one_of(
     st.none(), st.floats(-1e15, 1e15), st.sampled_from([math.nan, -0.0, 0.1, 1e15, -1e15, 1e-3])
 )
 row = st.tuples(
-    st.integers(-4, 40),
-    st.integers(0, len(KEYS) - 1),
+    st.integers(-4, 40),  # pane
+    st.integers(0, len(KEYS) - 1),  # and then a value of each partial
     doubles,
     st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
     doubles,

@@ -88,8 +88,9 @@ def play(
     sizes: Sequence[int],
     between: Callable[[OperatorState], OperatorState] = lambda state: state,
 ) -> tuple[str, list[str]]:
-    """Digests of the last state (of its rows, and its own) and of what each epoch closes; `between`
-    calls."""
+    """Digests of the last state (of its rows, and its own) and of what each epoch closes. A step:
+    its rows, and its *mark*, which is the epoch with the watermarks before and after it. `between`:
+    what happens to the state between calls."""
     state = EMPTY
     closed, at, turn = [], 0, 0
     while at < len(steps):
@@ -136,7 +137,16 @@ def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes:
             return moved
 
         def restored(state: OperatorState) -> OperatorState:
-            saved = StateStore(store, "u").save("s", 0, 9, 0, ("op",), State({"op": state}), None)
+            states = StateStore(store, "u")
+            saved = states.save(
+                "s",
+                0,
+                epoch=9,
+                watermark=0,
+                operator_ids=("op",),
+                state=State({"op": state}),
+                previous=None,
+            )
             assert saved.object is not None
             loaded = StateStore(store, "u", files).load(saved.object)[1]
             return loaded.operators.get("op", state)
@@ -160,7 +170,13 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
 
         def save(states: StateStore, epoch: int, state: OperatorState) -> EntryRef:
             return states.save(
-                "s", 0, epoch, 0, ("op",), State({"op": state}).for_checkpoint(), None
+                "s",
+                0,
+                epoch,
+                watermark=0,
+                operator_ids=("op",),
+                state=State({"op": state}).for_checkpoint(),
+                previous=None,
             )
 
         def run(state: OperatorState, steps: Sequence[Any], size: int) -> OperatorState:
@@ -188,10 +204,10 @@ def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> No
     number, before = len(steps), steps[-1][1][2]
     steps.append((table([]), (number, before, END_OF_INPUT)))
     expected: dict[Any, int] = {}
-    for rows, (_, late, _) in steps:
+    for rows, (_, watermark_before, _) in steps:
         for row in rows.to_pylist():
             for start in range(row["__w"] - SIZE + SLIDE, row["__w"] + 1, SLIDE):
-                if row["__w"] > NULL_EVENT_TIME and start + SIZE > late:
+                if row["__w"] > NULL_EVENT_TIME and start + SIZE > watermark_before:
                     key = (start, row["__k0"])
                     expected[key] = expected.get(key, 0) + (row["p1"] or 0)
     got: dict[Any, int] = {}

@@ -29,7 +29,8 @@ phases = st.sampled_from(["CatchingUp", "Live"])
 
 
 class Reader:
-    """A reader of `src` and its two replicas, with the routes of the coordinator."""
+    """A reader of `src` and its two replicas, with the routes of the coordinator. `left`: the
+    replicas that it has left, in order."""
 
     def __init__(self) -> None:
         self.choice = ReplicaChoice(0, stall_s=4)
@@ -39,7 +40,10 @@ class Reader:
         self._graph = build_graph(make_topology(parts))
         self._slots = [Slot("src", 0, 0), Slot("src", 0, 1)]
         self._members = Membership()
-        pods = [Pod(str(s.replica), s, 1, f"10.0.0.{s.replica}", True, True) for s in self._slots]
+        pods = [
+            Pod(str(n), slot, 1, f"10.0.0.{n}", may_be_running=True, was_ready=True)
+            for n, slot in enumerate(self._slots)
+        ]
         self._members.pods_listed(pods, 0)
 
     def responses(self, *replicas: tuple[float, int, Phase]) -> None:
@@ -58,7 +62,7 @@ class Reader:
             task = self._members.get(slot)
             assert task is not None
             self._members.answered(task, response, self.now)
-        serving = serving_replicas(self._members, lambda _: False)
+        serving = serving_replicas(self._members, is_untrusted=lambda _: False)
         (upstream,) = upstreams(Slot("out", 0, 0), self._graph, serving, lambda t: t.suspected)
         before = self.choice.current
         effects = self.choice.step(RoutesChanged(upstream.endpoints), self.now)

@@ -98,9 +98,9 @@ def test_names_are_searched_and_listed_by_prefix(
         return listed
 
     monkeypatch.setattr(place._fs, "find", count)
-    assert place.newest_number("a/q-e", ".x", 0, 1500) == 1002
-    assert place.newest_number("a/q-e", ".x", 500, 1000) == 998
-    assert place.newest_number("a/q-e", ".x", 1002, 1500) is None
+    assert place.newest_number("a/q-e", ".x", after=0, through=1500) == 1002
+    assert place.newest_number("a/q-e", ".x", after=500, through=1000) == 998
+    assert place.newest_number("a/q-e", ".x", after=1002, through=1500) is None
     assert found == [3, 3, 2, 3], "the server filters"
     assert [info.name for info in place.list("a/q-e000000002")] == []
     assert len(place.list("a/q-e00000000100")) == 3
@@ -122,11 +122,21 @@ def test_a_checkpoint_is_committed_once_and_deleted(bucket: str) -> None:
         if seq == 2:  # S3 has modification times in whole seconds
             second = int(time.time())
             eventually(lambda s=second: int(time.time()) > s)  # type: ignore[misc]
-        ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), count_state("op", seq), None)
-        manifest = Manifest(seq, seq * 10 + 9, 1, 1, "", {"seg/0": (ref,)})
+        ref = states.save(
+            "seg",
+            0,
+            epoch=seq * 10 + 9,
+            watermark=0,
+            operator_ids=("op",),
+            state=count_state("op", seq),
+            previous=None,
+        )
+        manifest = Manifest(
+            seq, ref.epoch, generation=1, fence=1, time="", entries={"seg/0": (ref,)}
+        )
         assert manifests.write(manifest)
         assert manifests.write(manifest), "writing the same again is not a lost race"
-    rival = Manifest(2, 99, 1, 7, "", {})
+    rival = Manifest(2, 99, generation=1, fence=7, time="", entries={})
     assert not ManifestStore(Store(f"{bucket}/checkpoints"), "uid").write(rival)
     manifests.collect_garbage(retain=1)
     newest = manifests.newest()

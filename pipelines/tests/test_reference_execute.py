@@ -140,7 +140,9 @@ def test_watermarks_are_the_minimum_and_end_with_the_last_input(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("epochs_per_call", [1, 3, 64])
-def test_the_output_does_not_depend_on_the_blocks(tmp_path: Path, epochs_per_call: int) -> None:
+def test_the_output_does_not_depend_on_the_size_of_calls(
+    tmp_path: Path, epochs_per_call: int
+) -> None:
     run(tmp_path / "one", epochs_per_call=5)
     run(tmp_path / "other", epochs_per_call=epochs_per_call)
     for query in ("q", "everything"):
@@ -178,8 +180,20 @@ def test_a_run_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> N
     assert isinstance(opened, SourcesOpened)
     assert (opened.last_epoch, opened.epoch_interval_us) == (4, 1_000_000)
     assert opened.sources == (
-        OpenedSource("a", SourceSummary(95, 0, 9_400_000), 9, ("rowsPerSecond", 10.0), True),
-        OpenedSource("b", SourceSummary(12, 0, 3_666_666), 3, ("rowsPerSecond", 3.0), True),
+        OpenedSource(
+            "a",
+            SourceSummary(rows=95, first_us=0, last_us=9_400_000),
+            last_epoch=9,
+            replay_speed=("rowsPerSecond", 10.0),
+            computed=True,
+        ),
+        OpenedSource(
+            "b",
+            SourceSummary(rows=12, first_us=0, last_us=3_666_666),
+            last_epoch=3,
+            replay_speed=("rowsPerSecond", 3.0),
+            computed=True,
+        ),
     )
     assert [p.epoch for p in progress] == [1, 3, 4]
     assert [p.rows for p in progress] == sorted({p.rows for p in progress})
@@ -228,14 +242,15 @@ def test_runs_of_empty_epochs_cost_nothing(tmp_path: Path) -> None:
     result = run_reference(
         spec, name, output=tmp_path / "out", make_chain=chains, on_event=reported.append
     )
-    last = (734_868 + 14) * 86_400 + 1
+    days = 734_868  # from the first time to the second one; an epoch is a second
+    last = (days + 14) * 86_400 + 1
     assert result.epochs == last + 1
     assert result.rows == {"q": 8}
     newest = reported[-1]
     assert isinstance(newest, Progress)
     assert newest.epoch == last
     seen = chains.made["both"][0].seen
-    a = [0, 734_868 * 86_400, last - 1, last]
+    a = [0, days * 86_400, last - 1, last]
     b = [0, 10_000, 20_000, 30_000, 40_000, 40_001]
     assert [e.epoch for e in seen] == sorted({*a, *b})
     assert all(x.watermark == y.watermark_before for x, y in itertools.pairwise(seen))

@@ -83,6 +83,7 @@ def test_late_rows_do_not_depend_on_the_size_of_calls(tmp_path: Path) -> None:
     assert large.dropped == small.dropped == dropped
     by_key = read_sink(f"file://{tmp_path}/large/by-key").to_pandas()
     got = by_key.groupby(by_key["window_end"].astype("int64"))["n"].sum()
+    # In which unit pandas has times depends on its version; `wanted` is in microseconds.
     unit = 10 ** (len(str(got.index[0])) - len(str(min(wanted))))
     assert {int(end) // unit: int(n) for end, n in got.items()} == wanted
     total = read_sink(f"file://{tmp_path}/large/total")

@@ -74,12 +74,12 @@ def test_a_failed_last_write_is_raised_at_the_end() -> None:
         write(1)
 
 
-def test_a_write_that_is_in_progress_is_left_after_an_error() -> None:
+def test_a_write_in_progress_is_ended_early_after_an_error() -> None:
     ended = threading.Event()
-    left: list[bool] = []
+    noticed: list[bool] = []
 
     def wait(_: int) -> None:
-        left.append(ended.wait(DEADLINE_S))
+        noticed.append(ended.wait(DEADLINE_S))
 
     def fail() -> None:
         with write_behind(wait) as write, set_on_error(ended):
@@ -88,4 +88,4 @@ def test_a_write_that_is_in_progress_is_left_after_an_error() -> None:
 
     with pytest.raises(ValueError, match="the computation"):
         fail()
-    assert left == [True]
+    assert noticed == [True]

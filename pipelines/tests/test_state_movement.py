@@ -31,6 +31,7 @@ ACTIONS = (
 )
 HISTORIES = histories(ACTIONS, 40)
 SIZES = st.tuples(st.integers(1, 3), st.integers(2, 3), st.integers(1, 2))
+"""The number of replicas of `src`, `mid` and `end`."""
 
 
 def act(world: World, action: str, number: int) -> None:
@@ -50,7 +51,7 @@ def act(world: World, action: str, number: int) -> None:
             other = picked(world, number // 7)
             world.cut |= {(target, other), *([(other, target)] if number % 2 else [])}
             if number % 3 == 0:
-                world.cut |= {(None, target)}
+                world.cut |= {(None, target)}  # None: the coordinator
         case "mend":
             world.cut.clear()
         case "drain":
@@ -143,7 +144,7 @@ def test_a_newcomer_that_does_not_hear_of_the_end_still_finds_its_inputs(seed: i
 def play_abandonment_unknown_to_newcomer(seed: int) -> World:
     """A session is given up while the newcomer, which has all chunks, is frozen and cut off from
     the coordinator: it goes on later, and starts."""
-    world = World(seed, 1, 2, 1)
+    world = World(seed, src=1, mid=2, end=1)
     world.run(12)
     world.kill(Replica(Slot("mid", 0, 1), 1))
     newcomer = Replica(Slot("mid", 0, 1), 2)

@@ -62,7 +62,8 @@ class Replica:
 
 
 class Reader:
-    """What a client that follows the rules of docs/read-a-stream.md has."""
+    """What a client that follows the rules of docs/read-a-stream.md has. `dropped`: the newest
+    tentative epoch that an UNDO has dropped and no REC_DONE has ended; -1: none."""
 
     def __init__(self, tentative: bool) -> None:
         self.ticket = Ticket("q", 0, Cursor(0), tentative, wait_s=0, max_bytes=600).encode()
@@ -119,6 +120,7 @@ class Reader:
 
 
 def with_rows(last: int) -> list[int]:
+    """The epochs through `last` that have rows: `Replica` appends some without."""
     return [e for e in range(last + 1) if (e - 1) % 5 != 3]
 
 

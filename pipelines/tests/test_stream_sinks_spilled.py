@@ -91,9 +91,9 @@ def test_a_call_ends_early_rather_than_wait(log: OutputLog) -> None:
 
     served = ServedQuery("q", log, None, spilled=BusyAfterOne())
     found = list(messages(served, 0))
-    lot = epochs(iter(found))
-    assert lot == list(range(len(lot)))
-    assert 0 < len(lot) < EPOCHS
+    sent = epochs(iter(found))
+    assert sent == list(range(len(sent)))
+    assert 0 < len(sent) < EPOCHS
     assert json.loads(found[-1].metadata)["kind"] == "END"
 
 

@@ -62,7 +62,7 @@ def begin(
 def test_a_delay_of_the_reader_itself_does_not_count(log: OutputLog, server: StreamServer) -> None:
     """Its process was frozen, or had no CPU: what the replica has sent is there afterwards."""
     io = started_io()
-    call = begin(io, f"{ADDRESS}:{server.port}", ReadRequest("s", 0, 0, 1, 1.0), 1.0)
+    call = begin(io, f"{ADDRESS}:{server.port}", ReadRequest("s", 0, 0, 1, wait_s=1.0), 1.0)
     eventually(lambda: server._logs[("s", 0)]._waiting_for_epoch)
     io.call(time.sleep, 2.0)
     time.sleep(0.2)
@@ -89,7 +89,7 @@ def test_a_replica_that_cannot_be_reached_has_no_large_epoch() -> None:
         full.listen(0)
         address = full.getsockname()
         others = [socket.socket() for _ in range(4)]
-        for other in others:  # the kernel answers no other
+        for other in others:  # they fill the backlog: the kernel accepts no further one
             other.setblocking(False)
             other.connect_ex(address)
         time.sleep(0.1)

@@ -46,7 +46,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def value_of(path: Path, number: int) -> int:
-    """The position of a value in a file."""
+    """The position of a value in a file; epoch e of `log_parts` has 100 e, 100 e + 1 and so on."""
     return path.read_bytes().index(number.to_bytes(8, "little"))
 
 
@@ -206,11 +206,11 @@ def test_rows_damaged_in_transit_are_refused(
         watermark: int,
         digest: str,
         payload: pa.Buffer,
-        found: int,
+        checksum: int,
         *rest: Any,
         **live: Any,
     ) -> bytes:
-        return sent(epoch, watermark, digest, payload, found + 1, *rest, **live)
+        return sent(epoch, watermark, digest, payload, checksum + 1, *rest, **live)
 
     monkeypatch.setattr(response_frames, "epoch_frame", damaged)
     with pytest.raises(StreamUnavailable, match="epoch 0 of stream s/0 arrived with a wrong check"):
@@ -245,9 +245,11 @@ def response(rows: pa.Table = TYPES, epochs: int = 2) -> list[bytes]:
     """Frames of a response."""
     sender = MessageIdentity.of(Identity(), None)
     payload = records.encode_rows(rows)
-    found = records.checksum(payload)
+    checksum = records.checksum(payload)
     frames = [wire.first_frame(sender, StreamProgress(0, 9, 9), rows.schema.serialize())]
-    frames += [wire.epoch_frame(e, 0, "d", payload, found) + bytes(payload) for e in range(epochs)]
+    frames += [
+        wire.epoch_frame(e, 0, "d", payload, checksum) + bytes(payload) for e in range(epochs)
+    ]
     return [*frames, wire.last_frame()]
 
 

@@ -187,11 +187,21 @@ def test_a_server_whose_thread_dies_says_so(log: OutputLog) -> None:
 
 def segment_of(partitions: int) -> Segment:
     read = Input("s", "rows", Schema(()), partitions, Exchange.GATHER, ())
-    return Segment("seg", "seg", ("seg",), "out", (read,), 1, 1, (), Resources(100, 1 << 30))
+    return Segment(
+        id="seg",
+        name="seg",
+        nodes=("seg",),
+        stream="out",
+        inputs=(read,),
+        partitions=1,
+        replicas=1,
+        queries=(),
+        resources=Resources(100, 1 << 30),
+    )
 
 
 def test_inputs_whose_thread_dies_fail_the_task() -> None:
-    inputs = StreamInputs(segment_of(2), 0, 0, 0)
+    inputs = StreamInputs(segment_of(2), 0, next_epoch=0, watermark=0)
     end_thread(inputs._io)
     with pytest.raises(RekindleError, match="thread pulls has ended: SystemExit"):
         eventually(lambda: inputs.take(CallBounds(1), 0.1))
@@ -272,7 +282,7 @@ def test_all_edges_share_one_budget(tmp_path: Path) -> None:
     def held() -> int:
         return int(pa.total_allocated_bytes() - before)
 
-    inputs = StreamInputs(segment_of(count), 0, 0, 0, read_ahead_bytes=budget)
+    inputs = StreamInputs(segment_of(count), 0, next_epoch=0, watermark=0, read_ahead_bytes=budget)
     at = Endpoint(address=f"{ADDRESS}:{server.port}", replica=0, incarnation=1)
     inputs.route([Upstream(stream="s", partition=n, endpoints=(at,)) for n in range(count)])
     epoch_bytes = count * rows * 8
@@ -301,7 +311,7 @@ def test_an_epoch_too_large_for_the_task_is_refused_in_advance(
             raise EpochTooLarge(f"{what} has {size >> 20} MiB")
 
     before = pa.total_allocated_bytes()
-    inputs = StreamInputs(segment_of(16), 0, 0, 0, check_size=check)
+    inputs = StreamInputs(segment_of(16), 0, next_epoch=0, watermark=0, check_size=check)
     at = Endpoint(address=f"{ADDRESS}:{server.port}", replica=0, incarnation=1)
     inputs.route([Upstream(stream="s", partition=n, endpoints=(at,)) for n in range(16)])
     with pytest.raises(EpochTooLarge, match="epoch 0 of the upstream partitions together has 4"):
@@ -325,7 +335,7 @@ def test_a_reader_that_stops_reading_makes_nothing_wait_in_memory(
     assert max(waiting) <= 2 * http_server.SEND_BYTES + 100
     assert pa.total_allocated_bytes() - before < 16 << 20
     assert read(server, ReadRequest("s", 0, 0, 1 << 30), 60) == list(range(8))
-    eventually(lambda: not server._http._transports, 10)  # left, because they took nothing
+    eventually(lambda: not server._http._transports, 10)  # dropped, because they took nothing
     for one in slow:
         one.close()
 
@@ -341,12 +351,12 @@ def test_shares_held_for_slow_readers_are_bounded(
     slow = [ask(server, ReadRequest("s", 0, epoch, 1, share=share)) for epoch in range(4)]
     most = 0
 
-    def left() -> bool:
+    def dropped() -> bool:
         nonlocal most
         most = max(most, server._frames._budget.reserved_bytes)
         return most > 8 << 20 and not server._frames._budget.reserved_bytes
 
-    wait_for("readers that are left", left, every_s=0.001)
+    wait_for("slow readers that are dropped", dropped, every_s=0.001)
     assert most <= 13 << 20  # with the headers of what is encoded
     for one in slow:
         one.close()

@@ -88,7 +88,9 @@ def test_a_reader_of_stable_epochs_gets_no_others(live: LiveServer) -> None:
     live.stable(0)
     live.tentative(1, 2)
     assert kinds(live.request(0)) == [("STABLE", 0, 0)]
-    assert live.request(0).progress.live == LiveReport("boot", ConsistencyState.STABLE, 2, -1)
+    assert live.request(0).progress.live == LiveReport(
+        "boot", ConsistencyState.STABLE, tentative=2, corrected=-1
+    )
 
 
 def test_a_live_reader_gets_tentative_epochs_too(live: LiveServer) -> None:
@@ -97,7 +99,7 @@ def test_a_live_reader_gets_tentative_epochs_too(live: LiveServer) -> None:
     response = live.live(0)
     assert kinds(response) == [("STABLE", 0, 0), ("TENTATIVE", 1, 1), ("TENTATIVE", 2, 1)]
     assert [len(b.rows) for b in response.epochs] == [3, 2, 2]
-    assert response.live == LivePosition("boot", 1, 3)
+    assert response.live == LivePosition("boot", span=1, epoch=3)
 
 
 def test_the_next_call_goes_on_where_one_ended(live: LiveServer) -> None:
@@ -134,7 +136,7 @@ def test_a_call_ends_within_its_bytes_and_goes_on(live: LiveServer) -> None:
 
 def test_a_restarted_task_begins_again(live: LiveServer) -> None:
     correct(live)
-    response = live.request(3, LivePosition("another boot", 70, 9))
+    response = live.request(3, LivePosition("another boot", span=70, epoch=9))
     assert kinds(response) == [("STABLE", 3, 0), ("REC_DONE", 3, 0), ("STABLE", 4, 0)]
 
 
@@ -195,7 +197,7 @@ def test_a_task_without_tentative_output_responds_to_live_calls(tmp_path: Path) 
 def test_messages_without_tentative_output_have_no_new_fields(live: LiveServer) -> None:
     """Readers of older releases do not know them."""
     assert "live" not in ReadRequest("s", 0, 0, 1).message(OWN)
-    assert StreamProgress(0, 4, 5).header() == {"base": 0, "last": 4, "released": 5}
+    assert StreamProgress(base=0, last=4, head=5).header() == {"base": 0, "last": 4, "released": 5}
     header = json.loads(epoch_frame(3, 7, "d", None, 0)[8:])
     assert header == {"epoch": 3, "watermark": 7, "digest": "d"}
 
@@ -214,7 +216,9 @@ def test_a_tentative_epoch_that_was_not_requested_is_refused() -> None:
 
 def test_a_state_of_a_newer_release_is_taken_as_stable() -> None:
     message = {"boot": "b", "state": "HALF_STABLE", "tentative": 4, "corrected": 2}
-    assert LiveReport.of(message) == LiveReport("b", ConsistencyState.STABLE, 4, 2)
+    assert LiveReport.of(message) == LiveReport(
+        "b", ConsistencyState.STABLE, tentative=4, corrected=2
+    )
     endpoint = {"address": "a:1", "replica": 0, "incarnation": 1, "state": "HALF_STABLE"}
     assert Endpoint.model_validate(endpoint).state is ConsistencyState.STABLE
     with pytest.raises(ValueError, match="4"):
@@ -233,7 +237,7 @@ def test_a_damaged_branch_costs_only_the_epochs_of_its_file(
     assert kinds(live.live(2)) == [("TENTATIVE", 4, 1)]
     live.output.undo(2)
     live.stable(2)
-    after = live.request(4, LivePosition("boot", 1, 5))
+    after = live.request(4, LivePosition("boot", span=1, epoch=5))
     assert kinds(after) == [("UNDO", 2, 0)]
     assert live.log.damage is None
 

@@ -148,8 +148,8 @@ def test_spans_are_bounded_and_a_reader_goes_on_behind_them() -> None:
     history, reader = LiveHistory(), Reader(0)
     reader.read(history, 0, 1)
     for epoch in range(1, MAX_SPANS):
-        history.append(BatchKind.TENTATIVE, epoch, epoch - 1, epoch)
-        history.append(BatchKind.UNDO, epoch, epoch - 1)
+        history.append(BatchKind.TENTATIVE, epoch, stable=epoch - 1, attempt=epoch)
+        history.append(BatchKind.UNDO, epoch, stable=epoch - 1)
     reader.read(history, MAX_SPANS - 1, 10 * MAX_SPANS)
     assert reader.got[-1] == Record(BatchKind.STABLE, MAX_SPANS - 1)
     assert len(reader.got) < MAX_SPANS + 10
@@ -204,7 +204,7 @@ def test_tentative_epochs_are_read_after_the_stable_ones(tmp_path: Path) -> None
     ]
     assert isinstance(read[1], EpochBatch)
     assert read[1].rows.equals(batch(3, salt=7).rows)
-    assert live.report == LiveReport("boot", ConsistencyState.STABLE, 4, -1)
+    assert live.report == LiveReport("boot", ConsistencyState.STABLE, tentative=4, corrected=-1)
 
 
 def test_the_stable_log_does_not_change_with_tentative_epochs(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_corrected_epochs_follow_the_undo(tmp_path: Path) -> None:
         (BatchKind.RECONCILIATION_DONE, 3),
         (BatchKind.STABLE, 4),
     ]
-    assert live.report == LiveReport("boot", ConsistencyState.STABLE, -1, 3)
+    assert live.report == LiveReport("boot", ConsistencyState.STABLE, tentative=-1, corrected=3)
 
 
 def test_an_epoch_that_is_stable_already_is_not_tentative(tmp_path: Path) -> None:

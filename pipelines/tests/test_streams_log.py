@@ -298,7 +298,7 @@ def test_a_failed_write_does_not_change_the_log(
 ) -> None:
     log = filled(tmp_path, 2)
     written = os.pwrite
-    room = iter([10])
+    room = iter([10])  # bytes of the first write; the next one has none
 
     def on_a_full_disk(file: int, data: memoryview, offset: int) -> int:
         for part in room:

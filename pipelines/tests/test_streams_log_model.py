@@ -30,7 +30,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("rows"), st.integers(1, 20)),
     st.tuples(st.just("rows"), st.integers(1, 3)),
     st.tuples(st.just("empty"), st.integers(1, 12)),
-    st.tuples(st.just("moving"), st.integers(1, 12)),
+    st.tuples(st.just("moving"), st.integers(1, 12)),  # the watermark; no rows
     st.tuples(st.just("read"), SIZES),
     st.tuples(st.just("truncate"), PLACES),
     st.tuples(st.just("reopen"), PLACES),
@@ -74,8 +74,8 @@ class History:
         assert base <= self.log.base <= max(base, floor + 1)
         self.epochs = {e: b for e, b in self.epochs.items() if e >= self.log.base}
 
-    def damage(self, suffix: str, places: tuple[float, float], *, cut: bool) -> None:
-        paths = sorted(p for p in self.directory.iterdir() if p.suffix in suffix)
+    def damage(self, suffixes: str, places: tuple[float, float], *, cut: bool) -> None:
+        paths = sorted(p for p in self.directory.iterdir() if p.suffix in suffixes.split())
         if not paths:
             return
         path = paths[int(places[0] * len(paths))]

@@ -152,13 +152,13 @@ def recorded(address: str) -> bytes:
 
 
 @pytest.mark.parametrize("reset", [True, False])
-@pytest.mark.parametrize("share", [0.02, 0.4, 0.9, 0.9999])
-def test_a_connection_may_end_anywhere(healthy: str, reset: bool, share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.02, 0.4, 0.9, 0.9999])
+def test_a_connection_may_end_anywhere(healthy: str, reset: bool, fraction: float) -> None:
     content = recorded(healthy)
 
     def act(connected: socket.socket) -> None:
         connected.recv(1 << 16)
-        connected.sendall(content[: int(share * len(content))])
+        connected.sendall(content[: int(fraction * len(content))])
         if reset:
             linger = struct.pack("ii", 1, 0)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

@@ -36,13 +36,14 @@ from rekindle_testing.waiting import eventually
 
 
 def choice(*addresses: str) -> ReplicaChoice:
-    made = ReplicaChoice(5, stall_s=3)
+    """For a reader that has received the epochs up to 4."""
+    made = ReplicaChoice(next_epoch=5, stall_s=3)
     made.step(endpoints(*addresses), 0)
     return made
 
 
 def test_the_preferred_replica_is_read_first() -> None:
-    assert ReplicaChoice(5, 3).step(endpoints(A, B), 0) == [SwitchReplica(A, 5)]
+    assert ReplicaChoice(5, stall_s=3).step(endpoints(A, B), 0) == [SwitchReplica(A, 5)]
 
 
 def test_a_reader_keeps_its_replica_when_the_preference_changes() -> None:
@@ -74,7 +75,7 @@ def test_a_suspected_replica_is_left_while_another_is_not() -> None:
 
 
 def test_the_only_replica_is_read_although_suspected() -> None:
-    assert ReplicaChoice(5, 3).step(endpoints(A, suspected=A), 0) == [SwitchReplica(A, 5)]
+    assert ReplicaChoice(5, stall_s=3).step(endpoints(A, suspected=A), 0) == [SwitchReplica(A, 5)]
 
 
 def test_a_stalled_replica_is_abandoned() -> None:
@@ -146,7 +147,7 @@ _events = st.one_of(
 def test_whatever_happens_epochs_come_in_order_without_gaps_or_repeats(
     steps: list[tuple[RoutesChanged | EpochsReceived | CallFailed, float]],
 ) -> None:
-    made, now = ReplicaChoice(5, 3), 0.0
+    made, now = ReplicaChoice(5, stall_s=3), 0.0
     taken: list[int] = []
     known: tuple[Endpoint, ...] = ()
     for event, passed in steps:
@@ -165,10 +166,10 @@ def test_the_reader_continues_after_a_replica_dies() -> None:
     harness = Harness()
     harness.replicas.last = {A: 3, B: 3}
     harness.reader.route(endpoints(A, B).endpoints)
-    harness.expect(4, 10)
+    harness.expect(4, within_s=10)
     harness.replicas.dead.add(A)
     harness.replicas.last[B] = 6
-    harness.expect(7, 10)
+    harness.expect(7, within_s=10)
     assert harness.reader.unreadable() == (A,)
     assert harness.reader.head == 6
     harness.close()
@@ -181,7 +182,7 @@ def test_suspicion_abandons_a_call_of_a_silent_replica() -> None:
     harness.reader.route(endpoints(A, B).endpoints)
     time.sleep(0.05)
     harness.reader.route(endpoints(A, B, suspected=A).endpoints)
-    harness.expect(3, 1.2)
+    harness.expect(3, within_s=1.2)
     harness.replicas.silent[A].set()
     harness.close()
 
@@ -191,7 +192,7 @@ def test_a_silent_replica_is_left_at_the_deadline() -> None:
     harness.replicas.silent[A] = threading.Event()
     harness.replicas.last[B] = 2
     harness.reader.route(endpoints(A, B).endpoints)
-    harness.expect(3, 2.5)
+    harness.expect(3, within_s=2.5)
     harness.close()
 
 
@@ -213,7 +214,7 @@ def test_timeouts_grow_for_an_epoch_that_does_not_arrive() -> None:
     harness.replicas.last[A] = 1
     harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)
     harness.reader.route(endpoints(A).endpoints)
-    harness.expect(2, 5)
+    harness.expect(2, within_s=5)
     eventually(lambda: len(LargeEpoch.deadlines) >= 5)
     harness.close()
     assert LargeEpoch.deadlines[:5] == [1.5, 3, 6, 12, 1.5]
@@ -257,13 +258,13 @@ def test_without_buffer_space_no_call_is_made() -> None:
     harness = Harness(buffered_epochs=1)
     harness.replicas.last[A] = 0
     harness.reader.route(endpoints(A).endpoints)
-    harness.expect(1, 2)
+    harness.expect(1, within_s=2)
     harness.replicas.last[A] = 5
     time.sleep(0.1)
     assert harness.got == [0]
     harness.buffered_epochs = 100
     harness.io.call(harness.reader.wake)
-    harness.expect(6, 2)
+    harness.expect(6, within_s=2)
     harness.close()
 
 
@@ -281,7 +282,7 @@ def test_a_reader_goes_on_if_closing_its_client_fails() -> None:
     harness.reader.route(endpoints(A).endpoints)
     eventually(lambda: closed)
     harness.replicas.dead.clear()
-    harness.expect(5, 10)
+    harness.expect(5, within_s=10)
     harness.close()
 
 
@@ -296,7 +297,7 @@ def test_a_reader_goes_on_if_its_coroutine_raises() -> None:
     make = harness.reader._make_call
     harness.reader._make_call = lambda call: unknown(call) if failures else make(call)  # type: ignore[method-assign]
     harness.reader.route(endpoints(A).endpoints)
-    harness.expect(5, 10)
+    harness.expect(5, within_s=10)
     harness.close()
 
 
@@ -314,7 +315,7 @@ def test_a_reader_goes_on_if_its_call_is_cancelled_by_somebody_else() -> None:
     harness.replicas.last[A] = 4
     harness.reader._connect = lambda a: Cancelled(harness.replicas, a)
     harness.reader.route(endpoints(A).endpoints)
-    harness.expect(5, 10)
+    harness.expect(5, within_s=10)
     harness.close()
 
 
@@ -334,7 +335,7 @@ def test_a_call_that_is_abandoned_before_it_begins_leaves_no_connection(closing:
     harness.replicas.last[A] = harness.replicas.last[B] = 0
     harness.reader._connect = connect
     harness.reader.route(endpoints(A).endpoints)
-    harness.expect(1, 5)
+    harness.expect(1, within_s=5)
     eventually(lambda: harness.reader._calling is None)
     assert opened == [A]
     harness.buffered_epochs = 100
@@ -362,13 +363,13 @@ def test_a_reader_that_has_failed_is_woken_by_space() -> None:
 
     harness.reader._has_buffer_space = has_space
     harness.reader.route(endpoints(A).endpoints)
-    harness.expect(5, 10)
+    harness.expect(5, within_s=10)
     space[0] = RuntimeError("once")
     eventually(lambda: harness.reader.problem())
     eventually(lambda: not harness.reader._backing_off, 20)
     harness.replicas.last[A], space[0] = 9, True
     harness.io.call(harness.reader.wake)
-    harness.expect(10, 5)
+    harness.expect(10, within_s=5)
     assert harness.reader.problem() is None
     harness.close()
 

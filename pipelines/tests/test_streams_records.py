@@ -35,6 +35,8 @@ from rekindle.streams.sparse_index import SPACING_BYTES, SparseIndex
 from rekindle.streams.tail import MAX_WATERMARK_CHANGES_BYTES, Appended, Tail, append_epoch
 
 DIGESTS = ("0" * 32, "f" * 32)
+FIRST = 7
+"""The first epoch of the files."""
 
 
 class Epoch(NamedTuple):
@@ -53,6 +55,17 @@ EPOCHS = st.lists(
     max_size=40,
 )
 KINDS = st.sampled_from(RecordKind)
+VALID = Record(
+    RecordKind.STABLE,
+    branch=2,
+    epoch=0,
+    epochs=1,
+    watermark=0,
+    digest=DIGESTS[1],
+    start=0,
+    length=0,
+    previous=0,
+)
 
 
 def apply(data: bytearray, writes: Iterable[tuple[int, bytes | pa.Buffer]]) -> None:
@@ -69,7 +82,7 @@ def appended(tail: Tail, epoch: Epoch, kind: RecordKind, branch: int) -> Appende
 def filled(
     epochs: Iterable[Epoch], kind: RecordKind = RecordKind.STABLE, branch: int = 0
 ) -> tuple[bytearray, Tail]:
-    data, tail = bytearray(), Tail(7)
+    data, tail = bytearray(), Tail(FIRST)
     for epoch in epochs:
         step = appended(tail, epoch, kind, branch)
         apply(data, step.writes)
@@ -102,7 +115,7 @@ def test_what_is_appended_is_read(epochs: list[Epoch], kind: RecordKind, branch:
     assert read(data) == (epochs, False)
     found = list(forward(memoryview(data)))
     assert {(r.kind, r.branch) for r in found} <= {(kind, branch)}
-    assert (len(found), tail.next_epoch) == (tail.records, 7 + len(epochs))
+    assert (len(found), tail.next_epoch) == (tail.records, FIRST + len(epochs))
 
 
 @given(EPOCHS)
@@ -169,7 +182,7 @@ def test_every_epoch_is_found_from_any_record_before_it(
     epochs: list[Epoch], data: st.DataObject
 ) -> None:
     content = memoryview(filled(epochs)[0])
-    wanted = data.draw(st.integers(7, 6 + len(epochs)))
+    wanted = data.draw(st.integers(FIRST, FIRST + len(epochs) - 1))
     found = list(forward(content))
     for start in (r.start for r in found if r.epoch <= wanted):
         at = locate(content, start, len(content), wanted)
@@ -177,10 +190,11 @@ def test_every_epoch_is_found_from_any_record_before_it(
         assert record.epoch <= wanted < record.next_epoch
         assert (
             next(watermarks(watermark_changes(content, record), record, wanted))
-            == epochs[wanted - 7].watermark
+            == epochs[wanted - FIRST].watermark
         )
-    with pytest.raises(DamagedRecord, match=f"no record of epoch {7 + len(epochs)}"):
-        locate(content, 0, len(content), 7 + len(epochs))
+    end = FIRST + len(epochs)
+    with pytest.raises(DamagedRecord, match=f"no record of epoch {end}"):
+        locate(content, 0, len(content), end)
 
 
 @given(EPOCHS)
@@ -213,7 +227,9 @@ def test_control_records_leave_the_epochs_consecutive() -> None:
         (RecordKind.TENTATIVE, 5, 1),
         (RecordKind.RECONCILIATION_DONE, 5, 0),
     ]:
-        record = Record(kind, 2, epoch, count, 0, DIGESTS[1], len(data), 0, before)
+        record = VALID._replace(
+            kind=kind, epoch=epoch, epochs=count, start=len(data), previous=before
+        )
         data += encode_header(record, 0)
         before = record.size
     found = list(forward(memoryview(data)))
@@ -246,9 +262,9 @@ def test_records_of_other_formats_are_refused_with_a_reason(header: bytes, reaso
 @pytest.mark.parametrize(
     "record",
     [
-        Record(RecordKind.STABLE, -1, 0, 1, 0, DIGESTS[0], 0, 0, 0),
-        Record(RecordKind.STABLE, 0, 1 << 63, 1, 0, DIGESTS[0], 0, 0, 0),
-        Record(RecordKind.STABLE, 0, 0, 1, 0, "abc0", 0, 0, 0),
+        VALID._replace(branch=-1),
+        VALID._replace(epoch=1 << 63),
+        VALID._replace(digest="abc0"),
     ],
 )
 def test_what_does_not_fit_a_header_is_not_written(record: Record) -> None:

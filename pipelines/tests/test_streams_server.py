@@ -52,7 +52,7 @@ def log(tmp_path: Path) -> OutputLog:
 @pytest.fixture
 def server(log: OutputLog) -> Iterator[StreamServer]:
     server = StreamServer(ADDRESS, 0)
-    server.serve_log(log, lambda: 41)
+    server.serve_log(log, head=lambda: 41)
     yield server
     server.stop()
 
@@ -163,7 +163,7 @@ def test_a_response_has_no_more_than_was_requested(log: OutputLog, server: Strea
         log.append(batch(epoch, rows=50))
     payload = log.read_encoded(0, 0)[0].payload
     assert payload is not None
-    cost = payload.size + object_bytes(2)
+    cost = payload.size + object_bytes(2)  # of two columns
     shared = {"share": Share(("k",), 2, 0)}
     for max_bytes, epochs in ((0, 1), (1, 1), (2 * cost - 1, 1), (2 * cost, 2), (1 << 20, 9)):
         assert len(read(server, ReadRequest("s", 0, 0, max_bytes)).epochs) == epochs

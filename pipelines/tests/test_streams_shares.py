@@ -218,7 +218,8 @@ def test_small_epochs_are_read_once_however_short_the_slices(
 def test_a_response_takes_no_more_of_its_reader_than_was_requested(
     tmp_path: Path, server: StreamServer, share: Share | None
 ) -> None:
-    """64 readers at once that request little each: what epochs of few rows cost is not in them."""
+    """64 readers at once request little each. Epochs of few rows take more memory for their objects
+    than for the rows."""
     server.serve_log(filled(tmp_path, 256, 1))
     request = ReadRequest("s", 0, 0, 64 << 10, share=share)
     epochs = read_once(f"{ADDRESS}:{server.port}", request, 5).epochs
@@ -310,14 +311,14 @@ def test_a_spilled_file_is_fetched_once_for_readers_at_different_places(
     spill = CountedSpill()
     log = filled(tmp_path, 120, 1000, budget=1 << 20, spill=spill, file_bytes=256 << 10)
     server.serve_log(log)
-    files, spilled = len(spill), next(e for e in range(120) if log.spilled(e) is None)
+    files, first_local = len(spill), next(e for e in range(120) if log.spilled(e) is None)
     assert files >= 5
-    places = (0, spilled // 2)
+    places = (0, first_local // 2)
     found: list[list[int]] = [[], []]
 
     def read_on(number: int) -> None:
         epoch = places[number]
-        while len(found[number]) < spilled // 2:
+        while len(found[number]) < first_local // 2:
             request = ReadRequest("s", 0, epoch, 64 << 10, share=share)
             got = read_once(f"{ADDRESS}:{server.port}", request, 20).epochs
             found[number] += [e.epoch for e in got]

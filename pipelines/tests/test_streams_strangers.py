@@ -1,4 +1,5 @@
-"""What strangers cost a server of streams: their connections."""
+"""What strangers, which are not tasks of the topology, cost a server of streams: their
+connections."""
 
 from __future__ import annotations
 
@@ -270,7 +271,7 @@ def test_all_readers_of_a_task_may_connect_at_one_moment(
     log: OutputLog, server: StreamServer, paused_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the unadmitted connections that there may be."""
-    monkeypatch.setattr(server._http, "open_connections", Connections(64))
+    monkeypatch.setattr(server._http, "open_connections", Connections(max_unadmitted=64))
     log.append(batch(0))
     server._io.call(time.sleep, paused_s)
     address = f"{ADDRESS}:{server.port}"
@@ -306,7 +307,9 @@ def test_a_connection_that_is_closed_before_it_is_made_does_not_stay(
 def test_a_reader_too_many_is_refused_with_a_message(
     log: OutputLog, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server._http, "open_connections", Connections(8, 2))
+    monkeypatch.setattr(
+        server._http, "open_connections", Connections(max_unadmitted=8, max_admitted=2)
+    )
     busy = [ask(server, ReadRequest("s", 0, 0, 1, wait_s=1.0)) for _ in range(2)]
     open_connections = server._http.open_connections
     eventually(lambda: len(open_connections) == 2 and not open_connections.unadmitted)

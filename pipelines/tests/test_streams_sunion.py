@@ -51,20 +51,20 @@ def test_any_interleaving_and_duplication_gives_the_same_epochs(
     shuffled = [arrival(c, e) for c, e in order]
     for at in repeats:
         shuffled.insert((at * 5) % len(shuffled), shuffled[at])
-    expected = feed(SUnion(INPUTS, 4, 3), straight)
+    expected = feed(SUnion(INPUTS, next_epoch=4, watermark=3), straight)
     assert [b.epoch for b in expected] == [4, 5, 6, 7]
-    assert feed(SUnion(INPUTS, 4, 3), shuffled) == expected
+    assert feed(SUnion(INPUTS, next_epoch=4, watermark=3), shuffled) == expected
 
 
 def test_rows_are_merged_by_input_partition_and_row() -> None:
-    union = SUnion(INPUTS, 0, -5)
+    union = SUnion(INPUTS, next_epoch=0, watermark=-5)
     (epoch,) = feed(union, [(c, batch(c, 0)) for c in reversed(CHANNELS)])
     assert epoch.inputs[0]["a"].to_pylist() == [0, 1, 2000, 2001]
     assert epoch.inputs[1]["b"].to_pylist() == [1000, 1001]
 
 
 def test_the_watermark_is_the_minimum_and_never_falls() -> None:
-    union = SUnion([[0, 1]], 0, 7)
+    union = SUnion([[0, 1]], next_epoch=0, watermark=7)
     a, b = Channel(0, 0), Channel(0, 1)
     marks = [(10, 9), (3, 20), (30, 20)]
     arrivals = [
@@ -77,20 +77,20 @@ def test_the_watermark_is_the_minimum_and_never_falls() -> None:
 
 
 def test_an_input_without_rows_is_an_empty_table() -> None:
-    union = SUnion(INPUTS, 0, 0)
+    union = SUnion(INPUTS, next_epoch=0, watermark=0)
     (epoch,) = feed(union, [(c, batch(c, 0, 0)) for c in CHANNELS])
     assert [t.schema for t in epoch.inputs] == [LEFT, RIGHT]
 
 
 def test_sunion_names_the_missing_channels() -> None:
-    union = SUnion(INPUTS, 0, 0)
+    union = SUnion(INPUTS, next_epoch=0, watermark=0)
     assert union.add(CHANNELS[1], batch(CHANNELS[1], 0)) == []
     assert union.missing() == (CHANNELS[0], CHANNELS[2])
 
 
 def test_a_full_channel_waits_unless_its_epoch_is_needed() -> None:
     one = batch(CHANNELS[0], 0).rows.nbytes
-    union = SUnion(INPUTS, 0, 0, max_bytes=one * 2 * 3)
+    union = SUnion(INPUTS, next_epoch=0, watermark=0, max_bytes=one * 2 * 3)
     for epoch in range(1, 5):
         assert union.has_buffer_space(CHANNELS[0])  # epoch 0 is missing, however much is there
         union.add(CHANNELS[0], batch(CHANNELS[0], epoch))
@@ -107,11 +107,11 @@ def test_tentative_batches_are_refused_by_name() -> None:
     rows = batch(CHANNELS[0], 0).rows
     tentative = EpochBatch("s0", 0, 0, 0, rows, "d", BatchKind.TENTATIVE)
     with pytest.raises(TentativeRefused, match="epoch 0 of stream s0/0 is TENTATIVE"):
-        SUnion(INPUTS, 0, 0).add(CHANNELS[0], tentative)
+        SUnion(INPUTS, next_epoch=0, watermark=0).add(CHANNELS[0], tentative)
 
 
 def test_replicas_that_disagree_raise_diverged() -> None:
-    union = SUnion(INPUTS, 0, 0)
+    union = SUnion(INPUTS, next_epoch=0, watermark=0)
     union.add(CHANNELS[0], batch(CHANNELS[0], 0))
     with pytest.raises(Diverged, match="disagree on epoch 0"):
         union.add(CHANNELS[0], batch(CHANNELS[0], 0, digest="other"))

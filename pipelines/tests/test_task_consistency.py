@@ -27,7 +27,7 @@ from rekindle.streams.epochs import BatchKind
 from rekindle.task.core.loop import IdleEngineDied
 
 EXAMPLES = settings(max_examples=20, deadline=None)
-# Others in each process; a failure names its seed.
+# Drawn anew in each process; a failure names its seed.
 SHARED_SEEDS = Random().sample(range(2**32), 30)
 SHARED = st.sampled_from(SHARED_SEEDS[: EXAMPLES.max_examples])
 WITH_POLICIES = [(s, POLICIES[at % len(POLICIES)]) for at, s in enumerate(SHARED_SEEDS)]
@@ -35,7 +35,7 @@ WITH_POLICIES = [(s, POLICIES[at % len(POLICIES)]) for at, s in enumerate(SHARED
 
 @functools.cache
 def play(seed: int, policies: tuple[Policy, Policy] | None = None) -> CoreWorld:
-    """Played to its end. Several properties are of the same worlds: these take the time."""
+    """Played to its end. Several properties check the same worlds: to play one takes the time."""
     random = Random(seed)
     chain = replace(drawn_chain(random), max_delay_s=X_S)
     if policies is not None:
@@ -223,7 +223,7 @@ def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
     world = CoreWorld(Chain())
     world.run(10.95)
     (task,) = world.tasks
-    task.send(IdleEngineDied("the JVM died"))  # until 11.15; epoch 10 arrives at 11.01
+    task.send(IdleEngineDied("the JVM died"))  # restarted at 11.15; epoch 10 arrives at 11.01
     world.run(20)
     assert task.task.response().stable_epoch == 18
 

@@ -101,7 +101,7 @@ def test_both_end_stable_and_equal(seed: int) -> None:
 def branches() -> BranchesCore:
     """Of replica 1, after epoch 9."""
     made = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=X_S, replica=1)
-    return BranchesCore(made, 10, -1)
+    return BranchesCore(made, next_epoch=10, watermark=-1)
 
 
 ASKING = Partner(replica=0, boot="a", asks=Postponement(number=1, lease_s=10.0))
@@ -138,7 +138,7 @@ def test_an_input_without_responses_is_missing(heads: tuple[int, int], missing: 
 
 def test_a_task_without_a_checkpoint_waits_for_all_inputs() -> None:
     settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=X_S)
-    first = BranchesCore(settings, 0, -1)
+    first = BranchesCore(settings, next_epoch=0, watermark=-1)
     first.check_heads((NO_EPOCH, 90), 0.0)
     first.check_heads((NO_EPOCH, 90), 1000.0)
     assert not first._tentative_allowed
@@ -147,16 +147,19 @@ def test_a_task_without_a_checkpoint_waits_for_all_inputs() -> None:
 def test_a_partner_that_is_lost_for_a_moment_has_not_asked_again() -> None:
     messages = PartnerMessages()
     messages.receive(ASKING, "b")
-    messages.send(AnswerPartner(True, 10))
+    messages.send(AnswerPartner(promised=True, lease_s=10))
     messages.receive(None, "b")
-    assert messages.receive(ASKING, "b") == [PartnerChanged(True)]
+    assert messages.receive(ASKING, "b") == [PartnerChanged(present=True)]
 
 
 def test_a_repeated_request_is_received_once() -> None:
     messages = PartnerMessages()
     partner = Partner(replica=1, boot="b", asks=Postponement(number=1, lease_s=10))
-    assert messages.receive(partner, "a") == [PartnerChanged(True), PostponementRequested(1, 10)]
-    messages.send(AnswerPartner(True, 10))
+    assert messages.receive(partner, "a") == [
+        PartnerChanged(present=True),
+        PostponementRequested(1, lease_s=10),
+    ]
+    messages.send(AnswerPartner(promised=True, lease_s=10))
     assert messages.answer == PostponementAnswer(boot="b", number=1, promised=True)
     assert messages.receive(partner, "a") == []
     ended = partner.model_copy(update={"asks": Postponement(number=2, lease_s=0)})
@@ -190,6 +193,6 @@ def test_a_partner_that_restarts_is_another_one() -> None:
     messages.receive(Partner(replica=1, boot="b"), "a")
     messages.send(RequestPostponement(10))
     after = messages.receive(Partner(replica=1, boot="c"), "a")
-    assert after == [PartnerChanged(False), PartnerChanged(True)]
+    assert after == [PartnerChanged(present=False), PartnerChanged(present=True)]
     assert messages.asks == Postponement(number=2, lease_s=0)
-    assert messages.receive(None, "a") == [PartnerChanged(False)]
+    assert messages.receive(None, "a") == [PartnerChanged(present=False)]

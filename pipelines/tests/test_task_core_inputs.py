@@ -43,7 +43,7 @@ def test_gaps_of_years_are_reported() -> None:
 
 @given(st.permutations([(c, e) for c in (LEFT, RIGHT) for e in range(6)]))
 def test_complete_epochs_are_taken_in_order(arrivals: list[tuple[Channel, int]]) -> None:
-    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1000)
+    core = StreamsCore([[0], [0]], next_epoch=0, watermark=0, read_ahead_bytes=1000)
     taken: list[int] = []
     for channel, epoch in arrivals:
         core.arrived(channel, batch(channel, epoch))
@@ -56,7 +56,7 @@ def test_complete_epochs_are_taken_in_order(arrivals: list[tuple[Channel, int]])
 
 def test_complete_epochs_that_wait_stop_readers() -> None:
     one = memory_bytes(batch(LEFT, 0).rows)
-    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=6 * one)
+    core = StreamsCore([[0], [0]], next_epoch=0, watermark=0, read_ahead_bytes=6 * one)
     for epoch in range(3):
         for channel in (LEFT, RIGHT):
             assert core.has_buffer_space(channel)
@@ -68,7 +68,7 @@ def test_complete_epochs_that_wait_stop_readers() -> None:
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_epochs_of_few_rows_are_bounded_too(rows: int) -> None:
-    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1 << 20)
+    core = StreamsCore([[0], [0]], next_epoch=0, watermark=0, read_ahead_bytes=1 << 20)
     table = pa.table({f"column_{n}": [1.0] * rows for n in range(50)})
     epoch = 0
     while core.has_buffer_space(LEFT):
@@ -79,7 +79,7 @@ def test_epochs_of_few_rows_are_bounded_too(rows: int) -> None:
 
 
 def test_what_is_announced_is_forgotten_when_its_epoch_is_complete() -> None:
-    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1 << 40)
+    core = StreamsCore([[0], [0]], next_epoch=0, watermark=0, read_ahead_bytes=1 << 40)
     for epoch in range(100):
         assert core.announced(LEFT, epoch, 5) == 5
         assert core.announced(RIGHT, epoch, 7) == 12
@@ -91,7 +91,7 @@ def test_what_is_announced_is_forgotten_when_its_epoch_is_complete() -> None:
 
 
 def test_an_announcement_costs_the_same_however_far_ahead() -> None:
-    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1 << 40)
+    core = StreamsCore([[0], [0]], next_epoch=0, watermark=0, read_ahead_bytes=1 << 40)
     for epoch in range(20_000):
         core.announced(LEFT, epoch, 5)
     began = time.process_time()
@@ -101,7 +101,7 @@ def test_an_announcement_costs_the_same_however_far_ahead() -> None:
 
 
 def test_an_error_is_raised_by_each_call_from_then_on() -> None:
-    core = StreamsCore([[0], [0]], 0, 0, read_ahead_bytes=1000)
+    core = StreamsCore([[0], [0]], next_epoch=0, watermark=0, read_ahead_bytes=1000)
     core.arrived(LEFT, batch(LEFT, 0))
     with pytest.raises(Diverged):
         core.arrived(LEFT, batch(LEFT, 0, digest="other"))

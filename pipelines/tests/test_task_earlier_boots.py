@@ -42,6 +42,7 @@ def run_boot_with_wrong_result(directory: Path, replicas: int) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
+    """The directory of the task's log, which outlives its boots."""
     return tmp_path / "log"
 
 
@@ -145,7 +146,7 @@ def test_sinks_compare_files_of_a_boot_that_may_be_wrong(home: Path) -> None:
     run_and_compare_all_files(Boot(home, replicas=2))
 
 
-def test_sinks_of_a_new_pod_compare_files_if_told_so(home: Path) -> None:
+def test_sinks_of_a_new_pod_compare_files_if_a_poll_asked_for_it(home: Path) -> None:
     mark_comparison(home)
     run_and_compare_all_files(Boot(home, replicas=2))
 

@@ -140,7 +140,15 @@ def saved_entry(config: TaskConfig, epoch: int) -> str:
     store = Store(config.topology.spec.checkpoint.store)
     operator = config.topology.nodes[config.segment.nodes[0]].id
     states = StateStore(store, config.uid)
-    ref = states.save(config.segment.id, 0, epoch, 0, (operator,), count_state(operator, 7), None)
+    ref = states.save(
+        config.segment.id,
+        0,
+        epoch,
+        watermark=0,
+        operator_ids=(operator,),
+        state=count_state(operator, 7),
+        previous=None,
+    )
     assert ref.object is not None
     return ref.object
 

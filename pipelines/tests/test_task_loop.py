@@ -31,7 +31,10 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_an_epoch_is_released_when_its_time_is_over() -> None:
-    assert [released_epoch(t, 5_000_000, 1_000_000) for t in (4.0, 5.9, 6.0, 7.5)] == [-2, -1, 0, 1]
+    assert [
+        released_epoch(t, origin_us=5_000_000, epoch_interval_us=1_000_000)
+        for t in (4.0, 5.9, 6.0, 7.5)
+    ] == [-2, -1, 0, 1]
 
 
 def test_a_live_task_makes_one_call_per_epoch(world: World) -> None:

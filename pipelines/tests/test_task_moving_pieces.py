@@ -164,7 +164,15 @@ def test_a_moved_state_computes_what_its_donor_and_a_restored_one_do(
         assert newcomer.log.results(pin.base) == donor.log.results(0)
 
         store = Store(MemoryObjects.url, objects=MemoryObjects())
-        saved = StateStore(store, "u").save("s", 0, 0, 0, ("op",), pinned.operators, None)
+        saved = StateStore(store, "u").save(
+            "s",
+            0,
+            epoch=0,
+            watermark=0,
+            operator_ids=("op",),
+            state=pinned.operators,
+            previous=None,
+        )
         assert saved.object is not None
         restored = Replicated(known, directory, "restored")
         _, found = StateStore(store, "u", restored.files).load(saved.object)

@@ -38,7 +38,7 @@ def poll(fence: int = 1, **changes: object) -> PollRequest:
 
 @pytest.fixture
 def status() -> TaskStatus:
-    return TaskStatus(REF, "boot", 0, 1_000_000, lambda: 5.0)
+    return TaskStatus(REF, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 5.0)
 
 
 @pytest.fixture

@@ -229,7 +229,7 @@ def stable(task: Task) -> int:
 
 
 @contextlib.contextmanager
-def running_tasks(
+def tasks_of(
     directory: Path, archive: Path, spec: dict[str, Any]
 ) -> Iterator[tuple[Topology, list[Task]]]:
     """The tasks of a topology, none of which has started."""
@@ -254,7 +254,7 @@ def running_tasks(
 
 @pytest.fixture
 def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Task]]]:
-    with running_tasks(tmp_path, cds_archive, make_spec(tmp_path)) as made:
+    with tasks_of(tmp_path, cds_archive, make_spec(tmp_path)) as made:
         yield made
 
 

@@ -19,9 +19,9 @@ from test_task_process import (
     Task,
     TinyCoordinator,
     make_spec,
-    running_tasks,
     seconds,
     stable,
+    tasks_of,
     write_input,
 )
 
@@ -35,7 +35,7 @@ from rekindle.topology.model import Topology
 pytestmark = pytest.mark.spark
 
 PER_SECOND = 40
-LAST_EPOCH = ROWS * 5 // PER_SECOND
+LAST_EPOCH = ROWS * 5 // PER_SECOND  # five epochs a second
 
 
 def tentative_spec(directory: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Cutting(TinyCoordinator):
 
 @pytest.fixture
 def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Task]]]:
-    with running_tasks(tmp_path, cds_archive, tentative_spec(tmp_path)) as made:
+    with tasks_of(tmp_path, cds_archive, tentative_spec(tmp_path)) as made:
         yield made
 
 

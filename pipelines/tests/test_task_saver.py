@@ -104,7 +104,9 @@ def test_what_was_lost_is_uploaded_again(
     def commit(seq: int, done: CheckpointDone) -> None:
         assert manifests.unusable([done.object]) == {}
         entries = {"s/0": (EntryRef(done.epoch, done.object, done.digest),)}
-        assert manifests.write(Manifest(seq, done.epoch, 1, 1, "", entries))
+        assert manifests.write(
+            Manifest(seq, done.epoch, generation=1, fence=1, time="", entries=entries)
+        )
         replica.commit(done)
 
     commit(1, replica.reach(9))

@@ -31,7 +31,11 @@ def test_a_start_that_waits_for_its_storage_says_so(monkeypatch: pytest.MonkeyPa
     """The thread that starts a task is in the call, so nobody else can."""
     monkeypatch.setattr(startup, "SLOW_START_S", 0.01)
     status = TaskStatus(
-        TaskRef(segment="s", partition=0, replica=0, incarnation=1), "boot", 0, 1, time.time
+        TaskRef(segment="s", partition=0, replica=0, incarnation=1),
+        "boot",
+        origin_us=0,
+        epoch_interval_us=1,
+        clock=time.time,
     )
     found: list[str] = []
 

@@ -34,6 +34,7 @@ from rekindle_testing.waiting import eventually
 
 SCHEMA = pa.schema([("n", pa.int64())])
 X_S = 0.5
+"""`maxDelay`, which the paper calls X."""
 
 
 class Source:
@@ -43,7 +44,7 @@ class Source:
         self.name = name
         self.log = OutputLog(directory / name, name, 0, SCHEMA)
         self.server = StreamServer(ADDRESS, 0)
-        self.server.serve_log(self.log, lambda: self.log.last)
+        self.server.serve_log(self.log, head=lambda: self.log.last)
 
     def release(self, *epochs: int) -> None:
         for epoch in epochs:
@@ -91,7 +92,13 @@ class RunningTask:
             first_attempt=self.attempts.first,
         )
         self.inputs = BranchedInputs(
-            segment_of(name, names), 0, settings, 0, NO_EPOCH, stall_s=5, attempts=self.attempts
+            segment_of(name, names),
+            0,
+            settings,
+            next_epoch=0,
+            watermark=NO_EPOCH,
+            stall_s=5,
+            attempts=self.attempts,
         )
         self.log = OutputLog(directory / name, name, 0, SCHEMA)
         boot = f"boot {self.attempts.first}"
@@ -99,7 +106,9 @@ class RunningTask:
         self.inputs.attach(self.output)
         self.server = StreamServer(ADDRESS, 0)
         self.server.serve_log(self.log, self.inputs.head, self.output)
-        self.status = TaskStatus(REF, "boot", 0, 1_000_000, time.time)
+        self.status = TaskStatus(
+            REF, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=time.time
+        )
         self.chain = Adding()
         self.halt = threading.Event()
         self.loop = EpochLoop(
@@ -170,7 +179,17 @@ class RunningTask:
 
 def segment_of(name: str, streams: Sequence[str]) -> Segment:
     inputs = tuple(Input(s, s, Schema(), 1, Exchange.FORWARD, ()) for s in streams)
-    return Segment(name, name, (name,), name, inputs, 1, 1, (), Resources(100, 1 << 20))
+    return Segment(
+        id=name,
+        name=name,
+        nodes=(name,),
+        stream=name,
+        inputs=inputs,
+        partitions=1,
+        replicas=1,
+        queries=(),
+        resources=Resources(100, 1 << 20),
+    )
 
 
 def expected(epochs: int, *names: str) -> list[int]:

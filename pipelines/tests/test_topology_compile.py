@@ -163,13 +163,13 @@ def test_partitions_of_a_source_are_those_of_what_is_fused_with_it() -> None:
 
 
 def test_the_number_of_a_sources_partitions_is_in_all_ids_that_follow() -> None:
-    def of(**more: Any) -> dict[str, str]:
+    def ids_with(**more: Any) -> dict[str, str]:
         sources = [source(**more), source("other")]
         nodes = [sql("f", "s"), sql("o", "other")]
         return ids(compiled(topology_spec(sources, nodes, [query("q", "f"), query("r", "o")])))
 
-    assert of(partitions=1) == of()
-    changed = {name for name, id in of(partitions=2).items() if id != of()[name]}
+    assert ids_with(partitions=1) == ids_with()
+    changed = {name for name, id in ids_with(partitions=2).items() if id != ids_with()[name]}
     assert changed == {"s", "f"}
 
 

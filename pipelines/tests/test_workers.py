@@ -22,7 +22,7 @@ A, B = "a:1", "b:1"
 
 
 class Work:
-    """Fails with the given errors, then waits until it is stopped."""
+    """Fails in its first `fails` calls; then it runs until `done`."""
 
     def __init__(self, fails: int) -> None:
         self.fails, self.calls, self.done = fails, 0, False
@@ -95,7 +95,7 @@ def test_a_reader_leaves_an_incompatible_replica() -> None:
     harness.replicas.last = {A: 3, B: 3}
     harness.reader._connect = connect_newer(harness.replicas, [A])
     harness.reader.route(endpoints(A, B).endpoints)
-    harness.expect(4, 20)
+    harness.expect(4, within_s=20)
     assert harness.reader.problem() is None
     harness.close()
 
@@ -107,7 +107,7 @@ def test_a_reader_reports_why_it_cannot_read() -> None:
     harness.reader.route(endpoints(A, B).endpoints)
     eventually(lambda: "KeyError('channel')" in (harness.reader.problem() or ""))
     harness.reader._connect = harness.replicas.connect
-    harness.expect(4, 20)
+    harness.expect(4, within_s=20)
     assert harness.reader.problem() is None
     harness.close()
 
@@ -124,7 +124,7 @@ def test_a_reader_whose_thread_fails_starts_again() -> None:
 
     harness.reader._connect = connect
     harness.reader.route(endpoints(A, B).endpoints)
-    harness.expect(4, 20)
+    harness.expect(4, within_s=20)
     assert harness.reader.problem() is None
     harness.close()
 

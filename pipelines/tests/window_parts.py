@@ -29,6 +29,7 @@ SHAPE = WindowShape(
     ),
 )
 NAMES = ("__k0", "__w", "__e", "__n", "p0", "p1", "p2", "p3", "p4")
+"""Of a row of partials: its key, pane, epoch, number of input rows, and the partials."""
 KINDS = dict(
     zip(
         NAMES,
@@ -44,8 +45,8 @@ doubles = st.one_of(
     st.none(), st.floats(-1e15, 1e15), st.sampled_from([math.nan, -0.0, 0.1, 1e15, -1e15, 1e-3])
 )
 partial = st.tuples(
-    st.sampled_from(["a", "b", "c", None]),
-    st.integers(-3, 3).map(lambda n: n * 10),
+    st.sampled_from(["a", "b", "c", None]),  # key
+    st.integers(-3, 3).map(lambda n: n * 10),  # pane; then p0 to p4
     doubles,
     st.one_of(st.none(), st.integers(-9, 9)),
     doubles,
@@ -68,7 +69,8 @@ def table(rows: Sequence[Sequence[Any]]) -> pa.Table:
 def history(
     drawn: list[tuple[list[Any], int]], size: int = SIZE
 ) -> list[tuple[pa.Table, tuple[int, int, int]]]:
-    """Epochs with increasing watermarks; each (group, pane) once in an epoch, as from Spark."""
+    """Rows of each epoch, and its number with the watermarks before and after it, which increase;
+    each (group, pane) once in an epoch, as from Spark."""
     result, before, after = [], NO_WATERMARK, -30
     for number, (rows, step) in enumerate(drawn):
         once = {(key, pane): (key, pane, number, 1, *rest) for key, pane, *rest in rows}
